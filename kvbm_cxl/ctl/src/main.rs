@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl`: the pool's command line.
+fn main() {}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one module with flushes, fences and non-temporal stores, and the hook layer for whoever stands in for them.
+//!
+//! [`Coherence`] is all that anyone ever does to pool memory. Three implementations stand behind it: the CPU's own instructions on a
+//! mapping (`Native`), the multi-process emulator of non-coherent hosts (`Emulated`), and the simulated hosts of `cxl-sim`. The methods
+//! are single steps, not safe recipes: the recipes (publish, fetch, verified copy) are composed in [`crate::line`] and above, so that a
+//! test can leave any one step out and see it noticed.
+//!
+//! What is assumed of the hardware (Intel SDM vol. 2 CLFLUSH, MFENCE, SFENCE, MOVDIR64B; DESIGN.md section 3):
+//! - a line written by `write_line` reaches the memory as one unit, at some moment before the next `fence_stores` or `fence_all` orders
+//!   anything behind it; on the stores-and-flush fallback it may tear, which the CRC in the line shows;
+//! - `flush_line` writes a dirty line back and drops it, but younger loads pass it unless `fence_all` stands between;
+//! - a load can be answered from this host's cache for as long as nothing flushes the line, and a prefetcher may fill the cache at any time.
+
+use crate::error::Result;
+use crate::line::Line;
+use std::ptr::NonNull;
+
+/// The steps that touch pool memory. Offsets count from the start of the pool; line offsets are multiples of 64.
+///
+/// Every method that reaches memory checks its range and returns [`crate::Error::OutOfRange`], and turns a SIGBUS into
+/// [`crate::Error::DeviceLost`] or [`crate::Error::Poisoned`].
+pub trait Coherence: Send + Sync {
+    /// Size of the pool in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Loads 64 bytes as this host sees them now, cached or not.
+    fn load_line(&self, offset: u64) -> Result<Line>;
+
+    /// Writes a whole line as one unit. Not ordered against anything until a fence.
+    fn write_line(&self, offset: u64, line: &Line) -> Result<()>;
+
+    /// Writes the line back if dirty and drops it from this host's caches. Younger loads may pass it until [`Coherence::fence_all`].
+    fn flush_line(&self, offset: u64) -> Result<()>;
+
+    /// Orders all earlier writes and flushes of this thread before all later writes (SFENCE).
+    fn fence_stores(&self);
+
+    /// Completes all earlier writes and flushes of this thread before any later load or store (MFENCE).
+    fn fence_all(&self);
+
+    /// Completes all earlier loads of this thread before any later step (LFENCE).
+    fn fence_loads(&self);
+
+    /// Flushes every line that the range touches; like [`Coherence::flush_line`], the caller fences.
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()>;
+
+    /// Copies `source` into the pool past the caches (non-temporal stores). The caller fences with [`Coherence::fence_stores`].
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()>;
+
+    /// Copies from the pool with ordinary loads. The caller has flushed and fenced the range if it wants other hosts' bytes.
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()>;
+
+    /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
+    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
+}

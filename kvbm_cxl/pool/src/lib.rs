@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A memory pool that several hosts map at once, **without cache coherence and without atomics between them**, made safe to use.
+//!
+//! Layers, each of which knows only those below it: [`coherence`] (flushes, fences, non-temporal stores), [`line`](mod@line) (publish and
+//! fetch a 64-byte line), [`media`] (the on-media format), [`host`] (slots, liveness, fences), [`lock`] (the two-tier lock).
+
+pub mod coherence;
+mod error;
+pub mod fault;
+pub mod host;
+pub mod limits;
+pub mod line;
+pub mod lock;
+pub mod media;
+pub mod platform;
+
+pub use error::{Error, Result};

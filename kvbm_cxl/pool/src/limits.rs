@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every bound of the pool in one place. Loops over shared memory are bounded by one of these, waits by a deadline.
+
+/// Bytes of a cache line: the unit of ownership, of publishing and of tearing.
+pub const LINE_BYTES: usize = 64;
+/// Bytes at the start of every device that hold its superblock; also the largest mapping granule of devdax.
+pub const DEVICE_HEADER_BYTES: u64 = 2 << 20;
+/// Default stripe over several devices, in bytes.
+pub const DEFAULT_STRIPE_BYTES: u64 = 2 << 20;
+/// Most devices in one pool.
+pub const MAX_DEVICES: usize = 16;
+/// Most host slots in one pool.
+pub const MAX_SLOTS: usize = 64;
+/// Default host slots.
+pub const DEFAULT_SLOTS: usize = 16;
+/// Most manager seats in one pool. Each seat lengthens every fence check, so few are better.
+pub const MAX_SEATS: usize = 8;
+/// Default manager seats.
+pub const DEFAULT_SEATS: usize = 4;
+/// Most locks in one pool.
+pub const MAX_LOCKS: usize = 1 << 16;
+/// Default locks.
+pub const DEFAULT_LOCKS: usize = 256;
+/// Hint lines through which a machine without a slot asks for one.
+pub const JOINBOXES: usize = 8;
+/// Intent lines per slot, one per protected structure.
+pub const INTENTS: usize = 8;
+/// Most line numbers that one intent line can name.
+pub const INTENT_LINES: usize = 10;
+/// Default cells of the object table.
+pub const DEFAULT_OBJECTS: usize = 256;
+/// Most cells of the object table.
+pub const MAX_OBJECTS: usize = 1 << 14;
+/// Longest object name, in bytes.
+pub const MAX_OBJECT_NAME_BYTES: usize = 24;
+/// Cells a lookup of a named object may visit.
+pub const OBJECT_PROBES: usize = 16;
+/// Default chunk, in bytes: what the allocator hands to a host at a time.
+pub const DEFAULT_CHUNK_BYTES: u64 = 2 << 20;
+/// Most chunks in one pool.
+pub const MAX_CHUNKS: u64 = 1 << 22;
+/// Smallest block, in bytes.
+pub const MIN_BLOCK_BYTES: u64 = LINE_BYTES as u64;
+/// Largest epoch, incarnation or grant number; nothing may wrap, so the code refuses there (LOCKS.md section 11).
+pub const MAX_NUMBER: u32 = 1 << 31;
+/// How often a line that fails its CRC is fetched again before it counts as bad (a store-and-flush write can be seen torn).
+pub const TORN_RETRIES: usize = 4;
+/// Processes of one machine that may share a host slot at a time.
+pub const MAX_PROCESSES: usize = 64;

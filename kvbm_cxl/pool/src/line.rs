@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Publishing and fetching 64-byte metadata lines: the two recipes that every protocol of the pool is made of.
+//!
+//! - **publish** (I2): compose the whole line off to the side, write it as one unit, fence the stores. Program order of publishes is
+//!   the order other hosts may rely on.
+//! - **fetch** (I3): flush the line, full fence, load all 64 bytes, load fence, verify. The load fence keeps a later flush from running
+//!   ahead of this load, so that a second fetch is never older than the first.
+//!
+//! Every line carries a CRC32C seeded with the pool's UUID, its region and its number: a line in the wrong place does not verify.
+
+use crate::coherence::Coherence;
+use crate::error::{Error, Result};
+use crate::fault::mutant;
+use crate::limits::{LINE_BYTES, TORN_RETRIES};
+use crate::media::{Layout, MediaLine, Region};
+use std::sync::Arc;
+
+/// The 64 bytes of a cache line, by value: never a reference into pool memory.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Line(pub [u8; LINE_BYTES]);
+
+impl Line {
+    /// All zero.
+    pub const ZERO: Line = Line([0; LINE_BYTES]);
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.chunks(8).try_for_each(|word| {
+            word.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            f.write_str(" ")
+        })
+    }
+}
+
+/// The metadata lines of one pool, as one host sees them.
+#[derive(Clone)]
+pub struct Lines {
+    memory: Arc<dyn Coherence>,
+    layout: Arc<Layout>,
+    crc_seed: u32,
+}
+
+impl Lines {
+    /// Lines of the pool `uuid` laid out as `layout` over `memory`.
+    pub fn new(memory: Arc<dyn Coherence>, layout: Arc<Layout>, uuid: &[u8; 16]) -> Self {
+        Lines { memory, layout, crc_seed: crc32c::crc32c(uuid) }
+    }
+
+    /// The memory below.
+    pub fn memory(&self) -> &Arc<dyn Coherence> {
+        &self.memory
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// Publishes `value` as line `index` of its region and orders it before every later publish of this thread.
+    ///
+    /// The caller owns the line (I1).
+    pub fn publish<T: MediaLine>(&self, index: u64, value: T) -> Result<()> {
+        self.write(index, value)?;
+        self.fence_published();
+        Ok(())
+    }
+
+    /// Writes a line without ordering it; [`Lines::fence_published`] ends a group of such writes.
+    pub fn write<T: MediaLine>(&self, index: u64, value: T) -> Result<()> {
+        let offset = self.layout.line_offset(T::REGION, index)?;
+        self.memory.write_line(offset, &self.seal(index, value))
+    }
+
+    /// Orders the lines written so far before everything written later.
+    pub fn fence_published(&self) {
+        if !mutant!("publish.no_store_fence") {
+            self.memory.fence_stores();
+        }
+    }
+
+    /// Fetches line `index` of `T`'s region: the bytes that are in the memory now, verified.
+    ///
+    /// # Errors
+    /// [`Error::BadLine`] when it does not verify after [`TORN_RETRIES`] more looks; the errors of the memory.
+    pub fn fetch<T: MediaLine>(&self, index: u64) -> Result<T> {
+        let offset = self.layout.line_offset(T::REGION, index)?;
+        let mut tries = 0;
+        loop {
+            let line = self.fetch_raw(offset)?;
+            match self.open(index, &line) {
+                Err(Error::BadLine { .. }) if tries < TORN_RETRIES => tries += 1,
+                other => return other,
+            }
+        }
+    }
+
+    /// Fetches several lines of one region; the flushes overlap and share one fence, so the misses do as well.
+    ///
+    /// `out` receives one result for each index, in order. No order holds among the lines of one call.
+    pub fn fetch_many<T: MediaLine>(&self, indexes: &[u64], out: &mut Vec<Result<T>>) -> Result<()> {
+        out.clear();
+        for &index in indexes {
+            self.flush(self.layout.line_offset(T::REGION, index)?)?;
+        }
+        self.fence_flushed();
+        for &index in indexes {
+            let line = self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?;
+            out.push(self.open(index, &line));
+        }
+        self.fence_loaded();
+        for (position, &index) in indexes.iter().enumerate() {
+            if matches!(out[position], Err(Error::BadLine { .. })) {
+                out[position] = self.fetch(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches 64 bytes without looking at what they mean: for the superblock and for inspection.
+    pub fn fetch_raw(&self, offset: u64) -> Result<Line> {
+        self.flush(offset)?;
+        self.fence_flushed();
+        let line = self.memory.load_line(offset)?;
+        self.fence_loaded();
+        Ok(line)
+    }
+
+    fn flush(&self, offset: u64) -> Result<()> {
+        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_line(offset) }
+    }
+
+    fn fence_flushed(&self) {
+        if !mutant!("fetch.no_full_fence") {
+            self.memory.fence_all();
+        }
+    }
+
+    fn fence_loaded(&self) {
+        if !mutant!("fetch.no_load_fence") {
+            self.memory.fence_loads();
+        }
+    }
+
+    /// The 64 bytes of `value` with its CRC filled in.
+    pub fn seal<T: MediaLine>(&self, index: u64, value: T) -> Line {
+        let mut line: Line = bytemuck::cast(value);
+        let crc = self.crc(T::REGION, index, &line);
+        line.0[..4].copy_from_slice(&crc.to_le_bytes());
+        line
+    }
+
+    /// Reads `line` as line `index` of `T`'s region, if it verifies.
+    pub fn open<T: MediaLine>(&self, index: u64, line: &Line) -> Result<T> {
+        let bad = |reason| Error::BadLine { region: T::REGION, index, reason };
+        let stored = u32::from_le_bytes([line.0[0], line.0[1], line.0[2], line.0[3]]);
+        if stored != self.crc(T::REGION, index, line) {
+            return Err(bad("checksum differs"));
+        }
+        let value: T = bytemuck::cast(*line);
+        value.check().map_err(bad)?;
+        Ok(value)
+    }
+
+    fn crc(&self, region: Region, index: u64, line: &Line) -> u32 {
+        // Region and number go in front of the 60 bytes, in one buffer, so that one call of the hardware CRC covers all of it.
+        let mut bytes = [0u8; 72];
+        bytes[..4].copy_from_slice(&(region as u32).to_le_bytes());
+        bytes[4..12].copy_from_slice(&index.to_le_bytes());
+        bytes[12..].copy_from_slice(&line.0[4..]);
+        crc32c::crc32c_append(self.crc_seed, &bytes)
+    }
+}

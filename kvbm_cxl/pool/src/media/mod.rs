@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The on-media format: one source of truth for every structure in the pool.
+//!
+//! All numbers are little-endian, all offsets count from the start of the pool, and every metadata structure is one 64-byte line with a
+//! CRC32C of its own. The pool starts with one 2 MiB header per device (superblock copies), then the regions below in this order, then
+//! the chunks.
+//!
+//! | region | lines | line owner (who may write) | readers | what recovers it |
+//! |---|---|---|---|---|
+//! | device header | superblock, 4 KiB per device | `cxlctl format`, operator | everybody at open | re-format; copies on the other devices |
+//! | `Seat` | K | machine of seat k | hosts, managers | blocks its locks until an operator acts |
+//! | `Grant` | K x ceil(L/4) | machine of seat k | hosts, managers | collect + adopt by the next manager |
+//! | `Binding` | K x (N + K) | machine of seat k | joining machines, managers | collect + adopt |
+//! | `Fence` | K x ceil(N/12) | machine of seat k | everybody | never needed: only grows, all rows are read |
+//! | `Death` | K x ceil(N/12) | machine of seat k | managers, adopters | as `Fence` |
+//! | `JoinBox` | 8 | anybody (hint) | managers | the joiner writes again |
+//! | `Identity` | N | slot owner | managers, adopters | re-join |
+//! | `Summary` | N x ceil(R/24) | slot owner | managers | re-join |
+//! | `Request` | N x R, R = ceil(L/6) | slot owner | managers | re-join |
+//! | `Intent` | N x 8 | slot owner | repairing holders | re-join empties it |
+//! | `Record` | N x (M + O) | slot owner | everybody | highest (grant, version) wins; seal |
+//! | `Claim` | N x ceil(C/448) | slot owner | chunk lock holders | adoption after proof of death |
+//! | `FreeBox` | N x N | slot owner of the row (the sender) | chunk owners | sent again |
+//! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
+//! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
+//! | `KeepMap` | C x 74 | chunk owner | adopters, fsck | adoption after proof of death |
+//!
+//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/384) lock-table records.
+
+mod layout;
+mod lines;
+
+pub use layout::{Geometry, Layout, RegionSpan};
+pub use lines::*;
+
+/// A region of metadata lines. The numbers are part of the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Region {
+    /// Epoch claimed by each manager seat.
+    Seat = 1,
+    /// Lock grants, one copy per seat.
+    Grant = 2,
+    /// Slot and seat bindings, one copy per seat.
+    Binding = 3,
+    /// Fenced incarnations, one row per seat.
+    Fence = 4,
+    /// Proven deaths, one row per seat.
+    Death = 5,
+    /// Hints of machines that ask for a slot.
+    JoinBox = 6,
+    /// Who holds a slot.
+    Identity = 7,
+    /// Heartbeats and request versions.
+    Summary = 8,
+    /// Lock requests.
+    Request = 9,
+    /// Lines a commit is about to write.
+    Intent = 10,
+    /// Host-owned protected records (class A).
+    Record = 11,
+    /// Chunks claimed by a host.
+    Claim = 12,
+    /// Blocks freed by a host that does not own their chunk.
+    FreeBox = 13,
+    /// What the owner has taken out of a free box.
+    FreeAck = 14,
+    /// What a chunk is cut into.
+    ChunkHead = 15,
+    /// Blocks of a chunk that outlive the process and host that allocated them.
+    KeepMap = 16,
+}
+
+impl Region {
+    /// All regions, in the order in which they lie in the pool.
+    pub const ALL: [Region; 16] = [
+        Region::Seat,
+        Region::Grant,
+        Region::Binding,
+        Region::Fence,
+        Region::Death,
+        Region::JoinBox,
+        Region::Identity,
+        Region::Summary,
+        Region::Request,
+        Region::Intent,
+        Region::Record,
+        Region::Claim,
+        Region::FreeBox,
+        Region::FreeAck,
+        Region::ChunkHead,
+        Region::KeepMap,
+    ];
+}
+
+/// A structure that fills exactly one metadata line and starts with its CRC.
+pub trait MediaLine: bytemuck::Pod {
+    /// The region whose lines have this form.
+    const REGION: Region;
+
+    /// Checks what the CRC cannot know: bounds and enumerations. A line that fails is treated like one with a bad CRC.
+    fn check(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("the on-media format is little-endian and the structures are used as they lie");

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the protocols need of the machine they run on, as a trait, so that simulated hosts run the same code.
+
+use crate::error::Result;
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+/// 128-bit identity of a machine: the owner of a manager seat, the holder of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+pub struct MachineId(pub [u8; 16]);
+
+impl MachineId {
+    /// True for the all-zero id, which no machine has.
+    pub fn is_none(&self) -> bool {
+        self.0 == [0; 16]
+    }
+}
+
+impl std::fmt::Display for MachineId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for MachineId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// A process of this machine. The start time tells a re-used pid from the process that had it before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ProcessId {
+    /// Process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot (`/proc/PID/stat` field 22), truncated.
+    pub start: u32,
+}
+
+/// Machine-wide locks, held by open file descriptions so that the kernel drops them with the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MachineLock {
+    /// Held (exclusively) while a process joins or attaches.
+    Join,
+    /// Held (shared) by every process of the running incarnation; exclusive means that none is left.
+    Members,
+    /// Held (exclusively) by the process that may write this machine's seat lines.
+    Manager,
+}
+
+/// Memory shared by the processes of one machine for one pool. Zeroed when created.
+pub struct LocalMemory {
+    /// First byte, aligned to 64.
+    pub start: NonNull<u8>,
+    /// Size in bytes.
+    pub len_bytes: usize,
+    /// Keeps the mapping alive.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the memory is only used through atomics (`host::segment`), and `owner` keeps it mapped.
+unsafe impl Send for LocalMemory {}
+// SAFETY: as above.
+unsafe impl Sync for LocalMemory {}
+
+/// A held [`MachineLock`]; dropping it releases the lock.
+pub type MachineLockGuard = Box<dyn Any + Send + Sync>;
+
+/// The machine under one process of one host.
+pub trait Platform: Send + Sync {
+    /// This machine's identity.
+    fn machine(&self) -> MachineId;
+    /// This process.
+    fn process(&self) -> ProcessId;
+    /// Whether a process of this machine still exists (a zombie that only waits to be reaped does not).
+    fn is_alive(&self, process: ProcessId) -> bool;
+    /// Monotonic time of this machine in nanoseconds. Never compared with another machine's.
+    fn now_ns(&self) -> u64;
+    /// Sleeps for about `ns`.
+    fn sleep_ns(&self, ns: u64);
+    /// One step of a polling loop: `round` counts from 0; first spins, then yields, then sleeps briefly.
+    fn relax(&self, round: u32);
+    /// Waits until `word` is no longer `expected`, somebody calls [`Platform::wake`] on it, or `timeout_ns` passed.
+    fn park(&self, word: &AtomicU32, expected: u32, timeout_ns: u64);
+    /// Wakes one waiter of `word`.
+    fn wake(&self, word: &AtomicU32);
+    /// Random bits, different in every process.
+    fn random(&self) -> u64;
+    /// Tries to take a machine-wide lock; `None` when somebody has it.
+    fn try_lock(&self, lock: MachineLock, exclusive: bool) -> Result<Option<MachineLockGuard>>;
+    /// The memory that the processes of this machine share for this pool, created zeroed when missing.
+    fn local_memory(&self, len_bytes: usize) -> Result<LocalMemory>;
+}
