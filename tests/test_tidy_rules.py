@@ -95,6 +95,8 @@ def test_fault_names_are_compared_over_files():
     odd = ("kvbm_cxl/pool/src/z.rs", 'fn g() { point!("two words") }\n')
     assert list(tidy.fault_names([one])) == []
     assert [found[:2] for found in tidy.fault_names([one, two])] == [("kvbm_cxl/pool/src/y.rs", 2)]
+    shared = (POOL, 'fn f() { mutant!("no_reqno"); mutant!("no_reqno") }')
+    assert list(tidy.fault_names([shared])) == []
     assert [found[:2] for found in tidy.fault_names([odd])] == [("kvbm_cxl/pool/src/z.rs", 1)]
 
 

@@ -21,7 +21,16 @@ LINE_LENGTH_EXCEPTIONS = {"docs/protocols/models/": "one transition per line is 
 PANIC_ROOTS = ("kvbm_cxl/pool/src/", "kvbm_cxl/capi/src/", "kvbm_cxl/ctl/src/")
 INSTRUCTION_HOME = "kvbm_cxl/pool/src/coherence/"
 INSTRUCTION_EXCEPTIONS = {}  # path of an example that measures the bare instructions -> why
-SHARED_FAULT_NAMES = {}  # name of a mutant or point that stands at several places -> why they are one meaning
+# Mutants whose one rule has several places in the code, and why. All places are dropped together.
+SHARED_FAULT_NAMES = {
+    "check_before_grant_read": "the check moves: added before the read of the grant, left out after it",
+    "check_then_write": "the check moves: added before the write of the record, left out after it",
+    "no_incarnation": "requester and manager both compare it",
+    "no_recall": "one decision, at the first grant and at a grant already out",
+    "no_reqno": "requester and manager both compare it",
+    "shared_grant_line": "seats share one line, and so do not step down at a newer epoch",
+    "suspicion_is_proof": "the manager and the adopter each ask for proof",
+}
 NOT_A_MEDIA_LINE = {"Superblock"}  # has a crc, but is not one 64-byte line
 
 
