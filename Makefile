@@ -53,7 +53,7 @@ serve: build ## Two processes as two hosts on one pool: one publishes data block
 
 .PHONY: clean
 clean: ## Remove .venv and target
-	rm -rf .venv target
+	rm -rf .venv target kvbm_cxl/*/fuzz/target
 
 ## Checks
 
