@@ -200,7 +200,9 @@ pub struct Identity {
 }
 media_line!(
     Identity,
-    Identity { crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, reserved0 @ 52, reserved @ 56 },
+    Identity {
+        crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, reserved0 @ 52, reserved @ 56,
+    },
     |line| if line.state <= Identity::LEFT { Ok(()) } else { Err("unknown state") }
 );
 
