@@ -131,7 +131,7 @@ impl Inner {
         let mut round = 0;
         loop {
             // The first host of a fresh pool is its own manager, so the role has to run while we wait for the binding.
-            self.manage()?;
+            self.manage_leniently()?;
             if self.platform.now_ns() >= deadline_ns {
                 let timeout = Error::Timeout {
                     what: "a manager to bind a slot (does a machine with a seat run?)".into(),
@@ -142,8 +142,8 @@ impl Inner {
             self.platform.relax(round);
             round += 1;
             // J2
-            let Some(newest) = seat::newest(&self.lines)? else { continue };
-            let bindings = self.bindings_of(newest.seat)?;
+            let Some(newest) = self.patiently(|| seat::newest(&self.lines))? else { continue };
+            let bindings = self.patiently(|| self.bindings_of(newest.seat))?;
             let bound = (0..bindings.len()).find(|&slot| self.is_mine(&bindings[slot], &nonce));
             let slot = match bound {
                 Some(slot) => slot,
@@ -198,9 +198,9 @@ impl Inner {
             if binding.incarnation == 0 || binding.machine == machine {
                 return Ok(true);
             }
-            let identity: Identity = self.lines.fetch(slot as u64)?;
+            let identity: Identity = self.patiently(|| self.lines.fetch(slot as u64))?;
             let left = identity.state == Identity::LEFT && identity.incarnation == binding.incarnation;
-            Ok(left || super::fence::dead_up_to(&self.lines, slot as u32)? >= binding.incarnation)
+            Ok(left || self.patiently(|| super::fence::dead_up_to(&self.lines, slot as u32))? >= binding.incarnation)
         };
         if let Some(wish) = wish {
             let slot = wish as usize;
@@ -226,14 +226,22 @@ impl Inner {
 
     fn await_binding(&self, seat: u64, slot: usize, nonce: &[u8; 16]) -> Result<Option<Binding>> {
         for round in 0..POLLS_PER_BOX {
-            let binding: Binding = self.lines.fetch(seat * self.geometry().bindings() + slot as u64)?;
+            let binding: Binding = self.patiently(|| self.lines.fetch(seat * self.geometry().bindings() + slot as u64))?;
             if self.is_mine(&binding, nonce) {
                 return Ok(Some(binding));
             }
-            self.manage()?;
+            self.manage_leniently()?;
             self.platform.relax(round);
         }
         Ok(None)
+    }
+
+    /// The manager's work, when a damaged line is no reason to give the join up.
+    fn manage_leniently(&self) -> Result<()> {
+        match self.manage() {
+            Err(Error::BadLine { .. }) | Ok(_) => Ok(()),
+            Err(other) => Err(other),
+        }
     }
 
     /// J4, in the form of H3: no later manager may have claimed before we saw the binding.
@@ -242,7 +250,7 @@ impl Inner {
         if mutant!("join.accept_without_check") {
             return Ok(true);
         }
-        Ok(seat::newest(&self.lines)?.is_none_or(|newest| newest.epoch <= binding.tag))
+        Ok(self.patiently(|| seat::newest(&self.lines))?.is_none_or(|newest| newest.epoch <= binding.tag))
     }
 
     /// Publishes the lines of a slot that is now ours.

@@ -168,12 +168,12 @@ impl Host {
 
     /// Whether any seat's row fences incarnation `incarnation` of `slot`.
     pub fn is_fenced(&self, slot: u16, incarnation: u32) -> Result<bool> {
-        Ok(fence::fenced_up_to(&self.inner.lines, slot.into())? >= incarnation)
+        Ok(self.inner.patiently(|| fence::fenced_up_to(&self.inner.lines, slot.into()))? >= incarnation)
     }
 
     /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more (LOCKS.md section 6).
     pub fn is_proven_dead(&self, slot: u16, incarnation: u32) -> Result<bool> {
-        fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation)
+        self.inner.patiently(|| fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
     }
 
     /// States, as an operator of this machine, that incarnation `incarnation` of `slot` is powered off or cut off from the memory for good.
@@ -272,6 +272,29 @@ impl Inner {
         let result = work();
         mutex.unlock(&*self.platform);
         result
+    }
+
+    /// Repeats a read while it meets a damaged line: on hosts that write lines by stores and a flush, a line of a writer that is stopped in
+    /// the middle looks damaged until it goes on.
+    pub fn patiently<T>(&self, read: impl Fn() -> Result<T>) -> Result<T> {
+        let mut round = 0;
+        let mut deadline_ns = 0;
+        loop {
+            match read() {
+                Err(Error::BadLine { region, index, reason }) => {
+                    let now_ns = self.platform.now_ns();
+                    if round == 0 {
+                        deadline_ns = now_ns + self.config.suspect_ms * 1_000_000;
+                    }
+                    if now_ns >= deadline_ns {
+                        return Err(Error::BadLine { region, index, reason });
+                    }
+                }
+                other => return other,
+            }
+            self.platform.relax(round);
+            round += 1;
+        }
     }
 
     pub fn is_tag_alive(&self, tag: u32) -> bool {

@@ -9,7 +9,6 @@ use super::segment::{flag, state};
 use super::{Host, Inner};
 use crate::error::{Error, Result};
 use crate::fault::point;
-use crate::lock::seat;
 use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Summary, VERSIONS_PER_SUMMARY};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,9 +64,7 @@ impl Inner {
         if self.segment.reap(|process| self.platform.is_alive(process)) > 0 {
             self.recover_locks_of_the_dead()?;
         }
-        if let Some(newest) = seat::newest(&self.lines)? {
-            header.manager_seat.store(newest.seat as u32, Ordering::Relaxed);
-        }
+        self.look_for_manager();
         // Two machines with one identity cannot be kept apart, but they can be noticed: someone else writes our line.
         let identity: Identity = self.lines.fetch(self.slot().into())?;
         if identity.nonce != self.nonce() && identity.incarnation >= self.incarnation() {
