@@ -13,6 +13,7 @@ mod outcome;
 mod platform;
 mod queue;
 mod random;
+mod sparse;
 mod trace;
 mod view;
 mod world;

@@ -3,26 +3,45 @@
 
 use crate::queue::{Entry, Queue, What};
 use crate::random::Random;
+use crate::sparse::Sparse;
 use std::collections::VecDeque;
 
 /// The bytes of a line.
 pub(crate) type Bytes = [u8; 64];
 
-const ABSENT: u8 = 0;
-const CLEAN: u8 = 1;
-const DIRTY: u8 = 2;
+/// How a host holds a line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Absent,
+    Clean,
+    Dirty,
+}
 
 /// Changes of the memory that a flush which ran early can still look behind.
 const LOG_CHANGES: usize = 512;
 /// Lines touched last, the candidates of the prefetcher and of evictions.
 const RECENT_LINES: usize = 16;
 
+/// A line of the memory.
+#[derive(Clone, Copy)]
+struct Stored {
+    bytes: Bytes,
+    /// One bit for each host that ever changed it.
+    writers: u32,
+}
+
+/// A line as one host holds it.
+#[derive(Clone, Copy)]
+struct Copied {
+    state: State,
+    data: Bytes,
+    /// Moment of the memory that this host has seen the line at, at least: it never sees an older one again.
+    seen: u64,
+}
+
 /// One host's private cache.
 struct Cache {
-    state: Vec<u8>,
-    data: Vec<Bytes>,
-    /// Moment of the memory that this host has seen the line at, at least: it never sees an older one again.
-    seen: Vec<u64>,
+    lines: Sparse<Copied>,
     dirty: Vec<u32>,
 }
 
@@ -35,11 +54,10 @@ struct Change {
 
 /// The shared memory, every host's cache, and every thread's writes and flushes that have not taken effect yet.
 pub(crate) struct Memory {
-    bytes: Vec<Bytes>,
+    lines: usize,
+    stored: Sparse<Stored>,
     caches: Vec<Cache>,
     queues: Vec<Queue>,
-    /// Per line, one bit for each host that ever changed it.
-    writers: Vec<u32>,
     log: VecDeque<Change>,
     /// Counts the changes of the memory.
     moment: u64,
@@ -50,10 +68,10 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(lines: usize) -> Self {
         Memory {
-            bytes: vec![[0; 64]; lines],
+            lines,
+            stored: Sparse::new(lines, Stored { bytes: [0; 64], writers: 0 }),
             caches: Vec::new(),
             queues: Vec::new(),
-            writers: vec![0; lines],
             log: VecDeque::with_capacity(LOG_CHANGES),
             moment: 1,
             recent: [0; RECENT_LINES],
@@ -62,12 +80,12 @@ impl Memory {
     }
 
     pub(crate) fn lines(&self) -> usize {
-        self.bytes.len()
+        self.lines
     }
 
     pub(crate) fn add_host(&mut self) {
-        let lines = self.bytes.len();
-        self.caches.push(Cache { state: vec![ABSENT; lines], data: vec![[0; 64]; lines], seen: vec![0; lines], dirty: Vec::new() });
+        let absent = Copied { state: State::Absent, data: [0; 64], seen: 0 };
+        self.caches.push(Cache { lines: Sparse::new(self.lines, absent), dirty: Vec::new() });
     }
 
     /// Adds a thread of `host`; threads are numbered from 0.
@@ -77,23 +95,28 @@ impl Memory {
 
     /// What the memory itself holds.
     pub(crate) fn raw(&self, line: u32) -> &Bytes {
-        &self.bytes[line as usize]
+        &self.stored.get(line).bytes
     }
 
     /// Changes the memory itself, past every cache and without a writer.
     pub(crate) fn set_raw(&mut self, line: u32, bytes: &Bytes) {
-        self.bytes[line as usize] = *bytes;
+        self.stored.get_mut(line).bytes = *bytes;
     }
 
     /// One bit for each host that ever changed the line in memory.
     pub(crate) fn writers(&self, line: u32) -> u32 {
-        self.writers[line as usize]
+        self.stored.get(line).writers
     }
 
-    /// Whether `host` holds a copy that differs from the memory, and whether it is dirty.
+    /// Whether `host` holds a copy that differs from the memory.
     pub(crate) fn is_stale(&self, host: usize, line: u32) -> bool {
-        let cache = &self.caches[host];
-        cache.state[line as usize] != ABSENT && cache.data[line as usize] != self.bytes[line as usize]
+        let held = self.caches[host].lines.get(line);
+        held.state != State::Absent && held.data != *self.raw(line)
+    }
+
+    /// The present moment of the memory.
+    pub(crate) fn moment(&self) -> u64 {
+        self.moment
     }
 
     pub(crate) fn queue(&self, thread: usize) -> &Queue {
@@ -104,6 +127,7 @@ impl Memory {
         &mut self.queues[thread]
     }
 
+    /// Makes the line a candidate of prefetches and evictions.
     pub(crate) fn touch(&mut self, line: u32) {
         self.recent[self.touched % RECENT_LINES] = line;
         self.touched += 1;
@@ -123,51 +147,47 @@ impl Memory {
     }
 
     fn read_cached(&mut self, host: usize, line: u32, keep: bool) -> Bytes {
-        let index = line as usize;
-        if self.caches[host].state[index] == ABSENT {
-            self.caches[host].seen[index] = self.moment;
-            if !keep {
-                return self.bytes[index];
-            }
-            self.fill(host, line);
+        let stored = self.stored.get(line).bytes;
+        let held = self.caches[host].lines.get_mut(line);
+        if held.state == State::Absent {
+            *held = Copied { state: if keep { State::Clean } else { State::Absent }, data: stored, seen: self.moment };
         }
-        self.caches[host].data[index]
+        held.data
     }
 
     fn fill(&mut self, host: usize, line: u32) {
-        let index = line as usize;
-        let cache = &mut self.caches[host];
-        cache.state[index] = CLEAN;
-        cache.data[index] = self.bytes[index];
-        cache.seen[index] = self.moment;
+        let data = self.stored.get(line).bytes;
+        *self.caches[host].lines.get_mut(line) = Copied { state: State::Clean, data, seen: self.moment };
     }
 
     fn change(&mut self, host: usize, line: u32, bytes: Bytes) {
-        let index = line as usize;
         if self.log.len() == LOG_CHANGES {
             self.log.pop_front();
         }
         self.moment += 1;
-        self.log.push_back(Change { moment: self.moment, line, old: self.bytes[index] });
-        self.bytes[index] = bytes;
-        self.writers[index] |= 1 << (host % 32);
-        self.caches[host].seen[index] = self.moment;
+        let stored = self.stored.get_mut(line);
+        self.log.push_back(Change { moment: self.moment, line, old: stored.bytes });
+        stored.bytes = bytes;
+        stored.writers |= 1 << (host % 32);
+        self.caches[host].lines.get_mut(line).seen = self.moment;
     }
 
     fn write_back(&mut self, host: usize, line: u32) {
-        let index = line as usize;
         let cache = &mut self.caches[host];
-        cache.state[index] = CLEAN;
         cache.dirty.retain(|&dirty| dirty != line);
-        let bytes = cache.data[index];
+        let held = cache.lines.get_mut(line);
+        held.state = State::Clean;
+        let bytes = held.data;
         self.change(host, line, bytes);
     }
 
     fn drop_line(&mut self, host: usize, line: u32) {
-        if self.caches[host].state[line as usize] == DIRTY {
-            self.write_back(host, line);
+        match self.caches[host].lines.get(line).state {
+            State::Absent => return,
+            State::Clean => {}
+            State::Dirty => self.write_back(host, line),
         }
-        self.caches[host].state[line as usize] = ABSENT;
+        self.caches[host].lines.get_mut(line).state = State::Absent;
     }
 
     /// Lets one entry of the thread's queue take effect, chosen by chance among those that order allows. False when there is none.
@@ -193,24 +213,24 @@ impl Memory {
 
     fn apply(&mut self, host: usize, entry: Entry, random: &mut Random) {
         let line = entry.line;
-        let index = line as usize;
         match entry.what {
             What::Write { from, len, bytes } => {
                 self.drop_line(host, line);
-                let mut whole = self.bytes[index];
+                let mut whole = self.stored.get(line).bytes;
                 let range = from as usize..from as usize + len as usize;
                 whole[range.clone()].copy_from_slice(&bytes[range]);
                 self.change(host, line, whole);
             }
             What::Store { from, len, bytes } => {
-                if self.caches[host].state[index] == ABSENT {
+                if self.caches[host].lines.get(line).state == State::Absent {
                     self.fill(host, line);
                 }
                 let cache = &mut self.caches[host];
+                let held = cache.lines.get_mut(line);
                 let range = from as usize..from as usize + len as usize;
-                cache.data[index][range.clone()].copy_from_slice(&bytes[range]);
-                if cache.state[index] != DIRTY {
-                    cache.state[index] = DIRTY;
+                held.data[range.clone()].copy_from_slice(&bytes[range]);
+                if held.state != State::Dirty {
+                    held.state = State::Dirty;
                     cache.dirty.push(line);
                 }
             }
@@ -222,33 +242,25 @@ impl Memory {
     /// A flush that no load fence keeps behind the loads before it may have run at any moment since `early_from`, and a prefetch may
     /// have brought the line back since: then the cache holds what the memory held at some moment in between.
     fn flush(&mut self, host: usize, line: u32, early_from: Option<u64>, random: &mut Random) {
-        let index = line as usize;
-        let dirty = self.caches[host].state[index] == DIRTY;
+        let dirty = self.caches[host].lines.get(line).state == State::Dirty;
         self.drop_line(host, line);
         let Some(floor) = early_from else { return };
         if dirty || random.one_in(4) {
             return;
         }
-        let least = floor.max(self.caches[host].seen[index]);
-        let older: Vec<usize> =
-            (0..self.log.len()).rev().take_while(|&at| self.log[at].moment > least).filter(|&at| self.log[at].line == line).collect();
-        let chosen = random.below(older.len() + 1);
+        let least = floor.max(self.caches[host].lines.get(line).seen);
+        let since = self.log.iter().rev().take_while(|change| change.moment > least);
+        let older: Vec<&Change> = since.filter(|change| change.line == line).collect();
+        let chosen = older.get(random.below(older.len() + 1)).map(|change| (change.old, change.moment));
         self.fill(host, line);
-        if let Some(&at) = older.get(chosen) {
-            self.caches[host].data[index] = self.log[at].old;
-            // The copy dates from some moment before this change; later early flushes may not go behind it.
-            self.caches[host].seen[index] = least.max(self.log.get(at).map_or(least, |change| change.moment - 1));
+        if let Some((data, until)) = chosen {
+            // The copy dates from some moment before the change that ended it; a later early flush may not go behind it.
+            *self.caches[host].lines.get_mut(line) = Copied { state: State::Clean, data, seen: until - 1 };
         }
-    }
-
-    /// The present moment of the memory.
-    pub(crate) fn moment(&self) -> u64 {
-        self.moment
     }
 
     /// One random thing that hardware may do at any time: a prefetch, an eviction, a write-back.
     pub(crate) fn disturb(&mut self, host: usize, random: &mut Random) {
-        let line = self.recent[random.below(RECENT_LINES)];
         let dirty = self.caches[host].dirty.len();
         if dirty > 0 && random.one_in(2) {
             let line = self.caches[host].dirty[random.below(dirty)];
@@ -258,24 +270,22 @@ impl Memory {
             }
             return;
         }
-        match self.caches[host].state[line as usize] {
-            ABSENT => self.fill(host, line),
-            CLEAN if random.one_in(4) => self.caches[host].state[line as usize] = ABSENT,
+        let line = self.recent[random.below(RECENT_LINES)];
+        match self.caches[host].lines.get(line).state {
+            State::Absent => self.fill(host, line),
+            State::Clean if random.one_in(4) => self.drop_line(host, line),
             _ => {}
         }
     }
 
     /// The machine of `host` stops: each dirty line was written back in time or is lost, and the cache is gone.
     pub(crate) fn lose_cache(&mut self, host: usize, random: &mut Random) {
-        while let Some(&line) = self.caches[host].dirty.first() {
+        for line in std::mem::take(&mut self.caches[host].dirty) {
             if random.one_in(2) {
                 self.write_back(host, line);
             }
-            let cache = &mut self.caches[host];
-            cache.dirty.retain(|&dirty| dirty != line);
-            cache.state[line as usize] = ABSENT;
         }
-        self.caches[host].state.fill(ABSENT);
+        self.caches[host].lines.touched().for_each(|held| held.state = State::Absent);
     }
 
     /// The thread stops with its machine: some of its queue arrived in an order that the fences allow, the rest is lost.

@@ -80,7 +80,12 @@ pub(crate) fn install_panic_hook() {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| match crate::engine::is_simulated() {
-            true => PANIC.set(info.to_string()),
+            true => {
+                let payload = info.payload();
+                let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+                let place = info.location().map(ToString::to_string).unwrap_or_default();
+                PANIC.set(format!("{} ({place})", text.unwrap_or("of unknown reason")));
+            }
             false => before(info),
         }));
     });
