@@ -49,6 +49,37 @@
 //! - When a process crashes its coroutines are unwound, to give back what they own in this OS process. Destructors run then, and each of
 //!   their calls to memory and platform does nothing and fails; what they do to the machine's local memory is undone.
 //! - Code that polls without [`Platform::relax`](cxl_pool::platform::Platform::relax) still lets others run, but less often.
+//!
+//! # Example
+//! ```
+//! use cxl_pool::media::Seat;
+//! use cxl_sim::{Failure, Stats, World, WorldConfig, explore};
+//!
+//! fn two_hosts(seed: u64) -> Result<Stats, Failure> {
+//!     let mut world = World::formatted(seed, WorldConfig::default());
+//!     let (writer, reader) = (world.add_host(), world.add_host());
+//!     world.spawn(writer, "writer", |env| {
+//!         let lines = env.lines();
+//!         (1..=5).try_for_each(|epoch| lines.publish(0, Seat { epoch, ..Seat::default() }))
+//!     });
+//!     world.spawn(reader, "reader", |env| {
+//!         let (lines, platform) = (env.lines(), env.platform());
+//!         let mut last = 0;
+//!         for round in 0.. {
+//!             let epoch = lines.fetch::<Seat>(0)?.epoch;
+//!             assert!(epoch >= last, "epoch {epoch} after {last}");
+//!             last = epoch;
+//!             if last == 5 {
+//!                 break;
+//!             }
+//!             platform.relax(round);
+//!         }
+//!         Ok(())
+//!     });
+//!     world.run()
+//! }
+//! explore("two_hosts", 200, two_hosts);
+//! ```
 
 mod config;
 mod engine;
@@ -68,7 +99,7 @@ mod view;
 mod world;
 
 pub use config::{Chances, Fault, Planned, SimHost, SimProcess, When, WorldConfig, WritePath};
-pub use explore::{Kill, Scenario, Summary, explore, mutation_table, run_mutant, search};
+pub use explore::{Kill, Scenario, Summary, explore, mutation_table, run_mutant, search, strike_points};
 pub use outcome::{Failure, Stats};
 pub use random::Random;
 pub use view::View;

@@ -4,7 +4,7 @@
 use cxl_pool::line::Lines;
 use cxl_pool::media::{RECORD_BYTES, Record, Region};
 use cxl_pool::platform::{MachineLock, ProcessId};
-use cxl_sim::{Chances, Fault, Planned, SimHost, Stats, When, World, WorldConfig, WritePath, explore};
+use cxl_sim::{Chances, Failure, Fault, Planned, SimHost, Stats, When, World, WorldConfig, WritePath, explore, strike_points};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -60,7 +60,7 @@ fn what_a_crash_loses_respects_the_fences() {
     // Nothing, each prefix, and the two unfenced writes in either order.
     let expected: [[u32; 4]; 6] = [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1], [1, 1, 1, 1]];
     let seen = seen.into_inner().expect("no run failed");
-    assert!(expected.iter().all(|outcome| seen.contains(&outcome.to_vec())), "only {seen:?}");
+    assert!(expected.iter().all(|outcome| seen.contains(outcome.as_slice())), "only {seen:?}");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_host_that_is_paused_for_ever_does_not_keep_the_run_from_ending() {
 }
 
 /// Everything at once: crashes, pauses, jumps, two threads per process, restarts.
-fn storm(seed: u64) -> Result<Stats, cxl_sim::Failure> {
+fn storm(seed: u64) -> Result<Stats, Failure> {
     let chances = Chances {
         crash_machine: 200,
         crash_process: 200,
@@ -274,4 +274,32 @@ fn a_seed_runs_the_same_way_twice_and_seeds_differ() {
 #[test]
 fn a_faulty_storm_on_many_seeds() {
     explore("storm", 400, storm);
+}
+
+#[test]
+fn every_fault_strikes_at_every_point() {
+    let restart_after_ns = Some(1000);
+    let faults = [CRASH, Fault::CrashProcess { restart_after_ns }, Fault::PauseThread { for_ns: 1_000_000 }];
+    let struck = Mutex::new((0, 0));
+    let unvisited = strike_points(&["before", "after", "nowhere"], &faults, 20, |seed, planned| {
+        let mut world = world(seed, WritePath::OneUnit);
+        let host = world.add_host();
+        world.plan(planned);
+        world.start(host, |env| {
+            env.spawn("writer", |env| {
+                for round in 1..=4 {
+                    env.point("before");
+                    env.lines().publish(0, record(round))?;
+                    env.point("after");
+                }
+                Ok(())
+            });
+        });
+        let stats = world.run()?;
+        let mut struck = struck.lock().expect("no other run failed");
+        *struck = (struck.0 + stats.crashes, struck.1 + stats.pauses);
+        Ok(stats)
+    });
+    assert_eq!(unvisited, ["nowhere"]);
+    assert_eq!(struck.into_inner().expect("no run failed"), (80, 40), "one in each run that has the point");
 }
