@@ -82,6 +82,43 @@ fn a_crash_can_leave_a_line_torn_on_the_path_of_stores() {
 }
 
 #[test]
+fn a_crash_loses_some_of_the_dirty_lines_that_the_host_itself_has_seen() {
+    let outcomes = Mutex::new(BTreeSet::new());
+    explore("crash_dirty", 1000, |seed| {
+        let mut world = world(seed, WritePath::StoresAndFlush);
+        let host = world.add_host();
+        let at = world.layout().line_offset(Region::Record, 0).expect("it exists");
+        world.plan(Planned { when: When::Point("seen", 1), host: Some(host), fault: CRASH });
+        let seen = Rc::new(Cell::new(false));
+        let sees = Rc::clone(&seen);
+        world.start(host, move |env| {
+            let sees = Rc::clone(&sees);
+            env.spawn("writer", |env| {
+                env.lines().write(0, record(1))?;
+                (0..20).try_for_each(|_| env.yield_now())
+            });
+            env.spawn("sibling", move |env| {
+                for _ in 0..20 {
+                    let line = env.memory().load_line(at)?;
+                    if env.lines().open::<Record>(0, &line).is_ok_and(|record| record.version == 1) {
+                        sees.set(true);
+                        env.point("seen");
+                    }
+                }
+                Ok(())
+            });
+        });
+        let stats = world.run()?;
+        if seen.get() {
+            outcomes.lock().expect("no other run failed").insert(version(&world.inspector(), 0));
+        }
+        Ok(stats)
+    });
+    let outcomes = outcomes.into_inner().expect("no run failed");
+    assert!(outcomes.contains(&0) && outcomes.contains(&1), "lost and kept, not {outcomes:?}");
+}
+
+#[test]
 fn destructors_of_a_crashed_host_change_nothing() {
     struct Publishes(Lines, Rc<Cell<bool>>);
     impl Drop for Publishes {
@@ -115,7 +152,7 @@ fn a_killed_process_leaves_local_memory_as_it_was_and_a_dead_machine_none() {
     struct Unlocks(cxl_pool::platform::LocalMemory);
     impl Drop for Unlocks {
         fn drop(&mut self) {
-            word(&self.0, 3).store(0, SeqCst);
+            word(&self.0, 3).store(8, SeqCst);
         }
     }
     let restart_after_ns = Some(5_000);
@@ -132,10 +169,12 @@ fn a_killed_process_leaves_local_memory_as_it_was_and_a_dead_machine_none() {
                     let platform = env.platform();
                     let memory = platform.local_memory(4096)?;
                     seen.borrow_mut().push((env.generation(), word(&memory, 3).load(SeqCst)));
+                    let nobody_left = platform.try_lock(MachineLock::Members, true)?;
+                    assert!(nobody_left.is_some(), "a lock outlives its process");
+                    drop(nobody_left);
                     let guard = platform.try_lock(MachineLock::Members, false)?;
                     assert!(guard.is_some());
                     if env.generation() == 1 {
-                        // The lock of the killed process is gone, this one's own stands.
                         assert!(platform.try_lock(MachineLock::Join, true)?.is_some());
                         assert!(platform.try_lock(MachineLock::Members, true)?.is_none());
                         assert!(!platform.is_alive(ProcessId { pid: 100, start: 0 }) && platform.is_alive(platform.process()));
@@ -143,6 +182,8 @@ fn a_killed_process_leaves_local_memory_as_it_was_and_a_dead_machine_none() {
                     let _join = platform.try_lock(MachineLock::Join, true)?;
                     word(&memory, 3).store(9, SeqCst);
                     let _unlocks = Unlocks(memory);
+                    // No destructor gives the lock back: that is the kernel's business.
+                    std::mem::forget(guard);
                     env.point("locked");
                     Ok(())
                 });
