@@ -5,7 +5,7 @@
 
 use crate::config::{Fault, Planned, When};
 use crate::engine::heartbeat;
-use crate::outcome::{Failure, Stats};
+use crate::outcome::{Failure, Stats, abort};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -204,8 +204,7 @@ impl Watch {
                 if now != seen[worker] {
                     (seen[worker], since[worker]) = (now, Instant::now());
                 } else if since[worker].elapsed() > HANG && !done() {
-                    eprintln!("seed {seed} hangs inside one step: does code hold a std::sync::Mutex across an access to the pool?");
-                    std::process::abort();
+                    abort(&format!("seed {seed} hangs inside one step: does code hold a std::sync::Mutex across an access to the pool?"));
                 }
             }
             workers = self.moved.wait_timeout(workers, Duration::from_millis(10)).unwrap_or_else(PoisonError::into_inner).0;
