@@ -3,8 +3,9 @@
 //!
 //! `SEED=n` runs that seed alone and prints its trace, `SEEDS=n` changes how many seeds are run.
 
+use crate::config::{Fault, Planned, When};
 use crate::engine::heartbeat;
-use crate::outcome::{Failure, Stats};
+use crate::outcome::{Failure, Stats, abort};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -73,15 +74,46 @@ pub fn explore(name: &str, seeds: u64, scenario: impl Fn(u64) -> Result<Stats, F
             println!("{name}: {runs} runs, {steps} steps ({rate:.2} M/s), {crashes} crashes, {pauses} pauses");
             summary
         }
-        Err(failure) => {
-            let shown = if replay.is_some() { failure.trace.len() } else { failure.trace.len().min(SHORT_TRACE) };
-            let trace = failure.trace[failure.trace.len() - shown..].join("\n");
-            let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
-            let test = std::thread::current().name().unwrap_or_default().to_owned();
-            let seed = failure.seed;
-            panic!("{name}: {failure}\n{trace}\nreplay: SEED={seed} cargo test -p {package} {test}\n")
+        Err(failure) => report(name, &failure, replay.is_some()),
+    }
+}
+
+fn report(name: &str, failure: &Failure, whole: bool) -> ! {
+    let shown = if whole { failure.trace.len() } else { failure.trace.len().min(SHORT_TRACE) };
+    let trace = failure.trace[failure.trace.len() - shown..].join("\n");
+    let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    let seed = failure.seed;
+    panic!("{name}: {failure}\n{trace}\nreplay: SEED={seed} cargo test -p {package} {test}\n")
+}
+
+/// Runs `scenario` with each of the faults at each of the named points, at the first and at later visits, on `seeds` seeds each.
+/// Returns the points at which no fault ever struck because no run visited them.
+///
+/// # Panics
+/// When a run fails, as [`explore`] does, with the point and the fault.
+pub fn strike_points(
+    points: &[&'static str],
+    faults: &[Fault],
+    seeds: u64,
+    scenario: impl Fn(u64, Planned) -> Result<Stats, Failure> + Sync,
+) -> Vec<&'static str> {
+    let mut unvisited = Vec::new();
+    for &point in points {
+        let mut visits = 0;
+        for &fault in faults {
+            // The visit follows from the seed alone, so that the seed replays the run.
+            let planned = |seed| Planned { when: When::Point(point, 1 + seed % 4), host: None, fault };
+            match search(0..seeds, None, &|seed| scenario(seed, planned(seed))) {
+                Ok(summary) => visits += summary.points.get(point).copied().unwrap_or(0),
+                Err(failure) => report(&format!("{fault:?} at {point}"), &failure, false),
+            }
+        }
+        if visits == 0 {
+            unvisited.push(point);
         }
     }
+    unvisited
 }
 
 /// Runs `scenario` on the seeds of `range`, with the rule `mutant` dropped if one is named.
@@ -134,10 +166,13 @@ pub fn search(
     failure.map_or(Ok(summary), Err)
 }
 
+/// The step counter of a worker and the seed that it runs.
+type Running = (Arc<AtomicU64>, u64);
+
 /// Sees to it that a run that hangs within one step, where no budget ends it, is named.
 #[derive(Default)]
 struct Watch {
-    workers: Mutex<[Option<(Arc<AtomicU64>, u64)>; WORKERS]>,
+    workers: Mutex<[Option<Running>; WORKERS]>,
     moved: Condvar,
 }
 
@@ -169,8 +204,7 @@ impl Watch {
                 if now != seen[worker] {
                     (seen[worker], since[worker]) = (now, Instant::now());
                 } else if since[worker].elapsed() > HANG && !done() {
-                    eprintln!("seed {seed} hangs inside one step: does code hold a std::sync::Mutex across an access to the pool?");
-                    std::process::abort();
+                    abort(&format!("seed {seed} hangs inside one step: does code hold a std::sync::Mutex across an access to the pool?"));
                 }
             }
             workers = self.moved.wait_timeout(workers, Duration::from_millis(10)).unwrap_or_else(PoisonError::into_inner).0;

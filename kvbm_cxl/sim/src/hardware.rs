@@ -30,7 +30,7 @@ fn check(len_bytes: u64, offset: u64, count: u64) -> Result<()> {
 
 fn check_line(len_bytes: u64, offset: u64) -> Result<u32> {
     check(len_bytes, offset, 64)?;
-    if offset % 64 != 0 {
+    if !offset.is_multiple_of(64) {
         return Err(Error::Invalid(format!("offset {offset:#x} is not that of a line")));
     }
     Ok((offset / 64) as u32)

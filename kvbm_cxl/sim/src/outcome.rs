@@ -4,6 +4,7 @@
 use crate::engine::Engine;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::sync::Once;
 
 /// Numbers of a run that passed.
@@ -89,4 +90,11 @@ pub(crate) fn install_panic_hook() {
             false => before(info),
         }));
     });
+}
+
+/// Ends this OS process where nothing else can end a hang. Writes past the test harness, which would take the message with it.
+pub(crate) fn abort(message: &str) -> ! {
+    // If even this fails there is nobody left to tell.
+    let _ = writeln!(std::io::stderr(), "{message}");
+    std::process::abort()
 }

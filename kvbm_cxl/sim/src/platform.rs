@@ -3,6 +3,7 @@
 
 use crate::engine::{Wait, gone, step, unwinding, wait, with, with_if_any};
 use crate::machine::{HeldLock, Local};
+use crate::outcome::abort;
 use crate::trace::Op;
 use cxl_pool::platform::{LocalMemory, MachineId, MachineLock, MachineLockGuard, Platform, ProcessId};
 use cxl_pool::{Error, Result};
@@ -36,8 +37,7 @@ fn unwinding_call() {
     thread_local!(static CALLS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) });
     CALLS.set(CALLS.get() + 1);
     if CALLS.get() > UNWINDING_CALLS {
-        eprintln!("a destructor of the production code waits while a crashed host is unwound (see the docs of cxl-sim)");
-        std::process::abort();
+        abort("a destructor of the production code waits while a crashed host is unwound (see the docs of cxl-sim)");
     }
 }
 

@@ -136,6 +136,11 @@ impl Env {
         with(|engine| look(&View::new(engine)))
     }
 
+    /// Passes a named point of the scenario's own; planned faults strike there as at those of the production code.
+    pub fn point(&self, name: &'static str) {
+        visit_point(name);
+    }
+
     /// Adds a line to the trace.
     pub fn note(&self, text: impl Into<String>) {
         with(|engine| engine.record(Op::Yield, 0, 0, Some(text.into())));
