@@ -104,3 +104,5 @@ pub use outcome::{Failure, Stats};
 pub use random::Random;
 pub use view::View;
 pub use world::{Env, POOL_UUID, World};
+
+pub mod scenarios;

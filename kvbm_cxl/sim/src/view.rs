@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a checker sees between two steps: the memory itself, the time, who is up. Looking changes nothing.
 
-use crate::config::SimHost;
+use crate::config::{SimHost, SimProcess};
 use crate::engine::Engine;
 use cxl_pool::line::Line;
 use cxl_pool::media::{Layout, MediaLine};
@@ -61,6 +61,11 @@ impl<'e> View<'e> {
     /// Whether the machine is up (paused ones are).
     pub fn is_up(&self, host: SimHost) -> bool {
         self.engine.is_live_host(host)
+    }
+
+    /// Whether a process runs (paused ones do).
+    pub fn is_alive(&self, process: SimProcess) -> bool {
+        self.engine.processes.get(process.0).is_some_and(|process| process.is_alive)
     }
 
     /// How often a named point was visited, by all hosts together.

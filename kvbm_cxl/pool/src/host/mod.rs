@@ -134,6 +134,11 @@ impl Host {
         self.inner.incarnation()
     }
 
+    /// The nonce of the join attempt that this incarnation was bound for.
+    pub fn nonce(&self) -> [u8; 16] {
+        self.inner.nonce()
+    }
+
     /// Index of this process among the processes of its host, below [`crate::limits::MAX_PROCESSES`].
     pub fn process_index(&self) -> usize {
         self.inner.index
@@ -240,7 +245,7 @@ impl Inner {
         // Dekker with the service, which sets FENCED and then reads the counts: one of the two sees the other.
         operations.fetch_add(1, Ordering::SeqCst);
         match self.state() {
-            state::LIVE if !self.closed.load(Ordering::Relaxed) => Ok(self.incarnation()),
+            state::LIVE if !self.closed.load(Ordering::SeqCst) => Ok(self.incarnation()),
             found => {
                 operations.fetch_sub(1, Ordering::SeqCst);
                 Err(self.not_live(found))
@@ -305,8 +310,11 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Detaching is all that a dropped handle does: the slot stays bound, so that the host's blocks and pins stay what they are.
-        let entry = &self.segment.header().processes[self.index];
-        entry.start.store(0, Ordering::Release);
-        entry.pid.store(0, Ordering::Release);
+        // The entry may be another handle's by now, if this machine started over since this one left.
+        if self.segment.tag_of(self.index) == self.tag {
+            let entry = &self.segment.header().processes[self.index];
+            entry.start.store(0, Ordering::Release);
+            entry.pid.store(0, Ordering::Release);
+        }
     }
 }
