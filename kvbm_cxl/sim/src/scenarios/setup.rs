@@ -40,8 +40,6 @@ impl Cluster {
     pub fn new(seed: u64, hosts: usize, slots: usize, adjust: impl FnOnce(&mut WorldConfig, &mut Random)) -> Self {
         let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a2_1015);
         let mut config = WorldConfig { write_path: WritePath::BySeed, ..WorldConfig::default() };
-            config.trace_events = 600_000;
-        }
         config.geometry.slots = slots as u32;
         config.geometry.seats = random.pick(&[2, 3, 3, 4]);
         config.chances = chances(&mut random, hosts);
