@@ -12,6 +12,7 @@ pub mod host;
 pub mod limits;
 pub mod line;
 pub mod lock;
+pub mod machine;
 pub mod media;
 pub mod platform;
 
