@@ -16,5 +16,6 @@ pub mod lock;
 pub mod machine;
 pub mod media;
 pub mod platform;
+pub mod pool;
 
 pub use error::{Error, Result};
