@@ -11,7 +11,10 @@ pub mod host;
 pub mod limits;
 pub mod line;
 pub mod lock;
+pub mod lock_table;
 pub mod media;
+pub mod objects;
 pub mod platform;
+pub mod record;
 
 pub use error::{Error, Result};
