@@ -68,6 +68,6 @@ mod active {
 }
 
 #[cfg(feature = "faults")]
-pub(crate) use active::{dropped, visit};
-#[cfg(feature = "faults")]
 pub use active::{drop_rule, on_point};
+#[cfg(feature = "faults")]
+pub(crate) use active::{dropped, visit};

@@ -10,7 +10,7 @@
 //! - a line written by `write_line` reaches the memory as one unit, at some moment before the next `fence_stores` or `fence_all` orders
 //!   anything behind it; on the stores-and-flush fallback it may tear, which the CRC in the line shows;
 //! - `flush_line` writes a dirty line back and drops it, but younger loads pass it unless `fence_all` stands between;
-//! - a load can be answered from this host's cache for as long as nothing flushes the line, and a prefetcher may fill the cache at any time.
+//! - a load can be answered from this host's cache for as long as nothing flushes the line, and a prefetcher may fill it at any time.
 
 use crate::error::Result;
 use crate::line::Line;

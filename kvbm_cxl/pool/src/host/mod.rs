@@ -1,17 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Hosts: slots, joining, heartbeats, fences. Follows protocols/LOCKS.md sections 4 to 6.
+//!
+//! A *host* is a machine with a slot; its processes share that slot through the local segment (`segment`). Everything a host publishes is
+//! composed from that segment and never read back from the pool.
 
-use crate::error::Result;
+pub(crate) mod fence;
+mod join;
+pub(crate) mod local_mutex;
+pub(crate) mod segment;
+mod service;
+
+pub use fence::Standing;
+pub use service::Service;
+
+use crate::error::{Error, Result};
 use crate::line::Lines;
+use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId};
-use crate::platform::Platform;
-use std::sync::Arc;
+use crate::media::Geometry;
+use crate::platform::{MachineId, MachineLockGuard, Platform};
+use local_mutex::{Asker, LocalMutex};
+use segment::{Segment, state};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// How a host behaves. The times are counted on this host's own clock.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
     /// Slot to ask for; a wish, the binding decides. `None` takes any free one.
     pub slot: Option<u16>,
+    /// Machines that the superblock's seat table names, by seat; the rest is bound while the pool runs.
+    pub seats: Vec<MachineId>,
     /// Deadline of a join, in milliseconds.
     pub join_timeout_ms: u64,
     /// Period of the heartbeat, in milliseconds.
@@ -26,19 +45,40 @@ pub struct HostConfig {
 
 impl Default for HostConfig {
     fn default() -> Self {
-        HostConfig { slot: None, join_timeout_ms: 10_000, heartbeat_ms: 50, suspect_ms: 1_000, poll_us: 1_000, idle_release_ms: 10_000 }
+        HostConfig {
+            slot: None,
+            seats: Vec::new(),
+            join_timeout_ms: 10_000,
+            heartbeat_ms: 50,
+            suspect_ms: 1_000,
+            poll_us: 1_000,
+            idle_release_ms: 10_000,
+        }
     }
 }
 
 /// One process's membership in the pool as part of its host. Cheap to clone; every clone is the same membership.
+///
+/// Somebody has to call [`Host::service_round`] regularly, or [`Host::serve`] once: otherwise the host is soon taken for dead.
 #[derive(Clone)]
 pub struct Host {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
-    lines: Lines,
-    platform: Arc<dyn Platform>,
+/// What the clones of a [`Host`] share.
+pub(crate) struct Inner {
+    pub lines: Lines,
+    pub platform: Arc<dyn Platform>,
+    pub config: HostConfig,
+    pub segment: Segment,
+    /// Index of this process in the segment's table, and the tag under which it owns local mutexes.
+    pub index: usize,
+    pub tag: u32,
+    /// The shared hold on [`crate::platform::MachineLock::Members`]; `None` once closed.
+    pub members: Mutex<Option<MachineLockGuard>>,
+    pub manager: Mutex<Manager>,
+    /// This process has detached.
+    pub closed: AtomicBool,
 }
 
 /// A stretch of work that may publish shared lines. While one is alive the host does not acknowledge a fence.
@@ -47,22 +87,31 @@ pub struct Op<'h> {
     incarnation: u32,
 }
 
-impl Op<'_> {
+impl<'h> Op<'h> {
     /// The incarnation this work belongs to.
     pub fn incarnation(&self) -> u32 {
         self.incarnation
     }
 
     /// The host.
-    pub fn host(&self) -> &Host {
+    pub fn host(&self) -> &'h Host {
         self.host
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        self.host.inner.end_operation();
     }
 }
 
 impl Host {
     /// Joins the pool, or attaches to the incarnation that another process of this machine runs.
-    pub fn join(_lines: Lines, _platform: Arc<dyn Platform>, _config: HostConfig) -> Result<Host> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when no manager answers, [`Error::SlotInUse`] when the wanted slot belongs to another live machine.
+    pub fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
+        join::join(lines, platform, config)
     }
 
     /// The pool's metadata lines.
@@ -77,52 +126,164 @@ impl Host {
 
     /// This host's slot.
     pub fn slot(&self) -> u16 {
-        todo!()
+        self.inner.slot() as u16
+    }
+
+    /// This host's incarnation now; work that has to belong to one incarnation takes it from [`Host::enter`].
+    pub fn incarnation(&self) -> u32 {
+        self.inner.incarnation()
+    }
+
+    /// Index of this process among the processes of its host, below [`crate::limits::MAX_PROCESSES`].
+    pub fn process_index(&self) -> usize {
+        self.inner.index
+    }
+
+    /// How this host behaves.
+    pub fn config(&self) -> &HostConfig {
+        &self.inner.config
+    }
+
+    /// The manager seat that this host last knew to be in charge.
+    pub fn manager_seat(&self) -> u32 {
+        self.inner.segment.header().manager_seat.load(Ordering::Relaxed)
     }
 
     /// Begins work that may publish shared lines.
     ///
     /// # Errors
-    /// [`crate::Error::Fenced`] while this host is fenced and has not joined again.
+    /// [`Error::Fenced`] while this host is fenced and has not joined again; [`Error::Closed`] after it left.
     pub fn enter(&self) -> Result<Op<'_>> {
-        todo!()
+        let incarnation = self.inner.begin_operation()?;
+        Ok(Op { host: self, incarnation })
     }
 
     /// A3 and B2: fetches every seat's fence row of this host's slot, after everything published so far.
     ///
     /// # Errors
-    /// [`crate::Error::Fenced`] when any row names the incarnation of `op` or a later one: the outcome is unknown.
-    pub fn check_fences(&self, _op: &Op<'_>) -> Result<()> {
-        todo!()
+    /// [`Error::Fenced`] when any row names the incarnation of `op` or a later one: the outcome is unknown.
+    pub fn check_fences(&self, op: &Op<'_>) -> Result<()> {
+        self.inner.check_fences(op.incarnation)
     }
 
     /// Whether any seat's row fences incarnation `incarnation` of `slot`.
-    pub fn is_fenced(&self, _slot: u16, _incarnation: u32) -> Result<bool> {
-        todo!()
+    pub fn is_fenced(&self, slot: u16, incarnation: u32) -> Result<bool> {
+        Ok(fence::fenced_up_to(&self.inner.lines, slot.into())? >= incarnation)
     }
 
-    /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more.
-    pub fn is_proven_dead(&self, _slot: u16, _incarnation: u32) -> Result<bool> {
-        todo!()
+    /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more (LOCKS.md section 6).
+    pub fn is_proven_dead(&self, slot: u16, incarnation: u32) -> Result<bool> {
+        fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation)
     }
 
-    /// Acquires a lock.
+    /// States, as an operator of this machine, that incarnation `incarnation` of `slot` is powered off or cut off from the memory for good.
+    ///
+    /// Whoever says so wrongly gives a line two writers. The next service round publishes it if this machine has a manager seat.
+    pub fn declare_dead(&self, slot: u16, incarnation: u32) -> Result<()> {
+        let declared = &self.inner.segment.header().declared_dead;
+        let Some(cell) = declared.get(usize::from(slot)).filter(|_| u32::from(slot) < self.inner.geometry().slots) else {
+            return Err(Error::Invalid(format!("slot {slot} does not exist")));
+        };
+        cell.fetch_max(incarnation, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Acquires a lock, through a fence and re-join of this host if need be.
     ///
     /// # Errors
-    /// [`crate::Error::Timeout`] at the deadline, [`crate::Error::Fenced`].
-    pub fn acquire(&self, _lock: LockId, _timeout_ms: u64) -> Result<LockGuard<'_>> {
-        todo!()
+    /// [`Error::Timeout`] at the deadline; [`Error::BadLine`] when the lock is blocked by a damaged line.
+    pub fn acquire(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
+        crate::lock::acquire(self, lock, timeout_ms)
     }
 
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.
     ///
     /// Returns after how many nanoseconds the next round is wanted.
     pub fn service_round(&self) -> Result<u64> {
-        todo!()
+        self.inner.service_round()
     }
 
-    /// Leaves the pool: releases every lock, marks the slot LEFT when this was the machine's last process.
+    /// Runs the service on a thread of its own until the result is dropped.
+    pub fn serve(&self) -> Result<Service> {
+        Service::start(self)
+    }
+
+    /// Leaves the pool. The last process of a host gives every lock back and marks the slot LEFT; an earlier one only detaches.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when work of this host does not end in time; then the slot stays as it is.
     pub fn leave(&self) -> Result<()> {
-        todo!()
+        join::leave(&self.inner)
+    }
+}
+
+impl Inner {
+    pub fn geometry(&self) -> &Geometry {
+        self.lines.layout().geometry()
+    }
+
+    pub fn slot(&self) -> u32 {
+        self.segment.header().slot.load(Ordering::Acquire)
+    }
+
+    pub fn incarnation(&self) -> u32 {
+        self.segment.header().incarnation.load(Ordering::Acquire)
+    }
+
+    pub fn state(&self) -> u32 {
+        self.segment.header().state.load(Ordering::SeqCst)
+    }
+
+    /// Counts an operation in and returns its incarnation.
+    pub fn begin_operation(&self) -> Result<u32> {
+        let operations = &self.segment.header().processes[self.index].operations;
+        // Dekker with the service, which sets FENCED and then reads the counts: one of the two sees the other.
+        operations.fetch_add(1, Ordering::SeqCst);
+        match self.state() {
+            state::LIVE if !self.closed.load(Ordering::Relaxed) => Ok(self.incarnation()),
+            found => {
+                operations.fetch_sub(1, Ordering::SeqCst);
+                Err(self.not_live(found))
+            }
+        }
+    }
+
+    pub fn end_operation(&self) {
+        self.segment.header().processes[self.index].operations.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub fn not_live(&self, found: u32) -> Error {
+        match found {
+            state::FENCED => Error::Fenced { slot: self.slot() as u16, incarnation: self.incarnation() },
+            state::FOREIGN => Error::SlotInUse { slot: self.slot() as u16 },
+            _ => Error::Closed,
+        }
+    }
+
+    /// Runs `work` under a mutex of the local tier.
+    pub fn with_mutex<T>(&self, mutex: &LocalMutex, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let timeout_ms = self.config.suspect_ms.max(1);
+        let deadline_ns = self.platform.now_ns() + timeout_ms * 1_000_000;
+        let is_alive = |tag| self.is_tag_alive(tag);
+        let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
+        if mutex.lock(&asker, deadline_ns).is_none() {
+            return Err(Error::Timeout { what: "a mutex of the local segment (is a process of this host stopped?)".into(), timeout_ms });
+        }
+        let result = work();
+        mutex.unlock(&*self.platform);
+        result
+    }
+
+    pub fn is_tag_alive(&self, tag: u32) -> bool {
+        self.segment.process_of(tag).is_some_and(|process| self.platform.is_alive(process))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Detaching is all that a dropped handle does: the slot stays bound, so that the host's blocks and pins stay what they are.
+        let entry = &self.segment.header().processes[self.index];
+        entry.start.store(0, Ordering::Release);
+        entry.pid.store(0, Ordering::Release);
     }
 }

@@ -141,7 +141,8 @@ impl Layout {
             chunks = room.min(chunks - 1);
         }
         Err(Error::Invalid(format!(
-            "a pool of {} bytes has no room for one chunk of {} bytes behind its metadata: use a larger device, fewer slots or locks, or smaller chunks",
+            "a pool of {} bytes has no room for one chunk of {} bytes behind its metadata: \
+             use a larger device, fewer slots or locks, or smaller chunks",
             geometry.len_bytes, geometry.chunk_bytes
         )))
     }

@@ -200,7 +200,9 @@ pub struct Identity {
 }
 media_line!(
     Identity,
-    Identity { crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, reserved0 @ 52, reserved @ 56 },
+    Identity {
+        crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, reserved0 @ 52, reserved @ 56,
+    },
     |line| if line.state <= Identity::LEFT { Ok(()) } else { Err("unknown state") }
 );
 
@@ -232,7 +234,7 @@ media_line!(Summary, Summary { crc @ 0, incarnation @ 4, heartbeat @ 8, versions
 pub struct Request {
     /// Request number, rising by one.
     pub number: u32,
-    /// [`Request::WANT`] and [`Request::CLEAN`].
+    /// [`Request::WANT`], [`Request::CLEAN`] and [`Request::DIRTY`].
     pub flags: u32,
 }
 
@@ -241,6 +243,8 @@ impl Request {
     pub const WANT: u32 = 1;
     /// It was given back with nothing left to repair.
     pub const CLEAN: u32 = 2;
+    /// The structure was left half done: the next holder repairs, whatever this grant said.
+    pub const DIRTY: u32 = 4;
 }
 
 /// REQ\[s\]\[j\]: line s * request_lines + j, locks 6j to 6j+5.
@@ -425,4 +429,3 @@ pub struct KeepMap {
     pub bits: [u8; BLOCKS_PER_KEEP / 8],
 }
 media_line!(KeepMap, KeepMap { crc @ 0, incarnation @ 4, bits @ 8 });
-

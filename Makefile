@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# The one entry point of the checkout. Everything lands in .venv and target; nothing needs root.
+
+# Parallel jobs of cargo, seeds per simulator scenario in `make nightly`, seconds per fuzz target, and RECORD=1 to keep perf figures.
+JOBS ?= 2
+SEEDS ?= 10000
+STORM_SECONDS ?= 600
+FUZZ_SECONDS ?= 180
+RECORD ?= 0
+
+STEP := @scripts/step
+CARGO_FLAGS := --locked -q -j$(JOBS)
+# cxl-sim compiles the named faults into cxl-pool. Cargo unifies features within one command, so the simulator always gets its own.
+SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
+RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
+export JOBS FUZZ_SECONDS
+
+# Steps follow one another even under `make -j`: they share the machine's cores and the target directory.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [FUZZ_SECONDS=180] [RECORD=1]'
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+## Setting up and building
+
+.PHONY: tools
+tools:
+	$(STEP) 'tools' scripts/tools
+
+.PHONY: setup
+setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetch the crates
+	$(STEP) 'crates' cargo fetch --locked -q
+
+.venv/installed: requirements.lock scripts/setup
+	$(STEP) 'Python environment' scripts/setup requirements.lock
+	@touch $@
+
+.PHONY: setup-cross
+setup-cross: .venv/installed ## Add the aarch64 linker (optional)
+	$(STEP) 'cross linker' scripts/setup requirements-cross.lock
+
+.PHONY: build
+build: ## Build the release programs and the C API libraries
+	$(STEP) 'release build' cargo build $(CARGO_FLAGS) --release $(SHIPPED)
+
+.PHONY: serve
+serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
+	@target/release/cxlctl demo
+
+.PHONY: clean
+clean: ## Remove .venv and target
+	rm -rf .venv target kvbm_cxl/*/fuzz/target
+
+## Checks
+
+.PHONY: test
+test: lint test-rust test-sim test-tidy ## Everything that must pass before a change is merged
+
+.PHONY: lint
+lint: .venv/installed ## Formatting and clippy
+	$(STEP) 'rustfmt' cargo fmt --all --check
+	$(STEP) 'clang-format' scripts/clang-format check
+	$(STEP) 'clippy' cargo clippy $(CARGO_FLAGS) $(SHIPPED) --all-targets -- -D warnings
+	$(STEP) 'clippy, faults compiled in' cargo clippy $(CARGO_FLAGS) -p cxl-pool -p cxl-sim --all-targets -- -D warnings
+
+.PHONY: test-rust
+test-rust: ## Tests of the pool, its C API and its command line
+	$(STEP) 'cargo test, pool' cargo test $(CARGO_FLAGS) $(SHIPPED)
+
+.PHONY: test-sim
+test-sim: ## Simulated hosts: scenarios, crash points, mutants
+	$(STEP) 'cargo test, simulator' cargo test $(CARGO_FLAGS) -p cxl-sim
+
+.PHONY: test-tidy
+test-tidy: .venv/installed ## House rules and documents (pytest)
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests
+
+.PHONY: fmt
+fmt: .venv/installed ## Format Rust, C and C++
+	$(STEP) 'rustfmt' cargo fmt --all
+	$(STEP) 'clang-format' scripts/clang-format write
+
+.PHONY: check-aarch64
+check-aarch64: ## Type-check for 64-bit ARM
+	$(STEP) 'aarch64 check' scripts/aarch64 check
+
+.PHONY: test-aarch64
+test-aarch64: ## Link the tests for 64-bit ARM with zig, run them under qemu-user if there (optional)
+	$(STEP) 'aarch64 tests' scripts/aarch64 test
+
+## Long runs
+
+.PHONY: nightly
+nightly: ## SEEDS seeds per simulator scenario, long storms, fuzzing
+	$(STEP) 'simulator, $(SEEDS) seeds' env SEEDS=$(SEEDS) cargo test $(CARGO_FLAGS) -p cxl-sim
+	$(STEP) 'storms, $(STORM_SECONDS) s' env STORM_SECONDS=$(STORM_SECONDS) cargo test $(CARGO_FLAGS) $(SHIPPED)
+	$(STEP) 'fuzz targets' scripts/fuzz
+
+.PHONY: fuzz
+fuzz: ## Every fuzz target for FUZZ_SECONDS
+	$(STEP) 'fuzz targets' scripts/fuzz
+
+## Performance: each prints ratios against a baseline of the same run; RECORD=1 appends them to perf/RESULTS.md
+
+.PHONY: perf-line perf-lock perf-alloc
+perf-line: ## Publish and fetch of one line
+perf-lock: ## Lock: sticky, contended, handed over
+perf-alloc: ## Allocator: blocks and chunks
+perf-line perf-lock perf-alloc: perf-%: .venv/installed
+	$(STEP) 'build perf_$*' cargo build $(CARGO_FLAGS) --release -p cxl-pool --example perf_$*
+	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/examples/perf_$*

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Joining and leaving (LOCKS.md section 4, J1 to J4).
+
+use super::segment::{Segment, state};
+use super::{Host, HostConfig, Inner};
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::limits::{INTENTS, JOINBOXES, MAX_NUMBER};
+use crate::line::Lines;
+use crate::lock::manager::Manager;
+use crate::lock::seat;
+use crate::media::{Binding, Identity, Intent, JoinBox};
+use crate::platform::{MachineLock, MachineLockGuard, Platform, ProcessId};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Polls of a binding before the join box is written again: it may have been overwritten by another machine.
+const POLLS_PER_BOX: u32 = 100;
+
+/// Takes a machine-wide lock, waiting until `deadline_ns`.
+fn machine_lock(platform: &dyn Platform, lock: MachineLock, deadline_ns: u64) -> Result<MachineLockGuard> {
+    let mut round = 0;
+    loop {
+        if let Some(guard) = platform.try_lock(lock, true)? {
+            return Ok(guard);
+        }
+        if platform.now_ns() >= deadline_ns {
+            return Err(Error::Timeout {
+                what: format!("machine-wide lock {lock:?} (another process of this machine is joining)"),
+                timeout_ms: 0,
+            });
+        }
+        platform.relax(round);
+        round += 1;
+    }
+}
+
+/// [`Host::join`].
+pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
+    let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
+    let geometry = *lines.layout().geometry();
+    let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry))?, &geometry)?;
+    // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
+    let joining = if mutant!("join.no_local_lock") { None } else { Some(machine_lock(&*platform, MachineLock::Join, deadline_ns)?) };
+    let mut round = 0;
+    let (members, first) = loop {
+        if joining.is_none() {
+            break (None, true);
+        }
+        if let Some(exclusive) = platform.try_lock(MachineLock::Members, true)? {
+            break (Some(exclusive), true);
+        }
+        let running = segment.header().state.load(Ordering::SeqCst);
+        if matches!(running, state::LIVE | state::FENCED)
+            && let Some(shared) = platform.try_lock(MachineLock::Members, false)?
+        {
+            break (Some(shared), false);
+        }
+        if platform.now_ns() >= deadline_ns {
+            let what = "the previous incarnation of this machine to end".into();
+            return Err(Error::Timeout { what, timeout_ms: config.join_timeout_ms });
+        }
+        platform.relax(round);
+        round += 1;
+    };
+    point!("join.local");
+    if first {
+        start_over(&segment);
+    }
+    let index = segment.attach(platform.process())?;
+    let tag = segment.tag_of(index);
+    let inner = Arc::new(Inner {
+        lines,
+        platform,
+        config,
+        segment,
+        index,
+        tag,
+        members: Mutex::new(members),
+        manager: Mutex::new(Manager::default()),
+        closed: AtomicBool::new(false),
+    });
+    if first {
+        inner.take_slot(inner.config.slot.map(u32::from), true, deadline_ns)?;
+        share_members(&inner, deadline_ns)?;
+    }
+    drop(joining);
+    Ok(Host { inner })
+}
+
+/// Empties a segment whose processes are all gone.
+fn start_over(segment: &Segment) {
+    let header = segment.header();
+    header.state.store(state::NONE, Ordering::SeqCst);
+    segment.reap(|_: ProcessId| false);
+    segment.reset_locks();
+}
+
+/// Turns the exclusive hold on Members into a shared one. Not atomic, which the Join lock covers.
+fn share_members(inner: &Inner, deadline_ns: u64) -> Result<()> {
+    let Ok(mut members) = inner.members.try_lock() else { return Err(Error::Closed) };
+    if members.take().is_none() {
+        return Ok(());
+    }
+    let mut round = 0;
+    loop {
+        *members = inner.platform.try_lock(MachineLock::Members, false)?;
+        if members.is_some() {
+            return Ok(());
+        }
+        if inner.platform.now_ns() >= deadline_ns {
+            return Err(Error::Timeout {
+                what: "the shared hold on this machine's membership".into(),
+                timeout_ms: inner.config.join_timeout_ms,
+            });
+        }
+        inner.platform.relax(round);
+        round += 1;
+    }
+}
+
+impl Inner {
+    /// J2 to J4: has a slot bound to this machine under a fresh nonce and publishes the slot's lines.
+    ///
+    /// `fresh`: no process of an earlier incarnation of this machine is left, so its payload is at rest too.
+    pub(super) fn take_slot(&self, wish: Option<u32>, fresh: bool, deadline_ns: u64) -> Result<()> {
+        let mut nonce = [0; 16];
+        nonce[..8].copy_from_slice(&self.platform.random().to_le_bytes());
+        nonce[8..].copy_from_slice(&self.platform.random().to_le_bytes());
+        let mut problem = None;
+        let mut round = 0;
+        loop {
+            // The first host of a fresh pool is its own manager, so the role has to run while we wait for the binding.
+            self.manage()?;
+            if self.platform.now_ns() >= deadline_ns {
+                let timeout = Error::Timeout {
+                    what: "a manager to bind a slot (does a machine with a seat run?)".into(),
+                    timeout_ms: self.config.join_timeout_ms,
+                };
+                return Err(problem.unwrap_or(timeout));
+            }
+            self.platform.relax(round);
+            round += 1;
+            // J2
+            let Some(newest) = seat::newest(&self.lines)? else { continue };
+            let bindings = self.bindings_of(newest.seat)?;
+            let bound = (0..bindings.len()).find(|&slot| self.is_mine(&bindings[slot], &nonce));
+            let slot = match bound {
+                Some(slot) => slot,
+                None => match self.choose_slot(&bindings, wish)? {
+                    Ok(slot) => {
+                        let box_line = JoinBox {
+                            slot: slot as u32,
+                            machine: self.platform.machine().0,
+                            nonce,
+                            previous: bindings[slot].nonce,
+                            ..JoinBox::default()
+                        };
+                        // J3
+                        self.lines.publish(self.platform.random() % JOINBOXES as u64, box_line)?;
+                        point!("join.asked");
+                        slot
+                    }
+                    Err(why) => {
+                        problem = Some(why);
+                        continue;
+                    }
+                },
+            };
+            if let Some(binding) = self.await_binding(newest.seat, slot, &nonce)?
+                && self.accept_binding(&binding)?
+            {
+                return self.open_slot(slot as u32, &binding, fresh);
+            }
+        }
+    }
+
+    fn bindings_of(&self, seat: u64) -> Result<Vec<Binding>> {
+        let geometry = self.geometry();
+        let first = seat * geometry.bindings();
+        let indexes: Vec<u64> = (first..first + u64::from(geometry.slots)).collect();
+        let mut fetched: Vec<Result<Binding>> = Vec::with_capacity(indexes.len());
+        self.lines.fetch_many(&indexes, &mut fetched)?;
+        fetched.into_iter().collect()
+    }
+
+    fn is_mine(&self, binding: &Binding, nonce: &[u8; 16]) -> bool {
+        binding.tag != 0
+            && binding.machine == self.platform.machine().0
+            && (binding.nonce == *nonce || (mutant!("join.bind_to_machine_only") && binding.incarnation != 0))
+    }
+
+    /// The slot to ask for, or why there is none.
+    fn choose_slot(&self, bindings: &[Binding], wish: Option<u32>) -> Result<Result<usize>> {
+        let machine = self.platform.machine().0;
+        let free = |slot: usize| -> Result<bool> {
+            let binding = &bindings[slot];
+            if binding.incarnation == 0 || binding.machine == machine {
+                return Ok(true);
+            }
+            let identity: Identity = self.lines.fetch(slot as u64)?;
+            let left = identity.state == Identity::LEFT && identity.incarnation == binding.incarnation;
+            Ok(left || super::fence::dead_up_to(&self.lines, slot as u32)? >= binding.incarnation)
+        };
+        if let Some(wish) = wish {
+            let slot = wish as usize;
+            if slot >= bindings.len() {
+                return Err(Error::Invalid(format!("slot {wish} does not exist: the pool has {} slots", bindings.len())));
+            }
+            return Ok(if free(slot)? { Ok(slot) } else { Err(Error::SlotInUse { slot: wish as u16 }) });
+        }
+        if let Some(slot) = bindings.iter().position(|binding| binding.machine == machine && binding.incarnation != 0) {
+            return Ok(Ok(slot));
+        }
+        if let Some(slot) = bindings.iter().position(|binding| binding.incarnation == 0) {
+            return Ok(Ok(slot));
+        }
+        for slot in 0..bindings.len() {
+            if free(slot)? {
+                return Ok(Ok(slot));
+            }
+        }
+        let advice = "let a host leave, or state the death of one that is powered off";
+        Ok(Err(Error::Full { what: "host slots", limit: bindings.len() as u64, advice }))
+    }
+
+    fn await_binding(&self, seat: u64, slot: usize, nonce: &[u8; 16]) -> Result<Option<Binding>> {
+        for round in 0..POLLS_PER_BOX {
+            let binding: Binding = self.lines.fetch(seat * self.geometry().bindings() + slot as u64)?;
+            if self.is_mine(&binding, nonce) {
+                return Ok(Some(binding));
+            }
+            self.manage()?;
+            self.platform.relax(round);
+        }
+        Ok(None)
+    }
+
+    /// J4, in the form of H3: no later manager may have claimed before we saw the binding.
+    fn accept_binding(&self, binding: &Binding) -> Result<bool> {
+        point!("join.seen");
+        if mutant!("join.accept_without_check") {
+            return Ok(true);
+        }
+        Ok(seat::newest(&self.lines)?.is_none_or(|newest| newest.epoch <= binding.tag))
+    }
+
+    /// Publishes the lines of a slot that is now ours.
+    fn open_slot(&self, slot: u32, binding: &Binding, fresh: bool) -> Result<()> {
+        if binding.incarnation >= MAX_NUMBER {
+            return Err(Error::Full { what: "incarnations of this slot", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
+        }
+        point!("join.accepted");
+        let header = self.segment.header();
+        header.slot.store(slot, Ordering::Release);
+        header.incarnation.store(binding.incarnation, Ordering::Release);
+        for (half, bytes) in header.nonce.iter().zip(binding.nonce.chunks_exact(8)) {
+            half.store(bytes.try_into().map_or(0, u64::from_le_bytes), Ordering::Release);
+        }
+        if fresh {
+            header.drained.store(binding.incarnation - 1, Ordering::Release);
+        }
+        for intent in 0..INTENTS as u64 {
+            let empty = Intent { incarnation: binding.incarnation, ..Intent::default() };
+            self.lines.publish(u64::from(slot) * INTENTS as u64 + intent, empty)?;
+        }
+        for line in 0..self.geometry().request_lines() {
+            self.publish_request_line(line)?;
+        }
+        for line in 0..self.geometry().summary_lines() {
+            self.publish_summary(line)?;
+        }
+        self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
+        point!("join.live");
+        header.state.store(state::LIVE, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Publishes the identity line from the segment.
+    pub(super) fn publish_identity(&self, state: u32, acknowledged: u32) -> Result<()> {
+        let header = self.segment.header();
+        let identity = Identity {
+            incarnation: self.incarnation(),
+            state,
+            acknowledged,
+            machine: self.platform.machine().0,
+            nonce: self.nonce(),
+            drained: header.drained.load(Ordering::Acquire),
+            ..Identity::default()
+        };
+        self.lines.publish(self.slot().into(), identity)
+    }
+
+    pub(super) fn nonce(&self) -> [u8; 16] {
+        let mut nonce = [0; 16];
+        for (half, bytes) in self.segment.header().nonce.iter().zip(nonce.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&half.load(Ordering::Acquire).to_le_bytes());
+        }
+        nonce
+    }
+}
+
+/// [`Host::leave`].
+pub(super) fn leave(inner: &Inner) -> Result<()> {
+    if inner.closed.load(Ordering::Acquire) {
+        return Err(Error::Closed);
+    }
+    let timeout_ms = inner.config.join_timeout_ms;
+    let deadline_ns = inner.platform.now_ns() + timeout_ms * 1_000_000;
+    let _joining = machine_lock(&*inner.platform, MachineLock::Join, deadline_ns)?;
+    let Ok(mut members) = inner.members.try_lock() else { return Err(Error::Closed) };
+    drop(members.take());
+    let last = inner.platform.try_lock(MachineLock::Members, true)?;
+    if last.is_some() && inner.state() == state::LIVE {
+        let header = inner.segment.header();
+        header.state.store(state::LEFT, Ordering::SeqCst);
+        let mut round = 0;
+        while inner.segment.operations() > 0 {
+            if inner.platform.now_ns() >= deadline_ns {
+                header.state.store(state::LIVE, Ordering::SeqCst);
+                drop(last);
+                *members = inner.platform.try_lock(MachineLock::Members, false)?;
+                return Err(Error::Timeout { what: "this host's running work to end before it leaves".into(), timeout_ms });
+            }
+            inner.platform.relax(round);
+            round += 1;
+        }
+        inner.give_all_back()?;
+        let incarnation = inner.incarnation();
+        header.drained.store(incarnation, Ordering::Release);
+        point!("leave.released");
+        inner.publish_identity(Identity::LEFT, incarnation)?;
+    }
+    inner.closed.store(true, Ordering::Release);
+    inner.resign()
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The host's local segment: what the processes of one machine share about their membership, in ordinary coherent memory.
+//!
+//! It is the truth about everything this host publishes: a published line is always composed from here and never read back. Only atomics
+//! live in it, zero is the empty state, and it goes away with the machine, which is what a new incarnation assumes.
+
+use super::local_mutex::LocalMutex;
+use crate::error::{Error, Result};
+use crate::limits::{MAX_PROCESSES, MAX_SLOTS};
+use crate::media::Geometry;
+use crate::platform::{LocalMemory, ProcessId};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Version of this structure: processes of different builds must not share a segment that they lay out differently.
+const VERSION: u32 = 1;
+
+/// States of the membership.
+pub(crate) mod state {
+    /// No incarnation runs.
+    pub const NONE: u32 = 0;
+    /// Joined.
+    pub const LIVE: u32 = 1;
+    /// Fenced: protected work has to end, then the host joins again.
+    pub const FENCED: u32 = 2;
+    /// Left the pool.
+    pub const LEFT: u32 = 3;
+    /// Another machine with the same identity writes our lines: this one has stopped.
+    pub const FOREIGN: u32 = 4;
+}
+
+/// Flags of a lock in the local tier.
+pub(crate) mod flag {
+    /// Wanted or held, as in the published request.
+    pub const WANT: u32 = 1;
+    /// Last given back with nothing left to repair.
+    pub const CLEAN: u32 = 2;
+    /// A critical section of this host was cut short, or a repair was not done, since the last grant that told to repair.
+    pub const DIRTY: u32 = 4;
+    /// The grant is accepted and held.
+    pub const GRANTED: u32 = 8;
+    /// The structure has to be repaired before use.
+    pub const REPAIR: u32 = 16;
+    /// The manager wants the grant back.
+    pub const RECALL: u32 = 32;
+    /// The part that is published in the request line.
+    pub const PUBLISHED: u32 = WANT | CLEAN | DIRTY;
+}
+
+/// The membership itself.
+#[repr(C)]
+pub(crate) struct Header {
+    pub version: AtomicU32,
+    pub state: AtomicU32,
+    pub incarnation: AtomicU32,
+    pub slot: AtomicU32,
+    pub nonce: [AtomicU64; 2],
+    pub manager_seat: AtomicU32,
+    /// Serialises service rounds of this host's processes.
+    pub service: LocalMutex,
+    /// Serialises compositions and publishes of the summary lines.
+    pub summary: LocalMutex,
+    /// Payload of this incarnation and older ones is not written any more; as in the identity line.
+    pub drained: AtomicU32,
+    pub heartbeat: AtomicU64,
+    pub heartbeat_at_ns: AtomicU64,
+    /// Incarnations that an operator on this machine stated to be dead, by slot.
+    pub declared_dead: [AtomicU32; MAX_SLOTS],
+    pub processes: [ProcessEntry; MAX_PROCESSES],
+}
+
+/// One attached process.
+#[repr(C, align(64))]
+pub(crate) struct ProcessEntry {
+    /// Process id; 0 = free.
+    pub pid: AtomicU32,
+    pub start: AtomicU32,
+    /// Rises with every use of the entry, so that a tag never names two processes.
+    pub generation: AtomicU32,
+    pub reserved: AtomicU32,
+    /// Operations that may publish shared lines and have not ended.
+    pub operations: AtomicU64,
+}
+
+/// One lock in the local tier.
+#[repr(C, align(64))]
+pub(crate) struct LocalLock {
+    pub mutex: LocalMutex,
+    pub flags: AtomicU32,
+    /// Request number last published.
+    pub number: AtomicU32,
+    /// Grant number accepted.
+    pub grant: AtomicU32,
+    /// Epoch of the accepted grant.
+    pub tag: AtomicU32,
+    /// Rises with every use; written by the mutex's owner alone.
+    pub uses: AtomicU32,
+    /// `uses` when the service last saw it change, and when that was.
+    pub seen_uses: AtomicU32,
+    pub seen_at_ns: AtomicU64,
+}
+
+/// One request line in the local tier.
+#[repr(C)]
+pub(crate) struct LocalRequestLine {
+    pub mutex: LocalMutex,
+    pub version: AtomicU16,
+    /// One bit for each of its locks that is held.
+    pub held: AtomicU16,
+}
+
+/// The segment, as mapped by this process.
+pub(crate) struct Segment {
+    memory: LocalMemory,
+    locks: usize,
+    request_lines: usize,
+}
+
+impl Segment {
+    const LOCKS_AT: usize = size_of::<Header>().next_multiple_of(64);
+
+    fn requests_at(geometry: &Geometry) -> usize {
+        Self::LOCKS_AT + geometry.locks as usize * size_of::<LocalLock>()
+    }
+
+    /// Bytes that the segment of a pool with this geometry takes.
+    pub fn len_bytes(geometry: &Geometry) -> usize {
+        (Self::requests_at(geometry) + geometry.request_lines() as usize * size_of::<LocalRequestLine>()).next_multiple_of(64)
+    }
+
+    /// Interprets `memory`, which is zero or a segment already.
+    pub fn over(memory: LocalMemory, geometry: &Geometry) -> Result<Self> {
+        if memory.len_bytes < Self::len_bytes(geometry) || !memory.start.as_ptr().addr().is_multiple_of(64) {
+            return Err(Error::Invalid(
+                "the local segment is too small or misaligned: another build made it; stop its processes and remove it".into(),
+            ));
+        }
+        let segment = Segment { memory, locks: geometry.locks as usize, request_lines: geometry.request_lines() as usize };
+        match segment.header().version.compare_exchange(0, VERSION, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(segment),
+            Err(VERSION) => Ok(segment),
+            Err(found) => Err(Error::Invalid(format!(
+                "the local segment has version {found}, this build {VERSION}: stop the older processes of this machine first"
+            ))),
+        }
+    }
+
+    /// The membership.
+    pub fn header(&self) -> &Header {
+        // SAFETY: `over` checked size and alignment, the memory stays mapped with `self`, and Header is atomics only, valid for any bytes.
+        unsafe { self.memory.start.cast::<Header>().as_ref() }
+    }
+
+    /// Lock `lock`, which must be below the pool's number of locks.
+    pub fn lock(&self, lock: u32) -> &LocalLock {
+        &self.all_locks()[lock as usize]
+    }
+
+    /// Every lock.
+    pub fn all_locks(&self) -> &[LocalLock] {
+        // SAFETY: `over` checked that the array lies inside the mapping; LocalLock is atomics only, valid for any bytes.
+        unsafe { std::slice::from_raw_parts(self.memory.start.byte_add(Self::LOCKS_AT).cast::<LocalLock>().as_ptr(), self.locks) }
+    }
+
+    /// Every request line.
+    pub fn request_lines(&self) -> &[LocalRequestLine] {
+        let at = Self::LOCKS_AT + self.locks * size_of::<LocalLock>();
+        // SAFETY: as in `all_locks`.
+        unsafe { std::slice::from_raw_parts(self.memory.start.byte_add(at).cast::<LocalRequestLine>().as_ptr(), self.request_lines) }
+    }
+
+    /// Enters a process into the table; the result is its index.
+    pub fn attach(&self, process: ProcessId) -> Result<usize> {
+        for (index, entry) in self.header().processes.iter().enumerate() {
+            if entry.pid.compare_exchange(0, process.pid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                entry.start.store(process.start, Ordering::Release);
+                entry.generation.fetch_add(1, Ordering::AcqRel);
+                entry.operations.store(0, Ordering::SeqCst);
+                return Ok(index);
+            }
+        }
+        Err(Error::Full {
+            what: "process table of this host",
+            limit: MAX_PROCESSES as u64,
+            advice: "attach fewer processes of this machine",
+        })
+    }
+
+    /// The tag under which a process owns local mutexes.
+    pub fn tag_of(&self, index: usize) -> u32 {
+        let generation = self.header().processes[index].generation.load(Ordering::Acquire) & 0x7fff;
+        generation << 16 | (index as u32 + 1)
+    }
+
+    /// The process that a tag names, if the entry is still that process's.
+    pub fn process_of(&self, tag: u32) -> Option<ProcessId> {
+        let index = (tag & 0xffff).checked_sub(1)? as usize;
+        let entry = self.header().processes.get(index)?;
+        let process = ProcessId { pid: entry.pid.load(Ordering::Acquire), start: entry.start.load(Ordering::Acquire) };
+        (process.pid != 0 && self.tag_of(index) == tag & 0x7fff_ffff).then_some(process)
+    }
+
+    /// Starts over for a new incarnation: every lock idle, no heartbeat. Nobody else may use the segment meanwhile.
+    pub fn reset_locks(&self) {
+        for lock in self.all_locks() {
+            // DIRTY may go: a grant that ends because its incarnation did makes the next holder repair anyway.
+            lock.flags.store(0, Ordering::Release);
+            lock.grant.store(0, Ordering::Release);
+            lock.tag.store(0, Ordering::Release);
+        }
+        for line in self.request_lines() {
+            line.held.store(0, Ordering::Release);
+        }
+    }
+
+    /// Forgets processes that no longer exist and tells how many those were. The caller holds the service mutex.
+    pub fn reap(&self, is_alive: impl Fn(ProcessId) -> bool) -> usize {
+        let mut reaped = 0;
+        for entry in &self.header().processes {
+            let process = ProcessId { pid: entry.pid.load(Ordering::Acquire), start: entry.start.load(Ordering::Acquire) };
+            if process.pid != 0 && process.start != 0 && !is_alive(process) {
+                entry.start.store(0, Ordering::Release);
+                entry.operations.store(0, Ordering::SeqCst);
+                entry.pid.store(0, Ordering::Release);
+                reaped += 1;
+            }
+        }
+        reaped
+    }
+
+    /// Operations under way in all attached processes.
+    pub fn operations(&self) -> u64 {
+        self.header().processes.iter().map(|entry| entry.operations.load(Ordering::SeqCst)).sum()
+    }
+}

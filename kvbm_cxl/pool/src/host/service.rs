@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The host's service: heartbeat, recalls of sticky locks, fences and the re-join after one, proofs stated on this machine.
+//!
+//! Every process of a host may run it; a mutex in the local segment lets one of them work at a time, so that the host's heartbeat does not
+//! depend on a single process.
+
+use super::local_mutex::{Asker, Taken};
+use super::segment::{flag, state};
+use super::{Host, Inner};
+use crate::error::{Error, Result};
+use crate::fault::point;
+use crate::lock::seat;
+use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Summary, VERSIONS_PER_SUMMARY};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Rest between two rounds while a lock changes hands, in nanoseconds.
+const BUSY_REST_NS: u64 = 20_000;
+
+impl Inner {
+    /// [`Host::service_round`].
+    pub fn service_round(&self) -> Result<u64> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        let is_alive = |tag| self.is_tag_alive(tag);
+        let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
+        let service = &self.segment.header().service;
+        let mut busy = false;
+        if service.try_lock_or_inherit(&asker).is_some() {
+            let served = self.serve_host();
+            service.unlock(&*self.platform);
+            busy |= served?;
+        }
+        busy |= self.manage()?;
+        Ok(if busy { BUSY_REST_NS } else { self.config.poll_us * 1_000 })
+    }
+
+    /// What only one process at a time does for the host; true when a lock is about to change hands.
+    fn serve_host(&self) -> Result<bool> {
+        match self.state() {
+            state::LIVE => {
+                self.beat()?;
+                self.check_fences_of_service()?;
+                self.serve_recalls()
+            }
+            state::FENCED => {
+                self.join_again()?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn beat(&self) -> Result<()> {
+        let header = self.segment.header();
+        let now_ns = self.platform.now_ns();
+        if now_ns.saturating_sub(header.heartbeat_at_ns.load(Ordering::Relaxed)) < self.config.heartbeat_ms * 1_000_000 {
+            return Ok(());
+        }
+        header.heartbeat_at_ns.store(now_ns, Ordering::Relaxed);
+        header.heartbeat.fetch_add(1, Ordering::Relaxed);
+        self.publish_summary(0)?;
+        if self.segment.reap(|process| self.platform.is_alive(process)) > 0 {
+            self.recover_locks_of_the_dead()?;
+        }
+        if let Some(newest) = seat::newest(&self.lines)? {
+            header.manager_seat.store(newest.seat as u32, Ordering::Relaxed);
+        }
+        // Two machines with one identity cannot be kept apart, but they can be noticed: someone else writes our line.
+        let identity: Identity = self.lines.fetch(self.slot().into())?;
+        if identity.nonce != self.nonce() && identity.incarnation >= self.incarnation() {
+            header.state.store(state::FOREIGN, Ordering::SeqCst);
+            return Err(self.not_live(state::FOREIGN));
+        }
+        Ok(())
+    }
+
+    fn check_fences_of_service(&self) -> Result<()> {
+        match self.check_fences(self.incarnation()) {
+            Err(Error::Fenced { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Gives back what the manager wants back, and what nobody here used for long.
+    fn serve_recalls(&self) -> Result<bool> {
+        let held: Vec<u32> = self.held_locks().collect();
+        if held.is_empty() {
+            return Ok(false);
+        }
+        let seat = u64::from(self.segment.header().manager_seat.load(Ordering::Relaxed));
+        let first = seat * self.geometry().grant_lines();
+        let mut indexes: Vec<u64> = held.iter().map(|lock| first + u64::from(*lock) / LOCKS_PER_GRANT as u64).collect();
+        indexes.dedup();
+        let mut fetched: Vec<Result<GrantLine>> = Vec::with_capacity(indexes.len());
+        self.lines.fetch_many(&indexes, &mut fetched)?;
+        let mut busy = false;
+        for lock in held {
+            let at = first + u64::from(lock) / LOCKS_PER_GRANT as u64;
+            let Some(Ok(line)) = indexes.iter().position(|index| *index == at).map(|position| &fetched[position]) else { continue };
+            let grant = &line.grants[lock as usize % LOCKS_PER_GRANT];
+            let local = self.segment.lock(lock);
+            let recalled = grant.flags & Grant::RECALL != 0
+                && grant.number == local.grant.load(Ordering::Acquire)
+                && u32::from(grant.slot) == self.slot()
+                && grant.incarnation == self.incarnation();
+            if recalled {
+                local.flags.fetch_or(flag::RECALL, Ordering::AcqRel);
+                busy = true;
+            }
+            if recalled || self.is_idle(lock) {
+                self.give_back_if_unused(lock)?;
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Locks that this host holds.
+    pub(crate) fn held_locks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.segment.request_lines().iter().enumerate().flat_map(|(line, local)| {
+            let held = local.held.load(Ordering::Acquire);
+            (0..LOCKS_PER_REQUEST as u32)
+                .filter(move |bit| held & 1 << bit != 0)
+                .map(move |bit| line as u32 * LOCKS_PER_REQUEST as u32 + bit)
+        })
+    }
+
+    fn is_idle(&self, lock: u32) -> bool {
+        let local = self.segment.lock(lock);
+        let (uses, now_ns) = (local.uses.load(Ordering::Relaxed), self.platform.now_ns());
+        if local.seen_uses.swap(uses, Ordering::Relaxed) != uses {
+            local.seen_at_ns.store(now_ns, Ordering::Relaxed);
+            return false;
+        }
+        now_ns.saturating_sub(local.seen_at_ns.load(Ordering::Relaxed)) > self.config.idle_release_ms * 1_000_000
+    }
+
+    fn give_back_if_unused(&self, lock: u32) -> Result<()> {
+        let Ok(_incarnation) = self.begin_operation() else { return Ok(()) };
+        let local = self.segment.lock(lock);
+        let mut result = Ok(());
+        let is_alive = |tag| self.is_tag_alive(tag);
+        if let Some(taken) = local.mutex.try_lock_or_inherit(&Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive }) {
+            self.note_inherited(lock, taken);
+            if local.flags.load(Ordering::Acquire) & flag::GRANTED != 0 {
+                result = self.give_back(lock);
+            }
+            local.mutex.unlock(&*self.platform);
+        }
+        self.end_operation();
+        result
+    }
+
+    /// A process of this host died: what it asked for is cancelled, what it held is marked for repair, and what it may have changed in the
+    /// segment without publishing is published.
+    fn recover_locks_of_the_dead(&self) -> Result<()> {
+        let Ok(_incarnation) = self.begin_operation() else { return Ok(()) };
+        let is_alive = |tag| self.is_tag_alive(tag);
+        let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
+        for (lock, local) in self.segment.all_locks().iter().enumerate() {
+            if local.mutex.is_locked()
+                && let Some(taken) = local.mutex.try_lock_or_inherit(&asker)
+            {
+                self.note_inherited(lock as u32, taken);
+                local.mutex.unlock(&*self.platform);
+            }
+        }
+        let lines = 0..self.geometry().request_lines();
+        let result = lines
+            .map(|line| self.publish_request_line(line))
+            .chain((0..self.geometry().summary_lines()).map(|line| self.publish_summary(line)))
+            .collect();
+        self.end_operation();
+        result
+    }
+
+    /// The local mutex of `lock` came from a dead process: its critical section was cut short, or its request has nobody who waits for it.
+    pub(crate) fn note_inherited(&self, lock: u32, taken: Taken) {
+        if taken == Taken::Clean {
+            return;
+        }
+        let flags = &self.segment.lock(lock).flags;
+        let found = flags.load(Ordering::Acquire);
+        if found & flag::GRANTED != 0 {
+            flags.fetch_or(flag::REPAIR | flag::DIRTY, Ordering::AcqRel);
+        } else {
+            flags.store(found & (flag::DIRTY | flag::CLEAN), Ordering::Release);
+        }
+    }
+
+    /// FENCED: once no operation runs any more, acknowledge (mode S may now hand our locks over) and join again.
+    fn join_again(&self) -> Result<()> {
+        self.segment.reap(|process| self.platform.is_alive(process));
+        if self.segment.operations() > 0 {
+            return Ok(());
+        }
+        point!("fenced.quiet");
+        self.publish_identity(Identity::LIVE, self.incarnation())?;
+        point!("fenced.acknowledged");
+        self.segment.reset_locks();
+        let deadline_ns = self.platform.now_ns() + self.config.suspect_ms * 1_000_000;
+        match self.take_slot(Some(self.slot()), false, deadline_ns) {
+            Err(Error::Timeout { .. } | Error::SlotInUse { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Publishes summary line `line` of this host from the segment.
+    pub(crate) fn publish_summary(&self, line: u64) -> Result<()> {
+        let header = self.segment.header();
+        self.with_mutex(&header.summary, || {
+            let mut summary =
+                Summary { incarnation: self.incarnation(), heartbeat: header.heartbeat.load(Ordering::Acquire), ..Summary::default() };
+            let first = line as usize * VERSIONS_PER_SUMMARY;
+            for (version, local) in summary.versions.iter_mut().zip(self.segment.request_lines().iter().skip(first)) {
+                *version = local.version.load(Ordering::Acquire);
+            }
+            self.lines.publish(u64::from(self.slot()) * self.geometry().summary_lines() + line, summary)
+        })
+    }
+}
+
+/// The service on a thread of its own; dropping it stops the thread.
+pub struct Service {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Service {
+    pub(super) fn start(host: &Host) -> Result<Service> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (host, stopped) = (host.clone(), stop.clone());
+        let run = move || {
+            while !stopped.load(Ordering::Acquire) {
+                let rest_ns = match host.service_round() {
+                    Ok(rest_ns) => rest_ns,
+                    Err(Error::Closed) => return,
+                    // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too and report it.
+                    Err(_) => host.config().heartbeat_ms * 1_000_000,
+                };
+                std::thread::park_timeout(Duration::from_nanos(rest_ns));
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("cxl-service".into())
+            .spawn(run)
+            .map_err(|source| Error::Os { what: "start the service thread".into(), source })?;
+        Ok(Service { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic of the service is a bug of ours; it has been printed, and there is nobody to hand it to in a drop.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The global tier on the host's side: H1 to H3, release and cancel (LOCKS.md section 3).
+
+use super::{LockId, seat};
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::host::Inner;
+use crate::host::segment::{LocalLock, flag, state};
+use crate::limits::MAX_NUMBER;
+use crate::media::{Grant, GrantLine, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, RequestLine, VERSIONS_PER_SUMMARY};
+use std::sync::atomic::Ordering;
+
+/// Polls of one manager's grant line before the host asks again who the manager is.
+const POLLS_PER_SEAT: u32 = 100;
+
+/// A grant that was seen and not yet accepted.
+struct Seen {
+    seat: u64,
+    tag: u32,
+    grant: Grant,
+}
+
+impl Inner {
+    /// Makes the lock this host's, whose local mutex the caller holds within an operation of `incarnation`; returns the grant number.
+    pub(super) fn obtain(&self, lock: LockId, incarnation: u32, mut deadline_ns: impl FnMut() -> u64, timeout_ms: u64) -> Result<u32> {
+        let local = self.segment.lock(lock);
+        let flags = local.flags.load(Ordering::Acquire);
+        if flags & flag::GRANTED != 0 {
+            if flags & flag::RECALL == 0 {
+                local.uses.store(local.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                return Ok(local.grant.load(Ordering::Acquire));
+            }
+            self.give_back(lock)?;
+        }
+        let deadline_ns = deadline_ns();
+        self.request(lock, local)?;
+        point!("lock.requested");
+        let mut polls = 0;
+        loop {
+            if self.state() != state::LIVE {
+                return Err(self.not_live(self.state()));
+            }
+            if self.platform.now_ns() >= deadline_ns {
+                self.cancel(lock, local)?;
+                return Err(Error::Timeout { what: format!("lock {lock}"), timeout_ms });
+            }
+            match self.poll(lock, local, incarnation) {
+                Ok(Some(seen)) => {
+                    self.take(lock, local, &seen);
+                    point!("lock.accepted");
+                    return Ok(seen.grant.number);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    self.cancel(lock, local)?;
+                    return Err(error);
+                }
+            }
+            polls += 1;
+            if polls % POLLS_PER_SEAT == 0 {
+                self.look_for_manager()?;
+            }
+            self.platform.relax(polls);
+        }
+    }
+
+    /// H1
+    fn request(&self, lock: LockId, local: &LocalLock) -> Result<()> {
+        let number = local.number.load(Ordering::Acquire) + 1;
+        if number >= MAX_NUMBER {
+            return Err(Error::Full {
+                what: "request numbers of this lock",
+                limit: MAX_NUMBER.into(),
+                advice: "leave the pool and join again",
+            });
+        }
+        let dirty = local.flags.load(Ordering::Acquire) & flag::DIRTY;
+        local.number.store(number, Ordering::Release);
+        local.flags.store(flag::WANT | dirty, Ordering::Release);
+        self.publish_request(lock)
+    }
+
+    /// H2 and H3: one look at the manager's grant; `Some` when the lock is ours for every later manager too.
+    fn poll(&self, lock: LockId, local: &LocalLock, incarnation: u32) -> Result<Option<Seen>> {
+        let early = if mutant!("check_before_grant_read") { seat::newest(&self.lines)? } else { None };
+        let seat = u64::from(self.segment.header().manager_seat.load(Ordering::Relaxed));
+        let line: GrantLine =
+            self.lines.fetch(seat::copy_of(seat) * self.geometry().grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64)?;
+        let grant = line.grants[lock as usize % LOCKS_PER_GRANT];
+        let mine = line.tag != 0
+            && grant.number != 0
+            && u32::from(grant.slot) == self.slot()
+            && (grant.incarnation == incarnation || mutant!("no_incarnation"))
+            && (grant.request == local.number.load(Ordering::Acquire) as u16 || mutant!("no_reqno"));
+        if !mine {
+            return Ok(None);
+        }
+        let seen = Seen { seat, tag: line.tag, grant };
+        point!("lock.seen");
+        if mutant!("accept_without_check") {
+            return Ok(Some(seen));
+        }
+        if mutant!("check_before_grant_read") {
+            return Ok(early.is_none_or(|newest| newest.epoch <= seen.tag).then_some(seen));
+        }
+        if mutant!("check_own_manager_only") {
+            let own: crate::media::Seat = self.lines.fetch(seen.seat)?;
+            return Ok((own.epoch <= seen.tag).then_some(seen));
+        }
+        if mutant!("manager_self_shortcut") && self.is_own_seat(seen.seat) {
+            return Ok(Some(seen));
+        }
+        match seat::newest(&self.lines)? {
+            Some(newest) if newest.epoch > seen.tag => {
+                self.segment.header().manager_seat.store(newest.seat as u32, Ordering::Relaxed);
+                Ok(None)
+            }
+            _ => Ok(Some(seen)),
+        }
+    }
+
+    fn take(&self, lock: LockId, local: &LocalLock, seen: &Seen) {
+        let mut flags = local.flags.load(Ordering::Acquire) & flag::DIRTY | flag::WANT | flag::GRANTED;
+        if seen.grant.flags & Grant::REPAIR != 0 {
+            flags = flags & !flag::DIRTY | flag::REPAIR;
+        }
+        if seen.grant.flags & Grant::RECALL != 0 {
+            flags |= flag::RECALL;
+        }
+        local.grant.store(seen.grant.number, Ordering::Release);
+        local.tag.store(seen.tag, Ordering::Release);
+        // Last, so that who inherits the mutex from a dead process finds a complete grant or none.
+        local.flags.store(flags, Ordering::Release);
+        self.mark_held(lock, true);
+    }
+
+    /// RELEASE of the global tier. The caller holds the local mutex within an operation.
+    pub(crate) fn give_back(&self, lock: LockId) -> Result<()> {
+        let local = self.segment.lock(lock);
+        let flags = local.flags.load(Ordering::Acquire);
+        let after = if flags & flag::REPAIR == 0 { flag::CLEAN } else { flags & flag::DIRTY };
+        local.flags.store(after, Ordering::Release);
+        self.mark_held(lock, false);
+        point!("lock.released");
+        self.publish_request(lock)
+    }
+
+    /// CANCEL: a grant that still arrives for this request is void.
+    fn cancel(&self, lock: LockId, local: &LocalLock) -> Result<()> {
+        let dirty = local.flags.load(Ordering::Acquire) & flag::DIRTY;
+        let clean = if mutant!("cancel_counts_as_repaired") { flag::CLEAN } else { 0 };
+        local.flags.store(dirty | clean, Ordering::Release);
+        point!("lock.cancelled");
+        self.publish_request(lock)
+    }
+
+    /// Gives every held lock back; the host is leaving and no operation runs.
+    pub(crate) fn give_all_back(&self) -> Result<()> {
+        let held: Vec<LockId> = self.held_locks().collect();
+        held.into_iter().try_for_each(|lock| self.give_back(lock))
+    }
+
+    fn mark_held(&self, lock: LockId, held: bool) {
+        let line = &self.segment.request_lines()[lock as usize / LOCKS_PER_REQUEST];
+        let bit = 1 << (lock as usize % LOCKS_PER_REQUEST);
+        if held {
+            line.held.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            line.held.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    fn look_for_manager(&self) -> Result<()> {
+        if let Some(newest) = seat::newest(&self.lines)? {
+            self.segment.header().manager_seat.store(newest.seat as u32, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Publishes the request line of `lock`, then the summary that announces it.
+    fn publish_request(&self, lock: LockId) -> Result<()> {
+        let line = u64::from(lock) / LOCKS_PER_REQUEST as u64;
+        self.publish_request_line(line)?;
+        point!("lock.request_published");
+        self.publish_summary(line / VERSIONS_PER_SUMMARY as u64)
+    }
+
+    /// Publishes request line `line` of this host from the segment.
+    pub(crate) fn publish_request_line(&self, line: u64) -> Result<()> {
+        let shared = &self.segment.request_lines()[line as usize];
+        self.with_mutex(&shared.mutex, || {
+            let mut published = RequestLine { incarnation: self.incarnation(), ..RequestLine::default() };
+            let first = line as usize * LOCKS_PER_REQUEST;
+            for (request, local) in published.requests.iter_mut().zip(self.segment.all_locks().iter().skip(first)) {
+                request.number = local.number.load(Ordering::Acquire);
+                request.flags = local.flags.load(Ordering::Acquire) & flag::PUBLISHED;
+            }
+            self.lines.publish(u64::from(self.slot()) * self.geometry().request_lines() + line, published)?;
+            shared.version.fetch_add(1, Ordering::AcqRel);
+            Ok(())
+        })
+    }
+}

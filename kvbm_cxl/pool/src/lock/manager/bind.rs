@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Binding slots to machines that ask for one (J3's other half), and free seats to machines that joined.
+
+use super::Active;
+use super::hosts::HostView;
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::host::Inner;
+use crate::limits::{JOINBOXES, MAX_NUMBER};
+use crate::lock::seat;
+use crate::media::{Binding, Identity, JoinBox};
+
+impl Inner {
+    /// Reads the join boxes and binds what may be bound.
+    pub(super) fn serve_join_boxes(&self, active: &mut Active, now_ns: u64) -> Result<()> {
+        let indexes: Vec<u64> = (0..JOINBOXES as u64).collect();
+        let mut boxes: Vec<Result<JoinBox>> = Vec::with_capacity(JOINBOXES);
+        self.lines.fetch_many(&indexes, &mut boxes)?;
+        // Anybody may write a join box, so a damaged one is nothing but a request that has to be repeated.
+        for ask in boxes.into_iter().flatten() {
+            if ask.machine != [0; 16] && ask.nonce != [0; 16] && ask.slot < self.geometry().slots {
+                self.serve_join_box(active, &ask, now_ns)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn serve_join_box(&self, active: &mut Active, ask: &JoinBox, now_ns: u64) -> Result<()> {
+        let Some(bound) = active.bindings[ask.slot as usize] else { return Ok(()) };
+        if ask.nonce == bound.nonce {
+            return Ok(());
+        }
+        // Equality of nonces, not of numbers: an undecided binding of a stale manager may have used the same incarnation number.
+        let names_it = if mutant!("join.prev_is_number") {
+            self.number_of(ask.slot, &ask.previous)? == bound.incarnation
+        } else {
+            ask.previous == bound.nonce || mutant!("join.no_prev_match")
+        };
+        if !names_it || !self.is_free_for(active, ask, &bound)? {
+            return Ok(());
+        }
+        let standing = active.standings[ask.slot as usize];
+        let incarnation = bound.incarnation.max(standing.fenced).max(standing.dead) + 1;
+        if incarnation >= MAX_NUMBER {
+            return Err(Error::Full { what: "incarnations of a slot", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
+        }
+        point!("manager.before_bind");
+        self.bind(active, ask.slot as usize, Binding { incarnation, machine: ask.machine, nonce: ask.nonce, ..Binding::default() })?;
+        point!("manager.bound");
+        active.hosts[ask.slot as usize] = HostView::new(self.geometry(), now_ns);
+        Ok(())
+    }
+
+    fn is_free_for(&self, active: &Active, ask: &JoinBox, bound: &Binding) -> Result<bool> {
+        // The machine itself vouches through its local lock (J1) that its previous incarnation has stopped.
+        if bound.incarnation == 0 || ask.machine == bound.machine {
+            return Ok(true);
+        }
+        let standing = active.standings[ask.slot as usize];
+        if standing.dead >= bound.incarnation || (mutant!("join.suspicion_is_proof") && standing.fenced >= bound.incarnation) {
+            return Ok(true);
+        }
+        match self.lines.fetch::<Identity>(ask.slot.into()) {
+            Ok(identity) => {
+                Ok(identity.state == Identity::LEFT && identity.incarnation == bound.incarnation && identity.nonce == bound.nonce)
+            }
+            Err(Error::BadLine { .. }) => Ok(false),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// The incarnation number that a nonce stands for in any seat's copy (only where numbers are compared against the rule).
+    fn number_of(&self, slot: u32, nonce: &[u8; 16]) -> Result<u32> {
+        let geometry = self.geometry();
+        for seat in 0..u64::from(geometry.seats) {
+            let copy: Binding = self.lines.fetch(seat * geometry.bindings() + u64::from(slot))?;
+            if copy.nonce == *nonce {
+                return Ok(copy.incarnation);
+            }
+        }
+        Ok(u32::MAX)
+    }
+
+    /// Binds seats that the superblock leaves free to machines that have joined, so that the role survives this machine.
+    ///
+    /// A seat's own lines were never written before it is bound, and a binding is decided like a grant, so no line ever gets a second writer.
+    pub(super) fn seat_machines(&self, active: &mut Active, now_ns: u64) -> Result<()> {
+        let geometry = *self.geometry();
+        let slots = geometry.slots as usize;
+        for seat in 0..geometry.seats as usize {
+            let fixed = self.config.seats.get(seat).is_some_and(|machine| !machine.is_none());
+            let Some(binding) = active.bindings[slots + seat] else { continue };
+            if fixed || binding.incarnation != 0 {
+                continue;
+            }
+            let is_seated = |machine: &[u8; 16]| {
+                self.config.seats.iter().any(|seated| seated.0 == *machine)
+                    || active.bindings[slots..].iter().flatten().any(|seated| seated.incarnation != 0 && seated.machine == *machine)
+            };
+            let candidate = (0..slots).find_map(|slot| {
+                let bound = active.bindings[slot].filter(|bound| bound.incarnation != 0)?;
+                let view = &active.hosts[slot];
+                let beats =
+                    view.has_beaten(bound.incarnation) && now_ns.saturating_sub(view.moved_at_ns) < self.config.suspect_ms * 1_000_000;
+                (beats && active.standings[slot].fenced < bound.incarnation && !is_seated(&bound.machine)).then_some(bound)
+            });
+            let Some(candidate) = candidate else { return Ok(()) };
+            let binding = Binding { incarnation: 1, machine: candidate.machine, nonce: candidate.nonce, ..Binding::default() };
+            self.bind(active, slots + seat, binding)?;
+            point!("manager.seated");
+        }
+        Ok(())
+    }
+
+    fn bind(&self, active: &mut Active, index: usize, binding: Binding) -> Result<()> {
+        let binding = Binding { tag: active.epoch, ..binding };
+        self.lines.publish(seat::copy_of(active.seat) * self.geometry().bindings() + index as u64, binding)?;
+        active.bindings[index] = Some(binding);
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the manager knows of the hosts: heartbeats, requests, suspicion.
+
+use super::Active;
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::host::Inner;
+use crate::media::{Geometry, Identity, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
+
+/// One slot, as the manager last saw it.
+pub(super) struct HostView {
+    /// Heartbeat and the incarnation that it belongs to.
+    heartbeat: (u32, u64),
+    /// When the heartbeat last moved, on this manager's clock.
+    pub moved_at_ns: u64,
+    /// Per request line: the version announced, `None` before the first look.
+    versions: Vec<Option<(u32, u16)>>,
+    /// Per request line: the incarnation in it.
+    incarnations: Vec<u32>,
+    /// Per lock.
+    requests: Vec<Request>,
+    /// The next request line that is looked at although nothing announced news: versions may wrap while a manager is paused.
+    next_check: u64,
+}
+
+impl HostView {
+    pub fn new(geometry: &Geometry, now_ns: u64) -> Self {
+        HostView {
+            heartbeat: (0, 0),
+            moved_at_ns: now_ns,
+            versions: vec![None; geometry.request_lines() as usize],
+            incarnations: vec![0; geometry.request_lines() as usize],
+            requests: vec![Request::default(); geometry.locks as usize],
+            next_check: 0,
+        }
+    }
+
+    /// Whether a heartbeat of this incarnation was seen.
+    pub fn has_beaten(&self, incarnation: u32) -> bool {
+        self.heartbeat.0 == incarnation && self.heartbeat.1 > 0
+    }
+
+    /// The request of `lock` and the incarnation that made it.
+    pub fn request(&self, lock: u32) -> (u32, Request) {
+        (self.incarnations[lock as usize / LOCKS_PER_REQUEST], self.requests[lock as usize])
+    }
+}
+
+impl Inner {
+    /// One summary fetch per bound slot; request lines with news are fetched and their waiters queued. True when there was news.
+    pub(super) fn look_at_hosts(&self, active: &mut Active, now_ns: u64) -> Result<bool> {
+        let geometry = *self.geometry();
+        let bound: Vec<u32> = (0..geometry.slots).filter(|slot| active.bound(*slot).is_some()).collect();
+        let mut news = false;
+        for part in 0..geometry.summary_lines() {
+            let indexes: Vec<u64> = bound.iter().map(|slot| u64::from(*slot) * geometry.summary_lines() + part).collect();
+            let mut summaries: Vec<Result<Summary>> = Vec::with_capacity(indexes.len());
+            self.lines.fetch_many(&indexes, &mut summaries)?;
+            for (slot, summary) in bound.iter().zip(summaries) {
+                match summary {
+                    Ok(summary) => news |= self.look_at_host(active, *slot, part, &summary, now_ns)?,
+                    // A damaged summary hides the heartbeat: the host is suspected in time.
+                    Err(Error::BadLine { .. }) => {}
+                    Err(other) => return Err(other),
+                }
+            }
+        }
+        Ok(news)
+    }
+
+    fn look_at_host(&self, active: &mut Active, slot: u32, part: u64, summary: &Summary, now_ns: u64) -> Result<bool> {
+        let geometry = *self.geometry();
+        let view = &mut active.hosts[slot as usize];
+        let mut check = None;
+        if part == 0 && view.heartbeat != (summary.incarnation, summary.heartbeat) {
+            view.heartbeat = (summary.incarnation, summary.heartbeat);
+            view.moved_at_ns = now_ns;
+            check = Some(view.next_check);
+            view.next_check = (view.next_check + 1) % geometry.request_lines();
+        }
+        let mut changed = Vec::new();
+        let first = part * VERSIONS_PER_SUMMARY as u64;
+        for (line, version) in (first..geometry.request_lines()).zip(summary.versions) {
+            let announced = Some((summary.incarnation, version));
+            if view.versions[line as usize] != announced {
+                view.versions[line as usize] = announced;
+                changed.push(line);
+            }
+        }
+        let news = !changed.is_empty();
+        changed.extend(check.filter(|line| !changed.contains(line)));
+        for line in changed {
+            match self.lines.fetch::<RequestLine>(u64::from(slot) * geometry.request_lines() + line) {
+                Ok(requests) => active.note_requests(slot, line, &requests),
+                Err(Error::BadLine { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(news)
+    }
+
+    /// Fences every host whose heartbeat stands still for too long on this manager's clock.
+    pub(super) fn suspect_hosts(&self, active: &mut Active, now_ns: u64) -> Result<()> {
+        if mutant!("no_suspicion") {
+            return Ok(());
+        }
+        let patience_ns = self.config.suspect_ms * 1_000_000;
+        for slot in 0..self.geometry().slots {
+            let Some(incarnation) = active.bound(slot) else { continue };
+            let still_ns = now_ns.saturating_sub(active.hosts[slot as usize].moved_at_ns);
+            if still_ns <= patience_ns || active.standings[slot as usize].fenced >= incarnation {
+                continue;
+            }
+            let identity: Identity = match self.lines.fetch(slot.into()) {
+                Ok(identity) => identity,
+                Err(Error::BadLine { .. }) => Identity::default(),
+                Err(other) => return Err(other),
+            };
+            if identity.state == Identity::LEFT && identity.incarnation >= incarnation {
+                continue;
+            }
+            point!("manager.suspects");
+            if mutant!("grant_before_fence") {
+                active.standings[slot as usize].fenced = incarnation;
+                active.late_fences.push((slot, incarnation));
+            } else {
+                self.publish_fence(active, slot, incarnation)?;
+            }
+            point!("manager.fenced");
+        }
+        Ok(())
+    }
+}
+
+impl Active {
+    /// The incarnation bound to `slot` in this manager's own copy.
+    pub(super) fn bound(&self, slot: u32) -> Option<u32> {
+        self.bindings[slot as usize].as_ref().map(|binding| binding.incarnation).filter(|incarnation| *incarnation != 0)
+    }
+
+    fn note_requests(&mut self, slot: u32, line: u64, fetched: &RequestLine) {
+        let view = &mut self.hosts[slot as usize];
+        view.incarnations[line as usize] = fetched.incarnation;
+        let first = line as usize * LOCKS_PER_REQUEST;
+        for (lock, request) in (first..view.requests.len()).zip(fetched.requests) {
+            view.requests[lock] = request;
+            if request.flags & Request::WANT != 0 && !self.queues[lock].contains(&slot) {
+                self.queues[lock].push_back(slot);
+            }
+        }
+    }
+}

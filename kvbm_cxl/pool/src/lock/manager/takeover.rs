@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Claim, collect, adopt (M1 to M4): Disk Paxos with one disk, each grant or binding line one register.
+
+use super::Active;
+use super::hosts::HostView;
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::host::{Inner, Standing};
+use crate::limits::MAX_NUMBER;
+use crate::lock::seat;
+use crate::media::{Binding, DeathLine, FenceLine, GrantLine, LOCKS_PER_GRANT, MediaLine, Seat};
+use std::collections::VecDeque;
+
+/// A register line: has a tag that orders its copies.
+pub(super) trait Tagged: MediaLine {
+    fn tag(&self) -> u32;
+    fn with_tag(self, tag: u32) -> Self;
+    /// Highest number in it, for the rule that must not be used to choose a copy.
+    fn number(&self) -> u32;
+}
+
+impl Tagged for GrantLine {
+    fn tag(&self) -> u32 {
+        self.tag
+    }
+    fn with_tag(self, tag: u32) -> Self {
+        GrantLine { tag, ..self }
+    }
+    fn number(&self) -> u32 {
+        self.grants.iter().map(|grant| grant.number).max().unwrap_or(0)
+    }
+}
+
+impl Tagged for Binding {
+    fn tag(&self) -> u32 {
+        self.tag
+    }
+    fn with_tag(self, tag: u32) -> Self {
+        Binding { tag, ..self }
+    }
+    fn number(&self) -> u32 {
+        self.incarnation
+    }
+}
+
+impl Inner {
+    /// Claims the role for `seat`; `None` when another seat claimed a higher epoch meanwhile.
+    pub(super) fn take_over(&self, seat: u64) -> Result<Option<Active>> {
+        let geometry = *self.geometry();
+        // M1
+        let seen = seat::all(&self.lines)?.iter().map(|seat| seat.epoch).max().unwrap_or(0);
+        let epoch = seat::next_epoch(seat, geometry.seats.into(), seen);
+        if epoch >= MAX_NUMBER.into() {
+            return Err(Error::Full { what: "manager epochs", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
+        }
+        let epoch = epoch as u32;
+        let early = if mutant!("collect_before_claim") {
+            Some((self.collect::<GrantLine>(seat, geometry.grant_lines())?, self.collect::<Binding>(seat, geometry.bindings())?))
+        } else {
+            None
+        };
+        // M2
+        point!("manager.before_claim");
+        let beat = 1;
+        self.lines.publish(seat, Seat { epoch, beat, machine: self.platform.machine().0, ..Seat::default() })?;
+        point!("manager.claimed");
+        // M3, strictly after M2
+        let (grants, bindings) = match early {
+            Some(early) => early,
+            None => (self.collect(seat, geometry.grant_lines())?, self.collect(seat, geometry.bindings())?),
+        };
+        point!("manager.collected");
+        // M4
+        let grants = self.adopt(seat, epoch, grants)?;
+        let bindings = self.adopt(seat, epoch, bindings)?;
+        point!("manager.adopted");
+        let now_ns = self.platform.now_ns();
+        let (fences, deaths) = self.own_rows(seat)?;
+        let mut active = Active {
+            seat,
+            epoch,
+            beat,
+            beat_at_ns: now_ns,
+            grants,
+            bindings,
+            fences,
+            deaths,
+            standings: vec![Standing::default(); geometry.slots as usize],
+            hosts: (0..geometry.slots).map(|_| HostView::new(&geometry, now_ns)).collect(),
+            queues: vec![VecDeque::new(); geometry.locks as usize],
+            boxes_at_ns: 0,
+            late_fences: Vec::new(),
+        };
+        self.rebuild_queues(&mut active, now_ns)?;
+        Ok(Some(active))
+    }
+
+    /// M3: for each register the copy with the highest tag; `None` where a damaged copy may hide a higher one.
+    fn collect<T: Tagged>(&self, own_seat: u64, per_seat: u64) -> Result<Vec<Option<T>>> {
+        let seats = u64::from(self.geometry().seats);
+        let mut copies: Vec<Result<T>> = Vec::with_capacity(seats as usize);
+        let mut adopted = Vec::with_capacity(per_seat as usize);
+        for line in 0..per_seat {
+            let indexes: Vec<u64> = if mutant!("no_collect") {
+                vec![own_seat * per_seat + line]
+            } else {
+                (0..seats).map(|seat| seat::copy_of(seat) * per_seat + line).collect()
+            };
+            self.lines.fetch_many(&indexes, &mut copies)?;
+            let mut best: Option<T> = None;
+            let mut damaged = false;
+            for copy in copies.drain(..) {
+                match copy {
+                    Ok(copy) => {
+                        let better = best.as_ref().is_none_or(|best| {
+                            if mutant!("adopt_by_grant_number") { copy.number() > best.number() } else { copy.tag() > best.tag() }
+                        });
+                        if better {
+                            best = Some(copy);
+                        }
+                    }
+                    Err(Error::BadLine { .. }) => damaged = true,
+                    Err(other) => return Err(other),
+                }
+            }
+            adopted.push(if damaged { None } else { best });
+        }
+        Ok(adopted)
+    }
+
+    /// M4: publishes every collected register as this seat's own copy under its epoch.
+    fn adopt<T: Tagged>(&self, seat: u64, epoch: u32, collected: Vec<Option<T>>) -> Result<Vec<Option<T>>> {
+        let per_seat = collected.len() as u64;
+        let mut own = Vec::with_capacity(collected.len());
+        for (line, value) in collected.into_iter().enumerate() {
+            let value = value.map(|value| value.with_tag(epoch));
+            if let Some(value) = value {
+                self.lines.publish(seat::copy_of(seat) * per_seat + line as u64, value)?;
+            }
+            own.push(value);
+        }
+        Ok(own)
+    }
+
+    /// This seat's fence and death rows: kept for ever, so they are read back from where this machine wrote them.
+    fn own_rows(&self, seat: u64) -> Result<(Vec<FenceLine>, Vec<DeathLine>)> {
+        let per_seat = self.geometry().fence_lines();
+        let indexes: Vec<u64> = (seat * per_seat..(seat + 1) * per_seat).collect();
+        let mut fences: Vec<Result<FenceLine>> = Vec::new();
+        self.lines.fetch_many(&indexes, &mut fences)?;
+        let mut deaths: Vec<Result<DeathLine>> = Vec::new();
+        self.lines.fetch_many(&indexes, &mut deaths)?;
+        Ok((fences.into_iter().collect::<Result<_>>()?, deaths.into_iter().collect::<Result<_>>()?))
+    }
+
+    /// Publishes the grant copies of `seat` empty: what a restarted seat machine must not do (only with that rule dropped).
+    pub(super) fn clear_rows(&self, seat: u64) -> Result<()> {
+        let per_seat = self.geometry().grant_lines();
+        (0..per_seat).try_for_each(|line| self.lines.publish(seat * per_seat + line, GrantLine::default()))
+    }
+
+    /// After a takeover: every request of every bound slot is looked at, and waiters queue in slot order behind the last holder.
+    fn rebuild_queues(&self, active: &mut Active, now_ns: u64) -> Result<()> {
+        self.look_at_hosts(active, now_ns)?;
+        let slots = self.geometry().slots;
+        for (lock, queue) in active.queues.iter_mut().enumerate() {
+            let holder = active.grants[lock / LOCKS_PER_GRANT].map_or(0, |line| u32::from(line.grants[lock % LOCKS_PER_GRANT].slot));
+            queue.make_contiguous().sort_by_key(|slot| (slot + slots - holder - 1) % slots);
+        }
+        Ok(())
+    }
+}

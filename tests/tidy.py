@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house rules as functions of (path, text) that yield (line, reason), and of the whole tree where a rule spans files."""
+
+import re
+import subprocess
+from pathlib import Path, PurePosixPath
+
+from rust_text import line_of, masked, without_tests
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINE_CHARS = 140
+MAX_FILE_LINES = 700
+LONG_FILE_LINES = 500
+
+C_SUFFIXES = {".c", ".h", ".cc", ".cpp", ".hpp"}
+SCRIPT_SUFFIXES = {".py", ".sh", ".toml", ".in", ".yml", ".yaml"}
+SCRIPT_NAMES = {"Makefile", ".clang-format"}
+
+# Where each exception to a rule stands, and why. A path that no longer exists fails `stale_exceptions`.
+LINE_LENGTH_EXCEPTIONS = {"docs/protocols/models/": "one transition per line is how a model is read"}
+PANIC_ROOTS = ("kvbm_cxl/pool/src/", "kvbm_cxl/capi/src/", "kvbm_cxl/ctl/src/")
+INSTRUCTION_HOME = "kvbm_cxl/pool/src/coherence/"
+INSTRUCTION_EXCEPTIONS = {}  # path of an example that measures the bare instructions -> why
+# Mutants whose one rule has several places in the code, and why. All places are dropped together.
+SHARED_FAULT_NAMES = {
+    "check_before_grant_read": "the check moves: added before the read of the grant, left out after it",
+    "check_then_write": "the check moves: added before the write of the record, left out after it",
+    "no_incarnation": "requester and manager both compare it",
+    "no_recall": "one decision, at the first grant and at a grant already out",
+    "no_reqno": "requester and manager both compare it",
+    "shared_grant_line": "seats share one line, and so do not step down at a newer epoch",
+    "suspicion_is_proof": "the manager and the adopter each ask for proof",
+}
+NOT_A_MEDIA_LINE = {"Superblock"}  # has a crc, but is not one 64-byte line
+
+
+def tracked():
+    """Paths of the files that are, or are about to be, in git."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")
+    return sorted(name for name in set(names) if name and (ROOT / name).is_file())
+
+
+def read(path):
+    """The text of a tracked file, or None where it is not text."""
+    data = (ROOT / path).read_bytes()
+    try:
+        return None if b"\0" in data else data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def is_rust(path):
+    return path.endswith(".rs")
+
+
+def is_c(path):
+    return PurePosixPath(path).suffix in C_SUFFIXES
+
+
+def is_script(path, text):
+    pure = PurePosixPath(path)
+    return pure.suffix in SCRIPT_SUFFIXES or pure.name in SCRIPT_NAMES or text.startswith("#!")
+
+
+def is_source(path, text):
+    return is_rust(path) or is_c(path) or is_script(path, text)
+
+
+def is_lock(path):
+    name = PurePosixPath(path).name
+    return name.endswith(".lock") or name.endswith("-lock.json") or (name.startswith("requirements") and name.endswith(".txt"))
+
+
+def is_test_code(path):
+    pure = PurePosixPath(path)
+    return pure.name == "tests.rs" or bool({"tests", "benches", "examples"} & set(pure.parts[:-1]))
+
+
+def excepted(path, exceptions):
+    return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in exceptions)
+
+
+def _matches(pattern, text, reason):
+    for match in re.finditer(pattern, text):
+        yield line_of(text, match.start()), reason.format(match[0].strip())
+
+
+def spdx(path, text):
+    """Every source file names its licence in its first lines (the second where a `#!` comes first)."""
+    if not is_source(path, text) or path == "Cargo.lock":
+        return
+    if not any("SPDX-License-Identifier: Apache-2.0" in line for line in text.splitlines()[:2]):
+        yield 1, "no SPDX-License-Identifier: Apache-2.0 in the first two lines"
+
+
+def line_length(path, text):
+    """Code lines fit a screen. A row of a table in a doc comment cannot be broken and may be longer."""
+    if not (is_rust(path) or is_c(path) or path.endswith(".py")) or excepted(path, LINE_LENGTH_EXCEPTIONS):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE_CHARS and not re.match(r"\s*//[!/] \|.*\|$", line):
+            yield number, f"{len(line)} characters, more than {MAX_LINE_CHARS}"
+
+
+def no_panics(path, text):
+    """What ships returns errors: nothing in the pool, a file or a peer may bring the process down."""
+    if not is_rust(path) or not path.startswith(PANIC_ROOTS) or is_test_code(path):
+        return
+    code = without_tests(masked(text))
+    yield from _matches(r"\.\s*(?:unwrap|expect)\s*\(|\b(?:panic|todo|unimplemented|dbg)\s*!", code, "{} outside tests")
+
+
+_INSTRUCTIONS = re.compile(
+    r"\b_mm\d*_(?:clflush|clflushopt|clwb|[sml]fence|(?:mask)?stream\w*|maskmoveu\w*)\b"
+    r"|\b__?movdir64b\b|\b_directstoreu\w*|\b__builtin_ia32_(?:clflush|clwb|[sml]fence|mov[nt]{2}\w*|movdir\w*)\w*"
+    r"|\b(?:global_|naked_)?asm\s*!|\b(?:__asm__|__asm|asm)\b(?:\s+(?:volatile|__volatile__|goto|inline))*\s*[({]|\b__d[sm]b\b|\b__isb\b"
+)
+
+
+def instructions_in_one_place(path, text):
+    """Flushes, fences, non-temporal stores and inline assembly stand in the coherence module alone, where the emulator can stand in."""
+    if not (is_rust(path) or is_c(path)) or path.startswith(INSTRUCTION_HOME) or excepted(path, INSTRUCTION_EXCEPTIONS):
+        return
+    yield from _matches(_INSTRUCTIONS, masked(text), "{} outside " + INSTRUCTION_HOME)
+
+
+_UNSAFE = re.compile(r'\bunsafe\s*\{|\bunsafe\s+impl\b|\bunsafe\s+extern\s*(?:"[^"]*")?\s*\{')
+
+
+def unsafe_says_why(path, text):
+    """A `SAFETY:` comment stands above every unsafe block: in the same statement, or in the comment right above it."""
+    if not is_rust(path):
+        return
+    code, lines = masked(text), text.splitlines()
+    for match in _UNSAFE.finditer(code):
+        number = line_of(code, match.start())
+        above = lines[max(0, number - 9) : number]
+        if not any("SAFETY:" in line and "//" in line for line in above):
+            yield number, "unsafe without a SAFETY: comment in the 8 lines above"
+
+
+def file_length(path, text):
+    """One idea per file."""
+    count = len(text.splitlines())
+    if is_source(path, text) and count > MAX_FILE_LINES:
+        yield count, f"{count} lines, more than {MAX_FILE_LINES}: split it by idea"
+
+
+# Put together here so that this file does not find itself.
+_MARKS = re.compile(r"\b(?:" + "|".join(("TO" "DO", "FIX" "ME", "X" "XX", "HA" "CK")) + r")\b")
+
+
+def finished(path, text):
+    """No marks of unfinished work."""
+    yield from _matches(_MARKS, text, "{}: finish it, or say what is missing in prose")
+
+
+_MACHINE_PATH = re.compile(r"(?<![\w.~*/-])/(?:" + "|".join(("work", "home", "root")) + r")/[\w.]")
+
+
+def no_machine_paths(path, text):
+    """Nothing depends on, or tells of, the machine it was written on."""
+    yield from _matches(_MACHINE_PATH, text, "{}...: a path of one machine")
+
+
+_INDEX = re.compile(
+    r"https?://[A-Za-z0-9.:-]+/(?:simple|packages|debian|debian-security)(?:[/\s\"']|$)"
+    r"|\b(?:pypi\.org|pythonhosted\.org|deb\.debian\.org)\b"
+    r"|--(?:extra-)?index-url\b|--find-link[s]\b"
+)
+
+
+def no_package_indexes(path, text):
+    """Where packages come from is the machine's setting, not ours."""
+    yield from _matches(_INDEX, text, "{}: the address of a package index")
+
+
+def locks_without_urls(path, text):
+    """Lock files pin by version and hash; the one address allowed is the name cargo gives crates.io."""
+    if not is_lock(path):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        crates_io = path.endswith("Cargo.lock") and line == 'source = "registry+https://github.com/rust-lang/crates.io-index"'
+        if re.search(r"https?://", line) and not crates_io:
+            yield number, "a URL in a lock file"
+
+
+def media_lines(path, text):
+    """Every structure with a CRC in the on-media format gets its size and offsets asserted by `media_line!`."""
+    if not path.startswith("kvbm_cxl/") or not is_rust(path) or is_test_code(path):
+        return
+    code = without_tests(masked(text))
+    # `impl MediaLine for $name` in the macro itself has no identifier here.
+    yield from _matches(r"\bimpl\s+(?:\w+::)*MediaLine\s+for\s+\w+", code, "{}: use media_line!, which asserts size and offsets")
+    if "/media/" in path:
+        asserted = set(re.findall(r"\bmedia_line!\s*[({]\s*(\w+)", code)) | NOT_A_MEDIA_LINE
+        for match in re.finditer(r"\bstruct\s+(\w+)\s*\{\s*(?:pub(?:\([^)]*\))?\s+)?crc\s*:", code):
+            if match[1] not in asserted:
+                yield line_of(code, match.start()), f"{match[1]} has a crc but no media_line!"
+
+
+_FAULT = re.compile(r'\b(mutant|point)!\s*\(\s*"([^"]*)"\s*,?\s*\)')
+
+
+def fault_names(files):
+    """Yields (path, line, reason) for every mutant or point name that stands at two places without being listed, or is no plain name."""
+    seen = {}
+    for path, text in files:
+        if not is_rust(path) or is_test_code(path) or not path.startswith(PANIC_ROOTS):
+            continue
+        code = masked(text, strings=False)
+        for match in _FAULT.finditer(code):
+            where, name = (path, line_of(code, match.start())), match[2]
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+                yield *where, f'"{name}" is not a plain name'
+            elif name in seen and name not in SHARED_FAULT_NAMES:
+                yield *where, f'"{name}" stands at {seen[name][0]}:{seen[name][1]} too: one name, one meaning'
+            seen.setdefault(name, where)
+
+
+def stale_exceptions(paths):
+    """Listed exceptions whose file is gone."""
+    listed = [*LINE_LENGTH_EXCEPTIONS, *INSTRUCTION_EXCEPTIONS]
+    return [entry for entry in listed if not any(path == entry or (entry.endswith("/") and path.startswith(entry)) for path in paths)]
+
+
+FILE_CHECKS = [
+    spdx,
+    line_length,
+    no_panics,
+    instructions_in_one_place,
+    unsafe_says_why,
+    file_length,
+    finished,
+    no_machine_paths,
+    no_package_indexes,
+    locks_without_urls,
+    media_lines,
+]
