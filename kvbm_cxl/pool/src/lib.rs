@@ -8,6 +8,7 @@ pub mod coherence;
 pub mod device;
 mod error;
 pub mod fault;
+pub mod fsck;
 pub mod host;
 pub mod limits;
 pub mod line;
