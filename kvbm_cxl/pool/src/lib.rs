@@ -5,12 +5,14 @@
 //! fetch a 64-byte line), [`media`] (the on-media format), [`host`] (slots, liveness, fences), [`lock`] (the two-tier lock).
 
 pub mod coherence;
+pub mod device;
 mod error;
 pub mod fault;
 pub mod host;
 pub mod limits;
 pub mod line;
 pub mod lock;
+pub mod machine;
 pub mod media;
 pub mod platform;
 

@@ -12,6 +12,10 @@
 //! - `flush_line` writes a dirty line back and drops it, but younger loads pass it unless `fence_all` stands between;
 //! - a load can be answered from this host's cache for as long as nothing flushes the line, and a prefetcher may fill it at any time.
 
+mod mapping;
+
+pub use mapping::{Mapping, Segment};
+
 use crate::error::Result;
 use crate::line::Line;
 use std::ptr::NonNull;
