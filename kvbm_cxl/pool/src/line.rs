@@ -164,11 +164,6 @@ impl Lines {
     }
 
     fn crc(&self, region: Region, index: u64, line: &Line) -> u32 {
-        // Region and number go in front of the 60 bytes, in one buffer, so that one call of the hardware CRC covers all of it.
-        let mut bytes = [0u8; 72];
-        bytes[..4].copy_from_slice(&(region as u32).to_le_bytes());
-        bytes[4..12].copy_from_slice(&index.to_le_bytes());
-        bytes[12..].copy_from_slice(&line.0[4..]);
-        crc32c::crc32c_append(self.crc_seed, &bytes)
+        crate::crc::line_crc(self.crc_seed, region as u32, index, line)
     }
 }
