@@ -14,7 +14,10 @@ pub mod limits;
 pub mod line;
 pub mod lock;
 pub mod machine;
+pub mod lock_table;
 pub mod media;
+pub mod objects;
 pub mod platform;
+pub mod record;
 
 pub use error::{Error, Result};
