@@ -13,11 +13,12 @@ pub mod host;
 pub mod limits;
 pub mod line;
 pub mod lock;
-pub mod machine;
 pub mod lock_table;
+pub mod machine;
 pub mod media;
 pub mod objects;
 pub mod platform;
+pub mod pool;
 pub mod record;
 
 pub use error::{Error, Result};
