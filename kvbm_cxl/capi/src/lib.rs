@@ -8,7 +8,8 @@
 //! - [`status`]: statuses, the last error of each thread, and the wall that no panic passes.
 //! - [`types`]: the structures of the header, and how structures of another version are read and written.
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
-//! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls.
+//! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
+//!   `upkeep`: what the allocator has to do meanwhile.
 
 mod api;
 mod handle;
@@ -16,3 +17,4 @@ mod locks;
 mod pool;
 pub mod status;
 pub mod types;
+mod upkeep;

@@ -4,15 +4,20 @@
 use crate::locks::Locks;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, FormatOptions, Info, Options};
+use crate::upkeep::Upkeep;
 use arc_swap::ArcSwapOption;
 use bytemuck::Zeroable;
+use cxl_pool::alloc::{AllocConfig, Allocator};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::media::CoherenceMode;
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::{self, Pool};
+use std::ffi::c_void;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Deadline of the calls that take none, in milliseconds.
 const DEFAULT_TIMEOUT_MS: u64 = 30_000;
@@ -27,20 +32,43 @@ pub struct Member {
     pub objects: Objects,
     /// The locks that threads hold.
     pub locks: Locks,
+    /// Blocks.
+    pub allocator: Allocator,
     /// Keeps the host alive; declared last, because it is needed to the end.
     _service: Service,
+}
+
+/// Waits until calls that are under way have let go of a membership.
+fn alone(mut shared: Arc<Member>, timeout_ms: u64) -> Result<Member, (Arc<Member>, Failure)> {
+    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+    loop {
+        shared = match Arc::try_unwrap(shared) {
+            Ok(member) => return Ok(member),
+            Err(shared) if Instant::now() < deadline => shared,
+            Err(shared) => {
+                let reason = format!("calls on this pool did not end within {timeout_ms} ms");
+                return Err((shared, Failure::new(Status::E_TIMEOUT, reason)));
+            }
+        };
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// One open pool.
 pub struct OpenPool {
     pool: Pool,
-    base: usize,
+    base: NonNull<u8>,
     config: HostConfig,
     timeout_ms: u64,
     member: ArcSwapOption<Member>,
-    /// Serialises joining and leaving.
-    joining: Mutex<()>,
+    /// Runs while this process is a member; held while it joins or leaves.
+    upkeep: Mutex<Option<Upkeep>>,
 }
+
+// SAFETY: `base` is only an address, behind which nothing is touched but through the coherence layer; which thread does so does not matter.
+unsafe impl Send for OpenPool {}
+// SAFETY: as above; all else is Send and Sync by itself.
+unsafe impl Sync for OpenPool {}
 
 /// The pool that a text names, or the environment.
 pub fn spec_of(text: Option<&str>) -> Outcome<PoolSpec> {
@@ -103,16 +131,16 @@ impl OpenPool {
             )));
         }
         let pool = Pool::open(&spec_of(spec)?, &pool::OpenOptions { read_only, ..pool::OpenOptions::default() })?;
-        let Some(start) = pool.lines().memory().address(0, cxl_pool::limits::LINE_BYTES as u64) else {
+        let Some(base) = pool.lines().memory().address(0, cxl_pool::limits::LINE_BYTES as u64) else {
             return Err(Failure::new(Status::E_NOT_A_POOL, "the start of the pool has no address in this process"));
         };
         let open = OpenPool {
-            base: start.as_ptr().addr(),
+            base,
             pool,
             config,
             timeout_ms: or_default(options.timeout_ms, DEFAULT_TIMEOUT_MS).min(MAX_TIMEOUT_MS),
             member: ArcSwapOption::empty(),
-            joining: Mutex::new(()),
+            upkeep: Mutex::new(None),
         };
         if !read_only && options.flags & types::OPEN_NO_JOIN == 0 {
             open.join()?;
@@ -122,32 +150,59 @@ impl OpenPool {
 
     /// Joins the pool.
     pub fn join(&self) -> Outcome<()> {
-        let _turn = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
         if self.member.load().is_some() {
             return Err(Failure::new(Status::E_EXISTS, "this handle has joined the pool already"));
         }
         let host = self.pool.join(self.config.clone())?;
-        let member = Member {
-            objects: Objects::new(&host),
-            locks: Locks::new(self.pool.layout().geometry().locks),
-            _service: host.serve()?,
-            host,
+        // From here on the host has to stay alive, whatever the rest does.
+        let service = host.serve()?;
+        let joined = || -> Outcome<Member> {
+            let config = AllocConfig { lock_timeout_ms: self.config.join_timeout_ms, ..AllocConfig::default() };
+            Ok(Member {
+                objects: Objects::new(&host),
+                locks: Locks::new(self.pool.layout().geometry().locks),
+                allocator: Allocator::attach(&host, host.local_area()?, config)?,
+                host: host.clone(),
+                _service: service,
+            })
         };
-        self.member.store(Some(Arc::new(member)));
+        let member = Arc::new(joined().inspect_err(|_| {
+            // The first error is the one to report; if leaving fails too, the host is taken for dead after a while.
+            let _ = host.leave();
+        })?);
+        *upkeep = Some(Upkeep::start(&member)?);
+        self.member.store(Some(member));
         Ok(())
     }
 
     /// Leaves the pool; does nothing if not joined.
     pub fn leave(&self) -> Outcome<()> {
-        let _turn = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(member) = self.member.load_full() else { return Ok(()) };
+        let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(shared) = self.member.swap(None) else { return Ok(()) };
+        let stay = |member: Arc<Member>, failure| {
+            self.member.store(Some(member));
+            Err(failure)
+        };
+        let busy = |held| Failure::new(Status::E_BUSY, format!("{held} locks are held through this handle: release them first"));
+        if shared.locks.held() != 0 {
+            let held = shared.locks.held();
+            return stay(shared, busy(held));
+        }
+        let member = match alone(shared, self.config.join_timeout_ms) {
+            Ok(member) => member,
+            Err((shared, failure)) => return stay(shared, failure),
+        };
+        // Nobody can acquire any more, but somebody may have, just before.
         let held = member.locks.held();
         if held != 0 {
-            return Err(Failure::new(Status::E_BUSY, format!("{held} locks are held through this handle: release them first")));
+            return stay(Arc::new(member), busy(held));
         }
-        member.host.leave()?;
-        self.member.store(None);
-        Ok(())
+        *upkeep = None;
+        let Member { host, allocator, _service, .. } = member;
+        // What cannot be given back is found by whoever takes this host's chunks over.
+        let _ = allocator.close();
+        Ok(host.leave()?)
     }
 
     /// Runs `work` as a member of the pool.
@@ -177,7 +232,7 @@ impl OpenPool {
 
     /// The offset of an address that lies in the mapping.
     pub fn offset_of(&self, address: usize) -> Option<u64> {
-        let offset = address.checked_sub(self.base)? as u64;
+        let offset = address.checked_sub(self.base.addr().get())? as u64;
         (offset < self.pool.lines().memory().len_bytes()).then_some(offset)
     }
 
@@ -194,9 +249,9 @@ impl OpenPool {
         ))
     }
 
-    /// The address of an offset that [`OpenPool::check_range`] allowed.
-    pub fn address_of(&self, offset: u64) -> usize {
-        self.base + offset as usize
+    /// The address of an offset that lies in the pool.
+    pub fn pointer(&self, offset: u64) -> *mut c_void {
+        self.base.as_ptr().wrapping_add(offset as usize).cast()
     }
 
     /// What there is to know.
@@ -212,7 +267,7 @@ impl OpenPool {
             data_offset: data.start,
             data_bytes: data.end - data.start,
             chunk_bytes: geometry.chunk_bytes,
-            base: self.base,
+            base: self.base.addr().get(),
             devices: geometry.devices,
             slots: geometry.slots,
             locks: geometry.locks,

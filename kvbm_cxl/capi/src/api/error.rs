@@ -29,11 +29,8 @@ pub extern "C" fn cxl_shm_clear_error() {
 }
 
 /// Major, minor and patch version of this library.
-pub const VERSION: [u32; 3] = [
-    decimal(env!("CARGO_PKG_VERSION_MAJOR")),
-    decimal(env!("CARGO_PKG_VERSION_MINOR")),
-    decimal(env!("CARGO_PKG_VERSION_PATCH")),
-];
+pub const VERSION: [u32; 3] =
+    [decimal(env!("CARGO_PKG_VERSION_MAJOR")), decimal(env!("CARGO_PKG_VERSION_MINOR")), decimal(env!("CARGO_PKG_VERSION_PATCH"))];
 
 const fn decimal(text: &str) -> u32 {
     let (bytes, mut index, mut value) = (text.as_bytes(), 0, 0);

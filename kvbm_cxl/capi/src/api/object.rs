@@ -3,7 +3,7 @@
 
 use super::{bounded, writable};
 use crate::handle;
-use crate::pool::{OpenPool, check_flags};
+use crate::pool::check_flags;
 use crate::status::{Failure, Outcome, Status, guarded, status_of};
 use crate::types::{CxlPool, NULL_OFFSET, PUT_REPLACE, ShmPtr, TIMEOUT_DEFAULT};
 use cxl_pool::limits::MAX_OBJECT_NAME_BYTES;
@@ -11,11 +11,6 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
 const KEY: &str = "key";
-
-/// The address of an offset of a pool, with the provenance that C gave it by mapping the pool.
-fn pointer(pool: &OpenPool, offset: u64) -> *mut c_void {
-    std::ptr::with_exposed_provenance_mut(pool.address_of(offset))
-}
 
 /// `cxl_shm.h` documents this function.
 ///
@@ -89,7 +84,7 @@ pub unsafe extern "C" fn cxl_shm_get_ex(
             let object = pool.as_member(|member| Ok(member.objects.get(name, pool.timeout_ms(timeout_ms))?))?;
             // What stands in the pool is checked again here: the address is about to be used.
             pool.check_range(object.offset, object.len_bytes as usize)?;
-            Ok((pointer(pool, object.offset), object.len_bytes))
+            Ok((pool.pointer(object.offset), object.len_bytes))
         })?;
         // SAFETY: not null, so writable; the same for the length.
         unsafe {
@@ -161,6 +156,6 @@ pub unsafe extern "C" fn cxl_shm_get_range(pool: *mut CxlPool, offset: ShmPtr, l
 fn range(pool: *mut CxlPool, offset: u64, len_bytes: usize) -> Outcome<*mut c_void> {
     handle::with(pool, |pool| {
         pool.check_range(offset, len_bytes)?;
-        Ok(pointer(pool, offset))
+        Ok(pool.pointer(offset))
     })
 }

@@ -3,6 +3,7 @@
 
 use super::segment::{Segment, state};
 use super::{Host, HostConfig, Inner};
+use crate::alloc::LocalArea;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::{INTENTS, JOINBOXES, MAX_NUMBER};
@@ -39,7 +40,8 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, deadline_ns: u64) ->
 pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
     let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
     let geometry = *lines.layout().geometry();
-    let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry))?, &geometry)?;
+    let local_bytes = Segment::len_bytes(&geometry) + LocalArea::len_bytes(lines.layout().chunks());
+    let segment = Segment::over(platform.local_memory(local_bytes)?, &geometry)?;
     // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
     let joining = if mutant!("join.no_local_lock") { None } else { Some(machine_lock(&*platform, MachineLock::Join, deadline_ns)?) };
     let mut round = 0;

@@ -13,6 +13,7 @@ mod service;
 pub use fence::Standing;
 pub use service::Service;
 
+use crate::alloc::LocalArea;
 use crate::error::{Error, Result};
 use crate::line::Lines;
 use crate::lock::manager::Manager;
@@ -137,6 +138,20 @@ impl Host {
     /// Index of this process among the processes of its host, below [`crate::limits::MAX_PROCESSES`].
     pub fn process_index(&self) -> usize {
         self.inner.index
+    }
+
+    /// The memory that the allocators of this host's processes share.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when another build laid it out.
+    pub fn local_area(&self) -> Result<LocalArea> {
+        let chunks = self.lines().layout().chunks();
+        let (start, len_bytes, owner) = self.inner.segment.behind();
+        if len_bytes < LocalArea::len_bytes(chunks) {
+            return Err(Error::Invalid("the local memory has no room for the allocator: stop the older processes of this machine".into()));
+        }
+        // SAFETY: aligned to 64 as the segment is, long enough, mapped while `owner` lives, and nothing else uses what lies behind the segment.
+        unsafe { LocalArea::at(start, chunks, owner) }
     }
 
     /// How this host behaves.
