@@ -4,6 +4,7 @@
 //! Layers, each of which knows only those below it: [`coherence`] (flushes, fences, non-temporal stores), [`line`](mod@line) (publish and
 //! fetch a 64-byte line), [`media`] (the on-media format), [`host`] (slots, liveness, fences), [`lock`] (the two-tier lock).
 
+pub mod alloc;
 pub mod coherence;
 mod crc;
 pub mod device;

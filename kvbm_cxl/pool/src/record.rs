@@ -283,7 +283,9 @@ impl<'h> Locked<'h> {
             host.lines().publish(slot * self.geometry().records() + number, copy)?;
             point!("record.published");
         }
-        if !mutant!("check_then_write") && !mutant!("no_fence_check") {
+        if mutant!("check_then_write") {
+            // The check was made before the write.
+        } else if !mutant!("no_fence_check") {
             self.confirm()?;
         }
         point!("record.confirmed");

@@ -86,7 +86,7 @@ impl Inner {
             let seat = self.segment.header().manager_seat.load(Ordering::Relaxed) as usize;
             self.lines.fetch::<FenceLine>(rows[seat])?.fenced[place]
         } else {
-            fenced_up_to(&self.lines, slot)?
+            self.patiently(|| fenced_up_to(&self.lines, slot))?
         };
         if fenced < incarnation {
             return Ok(());

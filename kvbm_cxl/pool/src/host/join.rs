@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Joining and leaving (LOCKS.md section 4, J1 to J4).
 
+use super::local_mutex::Asker;
 use super::segment::{Segment, state};
 use super::{Host, HostConfig, Inner};
 use crate::alloc::LocalArea;
@@ -133,48 +134,42 @@ impl Inner {
         let mut round = 0;
         loop {
             // The first host of a fresh pool is its own manager, so the role has to run while we wait for the binding.
-            self.manage()?;
+            self.manage_leniently()?;
             if self.platform.now_ns() >= deadline_ns {
-                let timeout = Error::Timeout {
-                    what: "a manager to bind a slot (does a machine with a seat run?)".into(),
-                    timeout_ms: self.config.join_timeout_ms,
-                };
-                return Err(problem.unwrap_or(timeout));
+                let what = "a manager to bind a slot (does a machine with a seat run?)".into();
+                return Err(problem.unwrap_or(Error::Timeout { what, timeout_ms: self.config.join_timeout_ms }));
             }
             self.platform.relax(round);
             round += 1;
-            // J2
-            let Some(newest) = seat::newest(&self.lines)? else { continue };
-            let bindings = self.bindings_of(newest.seat)?;
-            let bound = (0..bindings.len()).find(|&slot| self.is_mine(&bindings[slot], &nonce));
-            let slot = match bound {
-                Some(slot) => slot,
-                None => match self.choose_slot(&bindings, wish)? {
-                    Ok(slot) => {
-                        let box_line = JoinBox {
-                            slot: slot as u32,
-                            machine: self.platform.machine().0,
-                            nonce,
-                            previous: bindings[slot].nonce,
-                            ..JoinBox::default()
-                        };
-                        // J3
-                        self.lines.publish(self.platform.random() % JOINBOXES as u64, box_line)?;
-                        point!("join.asked");
-                        slot
-                    }
-                    Err(why) => {
-                        problem = Some(why);
-                        continue;
-                    }
-                },
-            };
-            if let Some(binding) = self.await_binding(newest.seat, slot, &nonce)?
-                && self.accept_binding(&binding)?
-            {
-                return self.open_slot(slot as u32, &binding, fresh);
+            match self.ask_for_slot(wish, &nonce) {
+                Ok(Some((slot, binding))) => return self.open_slot(slot, &binding, fresh),
+                Ok(None) => {}
+                // Slots come free, and a damaged line may only have a writer that is stopped in the middle of it.
+                Err(error @ (Error::SlotInUse { .. } | Error::Full { .. } | Error::BadLine { .. })) => problem = Some(error),
+                Err(other) => return Err(other),
             }
         }
+    }
+
+    /// One attempt at J2 to J4: the slot that is ours, for every later manager too, or `None` when nobody answered in time.
+    fn ask_for_slot(&self, wish: Option<u32>, nonce: &[u8; 16]) -> Result<Option<(u32, Binding)>> {
+        // J2
+        let Some(newest) = seat::newest(&self.lines)? else { return Ok(None) };
+        let bindings = self.bindings_of(newest.seat)?;
+        let slot = match (0..bindings.len()).find(|&slot| self.is_mine(&bindings[slot], nonce)) {
+            Some(slot) => slot,
+            None => {
+                let slot = self.choose_slot(&bindings, wish)?;
+                let (machine, previous) = (self.platform.machine().0, bindings[slot].nonce);
+                let ask = JoinBox { slot: slot as u32, machine, nonce: *nonce, previous, ..JoinBox::default() };
+                // J3
+                self.lines.publish(self.platform.random() % JOINBOXES as u64, ask)?;
+                point!("join.asked");
+                slot
+            }
+        };
+        let Some(binding) = self.await_binding(newest.seat, slot, nonce)? else { return Ok(None) };
+        Ok(self.accept_binding(&binding)?.then_some((slot as u32, binding)))
     }
 
     fn bindings_of(&self, seat: u64) -> Result<Vec<Binding>> {
@@ -192,8 +187,8 @@ impl Inner {
             && (binding.nonce == *nonce || (mutant!("join.bind_to_machine_only") && binding.incarnation != 0))
     }
 
-    /// The slot to ask for, or why there is none.
-    fn choose_slot(&self, bindings: &[Binding], wish: Option<u32>) -> Result<Result<usize>> {
+    /// The slot to ask for.
+    fn choose_slot(&self, bindings: &[Binding], wish: Option<u32>) -> Result<usize> {
         let machine = self.platform.machine().0;
         let free = |slot: usize| -> Result<bool> {
             let binding = &bindings[slot];
@@ -209,21 +204,21 @@ impl Inner {
             if slot >= bindings.len() {
                 return Err(Error::Invalid(format!("slot {wish} does not exist: the pool has {} slots", bindings.len())));
             }
-            return Ok(if free(slot)? { Ok(slot) } else { Err(Error::SlotInUse { slot: wish as u16 }) });
+            return if free(slot)? { Ok(slot) } else { Err(Error::SlotInUse { slot: wish as u16 }) };
         }
         if let Some(slot) = bindings.iter().position(|binding| binding.machine == machine && binding.incarnation != 0) {
-            return Ok(Ok(slot));
+            return Ok(slot);
         }
         if let Some(slot) = bindings.iter().position(|binding| binding.incarnation == 0) {
-            return Ok(Ok(slot));
+            return Ok(slot);
         }
         for slot in 0..bindings.len() {
             if free(slot)? {
-                return Ok(Ok(slot));
+                return Ok(slot);
             }
         }
         let advice = "let a host leave, or state the death of one that is powered off";
-        Ok(Err(Error::Full { what: "host slots", limit: bindings.len() as u64, advice }))
+        Err(Error::Full { what: "host slots", limit: bindings.len() as u64, advice })
     }
 
     fn await_binding(&self, seat: u64, slot: usize, nonce: &[u8; 16]) -> Result<Option<Binding>> {
@@ -232,10 +227,18 @@ impl Inner {
             if self.is_mine(&binding, nonce) {
                 return Ok(Some(binding));
             }
-            self.manage()?;
+            self.manage_leniently()?;
             self.platform.relax(round);
         }
         Ok(None)
+    }
+
+    /// The manager's work, when a damaged line is no reason to give the join up.
+    fn manage_leniently(&self) -> Result<()> {
+        match self.manage() {
+            Err(Error::BadLine { .. }) | Ok(_) => Ok(()),
+            Err(other) => Err(other),
+        }
     }
 
     /// J4, in the form of H3: no later manager may have claimed before we saw the binding.
@@ -304,35 +307,61 @@ impl Inner {
 
 /// [`Host::leave`].
 pub(super) fn leave(inner: &Inner) -> Result<()> {
-    if inner.closed.load(Ordering::Acquire) {
+    // From here on this process begins nothing; what it has begun has to end before anybody else may count it out.
+    if inner.closed.swap(true, Ordering::SeqCst) {
         return Err(Error::Closed);
     }
-    let timeout_ms = inner.config.join_timeout_ms;
-    let deadline_ns = inner.platform.now_ns() + timeout_ms * 1_000_000;
+    let deadline_ns = inner.platform.now_ns() + inner.config.join_timeout_ms * 1_000_000;
+    let result = detach(inner, deadline_ns);
+    if result.is_err() {
+        inner.closed.store(false, Ordering::SeqCst);
+        return result;
+    }
+    inner.resign()
+}
+
+fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
+    let own = &inner.segment.header().processes[inner.index].operations;
+    wait_until(inner, deadline_ns, || own.load(Ordering::SeqCst) == 0)?;
     let _joining = machine_lock(&*inner.platform, MachineLock::Join, deadline_ns)?;
+    // A service round of this host, of whichever process, must not publish a slot line after the slot is given up.
+    let is_alive = |tag| inner.is_tag_alive(tag);
+    let service = &inner.segment.header().service;
+    let asker = Asker { tag: inner.tag, platform: &*inner.platform, is_alive: &is_alive };
+    if service.lock(&asker, deadline_ns).is_none() {
+        return Err(Error::Timeout { what: "a service round of this host to end".into(), timeout_ms: inner.config.join_timeout_ms });
+    }
+    let result = give_slot_up(inner);
+    service.unlock(&*inner.platform);
+    result
+}
+
+/// Drops this process's hold on the membership; the last one marks the slot LEFT.
+fn give_slot_up(inner: &Inner) -> Result<()> {
     let Ok(mut members) = inner.members.try_lock() else { return Err(Error::Closed) };
     drop(members.take());
-    let last = inner.platform.try_lock(MachineLock::Members, true)?;
-    if last.is_some() && inner.state() == state::LIVE {
-        let header = inner.segment.header();
-        header.state.store(state::LEFT, Ordering::SeqCst);
-        let mut round = 0;
-        while inner.segment.operations() > 0 {
-            if inner.platform.now_ns() >= deadline_ns {
-                header.state.store(state::LIVE, Ordering::SeqCst);
-                drop(last);
-                *members = inner.platform.try_lock(MachineLock::Members, false)?;
-                return Err(Error::Timeout { what: "this host's running work to end before it leaves".into(), timeout_ms });
-            }
-            inner.platform.relax(round);
-            round += 1;
-        }
-        inner.give_all_back()?;
-        let incarnation = inner.incarnation();
-        header.drained.store(incarnation, Ordering::Release);
-        point!("leave.released");
-        inner.publish_identity(Identity::LEFT, incarnation)?;
+    let Some(_last) = inner.platform.try_lock(MachineLock::Members, true)? else { return Ok(()) };
+    let header = inner.segment.header();
+    if header.state.compare_exchange(state::LIVE, state::LEFT, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        // Fenced: the incarnation is over anyway, and the next join of this machine vouches that nothing of it is left.
+        return Ok(());
     }
-    inner.closed.store(true, Ordering::Release);
-    inner.resign()
+    inner.give_all_back()?;
+    let incarnation = inner.incarnation();
+    header.drained.store(incarnation, Ordering::Release);
+    point!("leave.released");
+    inner.publish_identity(Identity::LEFT, incarnation)
+}
+
+fn wait_until(inner: &Inner, deadline_ns: u64, is_done: impl Fn() -> bool) -> Result<()> {
+    let mut round = 0;
+    while !is_done() {
+        if inner.platform.now_ns() >= deadline_ns {
+            let what = "this process's running work to end before it leaves".into();
+            return Err(Error::Timeout { what, timeout_ms: inner.config.join_timeout_ms });
+        }
+        inner.platform.relax(round);
+        round += 1;
+    }
+    Ok(())
 }

@@ -14,6 +14,8 @@ const WAITERS: u32 = 1 << 31;
 const CHECK_OWNER_NS: u64 = 5_000_000;
 /// Polls before a waiter parks.
 const SPINS: u32 = 64;
+/// Polls between two looks at the owner.
+const SPINS_PER_CHECK: u32 = 32;
 
 /// A mutex in shared local memory. Zero is free.
 #[repr(transparent)]
@@ -57,20 +59,21 @@ impl LocalMutex {
                 }
                 continue;
             }
+            // Asked now and then while spinning, and always before giving up: a dead owner is no reason for a time-out.
+            let now_ns = if round < SPINS { 0 } else { asker.platform.now_ns() };
+            if (round % SPINS_PER_CHECK == 0 || round >= SPINS) && !(asker.is_alive)(word & !WAITERS) {
+                if self.0.compare_exchange(word, asker.tag | (word & WAITERS), Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return Some(Taken::FromDead);
+                }
+                continue;
+            }
             if round < SPINS {
                 asker.platform.relax(round);
                 round += 1;
                 continue;
             }
-            let now_ns = asker.platform.now_ns();
             if now_ns >= deadline_ns {
                 return None;
-            }
-            if !(asker.is_alive)(word & !WAITERS) {
-                if self.0.compare_exchange(word, asker.tag | WAITERS, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Some(Taken::FromDead);
-                }
-                continue;
             }
             let parked = word | WAITERS;
             if word == parked || self.0.compare_exchange(word, parked, Ordering::Relaxed, Ordering::Relaxed).is_ok() {

@@ -135,6 +135,11 @@ impl Host {
         self.inner.incarnation()
     }
 
+    /// The nonce of the join attempt that this incarnation was bound for.
+    pub fn nonce(&self) -> [u8; 16] {
+        self.inner.nonce()
+    }
+
     /// Index of this process among the processes of its host, below [`crate::limits::MAX_PROCESSES`].
     pub fn process_index(&self) -> usize {
         self.inner.index
@@ -183,12 +188,12 @@ impl Host {
 
     /// Whether any seat's row fences incarnation `incarnation` of `slot`.
     pub fn is_fenced(&self, slot: u16, incarnation: u32) -> Result<bool> {
-        Ok(fence::fenced_up_to(&self.inner.lines, slot.into())? >= incarnation)
+        Ok(self.inner.patiently(|| fence::fenced_up_to(&self.inner.lines, slot.into()))? >= incarnation)
     }
 
     /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more (LOCKS.md section 6).
     pub fn is_proven_dead(&self, slot: u16, incarnation: u32) -> Result<bool> {
-        fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation)
+        self.inner.patiently(|| fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
     }
 
     /// States, as an operator of this machine, that incarnation `incarnation` of `slot` is powered off or cut off from the memory for good.
@@ -255,7 +260,7 @@ impl Inner {
         // Dekker with the service, which sets FENCED and then reads the counts: one of the two sees the other.
         operations.fetch_add(1, Ordering::SeqCst);
         match self.state() {
-            state::LIVE if !self.closed.load(Ordering::Relaxed) => Ok(self.incarnation()),
+            state::LIVE if !self.closed.load(Ordering::SeqCst) => Ok(self.incarnation()),
             found => {
                 operations.fetch_sub(1, Ordering::SeqCst);
                 Err(self.not_live(found))
@@ -289,6 +294,29 @@ impl Inner {
         result
     }
 
+    /// Repeats a read while it meets a damaged line: on hosts that write lines by stores and a flush, a line of a writer that is stopped in
+    /// the middle looks damaged until it goes on.
+    pub fn patiently<T>(&self, read: impl Fn() -> Result<T>) -> Result<T> {
+        let mut round = 0;
+        let mut deadline_ns = 0;
+        loop {
+            match read() {
+                Err(Error::BadLine { region, index, reason }) => {
+                    let now_ns = self.platform.now_ns();
+                    if round == 0 {
+                        deadline_ns = now_ns + self.config.suspect_ms * 1_000_000;
+                    }
+                    if now_ns >= deadline_ns {
+                        return Err(Error::BadLine { region, index, reason });
+                    }
+                }
+                other => return other,
+            }
+            self.platform.relax(round);
+            round += 1;
+        }
+    }
+
     pub fn is_tag_alive(&self, tag: u32) -> bool {
         self.segment.process_of(tag).is_some_and(|process| self.platform.is_alive(process))
     }
@@ -297,8 +325,11 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Detaching is all that a dropped handle does: the slot stays bound, so that the host's blocks and pins stay what they are.
-        let entry = &self.segment.header().processes[self.index];
-        entry.start.store(0, Ordering::Release);
-        entry.pid.store(0, Ordering::Release);
+        // The entry may be another handle's by now, if this machine started over since this one left.
+        if self.segment.tag_of(self.index) == self.tag {
+            let entry = &self.segment.header().processes[self.index];
+            entry.start.store(0, Ordering::Release);
+            entry.pid.store(0, Ordering::Release);
+        }
     }
 }

@@ -9,7 +9,6 @@ use super::segment::{flag, state};
 use super::{Host, Inner};
 use crate::error::{Error, Result};
 use crate::fault::point;
-use crate::lock::seat;
 use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Summary, VERSIONS_PER_SUMMARY};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,13 +64,11 @@ impl Inner {
         if self.segment.reap(|process| self.platform.is_alive(process)) > 0 {
             self.recover_locks_of_the_dead()?;
         }
-        if let Some(newest) = seat::newest(&self.lines)? {
-            header.manager_seat.store(newest.seat as u32, Ordering::Relaxed);
-        }
+        self.look_for_manager();
         // Two machines with one identity cannot be kept apart, but they can be noticed: someone else writes our line.
         let identity: Identity = self.lines.fetch(self.slot().into())?;
         if identity.nonce != self.nonce() && identity.incarnation >= self.incarnation() {
-            header.state.store(state::FOREIGN, Ordering::SeqCst);
+            let _ = header.state.compare_exchange(state::LIVE, state::FOREIGN, Ordering::SeqCst, Ordering::SeqCst);
             return Err(self.not_live(state::FOREIGN));
         }
         Ok(())
@@ -200,8 +197,9 @@ impl Inner {
         self.publish_identity(Identity::LIVE, self.incarnation())?;
         point!("fenced.acknowledged");
         self.segment.reset_locks();
-        let deadline_ns = self.platform.now_ns() + self.config.suspect_ms * 1_000_000;
+        let deadline_ns = self.platform.now_ns() + self.config.join_timeout_ms * 1_000_000;
         match self.take_slot(Some(self.slot()), false, deadline_ns) {
+            // Nobody else can have the slot before our death is proven, so the next round asks again.
             Err(Error::Timeout { .. } | Error::SlotInUse { .. }) => Ok(()),
             other => other,
         }

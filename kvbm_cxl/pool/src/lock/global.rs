@@ -36,13 +36,14 @@ impl Inner {
         self.request(lock, local)?;
         point!("lock.requested");
         let mut polls = 0;
+        let mut damaged = None;
         loop {
             if self.state() != state::LIVE {
                 return Err(self.not_live(self.state()));
             }
             if self.platform.now_ns() >= deadline_ns {
                 self.cancel(lock, local)?;
-                return Err(Error::Timeout { what: format!("lock {lock}"), timeout_ms });
+                return Err(damaged.unwrap_or_else(|| Error::Timeout { what: format!("lock {lock}"), timeout_ms }));
             }
             match self.poll(lock, local, incarnation) {
                 Ok(Some(seen)) => {
@@ -50,7 +51,9 @@ impl Inner {
                     point!("lock.accepted");
                     return Ok(seen.grant.number);
                 }
-                Ok(None) => {}
+                Ok(None) => damaged = None,
+                // A writer may be stopped in the middle of the line; if it stays so, that is the answer at the deadline.
+                Err(error @ Error::BadLine { .. }) => damaged = Some(error),
                 Err(error) => {
                     self.cancel(lock, local)?;
                     return Err(error);
@@ -58,7 +61,7 @@ impl Inner {
             }
             polls += 1;
             if polls % POLLS_PER_SEAT == 0 {
-                self.look_for_manager()?;
+                self.look_for_manager();
             }
             self.platform.relax(polls);
         }
@@ -170,11 +173,11 @@ impl Inner {
         }
     }
 
-    fn look_for_manager(&self) -> Result<()> {
-        if let Some(newest) = seat::newest(&self.lines)? {
+    /// Asks who the manager is. Without an answer the old one stays: a poll of its lines tells soon enough.
+    pub(crate) fn look_for_manager(&self) {
+        if let Ok(Some(newest)) = seat::newest(&self.lines) {
             self.segment.header().manager_seat.store(newest.seat as u32, Ordering::Relaxed);
         }
-        Ok(())
     }
 
     /// Publishes the request line of `lock`, then the summary that announces it.

@@ -2,7 +2,7 @@
 //! Binding slots to machines that ask for one (J3's other half), and free seats to machines that joined.
 
 use super::Active;
-use super::hosts::HostView;
+use super::hosts::{HostView, MAX_LENIENCY};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
@@ -47,7 +47,12 @@ impl Inner {
         point!("manager.before_bind");
         self.bind(active, ask.slot as usize, Binding { incarnation, machine: ask.machine, nonce: ask.nonce, ..Binding::default() })?;
         point!("manager.bound");
-        active.hosts[ask.slot as usize] = HostView::new(self.geometry(), now_ns);
+        // The same machine comes back from a fence: the suspicion may have been wrong.
+        let was_fenced = ask.machine == bound.machine && standing.fenced >= bound.incarnation;
+        let view = &mut active.hosts[ask.slot as usize];
+        let leniency = (view.leniency + u32::from(was_fenced)).min(MAX_LENIENCY);
+        *view = HostView::new(self.geometry(), now_ns);
+        view.leniency = leniency;
         Ok(())
     }
 

@@ -7,12 +7,21 @@ use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::media::{Geometry, Identity, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
 
+/// Most doublings of the patience with one host. Without them a host that is too slow for the time-out would be fenced for ever.
+pub(super) const MAX_LENIENCY: u32 = 6;
+/// Heartbeats after which one doubling is taken back.
+const BEATS_TO_FORGIVE: u64 = 1024;
+
 /// One slot, as the manager last saw it.
 pub(super) struct HostView {
     /// Heartbeat and the incarnation that it belongs to.
     heartbeat: (u32, u64),
     /// When the heartbeat last moved, on this manager's clock.
     pub moved_at_ns: u64,
+    /// Doublings of the patience with this host: it was suspected wrongly before, so it is slow and not dead.
+    pub leniency: u32,
+    /// Heartbeats seen to move.
+    beats: u64,
     /// Per request line: the version announced, `None` before the first look.
     versions: Vec<Option<(u32, u16)>>,
     /// Per request line: the incarnation in it.
@@ -28,6 +37,8 @@ impl HostView {
         HostView {
             heartbeat: (0, 0),
             moved_at_ns: now_ns,
+            leniency: 0,
+            beats: 0,
             versions: vec![None; geometry.request_lines() as usize],
             incarnations: vec![0; geometry.request_lines() as usize],
             requests: vec![Request::default(); geometry.locks as usize],
@@ -75,6 +86,10 @@ impl Inner {
         if part == 0 && view.heartbeat != (summary.incarnation, summary.heartbeat) {
             view.heartbeat = (summary.incarnation, summary.heartbeat);
             view.moved_at_ns = now_ns;
+            view.beats += 1;
+            if view.beats.is_multiple_of(BEATS_TO_FORGIVE) {
+                view.leniency = view.leniency.saturating_sub(1);
+            }
             check = Some(view.next_check);
             view.next_check = (view.next_check + 1) % geometry.request_lines();
         }
@@ -104,10 +119,11 @@ impl Inner {
         if mutant!("no_suspicion") {
             return Ok(());
         }
-        let patience_ns = self.config.suspect_ms * 1_000_000;
         for slot in 0..self.geometry().slots {
             let Some(incarnation) = active.bound(slot) else { continue };
-            let still_ns = now_ns.saturating_sub(active.hosts[slot as usize].moved_at_ns);
+            let view = &active.hosts[slot as usize];
+            let patience_ns = (self.config.suspect_ms * 1_000_000) << view.leniency;
+            let still_ns = now_ns.saturating_sub(view.moved_at_ns);
             if still_ns <= patience_ns || active.standings[slot as usize].fenced >= incarnation {
                 continue;
             }

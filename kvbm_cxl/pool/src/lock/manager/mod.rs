@@ -20,6 +20,10 @@ use std::collections::VecDeque;
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 
+/// Most doublings of the patience with managers. Without them seats too slow for the time-out would take the role from each other for ever.
+const MAX_UNREST: u32 = 6;
+/// Beats of one manager after which one doubling is taken back.
+const BEATS_TO_CALM: u64 = 64;
 /// The beat of a manager that gave the role up.
 const RESIGNED: u64 = u64::MAX;
 
@@ -35,6 +39,8 @@ pub(crate) struct Manager {
     /// Set while this process serves.
     active: Option<Active>,
     looked_at_ns: u64,
+    /// Doublings of the patience with managers: the role moved lately, perhaps for no reason.
+    unrest: u32,
 }
 
 struct Watch {
@@ -141,8 +147,14 @@ impl Inner {
         let (epoch, beat) = newest.map_or((0, 0), |newest| (newest.epoch, newest.beat));
         let moved = manager.watch.as_ref().is_none_or(|watch| (watch.epoch, watch.beat) != (epoch, beat));
         if moved {
+            let took_over = manager.watch.as_ref().is_some_and(|watch| watch.epoch != epoch);
+            manager.unrest = if took_over { (manager.unrest + 1).min(MAX_UNREST) } else { manager.unrest };
+            if beat != 0 && beat.is_multiple_of(BEATS_TO_CALM) {
+                manager.unrest = manager.unrest.saturating_sub(1);
+            }
             manager.watch = Some(Watch { epoch, beat, changed_at_ns: now_ns });
         }
+        let unrest = manager.unrest;
         let Some(watch) = &manager.watch else { return Ok(false) };
         let still_ns = now_ns.saturating_sub(watch.changed_at_ns);
         // Higher seats wait longer and everybody a random bit, so that claimants rarely duel.

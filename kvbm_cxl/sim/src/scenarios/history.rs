@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the hosts of a scenario did, and the invariants over it (protocols/LOCKS.md section 8).
+//!
+//! Recording has no scheduling point: it happens at one moment of the world, between two steps.
+
+use crate::{Env, SimProcess};
+use cxl_pool::media::{FenceLine, SLOTS_PER_FENCE};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// What a scenario's threads share.
+pub type Shared = Rc<RefCell<History>>;
+
+/// A host inside a critical section.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    lock: u32,
+    slot: u16,
+    incarnation: u32,
+    grant: u32,
+    process: SimProcess,
+    ticket: u64,
+}
+
+/// A live membership.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    slot: u16,
+    incarnation: u32,
+    process: SimProcess,
+    host: usize,
+}
+
+/// Everything recorded so far.
+#[derive(Default)]
+pub struct History {
+    accepted: BTreeMap<(u32, u32), (u16, u32)>,
+    holders: Vec<Holder>,
+    members: Vec<Member>,
+    incarnations: BTreeMap<(u16, u32), (usize, [u8; 16])>,
+    /// Per lock of mode S: what its protected line may hold.
+    values: BTreeMap<u32, Vec<u64>>,
+    tickets: u64,
+    /// Critical sections entered.
+    pub entered: u64,
+    /// Acquisitions that timed out.
+    pub timeouts: u64,
+    /// Holders that were told to repair.
+    pub repairs: u64,
+}
+
+/// Whether any seat's row fences (slot, incarnation) in the memory itself.
+fn is_fenced(env: &Env, slot: u16, incarnation: u32) -> bool {
+    env.view(|view| {
+        let geometry = *view.layout().geometry();
+        (0..u64::from(geometry.seats)).any(|seat| {
+            let line = seat * geometry.fence_lines() + u64::from(slot) / SLOTS_PER_FENCE as u64;
+            view.peek::<FenceLine>(line).fenced[usize::from(slot) % SLOTS_PER_FENCE] >= incarnation
+        })
+    })
+}
+
+impl History {
+    /// An empty history to share.
+    pub fn shared() -> Shared {
+        Rc::new(RefCell::new(History::default()))
+    }
+
+    /// A host is inside the critical section of `lock`; the result names this stay. Checks V1 and V2.
+    pub fn enter(&mut self, env: &Env, lock: u32, slot: u16, incarnation: u32, grant: u32, strict: bool) -> u64 {
+        self.entered += 1;
+        let first = *self.accepted.entry((lock, grant)).or_insert((slot, incarnation));
+        if first != (slot, incarnation) {
+            env.fail(format!("V1: grant {grant} of lock {lock} accepted by {first:?} and by {:?}", (slot, incarnation)));
+        }
+        self.holders.retain(|holder| env.view(|view| view.is_alive(holder.process)));
+        let mine_is_valid = !is_fenced(env, slot, incarnation);
+        for other in self.holders.iter().filter(|other| other.lock == lock) {
+            let same_host = other.slot == slot && other.incarnation == incarnation;
+            if same_host {
+                env.fail(format!("V2: two threads of host {slot} inside lock {lock}"));
+            } else if strict {
+                env.fail(format!("V2: slot {slot}/{incarnation} entered lock {lock} (grant {grant}) while {other:?} is inside"));
+            } else if mine_is_valid && !is_fenced(env, other.slot, other.incarnation) {
+                env.fail(format!("V2: two valid holders of lock {lock}: {other:?} and {slot}/{incarnation} (grant {grant})"));
+            }
+        }
+        self.tickets += 1;
+        self.holders.push(Holder { lock, slot, incarnation, grant, process: env.process(), ticket: self.tickets });
+        self.tickets
+    }
+
+    /// The stay of that ticket ended.
+    pub fn exit(&mut self, ticket: u64) {
+        self.holders.retain(|holder| holder.ticket != ticket);
+    }
+
+    /// A process joined. Checks V8.
+    pub fn joined(&mut self, env: &Env, slot: u16, incarnation: u32, nonce: [u8; 16]) {
+        let host = env.host().0;
+        let first = *self.incarnations.entry((slot, incarnation)).or_insert((host, nonce));
+        if first != (host, nonce) {
+            env.fail(format!("V8: slot {slot} incarnation {incarnation} was bound to host {} and to host {host}", first.0));
+        }
+        self.members.retain(|member| env.view(|view| view.is_alive(member.process)));
+        for other in self.members.iter().filter(|other| other.slot == slot) {
+            if other.host != host {
+                env.fail(format!("V8: slot {slot} bound to host {host} ({incarnation}) while {other:?} lives"));
+            }
+        }
+        // A re-join in place needs that no thread of the host is left in work of the old incarnation.
+        self.holders.retain(|holder| env.view(|view| view.is_alive(holder.process)));
+        if let Some(other) = self.holders.iter().find(|other| other.slot == slot && other.incarnation < incarnation) {
+            env.fail(format!("V8: host {host} runs incarnation {incarnation} of slot {slot} while {other:?} is inside"));
+        }
+        self.members.retain(|member| member.process != env.process());
+        self.members.push(Member { slot, incarnation, process: env.process(), host });
+    }
+
+    /// A process left.
+    pub fn left(&mut self, process: SimProcess) {
+        self.members.retain(|member| member.process != process);
+    }
+
+    /// A holder of a mode S lock read `value` in the line that the lock protects.
+    pub fn read(&mut self, env: &Env, lock: u32, value: u64) {
+        let possible = self.values.entry(lock).or_insert_with(|| vec![0]);
+        if !possible.contains(&value) {
+            env.fail(format!("V2: a holder of lock {lock} read {value}, but the line must hold one of {possible:?}"));
+        }
+    }
+
+    /// A holder of a mode S lock is about to write `value` over what it read.
+    pub fn writing(&mut self, lock: u32, before: u64, value: u64) {
+        self.values.insert(lock, vec![before, value]);
+    }
+
+    /// It has written `value`, and the write is in the memory.
+    pub fn written(&mut self, lock: u32, value: u64) {
+        self.values.insert(lock, vec![value]);
+    }
+}

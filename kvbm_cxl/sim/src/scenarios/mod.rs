@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Scenarios: what the simulated hosts do, what goes wrong meanwhile, and what must hold.
+//!
+//! A scenario is a function of its seed. Each begins with faults by chance and ends with a quiet time in which every live host has to get
+//! through (V9), because a run whose threads do not end in time fails.
+
+pub mod history;
+pub mod join;
+pub mod lock;
+pub mod setup;
+
+use crate::{Failure, Stats};
+
+/// A scenario.
+pub type Scenario = fn(u64) -> Result<Stats, Failure>;
+
+/// Every scenario with the name under which its seeds are replayed.
+pub const ALL: &[(&str, Scenario)] = &[("lock", lock::run), ("join", join::run)];

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the scenarios have in common: their hosts, timings and faults.
+
+use crate::{Chances, Env, Random, SimHost, World, WorldConfig, WritePath};
+use cxl_pool::Result;
+use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::platform::MachineId;
+
+/// Hosts of a world under test, and what they are told.
+pub struct Cluster {
+    /// The world.
+    pub world: World,
+    /// The machines.
+    pub hosts: Vec<SimHost>,
+    /// What every host joins with.
+    pub host_config: HostConfig,
+    /// For choices before the run.
+    pub random: Random,
+}
+
+/// Faults of a scenario, from none to many, decided by the seed.
+pub fn chances(random: &mut Random, hosts: usize) -> Chances {
+    let rate = random.pick(&[0, 20, 100, 400]);
+    Chances {
+        crash_machine: rate / 2,
+        crash_process: rate / 2,
+        pause_host: rate,
+        pause_thread: rate * 2,
+        jump: rate / 2,
+        max_crashes: hosts as u64,
+        max_pauses: 3 * hosts as u64,
+        longest_ns: random.pick(&[100_000, 5_000_000, 50_000_000]),
+        restart_within_ns: Some(random.pick(&[10_000, 5_000_000, 50_000_000])),
+    }
+}
+
+impl Cluster {
+    /// `hosts` machines over a formatted pool of `slots` slots.
+    pub fn new(seed: u64, hosts: usize, slots: usize, adjust: impl FnOnce(&mut WorldConfig, &mut Random)) -> Self {
+        let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a2_1015);
+        let mut config = WorldConfig { write_path: WritePath::BySeed, ..WorldConfig::default() };
+        if std::env::var("SEED").is_ok() {
+            config.trace_events = 4_000_000;
+        }
+        config.geometry.slots = slots as u32;
+        config.geometry.seats = random.pick(&[2, 3, 3, 4]);
+        config.chances = chances(&mut random, hosts);
+        adjust(&mut config, &mut random);
+        let seats = config.geometry.seats as usize;
+        let mut world = World::formatted(seed, config);
+        let hosts: Vec<SimHost> = (0..hosts).map(|_| world.add_host()).collect();
+        // Either the table names every seat, or only the formatting machine has one and the others are bound while the pool runs.
+        let named = if random.one_in(2) { seats.min(hosts.len()) } else { 1 };
+        let seats = hosts.iter().take(named).map(|host| world.machine_id(*host)).collect::<Vec<MachineId>>();
+        let host_config = HostConfig {
+            slot: None,
+            seats,
+            join_timeout_ms: 200_000,
+            heartbeat_ms: 1,
+            suspect_ms: random.pick(&[3, 10]),
+            poll_us: 100,
+            idle_release_ms: random.pick(&[1, 50]),
+        };
+        Cluster { world, hosts, host_config, random }
+    }
+}
+
+/// Joins as this process and keeps the service running beside it.
+pub fn join(env: &Env, config: &HostConfig) -> Result<Host> {
+    let host = Host::join(env.lines(), env.platform(), config.clone())?;
+    let service = host.clone();
+    env.spawn_daemon("service", move |env| serve(&env, &service));
+    Ok(host)
+}
+
+fn serve(env: &Env, host: &Host) -> Result<()> {
+    loop {
+        let rest_ns = match host.service_round() {
+            Ok(rest_ns) => rest_ns,
+            Err(cxl_pool::Error::Closed) => return Ok(()),
+            // As the service thread does: a line may look damaged while its writer is stopped in the middle of it.
+            // So may a mutex of the local segment be held by a thread that is stopped.
+            Err(cxl_pool::Error::BadLine { .. } | cxl_pool::Error::Timeout { .. }) => 1_000_000,
+            Err(error) => return Err(error),
+        };
+        env.platform().sleep_ns(rest_ns);
+    }
+}
