@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory that goes bad under a mapping: typed errors, a living process, and nobody else's signals taken.
 
-use crate::support::{BAD_ROLE, MIB, child, map_files, map_new, new_file, pattern};
+use crate::support::{BAD_ROLE, MIB, child, finish, map_files, map_new, new_file, pattern};
 use cxl_pool::coherence::*;
 use cxl_pool::line::Line;
 use cxl_pool::{Error, Result};
@@ -20,9 +20,11 @@ fn is_lost(result: Result<()>, name: &str) -> bool {
     matches!(result, Err(Error::DeviceLost { device, .. }) if device == name)
 }
 
+type Operation = fn(&dyn Coherence) -> Result<()>;
+
 #[test]
 fn every_operation_reports_the_loss_that_it_meets() {
-    let operations: [(&str, fn(&dyn Coherence) -> Result<()>); 6] = [
+    let operations: [(&str, Operation); 6] = [
         ("load_line", |memory| memory.load_line(64).map(drop)),
         ("write_line", |memory| memory.write_line(64, &Line([1; 64]))),
         ("flush_line", |memory| memory.flush_line(64)),
@@ -176,21 +178,21 @@ fn a_wide_fault_marks_all_that_it_covers() {
 
 #[test]
 fn more_mappings_than_the_table_holds_are_refused() {
-    let status = child("sigbus full table").status().unwrap();
+    let status = finish(child("sigbus full table"));
     assert_eq!(status.code(), Some(0), "{status}");
 }
 
 #[test]
 fn foreign_faults_reach_the_previous_handler() {
     for scenario in ["foreign fault", "foreign signal", "fault after close"] {
-        let status = child(&format!("sigbus {scenario}")).status().unwrap();
+        let status = finish(child(&format!("sigbus {scenario}")));
         assert_eq!(status.code(), Some(PREVIOUS_HANDLER), "{scenario}: {status}");
     }
     for scenario in ["foreign fault by default", "foreign signal by default"] {
-        let status = child(&format!("sigbus {scenario}")).status().unwrap();
+        let status = finish(child(&format!("sigbus {scenario}")));
         assert_eq!(status.signal(), Some(libc::SIGBUS), "{scenario}: {status}");
     }
-    let status = child("sigbus ignored signal").status().unwrap();
+    let status = finish(child("sigbus ignored signal"));
     assert_eq!(status.code(), Some(0), "{status}");
 }
 
