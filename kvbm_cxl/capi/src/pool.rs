@@ -179,21 +179,23 @@ impl OpenPool {
     /// Leaves the pool; does nothing if not joined.
     pub fn leave(&self) -> Outcome<()> {
         let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = |held| Failure::new(Status::E_BUSY, format!("{held} locks are held through this handle: release them first"));
+        // Looked at before anything changes, so that calls under way notice nothing of an attempt that fails.
+        match self.member.load().as_ref().map(|member| member.locks.held()) {
+            None => return Ok(()),
+            Some(0) => {}
+            Some(held) => return Err(busy(held)),
+        }
         let Some(shared) = self.member.swap(None) else { return Ok(()) };
         let stay = |member: Arc<Member>, failure| {
             self.member.store(Some(member));
             Err(failure)
         };
-        let busy = |held| Failure::new(Status::E_BUSY, format!("{held} locks are held through this handle: release them first"));
-        if shared.locks.held() != 0 {
-            let held = shared.locks.held();
-            return stay(shared, busy(held));
-        }
         let member = match alone(shared, self.config.join_timeout_ms) {
             Ok(member) => member,
             Err((shared, failure)) => return stay(shared, failure),
         };
-        // Nobody can acquire any more, but somebody may have, just before.
+        // Nobody can acquire any more, but somebody may have meanwhile.
         let held = member.locks.held();
         if held != 0 {
             return stay(Arc::new(member), busy(held));
