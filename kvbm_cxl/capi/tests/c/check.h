@@ -47,6 +47,15 @@ static inline void check_rest(time_t since, const char* what) {
     }
 }
 
+/* Opens the default pool, as soon as somebody has formatted it. */
+static inline void check_open(const char* spec, const cxl_shm_options_t* options) {
+    time_t since = time(NULL);
+    int status;
+    while ((status = cxl_shm_init(spec, options)) == CXL_SHM_E_NOT_A_POOL || status == CXL_SHM_E_OS)
+        check_rest(since, "the pool");
+    CHECK(status == CXL_SHM_OK);
+}
+
 /* Waits until a name is bound. */
 static inline void* check_await(const char* key) {
     void* found = NULL;

@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
         cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = 1 << 20};
         CHECK_OK(cxl_shm_format(argv[2], &format));
     }
-    CHECK_OK(cxl_shm_init(argv[2], &options));
+    check_open(argv[2], &options);
     cxl_shm_info_t info = {.struct_size = sizeof info};
     CHECK_OK(cxl_shm_get_info(NULL, &info));
     CHECK((info.flags & CXL_SHM_INFO_JOINED) != 0 && info.slot < info.slots && info.incarnation != 0);
