@@ -10,6 +10,8 @@ use bytemuck::Zeroable;
 use cxl_pool::alloc::{AllocConfig, Allocator};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
+use cxl_pool::lock::LockId;
+use cxl_pool::lock_table;
 use cxl_pool::media::CoherenceMode;
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::{self, Pool};
@@ -51,6 +53,24 @@ fn alone(mut shared: Arc<Member>, timeout_ms: u64) -> Result<Member, (Arc<Member
             }
         };
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Member {
+    /// Allocates a lock that protects nothing yet: what a holder in its former life left undone is nobody's concern any more.
+    pub fn new_lock(&self, timeout_ms: u64) -> Outcome<LockId> {
+        let lock = lock_table::allocate_lock(&self.host, timeout_ms)?;
+        match self.host.acquire(lock, timeout_ms) {
+            Ok(mut guard) => {
+                guard.repaired();
+                Ok(lock)
+            }
+            Err(error) => {
+                // The first error is the one to report; if this fails too, one number is lost.
+                let _ = lock_table::free_lock(&self.host, lock, timeout_ms);
+                Err(error.into())
+            }
+        }
     }
 }
 

@@ -27,8 +27,7 @@ pub unsafe extern "C" fn cxl_shm_allocate_lock(lock: *mut CxlLock) -> c_int {
 pub unsafe extern "C" fn cxl_shm_allocate_lock_ex(pool: *mut CxlPool, timeout_ms: u64, lock: *mut CxlLock) -> c_int {
     status_of(|| {
         writable(lock, "lock")?;
-        let allocated =
-            handle::with(pool, |pool| pool.as_member(|member| Ok(lock_table::allocate_lock(&member.host, pool.timeout_ms(timeout_ms))?)))?;
+        let allocated = handle::with(pool, |pool| pool.as_member(|member| member.new_lock(pool.timeout_ms(timeout_ms))))?;
         // SAFETY: not null, so writable.
         unsafe { lock.write(allocated) };
         Ok(())

@@ -13,7 +13,8 @@ static const cxl_shm_format_options_t small = {
 /* Pointers that are no pools. None of them may be followed. */
 static void wrong_handles(void) {
     static int somewhere;
-    cxl_pool_t* wrong[] = {(cxl_pool_t*)1, (cxl_pool_t*)0x100, (cxl_pool_t*)0x101, (cxl_pool_t*)(uintptr_t)-1, (cxl_pool_t*)(void*)&somewhere};
+    cxl_pool_t* wrong[] = {(cxl_pool_t*)1, (cxl_pool_t*)0x100, (cxl_pool_t*)0x101, (cxl_pool_t*)(uintptr_t)-1,
+                           (cxl_pool_t*)(void*)&somewhere};
     cxl_lock_t lock;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK_STATUS(cxl_shm_join(wrong[i]), CXL_SHM_E_CLOSED);

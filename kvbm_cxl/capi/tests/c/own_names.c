@@ -8,9 +8,15 @@ int clflush(const char* mine);
 int shmalloc(const char* mine);
 int shfree(const char* mine);
 
-int clflush(const char* mine) { return mine[0]; }
-int shmalloc(const char* mine) { return mine[1]; }
-int shfree(const char* mine) { return mine[2]; }
+int clflush(const char* mine) {
+    return mine[0];
+}
+int shmalloc(const char* mine) {
+    return mine[1];
+}
+int shfree(const char* mine) {
+    return mine[2];
+}
 
 int main(int argc, char** argv) {
     CHECK(argc == 2);

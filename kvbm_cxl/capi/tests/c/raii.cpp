@@ -23,7 +23,8 @@ static_assert(std::is_standard_layout_v<cxl_shm_options_t> && std::is_trivially_
 namespace {
 
 struct Failure : std::runtime_error {
-    explicit Failure(int status) : std::runtime_error(std::string(cxl_shm_strerror(status)) + ": " + cxl_shm_last_error()), status(status) {}
+    explicit Failure(int status)
+        : std::runtime_error(std::string(cxl_shm_strerror(status)) + ": " + cxl_shm_last_error()), status(status) {}
     int status;
 };
 
@@ -34,7 +35,7 @@ void check(int status) {
 
 // An open pool.
 class Pool {
-public:
+  public:
     explicit Pool(const std::string& spec) {
         cxl_shm_options_t options{};
         options.struct_size = sizeof options;
@@ -80,7 +81,7 @@ public:
         return {static_cast<const T*>(found), len_bytes / sizeof(T)};
     }
 
-private:
+  private:
     struct Close {
         void operator()(cxl_pool_t* pool) const { CHECK(cxl_shm_close(pool) == CXL_SHM_OK); }
     };
@@ -89,13 +90,13 @@ private:
 
 // A lock of the pool as a standard mutex.
 class Mutex {
-public:
+  public:
     Mutex(const Pool& pool, cxl_lock_t lock) : pool_(pool.get()), lock_(lock) {}
     void lock() { check(cxl_shm_acquire_lock_ex(pool_, lock_, CXL_SHM_TIMEOUT_DEFAULT, nullptr)); }
     void unlock() { check(cxl_shm_release_lock_ex(pool_, lock_)); }
     bool try_lock() { return cxl_shm_acquire_lock_ex(pool_, lock_, 0, nullptr) == CXL_SHM_OK; }
 
-private:
+  private:
     cxl_pool_t* pool_;
     cxl_lock_t lock_;
 };
@@ -135,7 +136,9 @@ uint64_t sum_of(const Pool& pool, const Shared& shared) {
     return sum;
 }
 
-std::string_view text_of(std::span<const char> span) { return {span.data(), span.size()}; }
+std::string_view text_of(std::span<const char> span) {
+    return {span.data(), span.size()};
+}
 
 void publish(const std::string& spec) {
     cxl_shm_format_options_t format{};

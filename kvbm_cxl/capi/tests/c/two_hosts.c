@@ -11,6 +11,7 @@
 
 #define THREADS 2
 #define NODES 200
+#define BLOCK (256 << 10) /* of the pool, and what fills it */
 #define MAGIC 0x43584c31u
 
 struct node {
@@ -145,7 +146,7 @@ static void count_together(void) {
 static void fill_and_refill(void) {
     enum { MOST = 4096 };
     static shm_ptr_t offsets[MOST];
-    const size_t size = 1 << 20;
+    const size_t size = BLOCK;
     size_t filled = 0;
     void* block;
     int status;
@@ -219,7 +220,7 @@ int main(int argc, char** argv) {
         mistake = argv[4];
     cxl_shm_options_t options = {.struct_size = sizeof options, .timeout_ms = PATIENCE_S * 1000, .join_timeout_ms = 30000};
     if (host == 0) {
-        cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = 1 << 20};
+        cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = BLOCK};
         CHECK_OK(cxl_shm_format(argv[2], &format));
     }
     check_open(argv[2], &options);
