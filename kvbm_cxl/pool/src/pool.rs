@@ -211,7 +211,7 @@ impl Pool {
         self.read_only
     }
 
-    /// Joins the pool as part of this machine's host. The seats in `config` are replaced by those of the superblock.
+    /// Joins the pool as part of this machine's host.
     ///
     /// # Errors
     /// [`Error::Invalid`] on a pool opened read-only, and the errors of [`Host::join`].
@@ -221,8 +221,8 @@ impl Pool {
         }
         self.check_not_replaced()?;
         let machine = Machine::for_pool(self.superblock.uuid())?;
-        // Who manages the locks is fixed by the format, never by the one who joins.
-        Host::join(self.lines.clone(), Arc::new(machine), HostConfig { seats: self.superblock.seats(), ..config })
+        let config = HostConfig { seats: self.superblock.seats(), ..config };
+        Host::join(self.lines.clone(), Arc::new(machine), config)
     }
 
     /// Looks at every device again: is it still part of the pool that was opened?

@@ -13,7 +13,6 @@ mod service;
 pub use fence::Standing;
 pub use service::Service;
 
-use crate::alloc::LocalArea;
 use crate::error::{Error, Result};
 use crate::line::Lines;
 use crate::lock::manager::Manager;
@@ -22,6 +21,8 @@ use crate::media::Geometry;
 use crate::platform::{MachineId, MachineLockGuard, Platform};
 use local_mutex::{Asker, LocalMutex};
 use segment::{Segment, state};
+use std::any::Any;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -145,18 +146,10 @@ impl Host {
         self.inner.index
     }
 
-    /// The memory that the allocators of this host's processes share.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when another build laid it out.
-    pub fn local_area(&self) -> Result<LocalArea> {
-        let chunks = self.lines().layout().chunks();
-        let (start, len_bytes, owner) = self.inner.segment.behind();
-        if len_bytes < LocalArea::len_bytes(chunks) {
-            return Err(Error::Invalid("the local memory has no room for the allocator: stop the older processes of this machine".into()));
-        }
-        // SAFETY: aligned to 64 as the segment is, long enough, mapped while `owner` lives, and nothing else uses what lies behind the segment.
-        unsafe { LocalArea::at(start, chunks, owner) }
+    /// Memory that this host's processes share, for the layers above: its first byte, its size in bytes, and what keeps it mapped. Zero
+    /// until somebody writes to it.
+    pub(crate) fn local_memory_above(&self) -> (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>) {
+        self.inner.segment.behind()
     }
 
     /// How this host behaves.

@@ -147,9 +147,10 @@ impl Segment {
         }
     }
 
-    /// The memory behind the segment: its first byte, its size in bytes, and what keeps it mapped.
+    /// The memory behind the segment, for the layers above: its first byte, its size in bytes, and what keeps it mapped.
     pub fn behind(&self) -> (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>) {
-        let end = (Self::LOCKS_AT + self.locks * size_of::<LocalLock>() + self.request_lines * size_of::<LocalRequestLine>()).next_multiple_of(64);
+        let end = (Self::LOCKS_AT + self.locks * size_of::<LocalLock>() + self.request_lines * size_of::<LocalRequestLine>())
+            .next_multiple_of(64);
         // SAFETY: `over` checked that the memory is at least as long as the segment, whose size this is.
         (unsafe { self.memory.start.byte_add(end) }, self.memory.len_bytes - end, self.memory.owner.clone())
     }
