@@ -19,7 +19,7 @@ pub mod machine;
 pub mod media;
 pub mod objects;
 pub mod platform;
-pub mod record;
 pub mod pool;
+pub mod record;
 
 pub use error::{Error, Result};
