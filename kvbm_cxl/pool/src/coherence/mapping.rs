@@ -26,7 +26,7 @@ pub struct Mapping {
     pub len_bytes: u64,
     /// Names of the devices, for errors and reports.
     pub devices: Vec<String>,
-    /// Which device backs which range: sorted by start, without gaps or overlaps, from 0 to `len_bytes`.
+    /// Which device backs which range, in whole pages: sorted by start, without gaps or overlaps, from 0 to `len_bytes`.
     pub segments: Vec<Segment>,
     /// Keeps the range mapped for as long as the mapping exists.
     pub owner: Arc<dyn Any + Send + Sync>,
@@ -54,7 +54,11 @@ impl Mapping {
         }
         let mut end = 0;
         for segment in &self.segments {
-            if segment.start != end || segment.len_bytes == 0 || segment.device >= self.devices.len() {
+            if segment.start != end
+                || segment.len_bytes == 0
+                || !segment.len_bytes.is_multiple_of(4096)
+                || segment.device >= self.devices.len()
+            {
                 return invalid(format!("{segment:?} does not follow offset {end:#x}"));
             }
             end = match end.checked_add(segment.len_bytes) {
