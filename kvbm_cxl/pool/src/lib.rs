@@ -6,6 +6,8 @@
 
 pub mod alloc;
 pub mod coherence;
+mod crc;
+pub mod device;
 mod error;
 pub mod fault;
 pub mod host;
@@ -13,9 +15,11 @@ pub mod limits;
 pub mod line;
 pub mod lock;
 pub mod lock_table;
+pub mod machine;
 pub mod media;
 pub mod objects;
 pub mod platform;
 pub mod record;
+pub mod pool;
 
 pub use error::{Error, Result};
