@@ -148,6 +148,11 @@ impl<'h> Locked<'h> {
         Ok(locked)
     }
 
+    /// Grant number under which the lock is held; later holders have higher ones.
+    pub fn grant(&self) -> u32 {
+        self.guard.grant()
+    }
+
     fn host(&self) -> &'h Host {
         self.guard.op().host()
     }

@@ -14,7 +14,9 @@ fn no_block_has_two_owners_and_none_is_lost() {
     let summary = explore("alloc", 1000, alloc::run);
     if std::env::var("SEED").is_err() {
         let points = of_alloc(names::of_pool().expect("the pool's sources").points);
-        for p in &points { println!("{p} {:?}", summary.points.get(p)); }
+        for p in &points {
+            println!("{p} {:?}", summary.points.get(p));
+        }
         assert_eq!(summary.unvisited(&points), [""; 0], "no run came by there");
     }
 }

@@ -313,6 +313,8 @@ fn is_quiet(env: &Env, ledger: &Ledger) -> bool {
             message.sequence == view.peek::<FreeAck>(receiver * slots + sender).sequence
         };
         ledger.done.values().all(|(host, done)| *done || is_gone(host))
-            && (0..slots).all(|receiver| left_slot.is_some_and(|slot| u64::from(*slot) == receiver) || (0..slots).all(|sender| taken(sender, receiver)))
+            && (0..slots).all(|receiver| {
+                left_slot.is_some_and(|slot| u64::from(*slot) == receiver) || (0..slots).all(|sender| taken(sender, receiver))
+            })
     })
 }
