@@ -10,6 +10,7 @@ mod crc;
 pub mod device;
 mod error;
 pub mod fault;
+pub mod fsck;
 pub mod host;
 pub mod limits;
 pub mod line;
@@ -19,7 +20,7 @@ pub mod machine;
 pub mod media;
 pub mod objects;
 pub mod platform;
-pub mod record;
 pub mod pool;
+pub mod record;
 
 pub use error::{Error, Result};
