@@ -12,13 +12,9 @@ use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::limits::JOINBOXES;
 use cxl_pool::lock::{FIRST_USER_LOCK, LockMode, mode_of};
 use cxl_pool::media::{Binding, JoinBox, MediaLine};
+use cxl_pool::platform::MachineId;
 use cxl_pool::{Error, Result};
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
-
-/// Nonces of lives that never were.
-type Rumours = Rc<RefCell<BTreeSet<[u8; 16]>>>;
 
 /// Where managers and claimants stand still.
 const POINTS: &[&str] = &[
@@ -58,14 +54,14 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     }
     let history = History::shared();
     history.borrow_mut().one_process = true;
-    let rumours = Rumours::default();
+    let first = cluster.world.machine_id(cluster.hosts[0]);
     for (index, host) in cluster.hosts.clone().into_iter().enumerate() {
-        let (history, rumours, config) = (Rc::clone(&history), Rc::clone(&rumours), cluster.host_config.clone());
+        let (history, config) = (Rc::clone(&history), cluster.host_config.clone());
         // Machine 0 never leaves, so that somebody can bind the others; with room for one more, nor does the other machine with a seat.
         let stays = index == 0 || (index == 1 && slots > 2);
         cluster.world.start(host, move |env| {
-            let (history, rumours, config) = (Rc::clone(&history), Rc::clone(&rumours), config.clone());
-            env.spawn("main", move |env| visit(&env, &history, &rumours, &config, stays));
+            let (history, config) = (Rc::clone(&history), config.clone());
+            env.spawn("main", move |env| visit(&env, &history, &config, stays, first));
         });
     }
     let stats = cluster.world.run()?;
@@ -101,9 +97,8 @@ fn order_faults(cluster: &mut Cluster, path: WritePath) {
     planned.into_iter().for_each(|planned| cluster.world.plan(planned));
 }
 
-fn visit(env: &Env, history: &Shared, rumours: &Rumours, config: &HostConfig, stays: bool) -> Result<()> {
-    let told = Rc::clone(rumours);
-    env.spawn_daemon("rumour", move |env| spread_rumours(&env, &told));
+fn visit(env: &Env, history: &Shared, config: &HostConfig, stays: bool, first: MachineId) -> Result<()> {
+    env.spawn_daemon("rumour", move |env| spread_rumours(&env, first));
     for _ in 0..if stays { 1 } else { 2 } {
         let host = match join(env, config) {
             Ok(host) => host,
@@ -111,10 +106,6 @@ fn visit(env: &Env, history: &Shared, rumours: &Rumours, config: &HostConfig, st
             Err(error) => return Err(error),
         };
         history.borrow_mut().joined(env, host.slot(), host.incarnation(), host.nonce());
-        if stays {
-            let (operator, told) = (host.clone(), Rc::clone(rumours));
-            env.spawn_daemon("operator", move |env| state_deaths(&env, &operator, &told));
-        }
         use_lock(env, &host, history)?;
         if stays {
             return Ok(());
@@ -148,8 +139,8 @@ fn use_lock(env: &Env, host: &Host, history: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// The copy of a slot's binding that counts and, if there is one, another that names somebody else and counts no more. `None` while one of
-/// them is being written.
+/// The copy of a slot's binding that counts and, if there is one, another that names another machine and counts no more. `None` while one
+/// of them is being written.
 fn bindings_of(env: &Env, slot: u64) -> Option<(Binding, Option<Binding>)> {
     let lines = env.lines();
     env.view(|view| {
@@ -161,38 +152,27 @@ fn bindings_of(env: &Env, slot: u64) -> Option<(Binding, Option<Binding>)> {
         });
         let copies = copies.collect::<Result<Vec<Binding>>>().ok()?;
         let counts = *copies.iter().max_by_key(|copy| copy.tag)?;
-        let outvoted = |copy: &&Binding| copy.tag != counts.tag && copy.incarnation != 0 && copy.nonce != counts.nonce;
-        Some((counts, copies.iter().find(outvoted).copied())).filter(|_| counts.incarnation != 0)
+        let outvoted = |copy: &&Binding| copy.tag != counts.tag && copy.incarnation != 0 && copy.machine != counts.machine;
+        Some((counts, copies.iter().find(outvoted).copied()))
     })
 }
 
-/// Leaves boxes as a former life of a bound machine may have, one that read the binding of a manager that nobody followed.
-fn spread_rumours(env: &Env, rumours: &Rumours) -> Result<()> {
+/// Leaves boxes as a former life of machine `first` may have, one that read the binding of a manager that nobody followed.
+///
+/// That machine never leaves its slot for good, so what such a box names as the previous owner will never be the owner, and the box must
+/// stay without effect for ever.
+fn spread_rumours(env: &Env, first: MachineId) -> Result<()> {
     let lines = env.lines();
     let slots = u64::from(lines.layout().geometry().slots);
     loop {
         for slot in 0..slots {
             let Some((counts, Some(stale))) = bindings_of(env, slot) else { continue };
-            let nonce = u128::from(env.platform().random() | 1).to_le_bytes();
-            rumours.borrow_mut().insert(nonce);
-            let rumour = JoinBox { slot: slot as u32, machine: counts.machine, nonce, previous: stale.nonce, ..JoinBox::default() };
-            lines.publish(env.below(JOINBOXES) as u64, rumour)?;
-        }
-        env.platform().sleep_ns(MS);
-    }
-}
-
-/// A claimant whose nonce was outvoted may be bound under it later all the same, and leave; then a rumour gets the slot, and nobody is there
-/// to take it. An operator knows that.
-fn state_deaths(env: &Env, host: &Host, rumours: &Rumours) -> Result<()> {
-    let slots = u64::from(host.lines().layout().geometry().slots);
-    loop {
-        env.platform().sleep_ns(5 * MS);
-        for slot in 0..slots {
-            match bindings_of(env, slot) {
-                Some((counts, _)) if rumours.borrow().contains(&counts.nonce) => host.declare_dead(slot as u16, counts.incarnation)?,
-                _ => {}
+            if counts.machine == first.0 {
+                let nonce = u128::from(env.platform().random() | 1).to_le_bytes();
+                let rumour = JoinBox { slot: slot as u32, machine: first.0, nonce, previous: stale.nonce, ..JoinBox::default() };
+                lines.publish(env.below(JOINBOXES) as u64, rumour)?;
             }
         }
+        env.platform().sleep_ns(MS);
     }
 }
