@@ -148,7 +148,7 @@ impl<'h> Locked<'h> {
         Ok(locked)
     }
 
-    /// Grant number under which the structure is held.
+    /// Grant number under which the lock is held; later holders have higher ones.
     pub fn grant(&self) -> u32 {
         self.guard.grant()
     }

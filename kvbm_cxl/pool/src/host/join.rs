@@ -204,6 +204,9 @@ impl Inner {
             }
             let identity: Identity = self.lines.fetch(slot as u64)?;
             let left = identity.state == Identity::LEFT && identity.incarnation == binding.incarnation;
+            if mutant!("join.suspicion_is_proof") && super::fence::fenced_up_to(&self.lines, slot as u32)? >= binding.incarnation {
+                return Ok(true);
+            }
             Ok(left || super::fence::dead_up_to(&self.lines, slot as u32)? >= binding.incarnation)
         };
         if let Some(wish) = wish {
