@@ -59,7 +59,7 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
 }
 
 /// Looks at each device that is there, so that a refusal tells what would be lost.
-fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
+pub fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
     for path in spec.devices() {
         // What cannot be opened or mapped is the format's to refuse, with its reason; an empty or missing file it may still create.
         let Ok(device) = Device::open(path, Access::Read, &Sysfs::default()) else { continue };

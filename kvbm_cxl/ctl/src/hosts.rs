@@ -30,7 +30,7 @@ fn standing(slot: &SlotInfo) -> &'static str {
         _ if slot.dead >= slot.incarnation => "declared dead",
         SlotState::Left => "left",
         _ if slot.fenced >= slot.incarnation => "fenced",
-        _ => "in good standing",
+        _ => "not fenced",
     }
 }
 

@@ -7,6 +7,7 @@ mod child;
 pub mod host;
 
 use crate::cli::DemoArgs;
+use crate::format::refuse_if_used;
 use crate::output::{Exit, Failure, Out};
 use crate::text::bytes;
 use child::Child;
@@ -112,6 +113,9 @@ impl Stage {
         };
         let mut stage = Stage { spec, len_bytes: 0, file, states };
         let parsed = PoolSpec::parse(&stage.spec).map_err(|error| Failure::usage(error.to_string()))?;
+        if !args.force {
+            refuse_if_used(&parsed)?;
+        }
         let options = FormatOptions { machine: Some(first), force: args.force, ..FormatOptions::default() };
         let pool = Pool::format(&parsed, &options).map_err(|error| match error {
             cxl_pool::Error::NotAPool { .. } => Failure::new(Exit::CannotOpen, error.to_string()),
