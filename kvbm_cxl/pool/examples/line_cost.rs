@@ -8,7 +8,7 @@
 //! `RATIOS` and JSON; the exit status is 0 only when the contents were right.
 
 use cxl_pool::coherence::{CoherenceOptions, Mapping, Segment, over_mapping};
-use cxl_pool::line::Lines;
+use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::{Geometry, Layout, MediaLine, Record, Region};
 use std::error::Error;
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use std::time::Instant;
 const POOL_BYTES: u64 = 32 << 20;
 const LINES: u64 = 4096;
 const BATCH: u64 = 512;
-const BATCHES: usize = 801;
+const BATCHES: u64 = 801;
 
 /// The bare instructions that the recipes are measured against.
 #[cfg(target_arch = "x86_64")]
@@ -114,10 +114,14 @@ fn record(index: u64, round: u64) -> Record {
     record
 }
 
-/// Nanoseconds for each step of a batch.
-fn time(steps: impl FnOnce()) -> f64 {
-    let start = Instant::now();
-    steps();
+/// All that the caller put into a record, in one word.
+fn digest(record: &Record) -> u64 {
+    let words: [u64; 8] = bytemuck::cast(*record);
+    words[1..].iter().fold(words[0] >> 32, |all, word| all ^ word)
+}
+
+/// Nanoseconds for each step of a batch that began at `start`.
+fn per_step(start: Instant) -> f64 {
     start.elapsed().as_nanos() as f64 / BATCH as f64
 }
 
@@ -137,54 +141,46 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: inside the range just asked for.
     let at = |index: u64| unsafe { place.add(index as usize * 64) };
 
-    let mut costs: [Vec<f64>; 4] = Default::default();
-    for batch in 0..BATCHES as u64 {
-        let round = batch;
-        // A step through the lines that no stride prefetcher follows; it visits each line of a batch once.
+    let (mut publish, mut publish_bare, mut fetch, mut fetch_bare) = (vec![], vec![], vec![], vec![]);
+    for batch in 0..BATCHES {
+        // Strides through the lines that no prefetcher follows; each line of a batch comes once.
         let indexes: Vec<u64> = (0..BATCH).map(|step| ((batch * BATCH + step) * 2477) % LINES).collect();
-        let records: Vec<Record> = indexes.iter().map(|&index| record(index, round)).collect();
-        let sealed: Vec<_> = indexes.iter().zip(&records).map(|(&index, &record)| lines.seal(index, record)).collect();
-        let mut failure = None;
-        let mut note = |result: cxl_pool::Result<()>| failure = failure.take().or(result.err());
+        let records: Vec<Record> = indexes.iter().map(|&index| record(index, batch)).collect();
+        let sealed: Vec<Line> = indexes.iter().zip(&records).map(|(&index, &record)| lines.seal(index, record)).collect();
 
-        let bare_publish = |costs: &mut Vec<f64>| {
-            costs.push(time(|| indexes.iter().zip(&sealed).for_each(|(&index, line)| bare::publish(at(index), black_box(&line.0)))))
-        };
-        let bare_fetch = |costs: &mut Vec<f64>| {
-            costs.push(time(|| indexes.iter().for_each(|&index| drop(black_box(bare::fetch(at(index)))))));
-        };
-        let mut our_publish = |costs: &mut Vec<f64>| {
-            costs.push(time(|| indexes.iter().zip(&records).for_each(|(&index, &record)| note(lines.publish(index, black_box(record))))))
-        };
-        let mut fetched = Vec::with_capacity(indexes.len());
-        let mut our_fetch = |costs: &mut Vec<f64>| {
-            costs.push(time(|| indexes.iter().for_each(|&index| fetched.push(lines.fetch::<Record>(index)))));
-        };
-        let [publish, publish_bare, fetch, fetch_bare] = &mut costs;
-        // Who goes first changes, because the second finds what the first has left in the buffers.
-        if batch % 2 == 0 {
-            our_publish(publish);
-            our_fetch(fetch);
-            bare_publish(publish_bare);
-            bare_fetch(fetch_bare);
-        } else {
-            bare_publish(publish_bare);
-            bare_fetch(fetch_bare);
-            our_publish(publish);
-            our_fetch(fetch);
-        }
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        for ((&index, expected), fetched) in indexes.iter().zip(&sealed).zip(fetched) {
-            let found: Record = fetched?;
-            if lines.seal(index, found) != *expected {
-                return Err(format!("line {index} of {:?} holds something else than was published", Record::REGION).into());
+        // Who goes first changes, because the second finds what the first has left in caches and buffers.
+        for ours in [batch % 2 == 0, batch % 2 != 0] {
+            if ours {
+                let start = Instant::now();
+                for (&index, record) in indexes.iter().zip(&records) {
+                    lines.publish(index, *black_box(record))?;
+                }
+                publish.push(per_step(start));
+                let start = Instant::now();
+                let mut found = 0;
+                for &index in &indexes {
+                    found ^= digest(&lines.fetch(index)?);
+                }
+                fetch.push(per_step(start));
+                if found != records.iter().fold(0, |all, record| all ^ digest(record)) {
+                    return Err(format!("batch {batch}: a line of {:?} holds something else than was published", Record::REGION).into());
+                }
+            } else {
+                let start = Instant::now();
+                for (&index, line) in indexes.iter().zip(&sealed) {
+                    bare::publish(at(index), black_box(&line.0));
+                }
+                publish_bare.push(per_step(start));
+                let start = Instant::now();
+                for &index in &indexes {
+                    black_box(bare::fetch(at(index)));
+                }
+                fetch_bare.push(per_step(start));
             }
         }
     }
 
-    let [publish, publish_bare, fetch, fetch_bare] = costs.map(median);
+    let [publish, publish_bare, fetch, fetch_bare] = [publish, publish_bare, fetch, fetch_bare].map(median);
     println!("{}", pool.description);
     println!("publish {publish:.1} ns, bare {publish_bare:.1} ns; fetch {fetch:.1} ns, bare {fetch_bare:.1} ns");
     println!("RATIOS {{\"publish_vs_bare\": {:.3}, \"fetch_vs_bare\": {:.3}}}", publish / publish_bare, fetch / fetch_bare);

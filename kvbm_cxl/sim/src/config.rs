@@ -90,6 +90,8 @@ pub struct Chances {
     pub longest_ns: u64,
     /// Restart after at most this time; `None` = never.
     pub restart_within_ns: Option<u64>,
+    /// Faults strike in the first so many steps only, so that a run ends in the quiet time that progress is promised for; 0 = always.
+    pub for_steps: u64,
 }
 
 /// Everything about a world that its seed does not decide.

@@ -246,6 +246,9 @@ impl Engine {
 
     fn strike_by_chance(&mut self, thread: usize) -> bool {
         let chances = self.config.chances;
+        if chances.for_steps != 0 && self.step > chances.for_steps {
+            return false;
+        }
         let total = chances.crash_machine + chances.crash_process + chances.pause_host + chances.pause_thread + chances.jump;
         if !self.random.per_million(total) {
             return false;

@@ -75,14 +75,14 @@ impl Platform for SimPlatform {
     }
 
     fn process(&self) -> ProcessId {
-        ProcessId { pid: self.process as u32 + 100, start: self.process as u32 }
+        ProcessId { pid: self.process as u32 + 100, start: self.process as u32 + 1 }
     }
 
     fn is_alive(&self, process: ProcessId) -> bool {
         with(|engine| {
             let number = process.pid.wrapping_sub(100) as usize;
             let found = engine.processes.get(number);
-            process.start as usize == number && found.is_some_and(|of| of.host == self.host && of.is_alive)
+            process.start as usize == number + 1 && found.is_some_and(|of| of.host == self.host && of.is_alive)
         })
     }
 

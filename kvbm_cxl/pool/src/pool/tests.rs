@@ -339,3 +339,83 @@ fn a_pool_works_through_the_emulator_of_hosts_without_coherence() {
     Pool::format(&bench.spec(), &FormatOptions { force: true, ..options() }).unwrap();
     assert!(matches!(emulated.check_not_replaced(), Err(Error::Replaced { .. })));
 }
+
+/// Memory of a host that stops for ever after a number of writes.
+struct Stops {
+    memory: Arc<dyn Coherence>,
+    writes_left: std::sync::atomic::AtomicI64,
+}
+
+impl Stops {
+    fn step(&self) -> Result<()> {
+        let left = self.writes_left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        if left > 0 { Ok(()) } else { Err(Error::Closed) }
+    }
+}
+
+impl Coherence for Stops {
+    fn len_bytes(&self) -> u64 {
+        self.memory.len_bytes()
+    }
+    fn load_line(&self, offset: u64) -> Result<Line> {
+        self.memory.load_line(offset)
+    }
+    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
+        self.step().and_then(|()| self.memory.write_line(offset, line))
+    }
+    fn flush_line(&self, offset: u64) -> Result<()> {
+        self.memory.flush_line(offset)
+    }
+    fn fence_stores(&self) {
+        self.memory.fence_stores();
+    }
+    fn fence_all(&self) {
+        self.memory.fence_all();
+    }
+    fn fence_loads(&self) {
+        self.memory.fence_loads();
+    }
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.memory.flush_range(offset, len_bytes)
+    }
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
+        self.step().and_then(|()| self.memory.copy_in(offset, source))
+    }
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        self.memory.copy_out(offset, destination)
+    }
+    fn address(&self, _offset: u64, _len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
+        None
+    }
+}
+
+#[test]
+fn a_format_that_stops_anywhere_leaves_no_pool() {
+    let bench = Bench::formatted(2);
+    let old = bench.bytes();
+    let superblock = Superblock::new(&SuperblockParts {
+        uuid: [9; 16],
+        incarnation: 9,
+        layout: (**open(&bench.spec()).unwrap().layout()).clone(),
+        coherence: CoherenceMode::Software,
+        seats: vec![],
+        devices: (1..3).map(|id| DeviceRecord { id: [id; 16], len_bytes: SIZE, name: "x".into() }).collect(),
+    })
+    .unwrap();
+    for writes in 1.. {
+        assert!(writes < 10_000, "the format never ends");
+        old.iter().enumerate().for_each(|(index, bytes)| bench.patch(index, 0, &bytes[..4096]));
+        let pool = open(&bench.spec()).unwrap();
+        let memory: Arc<dyn Coherence> = Arc::new(Stops { memory: pool.lines().memory().clone(), writes_left: writes.into() });
+        let lines = Lines::new(memory.clone(), Arc::new(superblock.layout().clone()), superblock.uuid());
+        let outcome =
+            erase_superblocks(&*memory, 2).and_then(|()| write_regions(&lines)).and_then(|()| write_superblocks(&*memory, &superblock));
+        if outcome.is_ok() {
+            assert_eq!(open(&bench.spec()).unwrap().superblock().uuid(), &[9; 16]);
+            assert!(writes > 2 + 2 + 16 + 2 * 64);
+            return;
+        }
+        refusal(open(&bench.spec()));
+        assert!(matches!(pool.check_not_replaced(), Err(Error::Replaced { .. })));
+    }
+}

@@ -412,6 +412,54 @@ fn threads_of_one_host_see_each_other() {
 }
 
 #[test]
+fn a_store_during_the_refill_of_its_line_is_kept() {
+    const ROUNDS: u64 = 20_000;
+    let mapping = map_new(MIB);
+    let memory = mapping.base.as_ptr() as usize;
+    let quiet = EmulatorOptions { noise: 0, ..EmulatorOptions::default() };
+    let host = Emulated::new(Arc::new(FaultMap::new(mapping).unwrap()), quiet).unwrap();
+    let view = host.address(0, 8).unwrap().as_ptr() as usize;
+    let (begun, stored) = (AtomicU64::new(0), AtomicU64::new(0));
+    let mut lost = 0;
+    let until = |counter: &AtomicU64, value: u64| {
+        let mut spins = 0u64;
+        while counter.load(Ordering::Acquire) < value {
+            spins += 1;
+            if spins.is_multiple_of(2000) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                until(&begun, round);
+                // A little later each time, so that the store meets every moment of the flush and the refill.
+                (0..round % 128).for_each(|_| std::hint::spin_loop());
+                // SAFETY: the first word of the view, which only this thread stores to.
+                unsafe { (view as *mut u64).write_volatile(round * 2 + 1) };
+                stored.store(round, Ordering::Release);
+            }
+        });
+        for round in 1..=ROUNDS {
+            // SAFETY: the first word of the pool, written by the host that owned the line before; the same below.
+            unsafe { (memory as *mut u64).write_volatile(round * 2) };
+            begun.store(round, Ordering::Release);
+            (0..64).for_each(|_| std::hint::spin_loop());
+            host.flush_line(0).unwrap();
+            host.fence_all();
+            until(&stored, round);
+            host.flush_line(0).unwrap();
+            host.fence_all();
+            // SAFETY: as above.
+            lost += u64::from(unsafe { (memory as *mut u64).read_volatile() } != round * 2 + 1);
+        }
+    });
+    assert_eq!(lost, 0, "stores of {ROUNDS}");
+}
+
+#[test]
 fn a_view_holds_the_pool_as_it_was_when_opened_up_to_its_limit() {
     let mapping = map_new(2 * MIB);
     let base = mapping.base.as_ptr();

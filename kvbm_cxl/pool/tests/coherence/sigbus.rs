@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory that goes bad under a mapping: typed errors, a living process, and nobody else's signals taken.
 
-use crate::support::{BAD_ROLE, MIB, child, map_files, map_new, new_file, pattern};
+use crate::support::{BAD_ROLE, MIB, child, finish, map_files, map_new, new_file, pattern};
 use cxl_pool::coherence::*;
 use cxl_pool::line::Line;
 use cxl_pool::{Error, Result};
@@ -20,9 +20,11 @@ fn is_lost(result: Result<()>, name: &str) -> bool {
     matches!(result, Err(Error::DeviceLost { device, .. }) if device == name)
 }
 
+type Operation = fn(&dyn Coherence) -> Result<()>;
+
 #[test]
 fn every_operation_reports_the_loss_that_it_meets() {
-    let operations: [(&str, fn(&dyn Coherence) -> Result<()>); 6] = [
+    let operations: [(&str, Operation); 6] = [
         ("load_line", |memory| memory.load_line(64).map(drop)),
         ("write_line", |memory| memory.write_line(64, &Line([1; 64]))),
         ("flush_line", |memory| memory.flush_line(64)),
@@ -65,18 +67,19 @@ fn a_lost_device_leaves_the_others_alone() {
     let memory = &pool.memory;
     let bytes = pattern(1, 4 * STRIPE as usize);
     memory.copy_in(0, &bytes).unwrap();
-    first.set_len(0).unwrap();
-    assert!(is_lost(memory.load_line(0).map(drop), "device0"));
-    assert!(is_lost(memory.write_line(2 * STRIPE, &Line([9; 64])), "device0"), "its other stripes are lost with it");
-    assert!(is_lost(memory.copy_out(STRIPE - 1, &mut [0; 2]), "device0"), "a range that only begins on it is lost");
-    for start in [STRIPE, 3 * STRIPE] {
+    second.set_len(0).unwrap();
+    assert!(is_lost(memory.load_line(STRIPE).map(drop), "device1"));
+    assert!(is_lost(memory.write_line(3 * STRIPE, &Line([9; 64])), "device1"), "its other stripes are lost with it");
+    assert!(is_lost(memory.copy_out(2 * STRIPE - 1, &mut [0; 2]), "device1"), "a range that only begins on it is lost");
+    assert!(is_lost(memory.copy_out(STRIPE - 1, &mut [0; 2]), "device1"), "and one that only ends on it");
+    for start in [0, 2 * STRIPE] {
         let mut read = vec![0; STRIPE as usize];
         memory.copy_out(start, &mut read).unwrap();
         assert!(read == bytes[start as usize..][..STRIPE as usize]);
         memory.write_line(start, &Line([5; 64])).unwrap();
     }
-    assert!(memory.address(0, 64).is_none());
-    assert_eq!(pool.faults.lost_devices().len(), 1);
+    assert!(memory.address(STRIPE, 64).is_none() && memory.address(0, 64).is_some());
+    assert_eq!(pool.faults.lost_devices(), [LostDevice { device: "device1".into(), code: BUS_ADRERR }]);
     assert_eq!(pool.faults.bad_ranges(), []);
 }
 
@@ -176,21 +179,21 @@ fn a_wide_fault_marks_all_that_it_covers() {
 
 #[test]
 fn more_mappings_than_the_table_holds_are_refused() {
-    let status = child("sigbus full table").status().unwrap();
+    let status = finish(child("sigbus full table"));
     assert_eq!(status.code(), Some(0), "{status}");
 }
 
 #[test]
 fn foreign_faults_reach_the_previous_handler() {
     for scenario in ["foreign fault", "foreign signal", "fault after close"] {
-        let status = child(&format!("sigbus {scenario}")).status().unwrap();
+        let status = finish(child(&format!("sigbus {scenario}")));
         assert_eq!(status.code(), Some(PREVIOUS_HANDLER), "{scenario}: {status}");
     }
     for scenario in ["foreign fault by default", "foreign signal by default"] {
-        let status = child(&format!("sigbus {scenario}")).status().unwrap();
+        let status = finish(child(&format!("sigbus {scenario}")));
         assert_eq!(status.signal(), Some(libc::SIGBUS), "{scenario}: {status}");
     }
-    let status = child("sigbus ignored signal").status().unwrap();
+    let status = finish(child("sigbus ignored signal"));
     assert_eq!(status.code(), Some(0), "{status}");
 }
 

@@ -4,9 +4,10 @@
 use cxl_pool::coherence::{Mapping, Segment};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
 /// Names the role of a child process.
@@ -75,6 +76,22 @@ pub fn child(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["child", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
     command
+}
+
+/// Runs a child to its end, which comes soon or never.
+pub fn finish(mut command: Command) -> ExitStatus {
+    let mut child = command.spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => return status,
+            None if Instant::now() > deadline => {
+                child.kill().unwrap();
+                return child.wait().unwrap();
+            }
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 /// Bytes that differ from place to place and from seed to seed.

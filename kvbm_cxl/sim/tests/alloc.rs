@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The allocator on simulated hosts.
+
+use cxl_sim::scenarios::alloc;
+use cxl_sim::{Fault, explore, mutation_table, names, strike_points};
+
+/// Names of the allocator.
+fn of_alloc(names: Vec<&'static str>) -> Vec<&'static str> {
+    names.into_iter().filter(|name| name.starts_with("alloc.")).collect()
+}
+
+#[test]
+fn no_block_has_two_owners_and_none_is_lost() {
+    explore("alloc", 600, alloc::run);
+}
+
+#[test]
+fn a_crash_or_pause_at_any_point_of_the_allocator_is_survived() {
+    let points = of_alloc(names::of_pool().expect("the pool's sources").points);
+    let restart_after_ns = Some(1_000_000);
+    let faults = [
+        Fault::CrashMachine { restart_after_ns },
+        Fault::CrashProcess { restart_after_ns },
+        Fault::PauseHost { for_ns: 30_000_000 },
+        Fault::PauseThread { for_ns: 30_000_000 },
+    ];
+    let unvisited = strike_points(&points, &faults, 24, |seed, planned| alloc::run_with(seed, Some(planned)));
+    assert_eq!(unvisited, [""; 0], "no run came by there");
+}
+
+#[test]
+fn every_rule_of_the_allocator_is_needed() {
+    let mutants = of_alloc(names::of_pool().expect("the pool's sources").mutants);
+    assert_eq!(mutation_table(&mutants, &[("alloc", alloc::run)], 4096), [""; 0], "nothing noticed their loss");
+}
