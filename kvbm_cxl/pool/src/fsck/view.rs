@@ -214,6 +214,22 @@ impl<'a> View<'a> {
         copies.max_by_key(|(_, copy)| (copy.grant, copy.version))
     }
 
+    /// The request of a slot for a lock, and the incarnation that made it.
+    pub fn request(&self, slot: u64, lock: u32) -> Option<(u32, Request)> {
+        let line = self.requests.get(slot * self.geometry.request_lines() + u64::from(lock) / LOCKS_PER_REQUEST as u64)?;
+        Some((line.incarnation, line.requests[lock as usize % LOCKS_PER_REQUEST]))
+    }
+
+    /// Whether the last grant of a lock is this slot's and not given back.
+    pub fn is_held(&self, slot: u64, lock: u32) -> bool {
+        let grant = self.grant(lock);
+        grant.number != 0
+            && u64::from(grant.slot) == slot
+            && self.request(slot, lock).is_some_and(|(incarnation, request)| {
+                incarnation == grant.incarnation && request.number as u16 == grant.request && request.flags & Request::WANT != 0
+            })
+    }
+
     /// Whether incarnation `incarnation` of a slot is fenced by any row that verifies.
     pub fn is_fenced(&self, slot: u64, incarnation: u32) -> bool {
         self.fenced.get(slot as usize).is_some_and(|fenced| *fenced >= incarnation)
