@@ -72,7 +72,7 @@ fn what_may_hide_a_newer_value_needs_accept_loss() {
     let (code, report) = bench.json(&["fsck", "--repair", "--accept-loss", "--watch-ms", "50"]);
     assert_eq!(code, 0, "{report:#}");
     let epoch = pool.lines().fetch::<Seat>(0).unwrap().epoch;
-    assert!(epoch > 1000 && (epoch - 1) % 2 == 0, "{epoch}");
+    assert!(epoch > 1000 && (epoch - 1).is_multiple_of(2), "{epoch}");
 }
 
 #[test]

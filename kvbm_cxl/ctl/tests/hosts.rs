@@ -87,3 +87,39 @@ fn a_silent_host_is_fenced_and_the_pool_stays_sound() {
     assert_eq!((&hosts["slots"][1]["incarnation"], &hosts["slots"][1]["standing"]), (&2.into(), &"not fenced".into()), "{hosts:#}");
     assert_eq!(bench.run(&["fsck"]).code, 0);
 }
+
+/// A host dies at any moment of its work, comes back, and goes on: at no time does the metadata break a rule.
+#[test]
+fn whatever_a_dying_host_leaves_is_sound() {
+    let bench = Bench::formatted();
+    // The machine of seat 0 comes first: without it nobody can be given a slot.
+    let mut first = bench.host("machine-a");
+    let mut reader = bench.host("machine-b");
+    first.kill();
+    for round in 1..=8u64 {
+        let mut writer = bench.host("machine-a");
+        writer.order(&format!(r#"{{"Publish":{{"round":{round}}}}}"#));
+        std::thread::sleep(Duration::from_micros(700 * round * round));
+        writer.kill();
+        let (_, report) = bench.json(&["fsck", "--notes"]);
+        let broken: Vec<_> = report["findings"].as_array().unwrap().iter().filter(|found| found["severity"] != "note").collect();
+        assert!(broken.is_empty(), "round {round}: {broken:#?}");
+
+        let mut writer = bench.host("machine-a");
+        writer.order(&format!(r#"{{"Publish":{{"round":{}}}}}"#, 100 + round));
+        let published = writer.reply();
+        assert!(published.contains("Moved"), "round {round}: {published}");
+        reader.order(&format!(r#"{{"Pull":{{"round":{}}}}}"#, 100 + round));
+        let pulled = reader.reply();
+        assert!(pulled.contains("Moved"), "round {round}: {pulled}");
+        writer.kill();
+    }
+    reader.kill();
+    let (code, report) = bench.json(&["fsck", "--notes"]);
+    assert_eq!(code, 0, "{report:#}");
+    assert_eq!(
+        bench.json(&["fsck", "--repair", "--accept-loss", "--watch-ms", "200"]).1["lines_written"],
+        0,
+        "a sound pool needs no repair"
+    );
+}

@@ -7,7 +7,7 @@ mod child;
 pub mod host;
 
 use crate::cli::DemoArgs;
-use crate::format::refuse_if_used;
+use crate::format;
 use crate::output::{Exit, Failure, Out};
 use crate::text::bytes;
 use child::Child;
@@ -114,13 +114,10 @@ impl Stage {
         let mut stage = Stage { spec, len_bytes: 0, file, states };
         let parsed = PoolSpec::parse(&stage.spec).map_err(|error| Failure::usage(error.to_string()))?;
         if !args.force {
-            refuse_if_used(&parsed)?;
+            format::refuse_if_used(&parsed)?;
         }
         let options = FormatOptions { machine: Some(first), force: args.force, ..FormatOptions::default() };
-        let pool = Pool::format(&parsed, &options).map_err(|error| match error {
-            cxl_pool::Error::NotAPool { .. } => Failure::new(Exit::CannotOpen, error.to_string()),
-            other => other.into(),
-        })?;
+        let pool = Pool::format(&parsed, &options).map_err(format::failed)?;
         stage.len_bytes = pool.layout().geometry().len_bytes;
         Ok(stage)
     }
@@ -198,8 +195,8 @@ impl Figures {
             return format!("{value}\n");
         }
         format!(
-            "round {round}: {} blocks, {}, every byte verified; publish {publish:.2} GB/s, pull {pull:.2} GB/s (memcpy {copy_rate:.2} GB/s); \
-             lock: {} turns, handed over {} times, {:.1} ms\n",
+            "round {round}: {} blocks, {}, every byte verified; publish {publish:.2} GB/s, pull {pull:.2} GB/s \
+             (memcpy {copy_rate:.2} GB/s); lock: {} turns, handed over {} times, {:.1} ms\n",
             self.blocks,
             bytes(self.bytes),
             self.turns,

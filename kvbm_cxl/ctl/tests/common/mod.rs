@@ -4,9 +4,9 @@
 
 use cxl_pool::device::PoolSpec;
 use cxl_pool::pool::{OpenOptions, Pool};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 pub const EXE: &str = env!("CARGO_BIN_EXE_cxlctl");
 
@@ -73,30 +73,46 @@ impl Bench {
     /// A host that runs until its standard input ends; returns once it has joined.
     pub fn host(&self, machine: &str) -> HostProcess {
         let mut command = self.command(machine);
-        command.args(["demo-host", "--blocks", "1", "--block", "4096"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["demo-host", "--blocks", "40", "--block", "4096"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("Joined"), "{line}");
-        HostProcess(process)
+        let replies = BufReader::new(process.stdout.take().unwrap());
+        let mut host = HostProcess { process, replies };
+        let joined = host.reply();
+        assert!(joined.contains("Joined"), "{joined}");
+        host
     }
 }
 
 /// A host process; killed with the test if it still runs.
-pub struct HostProcess(pub Child);
+pub struct HostProcess {
+    process: Child,
+    replies: BufReader<ChildStdout>,
+}
 
 impl HostProcess {
+    /// Sends an order of the demo.
+    pub fn order(&mut self, order: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{order}").unwrap();
+    }
+
+    /// The answer to an order.
+    pub fn reply(&mut self) -> String {
+        let mut line = String::new();
+        self.replies.read_line(&mut line).unwrap();
+        line
+    }
+
     /// Power off.
     pub fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
     }
 }
 
 impl Drop for HostProcess {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything but the chunks' own lines, fetched once, with what follows from it: who is in charge, who holds which slot, who holds which lock.
+//! Everything but the chunks' own lines, fetched once, with what follows from it: who is in charge, who holds which slot and which lock.
 
 use super::report::{Finding, Place, Remedy, Report, Severity, Write};
 use crate::error::{Error, Result};
