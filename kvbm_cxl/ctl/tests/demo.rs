@@ -55,10 +55,12 @@ fn hosts_of(child: &mut Child) -> ([u32; 2], impl Iterator<Item = String> + use<
 fn one_round_is_verified_and_leaves_nothing() {
     for coherence in ["native", "emulated:seed=5"] {
         let bench = Bench::new();
-        let child = demo(&bench, &["--once", "--json"]).env("CXL_COHERENCE", coherence).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = demo(&bench, &["--once", "--json"]);
+        child.env("CXL_COHERENCE", coherence);
+        let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{coherence}");
+        assert!(output.status.success(), "{coherence}: {}", String::from_utf8_lossy(&output.stderr));
         let round: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&round["blocks"], &round["bytes"]), (&6.into(), &(6 * 65536).into()));
         assert!(round["publish_gb_per_s"].as_f64().unwrap() > 0.0 && round["memcpy_gb_per_s"].as_f64().unwrap() > 0.0);

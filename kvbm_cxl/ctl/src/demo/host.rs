@@ -103,8 +103,9 @@ fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result
     }
     // Also when the parent is gone: leave nothing behind.
     worker.allocator.close()?;
-    host.leave()?;
+    // Before the host leaves: a round of the service must not take the manager role again while it is being given up.
     drop(service);
+    host.leave()?;
     reply(out, &Reply::Left)?;
     Ok(Exit::Done)
 }

@@ -70,7 +70,8 @@ pub fn run(pool: Option<&str>, args: &DemoArgs, out: &mut Out) -> Result<Exit, F
             break;
         }
     }
-    for host in &mut hosts {
+    // The machine with the fixed seat goes last: until then there is a manager to give the other one its locks.
+    for host in hosts.iter_mut().rev() {
         let Reply::Left = host.ask(Order::Leave)? else { return Err(host.confused()) };
     }
     for host in hosts {
