@@ -7,7 +7,7 @@ use crate::types::{self, FormatOptions, Info, Options};
 use crate::upkeep::Upkeep;
 use arc_swap::ArcSwapOption;
 use bytemuck::Zeroable;
-use cxl_pool::alloc::{AllocConfig, Allocator};
+use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::lock::LockId;
@@ -182,7 +182,7 @@ impl OpenPool {
             Ok(Member {
                 objects: Objects::new(&host),
                 locks: Locks::new(self.pool.layout().geometry().locks),
-                allocator: Allocator::attach(&host, host.local_area()?, config)?,
+                allocator: Allocator::attach(&host, LocalArea::of(&host)?, config)?,
                 host: host.clone(),
                 _service: service,
             })
