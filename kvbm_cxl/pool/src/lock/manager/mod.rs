@@ -79,6 +79,8 @@ impl Inner {
             return match self.serve(active)? {
                 Some(busy) => Ok(busy),
                 None => {
+                    // Somebody took this manager for dead, and it was only slow: meet the next ones with more patience.
+                    manager.unrest = (manager.unrest + 1).min(MAX_UNREST);
                     manager.active = None;
                     manager.watch = None;
                     Ok(false)
