@@ -349,6 +349,10 @@ impl Allocator {
         let mut any = false;
         for (slot, incarnation) in row.claimants((chunk - row.first()) as usize, usize::MAX) {
             any = true;
+            if row.claims[usize::from(slot)].is_none() {
+                // Perhaps its writer is just at it. Nobody is taken for the owner on the word of a line that cannot be read.
+                return Ok((None, true));
+            }
             if judge.is_live(slot, incarnation)? {
                 return Ok((Some((slot, incarnation)), true));
             }
