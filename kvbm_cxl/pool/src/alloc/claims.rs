@@ -216,8 +216,8 @@ impl Allocator {
         Ok(chunks)
     }
 
-    /// Claims whatever this host does not yet claim of chunks `first` to `first + count - 1`; false, and nothing claimed, when part of it is
-    /// another host's who may still write.
+    /// Claims whatever this host does not yet claim of chunks `first` to `first + count - 1`; false, and nothing claimed, when part of it
+    /// is another host's who may still write.
     pub(super) fn complete_run(&self, guard: &LockGuard<'_>, first: u64, count: u64) -> Result<bool> {
         let mut judge = Judge::new(self);
         let (first_line, last_line) = (first / CHUNKS_PER_CLAIM as u64, (first + count - 1) / CHUNKS_PER_CLAIM as u64);
