@@ -207,8 +207,12 @@ static void exchange(void) {
         if (turn % 2 == host) {
             memset(bytes, turn, sizeof bytes);
             memset(line, turn + 1, sizeof line);
-            CHECK_OK(cxl_shm_copy_in(mine, bytes, sizeof bytes));
+            /* Each of the two has to be in order by its own fence: either is the last before the flag in some turns. */
+            if (turn % 4 < 2)
+                CHECK_OK(cxl_shm_copy_in(mine, bytes, sizeof bytes));
             CHECK_OK(cxl_shm_publish_line(before, line));
+            if (turn % 4 >= 2)
+                CHECK_OK(cxl_shm_copy_in(mine, bytes, sizeof bytes));
             say(100 + (uint64_t)turn);
         } else {
             await(100 + (uint64_t)turn);
