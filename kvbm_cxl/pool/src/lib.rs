@@ -10,6 +10,7 @@ mod crc;
 pub mod device;
 mod error;
 pub mod fault;
+pub mod fsck;
 pub mod host;
 pub mod limits;
 pub mod line;

@@ -20,8 +20,6 @@ use std::rc::Rc;
 const OPERATIONS: usize = 25;
 /// Rounds of every process within which a free arrives that is in nobody's list: sender, receiver, and the process that has the chunk.
 const HANDS: u64 = 4;
-/// Room for the host's own segment in the machine's local memory, before the allocator's area.
-const SEGMENT_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -128,7 +126,14 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     }
     if let Some(planned) = planned {
         cluster.world.plan(planned);
-    } else if hosts > 1 && may_crash && cluster.random.one_in(3) {
+    }
+    if cluster.random.one_in(2) {
+        // A zombie that is about to claim a chunk, which others find free meanwhile.
+        let when = When::Point("alloc.chosen", cluster.random.between(1, 12));
+        let for_ns = cluster.random.between(10, 40) * 1_000_000;
+        cluster.world.plan(Planned { when, host: None, fault: Fault::PauseHost { for_ns } });
+    }
+    if hosts > 1 && may_crash && cluster.random.one_in(3) {
         // The last machine is gone for good at some moment.
         let at = cluster.random.between(2_000, 60_000);
         let fault = Fault::CrashMachine { restart_after_ns: None };
@@ -183,22 +188,12 @@ fn is_claimed_by(cluster: &Cluster, slot: u16, chunk: u64) -> bool {
     cluster.world.view(|view| view.peek::<Claim>(line).bits[bit / 8]) >> (bit % 8) & 1 != 0
 }
 
-fn area(env: &Env, host: &Host) -> Result<LocalArea> {
-    let chunks = host.lines().layout().chunks();
-    let memory = env.platform().local_memory(SEGMENT_BYTES + LocalArea::len_bytes(chunks))?;
-    // SAFETY: the memory is as long as asked for and aligned to 64, and nothing but areas of this host's processes lies behind the segment.
-    unsafe { LocalArea::at(memory.start.byte_add(SEGMENT_BYTES), chunks, memory.owner) }
-}
-
 fn main(env: &Env, ledger: &Shared, config: &HostConfig, index: usize) -> Result<()> {
-    // Before the host asks for its smaller part of it.
-    let chunks = env.lines().layout().chunks();
-    env.platform().local_memory(SEGMENT_BYTES + LocalArea::len_bytes(chunks))?;
     let host = join(env, config)?;
     ledger.borrow_mut().slots.insert(env.host(), host.slot());
     ledger.borrow_mut().rounds.insert(env.process(), (0, 0));
     let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: env.below(2) };
-    let allocator = Rc::new(again(env, || Allocator::attach(&host, area(env, &host)?, alloc_config.clone()))?);
+    let allocator = Rc::new(again(env, || Allocator::attach(&host, LocalArea::of(&host)?, alloc_config.clone()))?);
     let (upkeep, seen, of) = (Rc::clone(&allocator), Rc::clone(ledger), host.clone());
     env.spawn_daemon("upkeep", move |env| {
         loop {
