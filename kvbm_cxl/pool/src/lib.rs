@@ -5,6 +5,7 @@
 //! fetch a 64-byte line), [`media`] (the on-media format), [`host`] (slots, liveness, fences), [`lock`] (the two-tier lock).
 
 pub mod coherence;
+mod crc;
 mod error;
 pub mod fault;
 pub mod host;

@@ -9,10 +9,11 @@
 //! Every line carries a CRC32C seeded with the pool's UUID, its region and its number: a line in the wrong place does not verify.
 
 use crate::coherence::Coherence;
+use crate::crc::line_crc;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{LINE_BYTES, TORN_RETRIES};
-use crate::media::{Layout, MediaLine, Region};
+use crate::media::{Layout, MediaLine};
 use std::sync::Arc;
 
 /// The 64 bytes of a cache line, by value: never a reference into pool memory.
@@ -145,30 +146,22 @@ impl Lines {
 
     /// The 64 bytes of `value` with its CRC filled in.
     pub fn seal<T: MediaLine>(&self, index: u64, value: T) -> Line {
-        let mut line: Line = bytemuck::cast(value);
-        let crc = self.crc(T::REGION, index, &line);
-        line.0[..4].copy_from_slice(&crc.to_le_bytes());
-        line
+        let mut words: [u64; 8] = bytemuck::cast(value);
+        let crc = line_crc(self.crc_seed, T::REGION as u32, index, &words);
+        // The word is composed in a register: a 4-byte store into it would hold up the wide load that writes the line.
+        words[0] = words[0] & !0xffff_ffff | u64::from(crc);
+        bytemuck::cast(words)
     }
 
     /// Reads `line` as line `index` of `T`'s region, if it verifies.
     pub fn open<T: MediaLine>(&self, index: u64, line: &Line) -> Result<T> {
         let bad = |reason| Error::BadLine { region: T::REGION, index, reason };
-        let stored = u32::from_le_bytes([line.0[0], line.0[1], line.0[2], line.0[3]]);
-        if stored != self.crc(T::REGION, index, line) {
+        let words: [u64; 8] = bytemuck::cast(*line);
+        if words[0] as u32 != line_crc(self.crc_seed, T::REGION as u32, index, &words) {
             return Err(bad("checksum differs"));
         }
         let value: T = bytemuck::cast(*line);
         value.check().map_err(bad)?;
         Ok(value)
-    }
-
-    fn crc(&self, region: Region, index: u64, line: &Line) -> u32 {
-        // Region and number go in front of the 60 bytes, in one buffer, so that one call of the hardware CRC covers all of it.
-        let mut bytes = [0u8; 72];
-        bytes[..4].copy_from_slice(&(region as u32).to_le_bytes());
-        bytes[4..12].copy_from_slice(&index.to_le_bytes());
-        bytes[12..].copy_from_slice(&line.0[4..]);
-        crc32c::crc32c_append(self.crc_seed, &bytes)
     }
 }

@@ -12,8 +12,29 @@
 //! - `flush_line` writes a dirty line back and drops it, but younger loads pass it unless `fence_all` stands between;
 //! - a load can be answered from this host's cache for as long as nothing flushes the line, and a prefetcher may fill it at any time.
 
+#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
+mod arch;
+mod emulated;
+mod faultmap;
+mod instructions;
+mod mapping;
+mod native;
+mod options;
+mod sigbus;
+
+pub use emulated::{Emulated, EmulatorOptions};
+pub use faultmap::{BadRange, FaultMap, LostDevice};
+pub use instructions::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
+pub use mapping::{Mapping, Segment};
+pub use native::Native;
+pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
+pub use sigbus::{GRANULE_BYTES, MAX_MAPPINGS};
+
 use crate::error::Result;
+use crate::limits::LINE_BYTES;
 use crate::line::Line;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// The steps that touch pool memory. Offsets count from the start of the pool; line offsets are multiples of 64.
@@ -54,3 +75,12 @@ pub trait Coherence: Send + Sync {
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
 }
+
+/// Numbers of the lines that a range inside the pool touches.
+fn lines_of(offset: u64, len_bytes: u64) -> Range<u64> {
+    let line = LINE_BYTES as u64;
+    if len_bytes == 0 { 0..0 } else { offset / line..(offset + len_bytes).div_ceil(line) }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("no flushes and non-temporal stores are known for this architecture: add a module beside x86_64.rs");

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Guarded access to a mapping: every operation is checked against the range and against what the SIGBUS handler has noted.
+//!
+//! A guarded operation looks twice: before, so that memory known to be bad is left alone, and afterwards, so that an operation that met the
+//! damage itself reports it. Both looks cost one relaxed load while all is well.
+
+use super::mapping::Mapping;
+use super::sigbus::{Damage, GRANULE_BYTES, Registration};
+use crate::error::{Error, Result};
+use crate::limits::LINE_BYTES;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+/// A range of the pool that must not be used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadRange {
+    /// Pool offset.
+    pub offset: u64,
+    /// Size in bytes.
+    pub len_bytes: u64,
+}
+
+/// A device that stopped answering.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostDevice {
+    /// Its name.
+    pub device: String,
+    /// `si_code` of the SIGBUS that told (`BUS_ADRERR` is 2).
+    pub code: i32,
+}
+
+/// A mapping under guard, and what has gone wrong in it so far.
+pub struct FaultMap {
+    // First, so that the guard ends before the memory is unmapped.
+    registration: Registration,
+    mapping: Mapping,
+}
+
+impl FaultMap {
+    /// Takes a mapping under guard.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the mapping contradicts itself, [`Error::Full`] when too many mappings are open.
+    pub fn new(mapping: Mapping) -> Result<Self> {
+        mapping.check()?;
+        let base = mapping.base.as_ptr().expose_provenance();
+        let registration = Registration::new(Damage::new(base, mapping.len_bytes, &mapping.segments))?;
+        Ok(FaultMap { registration, mapping })
+    }
+
+    /// The mapping.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Size of the mapping in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        self.mapping.len_bytes
+    }
+
+    /// Where a range is mapped, if it lies in the mapping and nothing in it is known to be bad.
+    #[inline]
+    pub(super) fn enter(&self, offset: u64, len_bytes: u64) -> Result<*mut u8> {
+        let limit_bytes = self.mapping.len_bytes;
+        if len_bytes > limit_bytes || offset > limit_bytes - len_bytes {
+            return Err(Error::OutOfRange { what: "pool", offset, len_bytes, limit_bytes });
+        }
+        self.check(offset, len_bytes)?;
+        // SAFETY: the offset lies in the mapping, which is shorter than `isize::MAX`.
+        Ok(unsafe { self.mapping.base.as_ptr().add(offset as usize) })
+    }
+
+    /// As [`FaultMap::enter`], for one line.
+    #[inline]
+    pub(super) fn enter_line(&self, offset: u64) -> Result<*mut u8> {
+        if !offset.is_multiple_of(LINE_BYTES as u64) {
+            return Err(Error::Invalid(format!("offset {offset:#x} is not the start of a line")));
+        }
+        self.enter(offset, LINE_BYTES as u64)
+    }
+
+    /// Whether an operation on the range that just ended met damage.
+    #[inline]
+    pub(super) fn leave(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        // The handler runs on this thread, so it is enough that the compiler keeps the look behind the access.
+        compiler_fence(Ordering::SeqCst);
+        self.check(offset, len_bytes)
+    }
+
+    /// Checks a range against the damage known so far, for callers that work in place and must look afterwards.
+    #[inline]
+    pub fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        if self.registration.damage().any() { self.check_slowly(offset, len_bytes) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_slowly(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        let damage = self.registration.damage();
+        if let Some(segment) = damage.segments(offset, len_bytes).iter().find(|segment| damage.lost(segment.device).is_some()) {
+            let device = self.mapping.devices[segment.device].clone();
+            return Err(Error::DeviceLost { device, offset, len_bytes });
+        }
+        let end = offset.saturating_add(len_bytes).div_ceil(GRANULE_BYTES);
+        match (offset / GRANULE_BYTES..end).any(|granule| damage.is_poisoned(granule)) {
+            true => Err(Error::Poisoned { offset, len_bytes }),
+            false => Ok(()),
+        }
+    }
+
+    /// The poisoned ranges, neighbours joined.
+    pub fn bad_ranges(&self) -> Vec<BadRange> {
+        let damage = self.registration.damage();
+        let mut ranges: Vec<BadRange> = Vec::new();
+        if !damage.any() {
+            return ranges;
+        }
+        for granule in (0..self.len_bytes().div_ceil(GRANULE_BYTES)).filter(|&granule| damage.is_poisoned(granule)) {
+            let offset = granule * GRANULE_BYTES;
+            let len_bytes = GRANULE_BYTES.min(self.len_bytes() - offset);
+            match ranges.last_mut() {
+                Some(last) if last.offset + last.len_bytes == offset => last.len_bytes += len_bytes,
+                _ => ranges.push(BadRange { offset, len_bytes }),
+            }
+        }
+        ranges
+    }
+
+    /// The devices that are gone.
+    pub fn lost_devices(&self) -> Vec<LostDevice> {
+        let damage = self.registration.damage();
+        let devices = self.mapping.devices.iter().enumerate();
+        devices.filter_map(|(index, device)| damage.lost(index).map(|code| LostDevice { device: device.clone(), code })).collect()
+    }
+
+    /// Marks the 2 MiB around `offset` bad, as a poison fault there would: for lists of bad memory that are known beforehand, and for tests.
+    pub fn mark_poisoned(&self, offset: u64) -> Result<()> {
+        if offset >= self.len_bytes() {
+            return Err(Error::OutOfRange { what: "pool", offset, len_bytes: 1, limit_bytes: self.len_bytes() });
+        }
+        self.registration.damage().mark_poisoned(offset, 1);
+        Ok(())
+    }
+}

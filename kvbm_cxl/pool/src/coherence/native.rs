@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The CPU's own instructions on a mapping.
+
+use super::arch;
+use super::faultmap::FaultMap;
+use super::instructions::{CpuFeatures, Instructions, LineFlush};
+use super::{Coherence, lines_of};
+use crate::error::Result;
+use crate::limits::LINE_BYTES;
+use crate::line::Line;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Pool memory as this CPU reaches it.
+///
+/// On a pool in `hardware` mode the flushes are elided; writes, copies and fences stay as they are.
+pub struct Native {
+    faults: Arc<FaultMap>,
+    instructions: Instructions,
+    hardware: bool,
+}
+
+impl Native {
+    /// Uses `instructions` on the mapping of `faults`; `hardware` elides the flushes.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] when this CPU lacks one of the instructions.
+    pub fn new(faults: Arc<FaultMap>, instructions: Instructions, hardware: bool) -> Result<Self> {
+        instructions.check(&CpuFeatures::detect())?;
+        Ok(Native { faults, instructions, hardware })
+    }
+
+    /// What does each step.
+    pub fn instructions(&self) -> Instructions {
+        self.instructions
+    }
+
+    #[inline]
+    fn line_flush(&self) -> Option<LineFlush> {
+        (!self.hardware).then_some(self.instructions.flush)
+    }
+
+    /// Copies into a part of one line. `to` is where the part begins.
+    ///
+    /// The line is fetched first, because what the write-back carries along must be what the memory holds, not what this cache once held.
+    ///
+    /// # Safety
+    /// The whole line is mapped, and the part lies inside it.
+    unsafe fn copy_part(&self, to: *mut u8, part: &[u8]) {
+        let flush = self.line_flush();
+        // SAFETY: what the caller promises; `part` is no pool memory, so the two cannot overlap.
+        unsafe {
+            if let Some(flush) = flush {
+                arch::flush_line(flush, to);
+                arch::fence_all();
+            }
+            std::ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
+            if let Some(flush) = flush {
+                arch::flush_line(flush, to);
+            }
+        }
+    }
+}
+
+impl Coherence for Native {
+    fn len_bytes(&self) -> u64 {
+        self.faults.len_bytes()
+    }
+
+    #[inline]
+    fn load_line(&self, offset: u64) -> Result<Line> {
+        let from = self.faults.enter_line(offset)?;
+        // SAFETY: a whole line of the mapping, aligned because the base is, and an instruction that `new` has checked.
+        let line = unsafe { arch::load_line(self.instructions.load, from) };
+        self.faults.leave(offset, LINE_BYTES as u64)?;
+        Ok(line)
+    }
+
+    #[inline]
+    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
+        let to = self.faults.enter_line(offset)?;
+        // SAFETY: as in `load_line`.
+        unsafe { arch::write_line(self.instructions.write, self.line_flush(), to, line) };
+        self.faults.leave(offset, LINE_BYTES as u64)
+    }
+
+    #[inline]
+    fn flush_line(&self, offset: u64) -> Result<()> {
+        let at = self.faults.enter_line(offset)?;
+        if let Some(flush) = self.line_flush() {
+            // SAFETY: as in `load_line`.
+            unsafe { arch::flush_line(flush, at) };
+        }
+        self.faults.leave(offset, LINE_BYTES as u64)
+    }
+
+    #[inline]
+    fn fence_stores(&self) {
+        arch::fence_stores();
+    }
+
+    #[inline]
+    fn fence_all(&self) {
+        arch::fence_all();
+    }
+
+    #[inline]
+    fn fence_loads(&self) {
+        arch::fence_loads();
+    }
+
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        let start = self.faults.enter(offset, len_bytes)?;
+        if !self.hardware {
+            let lines = lines_of(offset, len_bytes);
+            // The first line may begin before the range, but not before the mapping, which is page-aligned.
+            let first = start.wrapping_sub(offset as usize % LINE_BYTES);
+            for line in 0..lines.end - lines.start {
+                // SAFETY: every line of the range is mapped, because the mapping is made of whole pages.
+                unsafe { arch::flush_line(self.instructions.range, first.add(line as usize * LINE_BYTES)) };
+            }
+        }
+        self.faults.leave(offset, len_bytes)
+    }
+
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
+        let to = self.faults.enter(offset, source.len() as u64)?;
+        let head = (to as usize).wrapping_neg() % LINE_BYTES;
+        let (head, rest) = source.split_at(head.min(source.len()));
+        let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
+        // SAFETY: the range lies in the mapping. `to + head` starts a line, unless nothing is left; the part before it and the tail each
+        // lie inside one line, which is mapped as a whole. The source is the caller's memory and cannot be the pool's.
+        unsafe {
+            if !head.is_empty() {
+                self.copy_part(to, head);
+            }
+            arch::copy_lines(self.instructions.copy, to.add(head.len()), lines.as_ptr(), lines.len() / LINE_BYTES);
+            if !tail.is_empty() {
+                self.copy_part(to.add(head.len() + lines.len()), tail);
+            }
+        }
+        self.faults.leave(offset, source.len() as u64)
+    }
+
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        let from = self.faults.enter(offset, destination.len() as u64)?;
+        // SAFETY: the range lies in the mapping, and the destination is the caller's memory. Bytes that another host changes meanwhile may
+        // come out mixed; whoever reads them verifies.
+        unsafe { std::ptr::copy_nonoverlapping(from, destination.as_mut_ptr(), destination.len()) };
+        self.faults.leave(offset, destination.len() as u64)
+    }
+
+    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        self.faults.enter(offset, len_bytes).ok().and_then(NonNull::new)
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The steps on x86-64 (Intel SDM vol. 2: MOVDIR64B, VMOVNTDQ, CLFLUSH, CLFLUSHOPT, CLWB, SFENCE, MFENCE, LFENCE).
+//!
+//! Everything is assembly or an intrinsic of one instruction, and none of it claims to leave memory alone, so the compiler keeps the order.
+
+use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite};
+use crate::limits::LINE_BYTES;
+use crate::line::Line;
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+/// Asks CPUID, and XCR0 for the vector registers.
+pub(super) fn features() -> CpuFeatures {
+    let extended = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0) } else { CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 } };
+    CpuFeatures {
+        movdir64b: extended.ecx & 1 << 28 != 0,
+        avx512: is_x86_feature_detected!("avx512f"),
+        avx2: is_x86_feature_detected!("avx2"),
+        clflushopt: extended.ebx & 1 << 23 != 0,
+        clwb: extended.ebx & 1 << 24 != 0,
+        line_bytes: (__cpuid(1).ebx as usize >> 8 & 0xff) * 8,
+    }
+}
+
+/// Writes one line. `flush` follows the stores where the choice is stores and a flush; `None` leaves it out.
+///
+/// # Safety
+/// `to` is 64 mapped, writable bytes aligned to 64, and the CPU has the instructions.
+#[inline]
+pub(super) unsafe fn write_line(choice: LineWrite, flush: Option<LineFlush>, to: *mut u8, line: &Line) {
+    // SAFETY: what the caller promises; `line` is 64 readable bytes aligned to 64.
+    unsafe {
+        match choice {
+            LineWrite::Movdir64b => {
+                asm!("movdir64b {to}, [{from}]", to = in(reg) to, from = in(reg) line, options(nostack, preserves_flags))
+            }
+            LineWrite::Avx512 => stream_avx512(to, line.0.as_ptr(), 1),
+            LineWrite::StoresFlush | LineWrite::StoresDcCvac | LineWrite::StoresClwb => {
+                store_words(to, line);
+                match flush {
+                    None => {}
+                    Some(_) if choice == LineWrite::StoresClwb => asm!("clwb [{}]", in(reg) to, options(nostack, preserves_flags)),
+                    Some(flush) => flush_line(flush, to),
+                }
+            }
+        }
+    }
+}
+
+/// Writes back and drops the line at `at`.
+///
+/// # Safety
+/// `at` is mapped, and the CPU has the instruction.
+#[inline]
+pub(super) unsafe fn flush_line(choice: LineFlush, at: *mut u8) {
+    // SAFETY: what the caller promises. A flush changes no byte that this host sees.
+    unsafe {
+        match choice {
+            LineFlush::Clflushopt => asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags)),
+            LineFlush::Clflush | LineFlush::DcCivac => asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags)),
+        }
+    }
+}
+
+/// Loads one line.
+///
+/// # Safety
+/// `from` is 64 mapped, readable bytes aligned to 64, and the CPU has the instruction.
+#[inline]
+pub(super) unsafe fn load_line(choice: LineLoad, from: *const u8) -> Line {
+    // SAFETY: what the caller promises.
+    unsafe {
+        match choice {
+            LineLoad::Avx512 => load_avx512(from),
+            LineLoad::Words => load_words(from),
+        }
+    }
+}
+
+/// Stores one line through the cache, with one instruction where the CPU can.
+///
+/// # Safety
+/// `to` is 64 mapped, writable bytes aligned to 64, and the CPU has the instruction.
+#[inline]
+pub(super) unsafe fn store_line(choice: LineLoad, to: *mut u8, line: &Line) {
+    // SAFETY: what the caller promises.
+    unsafe {
+        match choice {
+            LineLoad::Avx512 => store_avx512(to, line),
+            LineLoad::Words => store_words(to, line),
+        }
+    }
+}
+
+/// Copies `lines` whole lines past the caches. `to` is aligned to 64, `from` need not be.
+///
+/// # Safety
+/// Both ranges are mapped and do not overlap, `to` is aligned to 64, and the CPU has the instruction.
+#[inline]
+pub(super) unsafe fn copy_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: what the caller promises.
+    unsafe {
+        match choice {
+            LineCopy::Avx512 => stream_avx512(to, from, lines),
+            LineCopy::Avx2 => stream_avx2(to, from, lines),
+            LineCopy::Sse2 | LineCopy::Stnp => stream_sse2(to, from, lines),
+        }
+    }
+}
+
+/// SFENCE.
+#[inline]
+pub(super) fn fence_stores() {
+    // SAFETY: a fence touches nothing.
+    unsafe { asm!("sfence", options(nostack, preserves_flags)) }
+}
+
+/// MFENCE.
+#[inline]
+pub(super) fn fence_all() {
+    // SAFETY: as above.
+    unsafe { asm!("mfence", options(nostack, preserves_flags)) }
+}
+
+/// LFENCE.
+#[inline]
+pub(super) fn fence_loads() {
+    // SAFETY: as above.
+    unsafe { asm!("lfence", options(nostack, preserves_flags)) }
+}
+
+#[inline]
+unsafe fn store_words(to: *mut u8, line: &Line) {
+    let words: [u64; 8] = bytemuck::cast(*line);
+    for (index, word) in words.into_iter().enumerate() {
+        // SAFETY: the caller promises 64 writable bytes, aligned.
+        unsafe { to.cast::<u64>().add(index).write_volatile(word) };
+    }
+}
+
+#[inline]
+unsafe fn load_words(from: *const u8) -> Line {
+    // SAFETY: the caller promises 64 readable bytes, aligned.
+    bytemuck::cast(std::array::from_fn::<u64, 8, _>(|index| unsafe { from.cast::<u64>().add(index).read_volatile() }))
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn load_avx512(from: *const u8) -> Line {
+    let mut line = Line::ZERO;
+    // SAFETY: the caller promises 64 readable bytes. Assembly, so that the load is made exactly once and exactly here.
+    unsafe {
+        asm!(
+            "vmovdqa64 {wide}, [{from}]", "vmovdqa64 [{to}], {wide}",
+            from = in(reg) from, to = in(reg) &mut line, wide = out(zmm_reg) _, options(nostack, preserves_flags)
+        );
+    }
+    line
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn store_avx512(to: *mut u8, line: &Line) {
+    // SAFETY: the caller promises 64 writable bytes, aligned.
+    unsafe {
+        asm!(
+            "vmovdqa64 {wide}, [{from}]", "vmovdqa64 [{to}], {wide}",
+            from = in(reg) line, to = in(reg) to, wide = out(zmm_reg) _, options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_avx512(to: *mut u8, from: *const u8, lines: usize) {
+    for offset in (0..lines * LINE_BYTES).step_by(64) {
+        // SAFETY: the caller promises `lines` lines at both ends, `to` aligned.
+        unsafe { _mm512_stream_si512(to.add(offset).cast(), _mm512_loadu_si512(from.add(offset).cast())) };
+    }
+}
+
+#[target_feature(enable = "avx2")]
+unsafe fn stream_avx2(to: *mut u8, from: *const u8, lines: usize) {
+    for offset in (0..lines * LINE_BYTES).step_by(32) {
+        // SAFETY: as in `stream_avx512`.
+        unsafe { _mm256_stream_si256(to.add(offset).cast(), _mm256_loadu_si256(from.add(offset).cast())) };
+    }
+}
+
+unsafe fn stream_sse2(to: *mut u8, from: *const u8, lines: usize) {
+    for offset in (0..lines * LINE_BYTES).step_by(16) {
+        // SAFETY: as in `stream_avx512`; SSE2 is part of x86-64.
+        unsafe { _mm_stream_si128(to.add(offset).cast(), _mm_loadu_si128(from.add(offset).cast())) };
+    }
+}
