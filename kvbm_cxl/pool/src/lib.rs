@@ -6,13 +6,16 @@
 
 pub mod coherence;
 mod crc;
+pub mod device;
 mod error;
 pub mod fault;
 pub mod host;
 pub mod limits;
 pub mod line;
 pub mod lock;
+pub mod machine;
 pub mod media;
 pub mod platform;
+pub mod pool;
 
 pub use error::{Error, Result};

@@ -27,11 +27,22 @@
 //!
 //! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/384) lock-table records.
 
+mod format;
 mod layout;
 mod lines;
+mod stripes;
+mod superblock;
 
+pub use format::{
+    FORMAT_SAMPLES, Found, empty_line, erase_superblocks, fetch_superblock, inspect_header, verify_line, write_regions, write_superblocks,
+};
 pub use layout::{Geometry, Layout, RegionSpan};
 pub use lines::*;
+pub use stripes::{Piece, Stripes};
+pub use superblock::{
+    CoherenceMode, DeviceRecord, KNOWN_COMPAT, KNOWN_INCOMPAT, KNOWN_RO_COMPAT, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockParts,
+    VERSION, uuid_text,
+};
 
 /// A region of metadata lines. The numbers are part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

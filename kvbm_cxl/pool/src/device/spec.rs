@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a pool is named: the same text in `CXL_POOL`, on command lines and in the C and Python interfaces.
+//!
+//! ```text
+//! spec  = item *("," item)
+//! item  = an absolute path | "size=" size
+//! size  = decimal number, then optionally K, M, G or T (powers of 1024), then optionally "iB"
+//! ```
+//!
+//! `/dev/dax0.0,/dev/dax1.0` is a pool over two devices; their order does not matter once the pool is formatted. `/dev/shm/kv,size=1G`
+//! is a file. The size is that of **each** device: how much of it a format uses, and how long a missing file is made. An existing pool
+//! is opened by what its superblock says, so every process may carry the size or leave it out.
+
+use crate::error::{Error, Result};
+use crate::limits::MAX_DEVICES;
+use std::path::{Path, PathBuf};
+
+/// Names the devices of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSpec {
+    devices: Vec<PathBuf>,
+    size_bytes: Option<u64>,
+}
+
+impl PoolSpec {
+    /// Environment variable with the pool's name.
+    pub const ENV_POOL: &'static str = "CXL_POOL";
+    /// Environment variable with the size, used when the name carries none.
+    pub const ENV_SIZE: &'static str = "CXL_POOL_SIZE";
+
+    /// A pool over `devices`, each used up to `size_bytes` by a format.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no device, too many, one named twice, or a path that is not absolute.
+    pub fn new(devices: Vec<PathBuf>, size_bytes: Option<u64>) -> Result<Self> {
+        if devices.is_empty() {
+            return Err(Error::Invalid("a pool needs at least one device: name it like /dev/dax0.0 or /dev/shm/kv".into()));
+        }
+        if devices.len() > MAX_DEVICES {
+            return Err(Error::Invalid(format!("{} devices are named, a pool has at most {MAX_DEVICES}", devices.len())));
+        }
+        for (index, path) in devices.iter().enumerate() {
+            if !path.is_absolute() {
+                return Err(Error::Invalid(format!("{path:?} is not an absolute path: every process must mean the same device by it")));
+            }
+            if path.as_os_str().as_encoded_bytes().contains(&0) {
+                return Err(Error::Invalid(format!("{path:?} has a zero byte in it")));
+            }
+            if devices[..index].contains(path) {
+                return Err(Error::Invalid(format!("{} is named twice", path.display())));
+            }
+        }
+        if size_bytes == Some(0) {
+            return Err(Error::Invalid("the size of a pool's devices cannot be zero".into()));
+        }
+        Ok(PoolSpec { devices, size_bytes })
+    }
+
+    /// Parses the text form that the module documentation gives.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut devices = Vec::new();
+        let mut size_bytes = None;
+        for item in text.split(',').map(str::trim) {
+            if let Some(size) = item.strip_prefix("size=") {
+                if size_bytes.replace(parse_size(size)?).is_some() {
+                    return Err(Error::Invalid(format!("{text:?} gives two sizes")));
+                }
+            } else if item.starts_with('/') {
+                devices.push(PathBuf::from(item));
+            } else {
+                return Err(Error::Invalid(format!(
+                    "{item:?} in the pool name {text:?} is neither an absolute path nor size=: write it like /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G"
+                )));
+            }
+        }
+        PoolSpec::new(devices, size_bytes)
+    }
+
+    /// The pool that `CXL_POOL` names, with the size of `CXL_POOL_SIZE` when the name carries none.
+    pub fn from_env() -> Result<Self> {
+        let text = |name: &str| match std::env::var(name) {
+            Ok(text) => Ok(Some(text)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => Err(Error::Invalid(format!("{name} is not UTF-8"))),
+        };
+        let Some(pool) = text(Self::ENV_POOL)? else {
+            return Err(Error::Invalid(format!(
+                "{} is not set: name the pool's devices in it, like /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G",
+                Self::ENV_POOL
+            )));
+        };
+        let mut spec = PoolSpec::parse(&pool)?;
+        if let (None, Some(size)) = (spec.size_bytes, text(Self::ENV_SIZE)?) {
+            spec = PoolSpec::new(spec.devices, Some(parse_size(&size)?))?;
+        }
+        Ok(spec)
+    }
+
+    /// The devices, in the order given.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.devices.iter().map(PathBuf::as_path)
+    }
+
+    /// How much of each device a format uses, and how long a missing file is made, in bytes.
+    pub fn size_bytes(&self) -> Option<u64> {
+        self.size_bytes
+    }
+}
+
+impl std::str::FromStr for PoolSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        PoolSpec::parse(text)
+    }
+}
+
+impl std::fmt::Display for PoolSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, path) in self.devices.iter().enumerate() {
+            write!(f, "{}{}", if index == 0 { "" } else { "," }, path.display())?;
+        }
+        self.size_bytes.map_or(Ok(()), |size| write!(f, ",size={size}"))
+    }
+}
+
+/// Parses a size in bytes: a decimal number with an optional K, M, G or T (powers of 1024), itself with an optional "iB".
+pub fn parse_size(text: &str) -> Result<u64> {
+    let wrong = || Error::Invalid(format!("{text:?} is not a size: write it like 4096, 512M or 1G (powers of 1024)"));
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, suffix) = text.split_at(digits);
+    let shift = match suffix.strip_suffix("iB").filter(|unit| !unit.is_empty()).unwrap_or(suffix) {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("0", 0), ("4096", 4096), ("1K", 1 << 10), ("3m", 3 << 20), ("1G", 1 << 30), ("2TiB", 2 << 40)] {
+            assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "G", "1.5G", "-1", "1GB", "iB", "1iB", "1 G", "99999999999999999999", "18446744073709551615K", "１G", "1é"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        let spec = PoolSpec::parse("/dev/dax0.0, /dev/dax1.0 ,size=2G").unwrap();
+        assert_eq!(spec.devices().map(|path| path.to_str().unwrap()).collect::<Vec<_>>(), ["/dev/dax0.0", "/dev/dax1.0"]);
+        assert_eq!(spec.size_bytes(), Some(2 << 30));
+        assert_eq!(PoolSpec::parse(&spec.to_string()).unwrap(), spec);
+        assert_eq!(PoolSpec::parse("/dev/shm/kv").unwrap().size_bytes(), None);
+        for (text, reason) in [
+            ("", "neither"),
+            ("dax0.0", "neither"),
+            ("/a,", "neither"),
+            ("size=1G", "at least one"),
+            ("/a,size=1G,size=2G", "two sizes"),
+            ("/a,/b,/a", "twice"),
+            ("/a,size=0", "zero"),
+            ("/a\0b", "zero byte"),
+            ("/a,size=many", "not a size"),
+        ] {
+            let error = PoolSpec::parse(text).unwrap_err().to_string();
+            assert!(error.contains(reason), "{text:?}: {error}");
+        }
+        let many: Vec<_> = (0..=MAX_DEVICES).map(|index| PathBuf::from(format!("/d{index}"))).collect();
+        assert!(PoolSpec::new(many, None).unwrap_err().to_string().contains("at most"));
+    }
+}

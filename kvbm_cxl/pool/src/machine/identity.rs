@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which machine this is.
+
+use super::state::base_from_env;
+use crate::error::{Error, Result};
+use crate::platform::MachineId;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Environment variable with this machine's identity: 32 hexadecimal digits, or any other text, which is then hashed.
+pub const ENV_MACHINE_ID: &str = "CXL_MACHINE_ID";
+/// Longest text taken as an identity, in bytes.
+const MAX_TEXT_BYTES: u64 = 4096;
+
+/// This machine's identity: `CXL_MACHINE_ID`, else derived from `/etc/machine-id`, else generated and kept in the state directory.
+///
+/// It stays the same over reboots unless it was generated in a state directory that does not survive them.
+pub fn machine_id() -> Result<MachineId> {
+    machine_id_in(&base_from_env()?)
+}
+
+/// As [`machine_id`], with the state directories below `base`.
+pub(super) fn machine_id_in(base: &Path) -> Result<MachineId> {
+    if let Some(text) = std::env::var_os(ENV_MACHINE_ID) {
+        return parse(&text.to_string_lossy());
+    }
+    derive(base, Path::new("/etc/machine-id"))
+}
+
+/// The identity that the operator wrote.
+fn parse(text: &str) -> Result<MachineId> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(Error::Invalid(format!("{ENV_MACHINE_ID} is set but empty: give it a text of this machine's own, or unset it")));
+    }
+    let id = match u128::from_str_radix(text, 16) {
+        Ok(number) if text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) => MachineId(number.to_be_bytes()),
+        _ => digest(&[b"cxl-pool machine", text.as_bytes()]),
+    };
+    if id.is_none() { Err(Error::Invalid(format!("{ENV_MACHINE_ID} cannot be all zero"))) } else { Ok(id) }
+}
+
+/// The identity that the system has, mixed with the state directory: two that do not share their locks must not share their identity.
+fn derive(base: &Path, system: &Path) -> Result<MachineId> {
+    let base_text = base.as_os_str().as_bytes();
+    // An image that was not booted yet says "uninitialized"; an empty file is common in containers.
+    let system_text = read_text(system)?.filter(|text| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    match system_text {
+        Some(text) => Ok(digest(&[b"cxl-pool system", text.as_bytes(), base_text])),
+        None => Ok(digest(&[b"cxl-pool generated", generated(base)?.as_bytes(), base_text])),
+    }
+}
+
+/// The text kept in the state directory, made when there is none.
+fn generated(base: &Path) -> Result<String> {
+    let path = base.join("machine-id");
+    let failed = |doing: &'static str| move |source| Error::Os { what: format!("{doing} a machine id in the state directory"), source };
+    super::state::make_directory(base)?;
+    if let Some(text) = read_text(&path)? {
+        return Ok(text);
+    }
+    // Written aside and linked into place: whoever comes second finds a complete file, and takes that one.
+    let nonce = u128::from_le_bytes(super::random_bytes()?);
+    let aside = base.join(format!(".machine-id-{nonce:032x}"));
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).map_err(failed("creating"))?;
+    let written =
+        file.write_all(format!("{nonce:032x}").as_bytes()).and_then(|()| file.sync_all()).and_then(|()| {
+            match std::fs::hard_link(&aside, &path) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+                _ => Ok(()),
+            }
+        });
+    // The file aside has served; a failure to remove it leaves litter and no harm.
+    let _ = std::fs::remove_file(&aside);
+    written.map_err(failed("keeping"))?;
+    read_text(&path)?.ok_or_else(|| Error::NotFound(format!("the machine id just written to {}", path.display())))
+}
+
+/// The trimmed text of a small file; `None` when it is missing or empty.
+fn read_text(path: &Path) -> Result<Option<String>> {
+    let mut text = String::new();
+    match std::fs::File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES).read_to_string(&mut text)) {
+        Ok(_) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Os { what: format!("reading {}", path.display()), source }),
+    }
+}
+
+/// FNV-1a, 128 bits, over the parts and their lengths. It keeps accidents apart; nobody gains from a collision with a machine they control.
+pub(super) fn digest(parts: &[&[u8]]) -> MachineId {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mut hash = OFFSET;
+    for part in parts {
+        let len = (part.len() as u64).to_le_bytes();
+        for &byte in part.iter().chain(&len) {
+            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+        }
+    }
+    // All zero means "no machine".
+    MachineId(hash.max(1).to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hex_is_taken_as_it_is_and_other_text_is_hashed() {
+        let id = parse("00112233445566778899aabbccddeeff").unwrap();
+        assert_eq!(id.to_string(), "00112233445566778899aabbccddeeff");
+        assert_ne!(parse("rack1-node7").unwrap(), parse("rack1-node8").unwrap());
+        assert_eq!(parse(" rack1-node7\n").unwrap(), parse("rack1-node7").unwrap());
+        assert_ne!(parse("+0112233445566778899aabbccddeeff").unwrap(), parse("00112233445566778899aabbccddeeff").unwrap());
+        assert!(parse(" ").is_err());
+        assert!(parse(&"0".repeat(32)).is_err());
+        // Published test vector of the empty input, without the length that `digest` appends.
+        assert_eq!(digest(&[]).to_string(), "6c62272e07bb014262b821756295c58d");
+    }
+
+    #[test]
+    fn another_state_directory_is_another_machine() {
+        let root = tempfile::tempdir().unwrap();
+        let system = root.path().join("system");
+        std::fs::write(&system, "00112233445566778899aabbccddeeff\n").unwrap();
+        let (a, b) = (root.path().join("a"), root.path().join("b"));
+        assert_eq!(derive(&a, &system).unwrap(), derive(&a, &system).unwrap());
+        assert_ne!(derive(&a, &system).unwrap(), derive(&b, &system).unwrap());
+        assert!(!a.exists(), "nothing is generated while the system has an id");
+    }
+
+    #[test]
+    fn many_that_generate_at_once_agree() {
+        let root = tempfile::tempdir().unwrap();
+        let base = root.path().join("state");
+        let system = root.path().join("system");
+        std::fs::write(&system, "uninitialized\n").unwrap();
+        let ids: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| derive(&base, &system).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+        assert_eq!(std::fs::read_dir(&base).unwrap().count(), 1, "only the id is left");
+    }
+}

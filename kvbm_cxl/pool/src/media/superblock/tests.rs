@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use super::*;
+use crate::limits::DEVICE_HEADER_BYTES;
+use proptest::prelude::*;
+
+fn parts(devices: u32, seats: u32) -> SuperblockParts {
+    let rounds = u64::from(devices) * (8 << 20);
+    let geometry =
+        Geometry { devices, seats, stripe_bytes: 1 << 20, ..Geometry::with_len(u64::from(devices) * DEVICE_HEADER_BYTES + rounds) };
+    let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 10 << 20, name: format!("/dev/dax{index}.0") };
+    SuperblockParts {
+        uuid: [0x5a; 16],
+        incarnation: 77,
+        layout: Layout::new(geometry).unwrap(),
+        coherence: CoherenceMode::Software,
+        seats: vec![MachineId([9; 16])],
+        devices: (0..devices).map(record).collect(),
+    }
+}
+
+fn bytes_of(superblock: &Superblock) -> Vec<u8> {
+    superblock.encode().to_vec()
+}
+
+/// Writes `value` at `offset` and makes the CRC right again.
+fn altered(bytes: &[u8], offset: usize, value: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[offset..offset + value.len()].copy_from_slice(value);
+    bytes[12..16].fill(0);
+    let crc = crc32c::crc32c(&bytes);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn reason(bytes: &[u8]) -> String {
+    match Superblock::decode("/dev/dax0.0", bytes) {
+        Err(Error::NotAPool { device, reason }) => {
+            assert_eq!(device, "/dev/dax0.0");
+            reason
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn comes_back_as_it_was_written() {
+    let superblock = Superblock::new(&parts(3, 4)).unwrap();
+    for index in 0..3 {
+        let copy = superblock.for_device(index).unwrap();
+        let decoded = Superblock::decode("x", copy.encode()).unwrap();
+        assert_eq!(decoded, copy);
+        assert!(decoded.is_copy_of(&superblock));
+        assert_eq!(decoded.device_index(), index);
+        assert_eq!((decoded.uuid(), decoded.incarnation()), (&[0x5a; 16], 77));
+        assert_eq!(decoded.devices(), parts(3, 4).devices);
+        assert_eq!(decoded.seats()[0], MachineId([9; 16]));
+        assert!(decoded.seats()[1..].iter().all(MachineId::is_none));
+        assert_eq!(decoded.layout(), superblock.layout());
+    }
+    assert!(superblock.for_device(3).is_err());
+    let mut other = parts(3, 4);
+    other.incarnation = 78;
+    assert!(!Superblock::new(&other).unwrap().is_copy_of(&superblock));
+}
+
+#[test]
+fn long_names_keep_their_end() {
+    let mut parts = parts(1, 1);
+    parts.devices[0].name = format!("/{}/é/dax0.0", "x".repeat(200));
+    let superblock = Superblock::new(&parts).unwrap();
+    assert!(superblock.devices()[0].name.ends_with("/é/dax0.0"));
+    assert!(superblock.devices()[0].name.len() <= DeviceRecord::NAME_BYTES);
+    assert_eq!(tail("é", 1), "");
+}
+
+#[test]
+fn each_kind_of_wrong_has_its_own_reason() {
+    let good = bytes_of(&Superblock::new(&parts(2, 2)).unwrap());
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (vec![0; SUPERBLOCK_BYTES], "empty"),
+        (vec![0; 2 << 20], "empty"),
+        (b"\x7fELF".repeat(2000), "foreign"),
+        (good[..SUPERBLOCK_BYTES - 1].to_vec(), "truncated"),
+        (vec![], "truncated"),
+        (altered(&good, 8, &2u16.to_le_bytes()), "version 2.0 is newer"),
+        (altered(&good, 8, &0u16.to_le_bytes()), "version 0.0 is older"),
+        (altered(&good, 56, &4u64.to_le_bytes()), "incompat bits 0x4"),
+        (altered(&good, 16, &[0; 16]), "UUID or incarnation is zero"),
+        (altered(&good, 32, &[0; 8]), "UUID or incarnation is zero"),
+        (altered(&good, 64, &[1; 8]), "layout"),
+        (altered(&good, 124, &15u32.to_le_bytes()), "layout"),
+        (altered(&good, 256 + 8, &[1]), "layout"),
+        (altered(&good, 72, &(1u64 << 50).to_le_bytes()), "geometry"),
+        (altered(&good, 72, &(21u64 << 20).to_le_bytes()), "geometry"),
+        (altered(&good, 80, &0u64.to_le_bytes()), "geometry"),
+        (altered(&good, 88, &u64::MAX.to_le_bytes()), "geometry"),
+        (altered(&good, 96, &u32::MAX.to_le_bytes()), "geometry"),
+        (altered(&good, 100, &2u32.to_le_bytes()), "device index 2 of 2"),
+        (altered(&good, 108, &u32::MAX.to_le_bytes()), "geometry"),
+        (altered(&good, 120, &3u32.to_le_bytes()), "coherence mode 3"),
+        (altered(&good, 128 + 16, &[9; 16]), "another seat"),
+        (altered(&good, 128 + 32, &[1; 16]), "behind the last"),
+        (altered(&good, 1024, &[0; 16]), "zero or used twice"),
+        (altered(&good, 1024 + 128, &[1; 16]), "zero or used twice"),
+        (altered(&good, 1024 + 16, &(1u64 << 20).to_le_bytes()), "smaller than its share"),
+        (altered(&good, 1024 + 256, &[1]), "behind the last"),
+    ];
+    for (bytes, expected) in cases {
+        let reason = reason(&bytes);
+        assert!(reason.contains(expected), "{expected}: {reason}");
+    }
+    let mut torn = good.clone();
+    torn[64 * 5..64 * 6].fill(0);
+    assert!(reason(&torn).contains("damaged"), "{}", reason(&torn));
+}
+
+#[test]
+fn a_torn_write_in_either_order_is_no_pool() {
+    let good = bytes_of(&Superblock::new(&parts(16, 8)).unwrap());
+    for cut in 1..SUPERBLOCK_BYTES / 64 {
+        let mut front = good.clone();
+        front[cut * 64..].fill(0);
+        let mut back = good.clone();
+        back[..cut * 64].fill(0);
+        // Lines that are zero anyway may be missing: then nothing is torn.
+        assert!(front == good || Superblock::decode("x", &front).is_err(), "first {cut} lines");
+        assert!(Superblock::decode("x", &back).is_err(), "all but the first {cut} lines");
+    }
+}
+
+#[test]
+fn feature_bits_of_a_newer_minor_version() {
+    let good = bytes_of(&Superblock::new(&parts(1, 1)).unwrap());
+    let compat = Superblock::decode("x", &altered(&good, 40, &1u64.to_le_bytes())).unwrap();
+    assert_eq!((compat.features(), compat.unknown_ro_compat()), ([1, 0, 0], 0));
+    let ro_compat = Superblock::decode("x", &altered(&good, 48, &2u64.to_le_bytes())).unwrap();
+    assert_eq!(ro_compat.unknown_ro_compat(), 2);
+    let minor = Superblock::decode("x", &altered(&good, 10, &9u16.to_le_bytes())).unwrap();
+    assert_eq!(minor.version(), (1, 9));
+    let reserved = altered(&good, 4000, &[1, 2, 3]);
+    assert_eq!(Superblock::decode("x", &reserved).unwrap().encode(), reserved);
+}
+
+#[test]
+fn a_flipped_bit_in_any_byte_is_refused() {
+    let good = bytes_of(&Superblock::new(&parts(2, 2)).unwrap());
+    for bit in 0..good.len() * 8 {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(Superblock::decode("x", &bytes).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn parts_that_contradict_each_other_are_refused() {
+    let mut short = parts(2, 2);
+    short.devices.pop();
+    let mut seats = parts(2, 2);
+    seats.seats = vec![MachineId([1; 16]); 2];
+    let mut many = parts(2, 2);
+    many.seats = (1..4).map(|id| MachineId([id; 16])).collect();
+    let mut small = parts(2, 2);
+    small.devices[1].len_bytes = 4096;
+    for wrong in [short, seats, many, small] {
+        assert!(matches!(Superblock::new(&wrong), Err(Error::Invalid(_))));
+    }
+}
+
+#[test]
+fn line_0_tells_the_identity() {
+    let good = bytes_of(&Superblock::new(&parts(2, 2)).unwrap());
+    let mut line = crate::line::Line::ZERO;
+    assert_eq!(Superblock::identity_in(&line), None);
+    line.0.copy_from_slice(&good[..64]);
+    assert_eq!(Superblock::identity_in(&line), Some(([0x5a; 16], 77)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn any_legal_superblock_comes_back(
+        devices in 1u32..=16, seats in 1u32..=8, slots in 1u32..=64, locks in 8u32..2000, objects in 1u32..500,
+        chunk in 12u32..24, stripe in 12u32..24, rounds in 1u64..64, uuid in any::<[u8; 16]>(), incarnation in 1u64..,
+        hardware in any::<bool>(), name in "\\PC{0,200}", cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8,
+    ) {
+        let geometry = Geometry {
+            devices, seats, slots, locks, objects,
+            stripe_bytes: 1 << stripe,
+            chunk_bytes: 1 << chunk,
+            len_bytes: u64::from(devices) * (DEVICE_HEADER_BYTES + (rounds << stripe)),
+        };
+        let Ok(layout) = Layout::new(geometry) else { return Ok(()) };
+        let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 1 << 40, name: name.clone() };
+        let parts = SuperblockParts {
+            uuid, incarnation, layout,
+            coherence: if hardware { CoherenceMode::Hardware } else { CoherenceMode::Software },
+            seats: (0..seats).map(|seat| MachineId([seat as u8; 16])).collect(),
+            devices: (0..devices).map(record).collect(),
+        };
+        prop_assume!(uuid != [0; 16]);
+        let superblock = Superblock::new(&parts).unwrap();
+        prop_assert_eq!(&Superblock::decode("x", superblock.encode()).unwrap(), &superblock);
+        prop_assert!(Superblock::decode("x", &superblock.encode()[..cut]).is_err());
+        let mut flipped = superblock.encode().to_vec();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        prop_assert!(Superblock::decode("x", &flipped).is_err());
+    }
+
+    #[test]
+    fn hostile_numbers_behind_a_right_checksum(field in 8usize..SUPERBLOCK_BYTES - 8, value in any::<u64>(), small in 0u64..70) {
+        let good = bytes_of(&Superblock::new(&parts(2, 2)).unwrap());
+        for value in [value, small, 1 << (small % 64), u64::MAX - small] {
+            let bytes = altered(&good, field, &value.to_le_bytes());
+            if let Ok(superblock) = Superblock::decode("x", &bytes) {
+                prop_assert_eq!(superblock.encode(), &bytes[..]);
+                prop_assert!(superblock.device_index() < superblock.devices().len());
+            }
+        }
+    }
+
+    #[test]
+    fn any_geometry_is_answered_at_once_and_stays_within_the_pool(
+        wild in any::<[u32; 5]>(), near in (0u32..18, 0u32..10, 0u32..70, 0u32..3000, 0u32..3000),
+        lens in any::<[u64; 3]>(), shifts in (10u32..43, 10u32..32, 0u32..50), is_wild in 0u8..8,
+    ) {
+        let near = [near.0, near.1, near.2, near.3, near.4];
+        let number = |index: usize| if is_wild == 0 { wild[index] } else { near[index] };
+        let geometry = Geometry {
+            devices: number(0), seats: number(1), slots: number(2), locks: number(3), objects: number(4),
+            stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
+            chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },
+            len_bytes: lens[2] >> shifts.2,
+        };
+        let start = std::time::Instant::now();
+        if let Ok(layout) = Layout::new(geometry) {
+            let data = layout.data_offset() + layout.chunks() * geometry.chunk_bytes;
+            prop_assert!(layout.chunks() > 0 && data <= geometry.len_bytes);
+            let spans = layout.spans();
+            for pair in spans.windows(2) {
+                prop_assert!(pair[0].offset + pair[0].lines * 64 <= pair[1].offset);
+            }
+            let last = spans[spans.len() - 1];
+            prop_assert!(last.offset + last.lines * 64 <= layout.data_offset());
+            let _ = Stripes::of(&geometry).map(|stripes| stripes.pieces_len());
+        }
+        prop_assert!(start.elapsed().as_millis() < 1000);
+    }
+}

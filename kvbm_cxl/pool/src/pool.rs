@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool as one process opens it: devices, superblock, layout and lines together.
+
+use crate::coherence::{Coherence, CoherenceOptions, FaultMap, MappedMemory, Mapping, over_mapping};
+use crate::device::{Access, Device, DeviceInfo, PoolSpec, Sysfs, map, map_header, mapping_limit};
+use crate::error::{Error, Result};
+use crate::host::{Host, HostConfig};
+use crate::limits::*;
+use crate::line::{Line, Lines};
+use crate::machine::{Machine, machine_id, random_bytes};
+use crate::media::{
+    CoherenceMode, DeviceRecord, Found, Geometry, Layout, Stripes, Superblock, SuperblockParts, erase_superblocks, fetch_superblock,
+    inspect_header, uuid_text, write_regions, write_superblocks,
+};
+use crate::platform::MachineId;
+use std::sync::Arc;
+
+/// How a pool is opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Map the devices read-only and refuse every write with an error.
+    pub read_only: bool,
+    /// How the mapping is used; `None` = as `CXL_COHERENCE` says. Whether flushes are elided is the superblock's to say.
+    pub memory: Option<CoherenceOptions>,
+    /// Where sysfs is.
+    pub sysfs: Sysfs,
+}
+
+/// What a pool is formatted with. The numbers never change afterwards.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    /// Stripe over several devices, in bytes, a power of two. `None` takes [`DEFAULT_STRIPE_BYTES`], or the next larger power of two
+    /// with which the number of mappings stays within bounds.
+    pub stripe_bytes: Option<u64>,
+    /// Manager seats.
+    pub seat_count: u32,
+    /// Host slots.
+    pub slots: u32,
+    /// Locks.
+    pub locks: u32,
+    /// Cells of the object table.
+    pub objects: u32,
+    /// Chunk, in bytes, a power of two.
+    pub chunk_bytes: u64,
+    /// The machine of seat 0; `None` = the one that formats.
+    pub machine: Option<MachineId>,
+    /// The machines of seats 1 and up; none or missing = bound at run time.
+    pub seats: Vec<MachineId>,
+    /// How hosts see each other's writes.
+    pub coherence: CoherenceMode,
+    /// Format even if there is something on the devices. It is lost, and whoever has that pool open loses it.
+    pub force: bool,
+    /// How the mapping is used; `None` = as `CXL_COHERENCE` says.
+    pub memory: Option<CoherenceOptions>,
+    /// Where sysfs is.
+    pub sysfs: Sysfs,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        FormatOptions {
+            stripe_bytes: None,
+            seat_count: DEFAULT_SEATS as u32,
+            slots: DEFAULT_SLOTS as u32,
+            locks: DEFAULT_LOCKS as u32,
+            objects: DEFAULT_OBJECTS as u32,
+            chunk_bytes: DEFAULT_CHUNK_BYTES,
+            machine: None,
+            seats: Vec::new(),
+            coherence: CoherenceMode::default(),
+            force: false,
+            memory: None,
+            sysfs: Sysfs::default(),
+        }
+    }
+}
+
+/// A pool that this process has mapped. Nothing runs and nothing is written until [`Pool::join`].
+pub struct Pool {
+    superblock: Superblock,
+    devices: Vec<DeviceInfo>,
+    lines: Lines,
+    faults: Arc<FaultMap>,
+    description: String,
+    read_only: bool,
+}
+
+impl Pool {
+    /// Opens a pool. Never writes and never formats; the order of the devices does not matter.
+    ///
+    /// # Errors
+    /// [`Error::NotAPool`] when a device is not what the superblocks say, or one is missing; [`Error::Invalid`].
+    pub fn open(spec: &PoolSpec, options: &OpenOptions) -> Result<Pool> {
+        let access = if options.read_only { Access::Read } else { Access::Write };
+        let found = spec
+            .devices()
+            .map(|path| {
+                let device = Device::open(path, access, &options.sysfs)?;
+                let header = over_mapping(map_header(&device)?, &CoherenceOptions::default())?;
+                let superblock = fetch_superblock(&*header.memory, 0, &device.info().name)?;
+                Ok((device, superblock))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let (devices, superblock) = in_order(found)?;
+        let unknown = superblock.unknown_ro_compat();
+        if unknown != 0 && !options.read_only {
+            return Err(devices[0].refuse(format!(
+                "it uses features (ro-compat bits {unknown:#x}) that this program does not know: open it read-only, or use a newer program"
+            )));
+        }
+        let mapping = map(&devices, &Stripes::of(superblock.layout().geometry())?, mapping_limit())?;
+        let mut connected = connect(mapping, superblock.coherence(), options.memory)?;
+        if options.read_only {
+            connected.memory = Arc::new(ReadOnly(connected.memory));
+        }
+        Ok(Pool::over(connected, superblock, &devices, options.read_only))
+    }
+
+    /// Formats the devices as one pool and opens it.
+    ///
+    /// Files that do not exist are made when the name gives a size. What is written and in which order: [`crate::media::write_regions`],
+    /// [`crate::media::write_superblocks`].
+    ///
+    /// # Errors
+    /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::Invalid`] for numbers that do not fit.
+    pub fn format(spec: &PoolSpec, options: &FormatOptions) -> Result<Pool> {
+        let devices = spec
+            .devices()
+            .map(|path| match spec.size_bytes() {
+                Some(len_bytes) => Device::open_or_create(path, len_bytes, &options.sysfs),
+                None => Device::open(path, Access::Write, &options.sysfs),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        refuse_duplicates(&devices)?;
+        let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
+        let stripes = stripes_for(&devices, spec.size_bytes(), options)?;
+        let geometry = Geometry {
+            devices: devices.len() as u32,
+            stripe_bytes: stripes.stripe_bytes(),
+            len_bytes: stripes.len_bytes(),
+            seats: options.seat_count,
+            slots: options.slots,
+            locks: options.locks,
+            objects: options.objects,
+            chunk_bytes: options.chunk_bytes,
+        };
+        let layout = Layout::new(geometry)?;
+        let superblock = Superblock::new(&SuperblockParts {
+            uuid: random_bytes()?,
+            incarnation: u64::from_le_bytes(random_bytes()?).max(1),
+            layout,
+            coherence: options.coherence,
+            seats: seat_table(options)?,
+            devices: devices.iter().map(|device| record_of(device.info())).collect::<Result<_>>()?,
+        })?;
+
+        let connected = connect(map(&devices, &stripes, mapping_limit())?, options.coherence, options.memory)?;
+        let memory = connected.memory.clone();
+        for (index, device) in devices.iter().enumerate() {
+            let found = inspect_header(&*memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().name)?;
+            if !options.force && !matches!(found, Found::Empty) {
+                return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
+            }
+        }
+        erase_superblocks(&*memory, devices.len())?;
+        let pool = Pool::over(connected, superblock, &devices, false);
+        write_regions(&pool.lines)?;
+        write_superblocks(&*memory, &pool.superblock)?;
+        Ok(pool)
+    }
+
+    fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool) -> Pool {
+        let MappedMemory { memory, faults, description } = connected;
+        let lines = Lines::new(memory, Arc::new(superblock.layout().clone()), superblock.uuid());
+        let devices = devices.iter().map(|device| device.info().clone()).collect();
+        Pool { superblock, devices, lines, faults, description, read_only }
+    }
+
+    /// The superblock found at open; its device index means nothing here.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> &Arc<Layout> {
+        self.lines.layout()
+    }
+
+    /// The metadata lines; [`Lines::memory`] is the memory below.
+    pub fn lines(&self) -> &Lines {
+        &self.lines
+    }
+
+    /// The devices, in the order of their index.
+    pub fn devices(&self) -> &[DeviceInfo] {
+        &self.devices
+    }
+
+    /// Poisoned ranges and lost devices.
+    pub fn faults(&self) -> &Arc<FaultMap> {
+        &self.faults
+    }
+
+    /// What the memory is reached with, for reports.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// Whether writes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Joins the pool as part of this machine's host.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] on a pool opened read-only, and the errors of [`Host::join`].
+    pub fn join(&self, config: HostConfig) -> Result<Host> {
+        if self.read_only {
+            return Err(read_only());
+        }
+        self.check_not_replaced()?;
+        let machine = Machine::for_pool(self.superblock.uuid())?;
+        Host::join(self.lines.clone(), Arc::new(machine), config)
+    }
+
+    /// Looks at every device again: is it still part of the pool that was opened?
+    ///
+    /// # Errors
+    /// [`Error::Replaced`] when a device was formatted, erased or swapped since; the errors of the memory.
+    pub fn check_not_replaced(&self) -> Result<()> {
+        let expected = Some((*self.superblock.uuid(), self.superblock.incarnation()));
+        for index in 0..self.devices.len() as u64 {
+            let line = self.lines.fetch_raw(index * DEVICE_HEADER_BYTES)?;
+            let found = Superblock::identity_in(&line);
+            if found != expected {
+                return Err(Error::Replaced { was: self.superblock.incarnation(), now: found.map_or(0, |(_, incarnation)| incarnation) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The one place where a mapping becomes memory that the protocols work on.
+fn connect(mapping: Mapping, mode: CoherenceMode, options: Option<CoherenceOptions>) -> Result<MappedMemory> {
+    let options = match options {
+        Some(options) => options,
+        None => CoherenceOptions::from_env()?,
+    };
+    over_mapping(mapping, &CoherenceOptions { hardware: mode == CoherenceMode::Hardware, ..options })
+}
+
+/// Puts the devices in the order of their index and refuses any that are missing or do not belong together.
+fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superblock)> {
+    found.sort_by_key(|(_, superblock)| superblock.device_index());
+    let Some((first, reference)) = found.first() else {
+        return Err(Error::Invalid("a pool needs at least one device".into()));
+    };
+    let reference = reference.clone();
+    for (device, superblock) in &found {
+        if superblock.uuid() != reference.uuid() {
+            return Err(device.refuse(format!(
+                "foreign: it belongs to pool {}, but {} to pool {}",
+                uuid_text(superblock.uuid()),
+                first.info().name,
+                uuid_text(reference.uuid())
+            )));
+        }
+        if !superblock.is_copy_of(&reference) {
+            return Err(device.refuse(format!(
+                "its superblock is of another format of pool {} (incarnation {:#x}) than that of {} (incarnation {:#x})",
+                uuid_text(reference.uuid()),
+                superblock.incarnation(),
+                first.info().name,
+                reference.incarnation()
+            )));
+        }
+    }
+    let records = reference.devices();
+    for (index, record) in records.iter().enumerate() {
+        let mut holders = found.iter().filter(|(_, superblock)| superblock.device_index() == index);
+        match (holders.next(), holders.next()) {
+            (None, _) => {
+                return Err(first.refuse(format!(
+                    "device {index} of {} of pool {} is missing: it was {:?} (id {}) when the pool was formatted; name it as well",
+                    records.len(),
+                    uuid_text(reference.uuid()),
+                    record.name,
+                    MachineId(record.id)
+                )));
+            }
+            (Some((one, _)), Some((other, _))) => {
+                return Err(
+                    other.refuse(format!("it says it is device {index} of the pool, and so does {}: one is a copy", one.info().name))
+                );
+            }
+            (Some(_), None) => {}
+        }
+    }
+    let needed = Stripes::of(reference.layout().geometry())?.device_len_bytes();
+    let devices: Vec<Device> = found.into_iter().map(|(device, _)| device).collect();
+    for device in &devices {
+        if device.info().len_bytes < needed {
+            return Err(device.refuse(format!("truncated: the pool uses {needed} bytes of it, it has only {}", device.info().len_bytes)));
+        }
+    }
+    Ok((devices, reference))
+}
+
+fn refuse_duplicates(devices: &[Device]) -> Result<()> {
+    for (index, device) in devices.iter().enumerate() {
+        if let Some(other) = devices[..index].iter().find(|other| other.is_same(device)) {
+            return Err(device.refuse(format!("this is the same device as {}", other.info().name)));
+        }
+    }
+    Ok(())
+}
+
+/// The arrangement of a new pool.
+fn stripes_for(devices: &[Device], size_bytes: Option<u64>, options: &FormatOptions) -> Result<Stripes> {
+    let mut sizes = Vec::with_capacity(devices.len());
+    for device in devices {
+        let info = device.info();
+        let used = size_bytes.unwrap_or(info.len_bytes);
+        if used > info.len_bytes {
+            return Err(
+                device.refuse(format!("it has {} bytes, {used} were asked for: leave the size out, or take another", info.len_bytes))
+            );
+        }
+        sizes.push(used / info.align_bytes * info.align_bytes);
+    }
+    let stripe_bytes = match options.stripe_bytes {
+        Some(stripe_bytes) => stripe_bytes,
+        None if devices.len() == 1 => DEFAULT_STRIPE_BYTES,
+        // Without any that fits, the default goes on and is refused with its reason.
+        None => Stripes::stripe_within(&sizes, DEFAULT_STRIPE_BYTES, mapping_limit()).unwrap_or(DEFAULT_STRIPE_BYTES),
+    };
+    Stripes::fit(&sizes, stripe_bytes)
+}
+
+fn seat_table(options: &FormatOptions) -> Result<Vec<MachineId>> {
+    let first = match options.machine {
+        Some(machine) => machine,
+        None => machine_id()?,
+    };
+    Ok(std::iter::once(first).chain(options.seats.iter().copied()).collect())
+}
+
+fn record_of(info: &DeviceInfo) -> Result<DeviceRecord> {
+    Ok(DeviceRecord { id: random_bytes()?, len_bytes: info.len_bytes, name: info.name.clone() })
+}
+
+fn read_only() -> Error {
+    Error::Invalid("the pool was opened read-only: open it for writing to do this".into())
+}
+
+/// Memory that refuses writes, because storing to a read-only mapping is a SIGSEGV.
+struct ReadOnly(Arc<dyn Coherence>);
+
+impl Coherence for ReadOnly {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn load_line(&self, offset: u64) -> Result<Line> {
+        self.0.load_line(offset)
+    }
+
+    fn write_line(&self, _offset: u64, _line: &Line) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn flush_line(&self, offset: u64) -> Result<()> {
+        self.0.flush_line(offset)
+    }
+
+    fn fence_stores(&self) {
+        self.0.fence_stores();
+    }
+
+    fn fence_all(&self) {
+        self.0.fence_all();
+    }
+
+    fn fence_loads(&self) {
+        self.0.fence_loads();
+    }
+
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.0.flush_range(offset, len_bytes)
+    }
+
+    fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<()> {
+        Err(read_only())
+    }
+
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        self.0.copy_out(offset, destination)
+    }
+
+    fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
+        self.0.address(offset, len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use super::*;
+use crate::media::{MediaLine, Region, Seat, empty_line, verify_line};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+struct Bench {
+    _folder: tempfile::TempDir,
+    paths: Vec<PathBuf>,
+}
+
+const SIZE: u64 = 6 << 20;
+
+impl Bench {
+    fn new(count: usize) -> Bench {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let paths = (0..count).map(|index| folder.path().join(format!("device{index}"))).collect();
+        Bench { _folder: folder, paths }
+    }
+
+    fn formatted(count: usize) -> Bench {
+        let bench = Bench::new(count);
+        Pool::format(&bench.spec(), &options()).unwrap();
+        bench
+    }
+
+    fn spec(&self) -> PoolSpec {
+        PoolSpec::new(self.paths.clone(), Some(SIZE)).unwrap()
+    }
+
+    fn spec_of(&self, order: &[usize]) -> PoolSpec {
+        PoolSpec::new(order.iter().map(|&index| self.paths[index].clone()).collect(), None).unwrap()
+    }
+
+    fn bytes(&self) -> Vec<Vec<u8>> {
+        self.paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+    }
+
+    fn patch(&self, index: usize, offset: u64, bytes: &[u8]) {
+        File::options().write(true).open(&self.paths[index]).unwrap().write_all_at(bytes, offset).unwrap();
+    }
+
+    /// Changes a field of a superblock and makes its CRC right again.
+    fn patch_superblock(&self, index: usize, offset: usize, value: &[u8]) {
+        let mut bytes = std::fs::read(&self.paths[index]).unwrap()[..4096].to_vec();
+        bytes[offset..offset + value.len()].copy_from_slice(value);
+        bytes[12..16].fill(0);
+        let crc = crc32c::crc32c(&bytes);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        self.patch(index, 0, &bytes);
+    }
+}
+
+fn options() -> FormatOptions {
+    FormatOptions {
+        slots: 4,
+        locks: 32,
+        objects: 16,
+        chunk_bytes: 64 << 10,
+        stripe_bytes: Some(64 << 10),
+        machine: Some(MachineId([3; 16])),
+        memory: Some(CoherenceOptions::default()),
+        ..FormatOptions::default()
+    }
+}
+
+fn open(spec: &PoolSpec) -> Result<Pool> {
+    Pool::open(spec, &OpenOptions { memory: Some(CoherenceOptions::default()), ..OpenOptions::default() })
+}
+
+fn open_read_only(spec: &PoolSpec) -> Result<Pool> {
+    Pool::open(spec, &OpenOptions { memory: Some(CoherenceOptions::default()), read_only: true, ..OpenOptions::default() })
+}
+
+fn refusal(outcome: Result<Pool>) -> String {
+    match outcome {
+        Err(Error::NotAPool { device, reason }) => format!("{device}: {reason}"),
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it opened"),
+    }
+}
+
+#[test]
+fn a_formatted_pool_holds_every_line_sealed_and_empty() {
+    for count in [1, 2, 3] {
+        let bench = Bench::new(count);
+        let made = Pool::format(&bench.spec(), &options()).unwrap();
+        let pool = open(&bench.spec_of(&(0..count).collect::<Vec<_>>())).unwrap();
+        assert_eq!(pool.superblock(), made.superblock());
+        assert_eq!(pool.superblock().seats()[0], MachineId([3; 16]));
+        assert_eq!(pool.devices().len(), count);
+        assert_eq!(pool.lines().memory().len_bytes(), pool.layout().geometry().len_bytes);
+        let mut lines = 0;
+        for span in pool.layout().spans() {
+            for index in 0..span.lines {
+                let line = pool.lines().fetch_raw(pool.layout().line_offset(span.region, index).unwrap()).unwrap();
+                assert_eq!(line, empty_line(pool.lines(), span.region, index));
+                verify_line(pool.lines(), span.region, index, &line).unwrap();
+                // A line of another place does not verify here.
+                assert!(verify_line(pool.lines(), span.region, index + 1, &line).is_err());
+                lines += 1;
+            }
+        }
+        assert_eq!(lines, pool.layout().spans().iter().map(|span| span.lines).sum::<u64>());
+        assert_eq!(Seat::REGION, Region::Seat);
+        assert_eq!(pool.lines().fetch::<Seat>(0).unwrap(), Seat { crc: pool.lines().fetch::<Seat>(0).unwrap().crc, ..Seat::default() });
+        pool.check_not_replaced().unwrap();
+    }
+}
+
+#[test]
+fn open_writes_nothing() {
+    let bench = Bench::formatted(2);
+    let before = bench.bytes();
+    let pool = open(&bench.spec()).unwrap();
+    pool.check_not_replaced().unwrap();
+    drop(pool);
+    assert!(open(&bench.spec_of(&[0])).is_err());
+    assert!(bench.bytes() == before);
+    let empty = Bench::new(1);
+    assert!(refusal(open(&empty.spec())).contains("no such device"));
+    assert!(!empty.paths[0].exists(), "open does not create");
+    File::create(&empty.paths[0]).unwrap().set_len(SIZE).unwrap();
+    assert!(refusal(open(&empty.spec())).contains("empty: there is no pool"));
+    assert!(empty.bytes()[0].iter().all(|&byte| byte == 0), "open does not format");
+}
+
+#[test]
+fn permuted_devices_are_the_same_pool() {
+    let bench = Bench::formatted(3);
+    let pool = open(&bench.spec_of(&[0, 1, 2])).unwrap();
+    let offsets: Vec<u64> = (0..40).map(|step| pool.layout().data_offset() + step * 60 * 1024 + 64).collect();
+    for &offset in &offsets {
+        let end = offset + 8;
+        if end <= pool.lines().memory().len_bytes() {
+            pool.lines().memory().copy_in(offset, &offset.to_le_bytes()).unwrap();
+        }
+    }
+    pool.lines().memory().fence_stores();
+    for order in [[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let again = open(&bench.spec_of(&order)).unwrap();
+        let names: Vec<_> = again.devices().iter().map(|info| PathBuf::from(&info.name)).collect();
+        assert_eq!(names, bench.paths);
+        for &offset in offsets.iter().filter(|&&offset| offset + 8 <= again.lines().memory().len_bytes()) {
+            let mut bytes = [0; 8];
+            again.lines().memory().copy_out(offset, &mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), offset);
+        }
+    }
+}
+
+#[test]
+fn unequal_devices_are_used_up_to_the_common_size() {
+    let bench = Bench::new(2);
+    File::create(&bench.paths[0]).unwrap().set_len(SIZE).unwrap();
+    File::create(&bench.paths[1]).unwrap().set_len(2 * SIZE + 4096).unwrap();
+    let spec = PoolSpec::new(bench.paths.clone(), None).unwrap();
+    let pool = Pool::format(&spec, &options()).unwrap();
+    assert_eq!(pool.layout().geometry().len_bytes, 2 * SIZE);
+    drop(pool);
+    open(&bench.spec_of(&[1, 0])).unwrap().check_not_replaced().unwrap();
+}
+
+#[test]
+fn a_missing_device_is_named() {
+    let bench = Bench::formatted(3);
+    for missing in 0..3 {
+        let rest: Vec<usize> = (0..3).filter(|&index| index != missing).collect();
+        let reason = refusal(open(&bench.spec_of(&rest)));
+        assert!(reason.contains(&format!("device {missing} of 3")) && reason.contains("is missing"), "{reason}");
+        assert!(reason.contains(&format!("device{missing}\"")), "its recorded name: {reason}");
+    }
+}
+
+#[test]
+fn a_foreign_device_is_refused() {
+    let (bench, other) = (Bench::formatted(2), Bench::formatted(2));
+    for (first, second) in [(&bench.paths[0], &other.paths[1]), (&bench.paths[0], &other.paths[0])] {
+        let spec = PoolSpec::new(vec![first.clone(), second.clone()], None).unwrap();
+        assert!(refusal(open(&spec)).contains("foreign"));
+    }
+    // A copy of a device under another name.
+    std::fs::copy(&bench.paths[0], &other.paths[0]).unwrap();
+    let spec = PoolSpec::new(vec![bench.paths[0].clone(), other.paths[0].clone(), bench.paths[1].clone()], None).unwrap();
+    assert!(refusal(open(&spec)).contains("one is a copy"));
+    // A device left over from an earlier format of the same pool.
+    let old = std::fs::read(&bench.paths[1]).unwrap();
+    let uuid = old[16..32].to_vec();
+    Pool::format(&bench.spec(), &FormatOptions { force: true, ..options() }).unwrap();
+    bench.patch(1, 0, &old[..4096]);
+    bench.patch_superblock(0, 16, &uuid);
+    assert!(refusal(open(&bench.spec_of(&[0, 1]))).contains("another format"));
+}
+
+#[test]
+fn a_truncated_device_is_refused() {
+    let bench = Bench::formatted(2);
+    for len in [SIZE - 4096, 2 << 20, 4096, 0] {
+        File::options().write(true).open(&bench.paths[1]).unwrap().set_len(len).unwrap();
+        let reason = refusal(open(&bench.spec_of(&[0, 1])));
+        assert!(["it is empty", "fewer than", "truncated"].iter().any(|text| reason.contains(text)), "{len}: {reason}");
+    }
+}
+
+#[test]
+fn garbage_and_newer_formats_are_refused_and_an_unknown_ro_compat_bit_reads_only() {
+    let bench = Bench::formatted(1);
+    bench.patch_superblock(0, 48, &1u64.to_le_bytes());
+    assert!(refusal(open(&bench.spec())).contains("ro-compat bits 0x1"));
+    assert!(open_read_only(&bench.spec()).unwrap().is_read_only());
+    bench.patch_superblock(0, 56, &8u64.to_le_bytes());
+    assert!(refusal(open_read_only(&bench.spec())).contains("incompat bits 0x8"));
+    bench.patch_superblock(0, 8, &7u16.to_le_bytes());
+    assert!(refusal(open(&bench.spec())).contains("version 7.0 is newer"));
+    bench.patch(0, 0, b"#!/bin/sh\n");
+    assert!(refusal(open(&bench.spec())).contains("foreign"));
+}
+
+#[test]
+fn a_read_only_pool_refuses_every_write_and_needs_no_write_permission() {
+    let bench = Bench::formatted(2);
+    let pool = open_read_only(&bench.spec()).unwrap();
+    let before = bench.bytes();
+    let memory = pool.lines().memory();
+    let offset = pool.layout().line_offset(Region::Seat, 0).unwrap();
+    assert!(matches!(memory.write_line(offset, &Line::ZERO), Err(Error::Invalid(_))));
+    assert!(matches!(memory.copy_in(pool.layout().data_offset(), &[1; 64]), Err(Error::Invalid(_))));
+    assert!(matches!(pool.lines().publish(0, Seat::default()), Err(Error::Invalid(_))));
+    assert!(matches!(pool.join(HostConfig::default()), Err(Error::Invalid(_))));
+    pool.lines().fetch::<Seat>(0).unwrap();
+    assert!(bench.bytes() == before);
+}
+
+#[test]
+fn format_refuses_what_is_not_empty_and_says_what_it_is() {
+    let bench = Bench::formatted(2);
+    let before = bench.bytes();
+    let again = |options: FormatOptions| Pool::format(&bench.spec(), &options);
+    let reason = refusal(again(options()));
+    let pool = open(&bench.spec()).unwrap();
+    assert!(reason.contains(&uuid_text(pool.superblock().uuid())), "{reason}");
+    assert!(reason.contains(&format!("{:#x}", pool.superblock().incarnation())), "{reason}");
+    assert!(bench.bytes() == before, "a refused format writes nothing");
+    drop(pool);
+    // A damaged pool, then data that starts late in the header of the last device only.
+    bench.patch(0, 100, &[0xff]);
+    assert!(refusal(again(options())).contains("cannot be read (damaged"));
+    for path in &bench.paths {
+        std::fs::write(path, vec![0; SIZE as usize]).unwrap();
+    }
+    bench.patch(1, DEVICE_HEADER_BYTES - 1, &[1]);
+    let reason = refusal(again(options()));
+    assert!(reason.contains("device1: it holds unknown data (from byte 0x1fffff on)"), "{reason}");
+    again(FormatOptions { force: true, ..options() }).unwrap();
+    assert_eq!(bench.bytes()[1][DEVICE_HEADER_BYTES as usize - 1], 0);
+    open(&bench.spec()).unwrap();
+}
+
+#[test]
+fn a_format_under_an_open_pool_is_noticed() {
+    let bench = Bench::formatted(2);
+    let pool = open(&bench.spec()).unwrap();
+    pool.check_not_replaced().unwrap();
+    let new = Pool::format(&bench.spec(), &FormatOptions { force: true, ..options() }).unwrap();
+    assert_ne!(pool.superblock().uuid(), new.superblock().uuid());
+    match pool.check_not_replaced() {
+        Err(Error::Replaced { was, now }) => {
+            assert_eq!((was, now), (pool.superblock().incarnation(), new.superblock().incarnation()));
+        }
+        other => panic!("{other:?}"),
+    }
+    new.check_not_replaced().unwrap();
+    // Lines of the old pool do not pass for lines of the new one.
+    assert!(matches!(pool.lines().fetch::<Seat>(0), Err(Error::BadLine { .. })));
+    bench.patch(1, 0, &[0; 64]);
+    assert!(matches!(new.check_not_replaced(), Err(Error::Replaced { now: 0, .. })), "the last device counts as well");
+}
+
+#[test]
+fn a_format_that_does_not_fit_is_refused_before_anything_is_written() {
+    let bench = Bench::new(2);
+    let formatted = |options: FormatOptions| Pool::format(&bench.spec(), &options);
+    for wrong in [
+        FormatOptions { slots: 65, ..options() },
+        FormatOptions { stripe_bytes: Some(3 << 12), ..options() },
+        FormatOptions { stripe_bytes: Some(1 << 30), ..options() },
+        FormatOptions { stripe_bytes: Some(0), ..options() },
+        FormatOptions { chunk_bytes: 1 << 29, ..options() },
+        FormatOptions { seats: vec![MachineId([3; 16])], ..options() },
+        FormatOptions { seats: (0..9).map(|id| MachineId([id + 10; 16])).collect(), ..options() },
+    ] {
+        assert!(matches!(formatted(wrong), Err(Error::Invalid(_))));
+    }
+    let spec = PoolSpec::new(bench.paths.clone(), Some(SIZE + 4096)).unwrap();
+    assert!(refusal(Pool::format(&spec, &options())).contains("were asked for"));
+    assert!(bench.bytes().iter().flatten().all(|&byte| byte == 0));
+    let link = bench.paths[0].with_file_name("link");
+    std::os::unix::fs::symlink(&bench.paths[0], &link).unwrap();
+    let twice = PoolSpec::new(vec![bench.paths[0].clone(), link], Some(SIZE)).unwrap();
+    assert!(refusal(Pool::format(&twice, &options())).contains("same device"));
+}
+
+#[test]
+fn two_that_format_at_once_do_not_mix() {
+    let bench = Bench::new(1);
+    let device = Device::open_or_create(&bench.paths[0], SIZE, &Sysfs::default()).unwrap();
+    let turn = device.lock_for_format().unwrap();
+    assert!(refusal(Pool::format(&bench.spec(), &options())).contains("another process is formatting"));
+    drop(turn);
+    Pool::format(&bench.spec(), &options()).unwrap();
+}
+
+#[test]
+fn a_device_truncated_under_an_open_pool_is_lost_and_named() {
+    let bench = Bench::formatted(2);
+    let pool = open(&bench.spec()).unwrap();
+    File::options().write(true).open(&bench.paths[1]).unwrap().set_len(0).unwrap();
+    match pool.check_not_replaced() {
+        Err(Error::DeviceLost { device, .. }) => assert!(device.ends_with("device1"), "{device}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(refusal(open(&bench.spec())).contains("empty"));
+}
+
+#[test]
+fn a_pool_works_through_the_emulator_of_hosts_without_coherence() {
+    let bench = Bench::new(2);
+    let memory = Some("emulated:seed=7".parse::<CoherenceOptions>().unwrap());
+    let made = Pool::format(&bench.spec(), &FormatOptions { memory, ..options() }).unwrap();
+    assert!(made.description().starts_with("emulated"), "{}", made.description());
+    let native = open(&bench.spec()).unwrap();
+    let emulated = Pool::open(&bench.spec(), &OpenOptions { memory, ..OpenOptions::default() }).unwrap();
+    native.lines().publish(0, Seat { epoch: 9, ..Seat::default() }).unwrap();
+    assert_eq!(emulated.lines().fetch::<Seat>(0).unwrap().epoch, 9);
+    emulated.lines().publish(1, Seat { epoch: 10, ..Seat::default() }).unwrap();
+    assert_eq!(native.lines().fetch::<Seat>(1).unwrap().epoch, 10);
+    Pool::format(&bench.spec(), &FormatOptions { force: true, ..options() }).unwrap();
+    assert!(matches!(emulated.check_not_replaced(), Err(Error::Replaced { .. })));
+}
+
+/// Memory of a host that stops for ever after a number of writes.
+struct Stops {
+    memory: Arc<dyn Coherence>,
+    writes_left: std::sync::atomic::AtomicI64,
+}
+
+impl Stops {
+    fn step(&self) -> Result<()> {
+        let left = self.writes_left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        if left > 0 { Ok(()) } else { Err(Error::Closed) }
+    }
+}
+
+impl Coherence for Stops {
+    fn len_bytes(&self) -> u64 {
+        self.memory.len_bytes()
+    }
+    fn load_line(&self, offset: u64) -> Result<Line> {
+        self.memory.load_line(offset)
+    }
+    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
+        self.step().and_then(|()| self.memory.write_line(offset, line))
+    }
+    fn flush_line(&self, offset: u64) -> Result<()> {
+        self.memory.flush_line(offset)
+    }
+    fn fence_stores(&self) {
+        self.memory.fence_stores();
+    }
+    fn fence_all(&self) {
+        self.memory.fence_all();
+    }
+    fn fence_loads(&self) {
+        self.memory.fence_loads();
+    }
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.memory.flush_range(offset, len_bytes)
+    }
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
+        self.step().and_then(|()| self.memory.copy_in(offset, source))
+    }
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        self.memory.copy_out(offset, destination)
+    }
+    fn address(&self, _offset: u64, _len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
+        None
+    }
+}
+
+#[test]
+fn a_format_that_stops_anywhere_leaves_no_pool() {
+    let bench = Bench::formatted(2);
+    let old = bench.bytes();
+    let superblock = Superblock::new(&SuperblockParts {
+        uuid: [9; 16],
+        incarnation: 9,
+        layout: (**open(&bench.spec()).unwrap().layout()).clone(),
+        coherence: CoherenceMode::Software,
+        seats: vec![],
+        devices: (1..3).map(|id| DeviceRecord { id: [id; 16], len_bytes: SIZE, name: "x".into() }).collect(),
+    })
+    .unwrap();
+    for writes in 1.. {
+        assert!(writes < 10_000, "the format never ends");
+        old.iter().enumerate().for_each(|(index, bytes)| bench.patch(index, 0, &bytes[..4096]));
+        let pool = open(&bench.spec()).unwrap();
+        let memory: Arc<dyn Coherence> = Arc::new(Stops { memory: pool.lines().memory().clone(), writes_left: writes.into() });
+        let lines = Lines::new(memory.clone(), Arc::new(superblock.layout().clone()), superblock.uuid());
+        let outcome =
+            erase_superblocks(&*memory, 2).and_then(|()| write_regions(&lines)).and_then(|()| write_superblocks(&*memory, &superblock));
+        if outcome.is_ok() {
+            assert_eq!(open(&bench.spec()).unwrap().superblock().uuid(), &[9; 16]);
+            assert!(writes > 2 + 2 + 16 + 2 * 64);
+            return;
+        }
+        refusal(open(&bench.spec()));
+        assert!(matches!(pool.check_not_replaced(), Err(Error::Replaced { .. })));
+    }
+}

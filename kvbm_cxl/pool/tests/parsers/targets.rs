@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One function for each parser: it takes any bytes, and panics when the parser breaks its promise. The fuzz targets in `fuzz/` and the
+//! smoke test next to this file run the same functions.
+
+use cxl_pool::coherence::Coherence;
+use cxl_pool::device::{PoolSpec, parse_size};
+use cxl_pool::limits::DEVICE_HEADER_BYTES;
+use cxl_pool::line::{Line, Lines};
+use cxl_pool::media::*;
+use cxl_pool::platform::MachineId;
+use cxl_pool::{Error, Result};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+/// Bytes that [`lines`] wants: region, line number, line.
+pub const LINES_BYTES: usize = 1 + 8 + 64;
+/// Bytes that [`layout`] wants: the numbers of a geometry.
+pub const LAYOUT_BYTES: usize = 6 * 4 + 3 * 8;
+
+/// A superblock is refused, or is exactly the bytes it was read from and agrees with itself.
+pub fn superblock(data: &[u8]) {
+    check_superblock(data);
+    // As changes to a good superblock as well, with a right checksum: neither is found by chance.
+    let mut bytes = good_superblock().encode().to_vec();
+    for patch in data.chunks_exact(10).take(64) {
+        let at = usize::from(u16::from_le_bytes([patch[0], patch[1]])) % (SUPERBLOCK_BYTES - 8);
+        bytes[at..at + 8].copy_from_slice(&patch[2..]);
+    }
+    bytes[12..16].fill(0);
+    let crc = crc32c::crc32c(&bytes);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    check_superblock(&bytes);
+}
+
+/// A superblock of a pool over two devices.
+pub fn good_superblock() -> Superblock {
+    let geometry = Geometry { devices: 2, ..Geometry::with_len(2 * (DEVICE_HEADER_BYTES + (8 << 20))) };
+    let record = |id: u8| DeviceRecord { id: [id; 16], len_bytes: 10 << 20, name: format!("/dev/dax{id}.0") };
+    let parts = SuperblockParts {
+        uuid: [1; 16],
+        incarnation: 9,
+        layout: Layout::new(geometry).unwrap(),
+        coherence: CoherenceMode::Software,
+        seats: vec![MachineId([8; 16])],
+        devices: vec![record(1), record(2)],
+    };
+    Superblock::new(&parts).unwrap()
+}
+
+fn check_superblock(data: &[u8]) {
+    match Superblock::decode("device", data) {
+        Ok(superblock) => {
+            assert_eq!(superblock.encode(), &data[..SUPERBLOCK_BYTES]);
+            assert!(superblock.device_index() < superblock.devices().len());
+            assert_eq!(superblock.seats().len(), superblock.layout().geometry().seats as usize);
+            check_layout(superblock.layout());
+        }
+        Err(Error::NotAPool { reason, .. }) => assert!(!reason.is_empty()),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// A geometry is refused, or laid out within its pool and without overlaps.
+pub fn layout(data: &[u8]) {
+    let Some(data) = data.get(..LAYOUT_BYTES) else { return };
+    let small = |index: usize| u32::from_le_bytes(std::array::from_fn(|byte| data[index * 4 + byte]));
+    let large = |index: usize| u64::from_le_bytes(std::array::from_fn(|byte| data[24 + index * 8 + byte]));
+    // The last small number says which of the others are cut down to about their limits, so that not all inputs are refused at once.
+    let near = |bit: u32, value: u32, limit: u32| if small(5) >> bit & 1 == 0 { value % limit } else { value };
+    let power = |bit: u32, value: u64| if small(5) >> bit & 1 == 0 { 1 << (value % 44) } else { value };
+    let mut geometry = Geometry {
+        devices: near(0, small(0), 18),
+        seats: near(1, small(1), 10),
+        slots: near(2, small(2), 70),
+        locks: near(3, small(3), 70_000),
+        objects: near(4, small(4), 20_000),
+        stripe_bytes: power(5, large(0)),
+        chunk_bytes: power(6, large(1)),
+        len_bytes: large(2) >> (small(5) >> 8 & 63),
+    };
+    if small(5) >> 14 & 1 == 0 {
+        // Whole rounds of stripes, as a format makes them.
+        let each = DEVICE_HEADER_BYTES.saturating_add(geometry.stripe_bytes.saturating_mul(large(2) % 512));
+        geometry.len_bytes = each.saturating_mul(geometry.devices.into());
+    }
+    if let Ok(layout) = Layout::new(geometry) {
+        check_layout(&layout);
+    }
+    if let Ok(stripes) = Stripes::of(&geometry) {
+        assert_eq!(stripes.len_bytes(), geometry.len_bytes);
+        assert!(stripes.pieces().next().is_some());
+    }
+}
+
+fn check_layout(layout: &Layout) {
+    let geometry = layout.geometry();
+    assert!(layout.chunks() > 0);
+    let mut end = u64::from(geometry.devices) * DEVICE_HEADER_BYTES;
+    for span in layout.spans() {
+        assert_eq!(span.offset, end);
+        end += span.lines * 64;
+        let last = layout.line_offset(span.region, span.lines - 1).unwrap();
+        assert_eq!(layout.line_at(last), Some((span.region, span.lines - 1)));
+        assert!(layout.line_offset(span.region, span.lines).is_err());
+    }
+    assert!(end <= layout.data_offset());
+    let last = layout.chunk_offset(layout.chunks() - 1).unwrap();
+    assert!(last + geometry.chunk_bytes <= geometry.len_bytes);
+    assert_eq!(layout.chunk_of(last), Some(layout.chunks() - 1));
+    assert!(layout.chunk_offset(layout.chunks()).is_err());
+}
+
+/// A line of any structure is refused, or comes back as it was; once sealed, only its own bounds can refuse it.
+pub fn lines(data: &[u8]) {
+    let Some(data) = data.get(..LINES_BYTES) else { return };
+    let region = Region::ALL[usize::from(data[0]) % Region::ALL.len()];
+    let index = u64::from_le_bytes(std::array::from_fn(|byte| data[1 + byte]));
+    let line = Line(std::array::from_fn(|byte| data[9 + byte]));
+    let lines = no_lines();
+    check_outcome(verify_line(lines, region, index, &line));
+    check_line::<Seat>(index, &line);
+    check_line::<GrantLine>(index, &line);
+    check_line::<Binding>(index, &line);
+    check_line::<FenceLine>(index, &line);
+    check_line::<DeathLine>(index, &line);
+    check_line::<JoinBox>(index, &line);
+    check_line::<Identity>(index, &line);
+    check_line::<Summary>(index, &line);
+    check_line::<RequestLine>(index, &line);
+    check_line::<Intent>(index, &line);
+    check_line::<Record>(index, &line);
+    check_line::<Claim>(index, &line);
+    check_line::<FreeBox>(index, &line);
+    check_line::<FreeAck>(index, &line);
+    check_line::<ChunkHead>(index, &line);
+    check_line::<KeepMap>(index, &line);
+}
+
+fn check_line<T: MediaLine>(index: u64, line: &Line) {
+    let lines = no_lines();
+    check_outcome(lines.open::<T>(index, line));
+    let value: T = bytemuck::cast(*line);
+    let sealed = lines.seal(index, value);
+    assert_eq!(sealed.0[4..], line.0[4..]);
+    match lines.open::<T>(index, &sealed) {
+        Ok(found) => {
+            assert_eq!(bytemuck::cast::<T, Line>(found), sealed);
+            verify_line(lines, T::REGION, index, &sealed).unwrap();
+        }
+        Err(Error::BadLine { .. }) => assert!(value.check().is_err()),
+        Err(other) => panic!("{other:?}"),
+    }
+    assert!(lines.open::<T>(index.wrapping_add(1), &sealed).is_err());
+}
+
+fn check_outcome<T>(outcome: Result<T>) {
+    assert!(matches!(outcome, Ok(_) | Err(Error::BadLine { .. })));
+}
+
+/// A pool name is refused, or means the same when it is written out and read again.
+pub fn pool_spec(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let _ = parse_size(text);
+    if let Ok(spec) = PoolSpec::parse(text) {
+        assert!(spec.devices().all(std::path::Path::is_absolute));
+        assert_eq!(PoolSpec::parse(&spec.to_string()).unwrap(), spec);
+    }
+}
+
+/// Lines of a pool without memory: enough to seal and to open.
+fn no_lines() -> &'static Lines {
+    static LINES: OnceLock<Lines> = OnceLock::new();
+    LINES.get_or_init(|| Lines::new(Arc::new(NoMemory), Arc::new(Layout::new(Geometry::with_len(1 << 30)).unwrap()), &[7; 16]))
+}
+
+struct NoMemory;
+
+fn nothing<T>() -> Result<T> {
+    Err(Error::Closed)
+}
+
+impl Coherence for NoMemory {
+    fn len_bytes(&self) -> u64 {
+        0
+    }
+    fn load_line(&self, _offset: u64) -> Result<Line> {
+        nothing()
+    }
+    fn write_line(&self, _offset: u64, _line: &Line) -> Result<()> {
+        nothing()
+    }
+    fn flush_line(&self, _offset: u64) -> Result<()> {
+        nothing()
+    }
+    fn fence_stores(&self) {}
+    fn fence_all(&self) {}
+    fn fence_loads(&self) {}
+    fn flush_range(&self, _offset: u64, _len_bytes: u64) -> Result<()> {
+        nothing()
+    }
+    fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<()> {
+        nothing()
+    }
+    fn copy_out(&self, _offset: u64, _destination: &mut [u8]) -> Result<()> {
+        nothing()
+    }
+    fn address(&self, _offset: u64, _len_bytes: u64) -> Option<NonNull<u8>> {
+        None
+    }
+}
