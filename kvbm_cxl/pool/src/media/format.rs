@@ -36,6 +36,8 @@ macro_rules! with_line_of {
     };
 }
 
+pub(crate) use with_line_of;
+
 /// Line `index` of `region` as a format writes it: nothing in it, sealed.
 pub fn empty_line(lines: &Lines, region: Region, index: u64) -> Line {
     with_line_of!(region, Form => lines.seal(index, <Form as bytemuck::Zeroable>::zeroed()))

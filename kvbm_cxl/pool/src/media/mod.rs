@@ -33,6 +33,7 @@ mod lines;
 mod stripes;
 mod superblock;
 
+pub(crate) use format::with_line_of;
 pub use format::{
     FORMAT_SAMPLES, Found, empty_line, erase_superblocks, fetch_superblock, inspect_header, verify_line, write_regions, write_superblocks,
 };

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Freeing blocks of chunks that another process or host owns.
+//!
+//! Within the host such a block goes through the local area. To another host it goes in FREEBOX\[me\]\[owner\], up to
+//! [`BLOCKS_PER_FREE_BOX`] at a time, and the next message waits for FREEACK\[owner\]\[me\]. One process of a host at a time works with its
+//! boxes. Nothing is freed twice: a block leaves the local area before it is freed or sent, and each block of a message is ticked off
+//! before it is freed. So a process that dies between the two loses that free, and the block stays kept until somebody frees it again.
+//!
+//! A receiver that died with a message not acknowledged: whoever loads its chunks applies the message first (`load`), so the sender only
+//! waits until that has happened.
+
+use super::claims::{Judge, Row};
+use super::load::is_acknowledged;
+use super::{Allocator, Place, held, local};
+use crate::error::{Error, Result};
+use crate::fault::point;
+use crate::host::Op;
+use crate::host::local_mutex::Asker;
+use crate::limits::MAX_NUMBER;
+use crate::media::{BLOCKS_PER_FREE_BOX, CHUNKS_PER_CLAIM, ChunkHead, FreeAck, FreeBox};
+use std::collections::BTreeMap;
+
+/// Blocks on their way to one host.
+struct Parcel {
+    receiver: u32,
+    offsets: Vec<u64>,
+}
+
+impl Allocator {
+    /// Hands a block to whoever owns its chunk; false when it is on its way there already.
+    pub(super) fn free_elsewhere(&self, offset: u64) -> bool {
+        if self.local.pending().any(|pending| pending == offset) {
+            return false;
+        }
+        if !self.local.push(offset, local::FROM_CALLERS) {
+            held(&self.backlog).push(offset);
+        }
+        true
+    }
+
+    /// Hands a block that another host wants freed to the process of this host that has its chunk.
+    pub(super) fn accept_from_host(&self, offset: u64) {
+        if !self.local.push(offset, local::FROM_HOSTS) {
+            held(&self.backlog).push(offset);
+        }
+    }
+
+    /// One round: own blocks out of the local area, then the host's boxes unless another process is at it.
+    pub(super) fn post(&self) -> Result<()> {
+        let mut backlog = std::mem::take(&mut *held(&self.backlog));
+        backlog.retain(|&offset| !self.local.push(offset, local::FROM_CALLERS));
+        held(&self.backlog).append(&mut backlog);
+        self.take_pending()?;
+        let op = self.work()?;
+        let inner = &self.host.inner;
+        let is_alive = |tag| inner.is_tag_alive(tag);
+        let asker = Asker { tag: inner.tag, platform: &*inner.platform, is_alive: &is_alive };
+        if self.local.post().try_lock_or_inherit(&asker).is_none() {
+            return Ok(());
+        }
+        let result = self.receive(&op).and_then(|()| self.send(&op));
+        self.local.post().unlock(&*inner.platform);
+        result
+    }
+
+    /// Frees those waiting blocks that lie in this process's chunks.
+    fn take_pending(&self) -> Result<()> {
+        let waiting: Vec<u64> = self.local.pending().collect();
+        for offset in waiting {
+            let Some(chunk) = self.layout().chunk_of(offset) else { continue };
+            if self.place(chunk) != Place::None && self.local.pull(offset) {
+                self.free_asked(chunk, offset)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees a block of this process that somebody else asked to free; a wrong request only counts.
+    fn free_asked(&self, chunk: u64, offset: u64) -> Result<()> {
+        match self.free_here(chunk, offset) {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(Error::NotFound(_)) => {
+                self.local.count_rejected(1);
+                Ok(())
+            }
+            Err(error) => {
+                // Fenced for now: it waits for the next round.
+                held(&self.backlog).push(offset);
+                Err(error)
+            }
+        }
+    }
+
+    fn receive(&self, op: &Op<'_>) -> Result<()> {
+        let (slots, me) = (u64::from(self.layout().geometry().slots), u64::from(self.host.slot()));
+        let (boxes, acks) = self.mail(me, slots)?;
+        for (sender, (message, ack)) in boxes.into_iter().zip(acks).enumerate() {
+            let (Ok(message), ack) = (message, ack?) else { continue };
+            if is_acknowledged(&message, Some(&ack)) {
+                continue;
+            }
+            point!("alloc.box_seen");
+            if self.work_off(sender as u16, &message)? {
+                point!("alloc.box_taken");
+                self.acknowledge(op, sender as u64, &message)?;
+                point!("alloc.box_acknowledged");
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the blocks of a message; false when it has to be continued later.
+    fn work_off(&self, sender: u16, message: &FreeBox) -> Result<bool> {
+        for (index, &offset) in message.offsets.iter().enumerate().filter(|(_, offset)| **offset != 0) {
+            let chunk = self.layout().chunk_of(offset);
+            match chunk {
+                Some(chunk) if self.place(chunk) != Place::None => {
+                    if self.local.begin_block(sender, message.sequence, index) {
+                        self.free_asked(chunk, offset)?;
+                    }
+                }
+                Some(chunk) if self.is_claimed_here(chunk)? => {
+                    if !self.local.has_room(local::FROM_HOSTS) {
+                        return Ok(false);
+                    }
+                    if self.local.begin_block(sender, message.sequence, index) {
+                        self.accept_from_host(offset);
+                    }
+                }
+                _ => {
+                    if self.local.begin_block(sender, message.sequence, index) {
+                        self.local.count_rejected(1);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Publishes FREEACK\[me\]\[sender\].
+    pub(super) fn acknowledge(&self, op: &Op<'_>, sender: u64, message: &FreeBox) -> Result<()> {
+        let slots = u64::from(self.layout().geometry().slots);
+        let ack = FreeAck { incarnation: op.incarnation(), sender: message.incarnation, sequence: message.sequence, ..FreeAck::default() };
+        self.lines().publish(u64::from(self.host.slot()) * slots + sender, ack)
+    }
+
+    fn send(&self, op: &Op<'_>) -> Result<()> {
+        let mut judge = Judge::new(self);
+        for (receiver, parcel) in self.pack(&mut judge)? {
+            let slots = u64::from(self.layout().geometry().slots);
+            let index = u64::from(self.host.slot()) * slots + u64::from(receiver);
+            // Only this host writes the line, so what it says of the last message is true.
+            let last: FreeBox = self.lines().fetch(index)?;
+            let ack = self.lines().fetch::<FreeAck>(u64::from(receiver) * slots + u64::from(self.host.slot())).ok();
+            if !is_acknowledged(&last, ack.as_ref()) && !self.is_inherited(receiver, &last, &mut judge)? {
+                continue;
+            }
+            if last.sequence >= MAX_NUMBER {
+                return Err(Error::Full { what: "the numbers of a free box", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
+            }
+            let mut message =
+                FreeBox { incarnation: op.incarnation(), receiver: parcel.receiver, sequence: last.sequence + 1, ..FreeBox::default() };
+            let pulled = parcel.offsets.into_iter().filter(|&offset| self.local.pull(offset));
+            message.offsets.iter_mut().zip(pulled).for_each(|(place, offset)| *place = offset);
+            point!("alloc.box_packed");
+            self.lines().publish(index, message)?;
+            point!("alloc.box_sent");
+        }
+        Ok(())
+    }
+
+    /// Sorts waiting blocks of other hosts' chunks by who has the chunk now. Those of chunks that only dead hosts claim go on waiting.
+    fn pack(&self, judge: &mut Judge<'_>) -> Result<BTreeMap<u16, Parcel>> {
+        let mut rows: BTreeMap<u64, Row> = BTreeMap::new();
+        let mut parcels: BTreeMap<u16, Parcel> = BTreeMap::new();
+        let waiting: Vec<u64> = self.local.pending().collect();
+        for offset in waiting {
+            let Some(chunk) = self.layout().chunk_of(offset) else { continue };
+            let line = chunk / CHUNKS_PER_CLAIM as u64;
+            if let std::collections::btree_map::Entry::Vacant(entry) = rows.entry(line) {
+                entry.insert(self.fetch_row(line)?);
+            }
+            match self.live_claimant(&rows[&line], chunk, judge)? {
+                (Some((slot, _)), _) if slot == self.host.slot() => {}
+                (Some((slot, receiver)), _) => {
+                    let parcel = parcels.entry(slot).or_insert(Parcel { receiver, offsets: Vec::new() });
+                    if parcel.offsets.len() < BLOCKS_PER_FREE_BOX {
+                        parcel.offsets.push(offset);
+                    }
+                }
+                (None, true) => {}
+                (None, false) => {
+                    if self.local.pull(offset) {
+                        self.local.count_rejected(1);
+                    }
+                }
+            }
+        }
+        Ok(parcels)
+    }
+
+    /// Whether the receiver of a message died before it acknowledged it, and every chunk in it has been loaded by its next owner since.
+    fn is_inherited(&self, receiver: u16, message: &FreeBox, judge: &mut Judge<'_>) -> Result<bool> {
+        if !judge.is_proven_dead(receiver, message.receiver)? {
+            return Ok(false);
+        }
+        for chunk in message.offsets.iter().filter_map(|&offset| self.layout().chunk_of(offset)) {
+            let head: ChunkHead = self.lines().fetch(chunk)?;
+            if head.slot == u32::from(receiver) && head.incarnation <= message.receiver && head.state != ChunkHead::UNCUT {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

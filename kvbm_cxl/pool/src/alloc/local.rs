@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the processes of one host share about the host's chunks, in ordinary coherent memory of that machine.
+//!
+//! The claim lines in the pool say which chunks the *host* has; the table here says which of its *processes* has each of them, so that the
+//! chunks of a process that died can be taken over. It also holds frees on their way to another process or host, and how far each message
+//! of another host was worked off. Only atomics live in it; all zero is the empty state.
+
+use crate::error::{Error, Result};
+use crate::host::local_mutex::LocalMutex;
+use crate::limits::MAX_SLOTS;
+use crate::media::BLOCKS_PER_FREE_BOX;
+use std::any::Any;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Version of the structure: processes of different builds must not share an area that they lay out differently.
+const VERSION: u32 = 1;
+/// Frees under way that the area holds.
+const PENDING: usize = 1024;
+/// The places for what callers free.
+pub(super) const FROM_CALLERS: Range<usize> = 0..PENDING / 2;
+/// The places for what other hosts send; only the owner of the post mutex, or of the chunk lock at the attach, fills them.
+pub(super) const FROM_HOSTS: Range<usize> = PENDING / 2..PENDING;
+// At most one message per other slot is under way.
+const _: () = assert!(PENDING / 2 >= (MAX_SLOTS - 1) * BLOCKS_PER_FREE_BOX);
+
+#[repr(C, align(64))]
+struct Header {
+    version: AtomicU32,
+    /// Held by the process that works with the free boxes.
+    post: LocalMutex,
+    /// (slot + 1) << 32 | incarnation under which this host's claim lines were last published; 0 = never.
+    attached: AtomicU64,
+    rejected: AtomicU64,
+    /// Message of each sender that is being worked off: sequence << 8 | one bit for each block that is done.
+    progress: [AtomicU64; MAX_SLOTS],
+    pending: [AtomicU64; PENDING],
+}
+
+/// The host-local area of the allocator, as mapped by this process. Clones are the same area.
+#[derive(Clone)]
+pub struct LocalArea {
+    start: NonNull<u8>,
+    chunks: u64,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the area is only used through atomics, and `_owner` keeps it mapped.
+unsafe impl Send for LocalArea {}
+// SAFETY: as above.
+unsafe impl Sync for LocalArea {}
+
+/// The slot counts as well: a machine that left may come back in another one, under an incarnation number it had before.
+fn attachment(slot: u16, incarnation: u32) -> u64 {
+    (u64::from(slot) + 1) << 32 | u64::from(incarnation)
+}
+
+impl LocalArea {
+    /// Bytes that the area of a pool with `chunks` chunks takes; its start is aligned to 64.
+    pub const fn len_bytes(chunks: u64) -> usize {
+        (size_of::<Header>() + chunks as usize * size_of::<AtomicU32>()).next_multiple_of(64)
+    }
+
+    /// The area at `start`, which is all zero or an area already; `owner` keeps it mapped.
+    ///
+    /// # Safety
+    /// `start` is aligned to 64 and valid for reads and writes of [`LocalArea::len_bytes`] bytes for as long as `owner` lives, and
+    /// every process of this host, and nobody else, uses those bytes in this way.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when another build laid it out.
+    pub unsafe fn at(start: NonNull<u8>, chunks: u64, owner: Arc<dyn Any + Send + Sync>) -> Result<Self> {
+        let area = LocalArea { start, chunks, _owner: owner };
+        match area.header().version.compare_exchange(0, VERSION, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) | Err(VERSION) => Ok(area),
+            Err(found) => Err(Error::Invalid(format!(
+                "the allocator's local area has version {found}, this build {VERSION}: stop the older processes of this machine first"
+            ))),
+        }
+    }
+
+    /// An area of its own, for a host with a single process or for tests that share it by cloning.
+    pub fn private(chunks: u64) -> Result<Self> {
+        #[repr(align(64))]
+        #[derive(Default)]
+        struct Unit {
+            _words: [AtomicU64; 8],
+        }
+        let units: Arc<[Unit]> = (0..Self::len_bytes(chunks).div_ceil(64)).map(|_| Unit::default()).collect();
+        let start = NonNull::from(&*units).cast::<u8>();
+        // SAFETY: the slice is aligned to 64, long enough, made of atomics, and lives with `units`, which becomes the owner.
+        unsafe { Self::at(start, chunks, Arc::new(units)) }
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: `at` demands size and alignment; Header is atomics only, valid for any bytes.
+        unsafe { self.start.cast::<Header>().as_ref() }
+    }
+
+    fn owners(&self) -> &[AtomicU32] {
+        // SAFETY: `at` demands room for the array behind the header; AtomicU32 is valid for any bytes.
+        unsafe { std::slice::from_raw_parts(self.start.byte_add(size_of::<Header>()).cast::<AtomicU32>().as_ptr(), self.chunks as usize) }
+    }
+
+    /// Tag of the process that has a chunk; 0 = none. Meaningless unless the host claims the chunk.
+    pub(super) fn owner(&self, chunk: u64) -> u32 {
+        self.owners().get(chunk as usize).map_or(0, |owner| owner.load(Ordering::Acquire))
+    }
+
+    /// Gives a chunk to the process `tag`. The caller holds the chunk lock.
+    pub(super) fn set_owner(&self, chunk: u64, tag: u32) {
+        if let Some(owner) = self.owners().get(chunk as usize) {
+            owner.store(tag, Ordering::Release);
+        }
+    }
+
+    /// Whether this host's claim lines were published under this slot and incarnation.
+    pub(super) fn is_attached(&self, slot: u16, incarnation: u32) -> bool {
+        self.header().attached.load(Ordering::Acquire) == attachment(slot, incarnation)
+    }
+
+    /// States that they are. The caller holds the chunk lock.
+    pub(super) fn set_attached(&self, slot: u16, incarnation: u32) {
+        self.header().attached.store(attachment(slot, incarnation), Ordering::Release);
+    }
+
+    /// Held by the process that works with the free boxes.
+    pub(super) fn post(&self) -> &LocalMutex {
+        &self.header().post
+    }
+
+    /// Adds a block that is to be freed by another process or host; false when there is no room in `places`.
+    pub(super) fn push(&self, offset: u64, places: Range<usize>) -> bool {
+        self.header().pending[places].iter().any(|place| {
+            place.load(Ordering::Relaxed) == 0 && place.compare_exchange(0, offset, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })
+    }
+
+    /// Whether [`LocalArea::push`] would find room in `places`.
+    pub(super) fn has_room(&self, places: Range<usize>) -> bool {
+        self.header().pending[places].iter().any(|place| place.load(Ordering::Relaxed) == 0)
+    }
+
+    /// The blocks that wait.
+    pub(super) fn pending(&self) -> impl Iterator<Item = u64> + '_ {
+        self.header().pending.iter().map(|place| place.load(Ordering::Acquire)).filter(|&offset| offset != 0)
+    }
+
+    /// Takes one waiting entry for `offset` out; false when somebody else was faster.
+    pub(super) fn pull(&self, offset: u64) -> bool {
+        self.header().pending.iter().any(|place| {
+            place.load(Ordering::Relaxed) == offset && place.compare_exchange(offset, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })
+    }
+
+    /// Marks block `index` of message `sequence` of `sender` as done; false when it was already.
+    pub(super) fn begin_block(&self, sender: u16, sequence: u32, index: usize) -> bool {
+        let progress = &self.header().progress[usize::from(sender)];
+        let message = u64::from(sequence) << 8;
+        let begin = |found: u64| {
+            let done = if found >> 8 == u64::from(sequence) { found & 0xff } else { 0 };
+            (done >> index & 1 == 0).then_some(message | done | 1 << index)
+        };
+        progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_ok()
+    }
+
+    /// Counts frees that were asked for and refused.
+    pub(super) fn count_rejected(&self, count: u64) {
+        self.header().rejected.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Frees that were asked for and refused since the area was made.
+    pub(super) fn rejected(&self) -> u64 {
+        self.header().rejected.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_remembered_by_every_clone_and_bounded() {
+        let area = LocalArea::private(100).unwrap();
+        let other = area.clone();
+        area.set_owner(99, 7);
+        area.set_owner(100, 8);
+        assert_eq!((other.owner(99), other.owner(100), other.owner(0)), (7, 0, 0));
+        assert_eq!(LocalArea::len_bytes(100) % 64, 0);
+    }
+
+    #[test]
+    fn pending_frees_are_taken_once() {
+        let area = LocalArea::private(1).unwrap();
+        assert!(area.push(64, FROM_CALLERS));
+        assert!(area.push(128, FROM_HOSTS));
+        assert_eq!(area.pending().collect::<Vec<_>>(), [64, 128]);
+        assert!(area.pull(64) && !area.pull(64) && area.pull(128));
+        assert_eq!(area.pending().count(), 0);
+    }
+
+    #[test]
+    fn callers_cannot_use_the_room_of_other_hosts() {
+        let area = LocalArea::private(1).unwrap();
+        assert_eq!((1..).take_while(|&offset| area.push(offset, FROM_CALLERS)).count(), FROM_CALLERS.len());
+        assert!(!area.has_room(FROM_CALLERS) && area.has_room(FROM_HOSTS) && area.push(1 << 20, FROM_HOSTS));
+    }
+
+    #[test]
+    fn each_block_of_a_message_begins_once() {
+        let area = LocalArea::private(1).unwrap();
+        assert!(area.begin_block(3, 9, 0) && area.begin_block(3, 9, 5) && !area.begin_block(3, 9, 0));
+        assert!(area.begin_block(2, 9, 0));
+        assert!(area.begin_block(3, 10, 0) && area.begin_block(3, 10, 5));
+    }
+
+    #[test]
+    fn an_area_of_another_build_is_refused() {
+        let area = LocalArea::private(1).unwrap();
+        area.header().version.store(VERSION + 1, Ordering::Relaxed);
+        // SAFETY: the same bytes as `area`, which is kept alive.
+        let again = unsafe { LocalArea::at(area.start, 1, area._owner.clone()) };
+        assert!(matches!(again, Err(Error::Invalid(_))));
+    }
+}

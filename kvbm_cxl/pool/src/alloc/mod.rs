@@ -1,0 +1,580 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The allocator: chunks for hosts, blocks for everybody (TraCT section 3.5; CACHE.md D5 and section 7).
+//!
+//! | level | who has it | kept where | changed under |
+//! |---|---|---|---|
+//! | chunk | a host | `Claim` lines of that host | the chunk lock |
+//! | chunk | one process of that host | [`LocalArea`], memory of that machine | the chunk lock |
+//! | block | whoever allocated it | free lists of that process; `KeepMap` bit if kept | a mutex of the process |
+//!
+//! A block has one of two lifetimes. [`Allocator::alloc`] gives a *scratch* block and writes nothing shared: it is free again when the
+//! process that allocated it is gone. [`Allocator::keep`] publishes its bit in the chunk's keep map: from then on it outlives process and
+//! host, until somebody frees it. So a block that is handed to another process is kept first. Whoever takes a chunk over, after a restart,
+//! from a dead process or from a host proven dead, reads exactly the kept blocks back; nothing is lost, nothing is there twice.
+//!
+//! A fenced host's chunks stay its own until its death is proven, so a late write of a zombie meets nobody else's data. Therefore the lines
+//! of a chunk (`ChunkHead`, `KeepMap`) need no fence check to be safe: their writer has the chunk for as long as it can write at all.
+
+mod audit;
+mod claims;
+mod class;
+mod content;
+mod freebox;
+mod heap;
+mod load;
+mod local;
+
+pub use audit::{AllocAudit, Finding, audit, block_of, owner_of};
+pub use local::LocalArea;
+
+use crate::error::{Error, Result};
+use crate::fault::point;
+use crate::host::{Host, Op};
+use crate::limits::MIN_BLOCK_BYTES;
+use crate::line::Lines;
+use crate::media::{ChunkHead, Layout};
+use class::Classes;
+use heap::{BlockSet, Chunk, Freed, Heap, Kept};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Locks that serialise changes of keep-map lines; more than one so that chunks do not wait for each other.
+const STRIPES: usize = 16;
+/// Chunks that one service round looks at for owners that died.
+const SWEEP_CHUNKS: u64 = 4 * 448;
+/// Empty chunks that one service round takes out of a size class.
+const EMPTY_PER_ROUND: usize = 8;
+
+/// How the allocator behaves.
+#[derive(Clone, Debug)]
+pub struct AllocConfig {
+    /// Longest wait for the chunk lock, in milliseconds.
+    pub lock_timeout_ms: u64,
+    /// Chunks without any block that a process keeps for later instead of giving them back to the pool.
+    pub spare_chunks: usize,
+}
+
+impl Default for AllocConfig {
+    fn default() -> Self {
+        AllocConfig { lock_timeout_ms: 10_000, spare_chunks: 2 }
+    }
+}
+
+/// An allocated block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Block {
+    /// Pool offset, a multiple of 64.
+    pub offset: u64,
+    /// Size in bytes: at least what was asked for.
+    pub len_bytes: u64,
+}
+
+/// What a process has of the pool, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// All chunks of this process.
+    pub owned_bytes: u64,
+    /// Allocated blocks that end with this process.
+    pub scratch_bytes: u64,
+    /// Allocated blocks that outlive this process and host.
+    pub kept_bytes: u64,
+    /// Chunks without any block, ready for any size.
+    pub spare_bytes: u64,
+    /// Chunks that cannot be used because their metadata does not verify.
+    pub bad_bytes: u64,
+    /// Frees that this host was asked for and refused: double frees, offsets that are no blocks.
+    pub rejected_frees: u64,
+    /// Blocks that wait to be freed by another process or host.
+    pub pending_frees: u64,
+}
+
+/// Where a chunk is in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Not this process's.
+    None,
+    /// In the heap of a class.
+    Heap { class: usize, place: u32 },
+    /// Spare, part of a run, bad, or on the way from one to the other.
+    Other,
+}
+
+const PLACE_BITS: u32 = 24;
+const OTHER: u32 = 0xff << PLACE_BITS;
+
+impl Place {
+    fn encode(self) -> u32 {
+        match self {
+            Place::None => 0,
+            Place::Heap { class, place } => (class as u32 + 1) << PLACE_BITS | place,
+            Place::Other => OTHER,
+        }
+    }
+
+    fn decode(word: u32) -> Self {
+        match word {
+            0 => Place::None,
+            OTHER => Place::Other,
+            word => Place::Heap { class: (word >> PLACE_BITS) as usize - 1, place: word & ((1 << PLACE_BITS) - 1) },
+        }
+    }
+}
+
+/// A block of several chunks.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    count: u64,
+    kept: bool,
+}
+
+/// Chunks of this process that are in no heap.
+#[derive(Default)]
+struct Other {
+    spare: Vec<u64>,
+    /// By first chunk.
+    runs: BTreeMap<u64, Run>,
+    bad: BTreeMap<u64, &'static str>,
+}
+
+/// The allocator of one process. All methods may be called from any thread.
+pub struct Allocator {
+    host: Host,
+    local: LocalArea,
+    config: AllocConfig,
+    classes: Classes,
+    heaps: Vec<Mutex<Heap>>,
+    places: Box<[AtomicU32]>,
+    other: Mutex<Other>,
+    stripes: [Mutex<()>; STRIPES],
+    /// Incarnation of the host that the lists follow.
+    incarnation: AtomicU32,
+    /// Claim line where the last chunk was found.
+    hint: AtomicU64,
+    /// Chunk where the next sweep begins.
+    swept: AtomicU64,
+    /// Frees for which the local area had no room.
+    backlog: Mutex<Vec<u64>>,
+}
+
+/// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn not_allocated(offset: u64) -> Error {
+    Error::NotFound(format!("an allocated block at pool offset {offset:#x} (freed before?)"))
+}
+
+impl Allocator {
+    /// Starts the allocator of this process and takes over what this host has and no living process of it.
+    ///
+    /// `local` is the same memory for every process of the host.
+    ///
+    /// # Errors
+    /// Those of [`Host::acquire`]; [`Error::BadLine`] when it cannot be told which chunks are this host's.
+    pub fn attach(host: &Host, local: LocalArea, config: AllocConfig) -> Result<Self> {
+        let layout = host.lines().layout();
+        let classes = Classes::new(layout.geometry().chunk_bytes);
+        // Hosts begin their search for chunks in different places, so that they seldom want the same claim lines.
+        let hint = layout.claim_lines() * u64::from(host.slot()) / u64::from(layout.geometry().slots);
+        let allocator = Allocator {
+            host: host.clone(),
+            local,
+            config,
+            heaps: (0..classes.count()).map(|_| Mutex::default()).collect(),
+            classes,
+            places: (0..layout.chunks()).map(|_| AtomicU32::new(0)).collect(),
+            other: Mutex::default(),
+            stripes: Default::default(),
+            incarnation: AtomicU32::new(0),
+            hint: AtomicU64::new(hint),
+            swept: AtomicU64::new(0),
+            backlog: Mutex::default(),
+        };
+        drop(allocator.lock_chunks()?);
+        allocator.sweep(allocator.layout().chunks())?;
+        Ok(allocator)
+    }
+
+    fn lines(&self) -> &Lines {
+        self.host.lines()
+    }
+
+    fn layout(&self) -> &Layout {
+        self.host.lines().layout()
+    }
+
+    fn tag(&self) -> u32 {
+        self.host.inner.tag
+    }
+
+    fn place(&self, chunk: u64) -> Place {
+        self.places.get(chunk as usize).map_or(Place::None, |word| Place::decode(word.load(Ordering::Acquire)))
+    }
+
+    fn set_place(&self, chunk: u64, place: Place) {
+        if let Some(word) = self.places.get(chunk as usize) {
+            word.store(place.encode(), Ordering::Release);
+        }
+    }
+
+    fn blocks_per_chunk(&self, class: usize) -> u32 {
+        (self.layout().geometry().chunk_bytes / self.classes.bytes(class)) as u32
+    }
+
+    fn block(&self, class: usize, (chunk, block): (u64, u32)) -> Block {
+        let len_bytes = self.classes.bytes(class);
+        let start = self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes;
+        Block { offset: start + u64::from(block) * len_bytes, len_bytes }
+    }
+
+    /// The block of a chunk that begins at `offset`, if one does.
+    fn block_at(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
+        let len_bytes = self.classes.bytes(class);
+        let within = offset.checked_sub(self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes)?;
+        let block = (within / len_bytes) as u32;
+        (within % len_bytes == 0 && block < self.blocks_per_chunk(class)).then_some(block)
+    }
+
+    /// Begins work that publishes lines of this process's chunks, after a re-join under the new incarnation.
+    fn work(&self) -> Result<Op<'_>> {
+        let op = self.host.enter()?;
+        if op.incarnation() == self.incarnation.load(Ordering::Acquire) {
+            return Ok(op);
+        }
+        drop(op);
+        drop(self.lock_chunks()?);
+        self.host.enter()
+    }
+
+    /// The lock for changes of a chunk's keep map. It is held across publishes, so waiting for it goes through the platform.
+    fn stripe(&self, chunk: u64) -> MutexGuard<'_, ()> {
+        let mutex = &self.stripes[chunk as usize % STRIPES];
+        let mut round = 0;
+        loop {
+            match mutex.try_lock() {
+                Ok(guard) => return guard,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => self.host.platform().relax(round),
+            }
+            round += 1;
+        }
+    }
+
+    /// Allocates a scratch block of at least `len_bytes`. Its content is undefined.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a length of zero or more than the pool has; [`Error::Full`]; when a chunk is needed, those of [`Host::acquire`].
+    pub fn alloc(&self, len_bytes: u64) -> Result<Block> {
+        if len_bytes == 0 {
+            return Err(Error::Invalid("a block has at least one byte".into()));
+        }
+        let Some(class) = self.classes.holding(len_bytes) else { return self.alloc_run(len_bytes) };
+        let taken = held(&self.heaps[class]).take();
+        match taken {
+            Some(block) => Ok(self.block(class, block)),
+            None => self.refill(class),
+        }
+    }
+
+    /// Cuts one more chunk for a class and takes its first block.
+    fn refill(&self, class: usize) -> Result<Block> {
+        let chunk = match self.pop_spare() {
+            Some(chunk) => chunk,
+            None => match self.claim_one() {
+                Err(full @ Error::Full { .. }) => self.steal_empty()?.ok_or(full)?,
+                other => other?,
+            },
+        };
+        point!("alloc.uncut");
+        let cut = self.work().and_then(|op| self.publish_head(&op, chunk, ChunkHead::BLOCKS, self.classes.bytes(class), 0));
+        if let Err(error) = cut {
+            held(&self.other).spare.push(chunk);
+            return Err(error);
+        }
+        point!("alloc.cut");
+        let mut heap = held(&self.heaps[class]);
+        let place = heap.add(Chunk::empty(chunk, self.blocks_per_chunk(class)));
+        self.set_place(chunk, Place::Heap { class, place });
+        // The new chunk is the next one that the heap takes from, and the heap is still locked.
+        heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
+    }
+
+    fn alloc_run(&self, len_bytes: u64) -> Result<Block> {
+        let chunk_bytes = self.layout().geometry().chunk_bytes;
+        let count = len_bytes.div_ceil(chunk_bytes);
+        if count > self.layout().chunks() {
+            let most = self.layout().chunks() * chunk_bytes;
+            return Err(Error::Invalid(format!("a block of {len_bytes} bytes does not fit a pool of {most} bytes")));
+        }
+        // Spare chunks in the way of a row would otherwise only be free for this process.
+        self.give_back(0)?;
+        let first = self.claim_row(count)?;
+        let cut = self.work().and_then(|op| {
+            for chunk in first + 1..first + count {
+                self.publish_head(&op, chunk, ChunkHead::INSIDE, 0, first)?;
+            }
+            point!("alloc.run_inside");
+            self.publish_head(&op, first, ChunkHead::RUN, count * chunk_bytes, count)
+        });
+        point!("alloc.run_cut");
+        held(&self.other).runs.insert(first, Run { count, kept: false });
+        cut?;
+        Ok(Block { offset: self.layout().chunk_offset(first)?, len_bytes: count * chunk_bytes })
+    }
+
+    /// Makes the block at `offset` outlive this process and host. Keeping a kept block again does nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when it is not allocated, or by another process; [`Error::Fenced`]: it may or may not be kept.
+    pub fn keep(&self, offset: u64) -> Result<()> {
+        let chunk = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
+        let op = self.work()?;
+        let _stripe = self.stripe(chunk);
+        let line = match self.place(chunk) {
+            Place::None => return Err(not_allocated(offset)),
+            Place::Heap { class, place } => {
+                let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
+                match held(&self.heaps[class]).keep(place, chunk, block) {
+                    Kept::Publish(line) => line,
+                    Kept::Already => return Ok(()),
+                    Kept::NotAllocated => return Err(not_allocated(offset)),
+                }
+            }
+            Place::Other => {
+                let mut other = held(&self.other);
+                let run = other.runs.get_mut(&chunk).filter(|_| self.is_chunk_start(chunk, offset)).ok_or_else(|| not_allocated(offset))?;
+                run.kept = true;
+                let mut first = BlockSet::new(1);
+                first.insert(0);
+                heap::KeepLine { line: 0, bits: first.line(0) }
+            }
+        };
+        point!("alloc.keep");
+        self.publish_keep(&op, chunk, line.line, line.bits)?;
+        point!("alloc.kept");
+        // Early notice only: the bit counts for whoever takes the chunk over, and that is nobody before this host's death is proven.
+        self.host.check_fences(&op)
+    }
+
+    fn is_chunk_start(&self, chunk: u64, offset: u64) -> bool {
+        self.layout().chunk_offset(chunk).is_ok_and(|start| start == offset)
+    }
+
+    /// Frees a block. One of another process or host is freed there soon; a request that turns out wrong is only counted there.
+    ///
+    /// A second free of a block that its owner has meanwhile given to somebody else cannot be told from a first one.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when no allocated block of this process begins at `offset`, as after a double free; [`Error::Fenced`] for a kept
+    /// block: it is still allocated.
+    pub fn free(&self, offset: u64) -> Result<()> {
+        let chunk = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
+        if self.free_here(chunk, offset)? || (offset.is_multiple_of(MIN_BLOCK_BYTES) && self.free_elsewhere(offset)) {
+            return Ok(());
+        }
+        Err(not_allocated(offset))
+    }
+
+    /// Frees a block of this process; false when the chunk is not this process's.
+    fn free_here(&self, chunk: u64, offset: u64) -> Result<bool> {
+        match self.place(chunk) {
+            Place::None => Ok(false),
+            Place::Other => self.free_run(chunk, offset).map(|()| true),
+            Place::Heap { class, place } => {
+                let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
+                let freed = held(&self.heaps[class]).free(place, chunk, block);
+                match freed {
+                    Freed::Done => Ok(true),
+                    Freed::NotAllocated => Err(not_allocated(offset)),
+                    Freed::IsKept => self.free_kept(class, place, chunk, block).map(|()| true),
+                }
+            }
+        }
+    }
+
+    fn free_kept(&self, class: usize, place: u32, chunk: u64, block: u32) -> Result<()> {
+        let op = self.work()?;
+        let _stripe = self.stripe(chunk);
+        let line = held(&self.heaps[class]).unkeep(place, chunk, block);
+        let line = line.ok_or_else(|| not_allocated(self.block(class, (chunk, block)).offset))?;
+        point!("alloc.unkeep");
+        self.publish_keep(&op, chunk, line.line, line.bits)?;
+        point!("alloc.unkept");
+        held(&self.heaps[class]).finish_free(place, chunk, block);
+        Ok(())
+    }
+
+    fn free_run(&self, chunk: u64, offset: u64) -> Result<()> {
+        let op = self.work()?;
+        let _stripe = self.stripe(chunk);
+        let run = held(&self.other).runs.get(&chunk).copied().filter(|_| self.is_chunk_start(chunk, offset));
+        let run = run.ok_or_else(|| not_allocated(offset))?;
+        if run.kept {
+            self.publish_keep(&op, chunk, 0, BlockSet::new(1).line(0))?;
+            point!("alloc.run_unkept");
+        }
+        // The first chunk first: what lies inside a run that is not there is nothing.
+        for part in chunk..chunk + run.count {
+            self.publish_head(&op, part, ChunkHead::UNCUT, 0, 0)?;
+        }
+        point!("alloc.run_freed");
+        let mut other = held(&self.other);
+        other.runs.remove(&chunk);
+        other.spare.extend(chunk..chunk + run.count);
+        Ok(())
+    }
+
+    fn has_spare(&self) -> bool {
+        !held(&self.other).spare.is_empty()
+    }
+
+    fn pop_spare(&self) -> Option<u64> {
+        held(&self.other).spare.pop()
+    }
+
+    /// Takes chunks `first` to `first + count - 1` out of the spare ones; false, and nothing taken, unless all of them are there.
+    fn take_spares(&self, first: u64, count: u64) -> bool {
+        let mut other = held(&self.other);
+        let wanted = first..first + count;
+        let found = other.spare.iter().filter(|chunk| wanted.contains(chunk)).count() as u64;
+        if found == count {
+            other.spare.retain(|chunk| !wanted.contains(chunk));
+        }
+        found == count
+    }
+
+    /// Moves up to `limit` chunks without any block beyond the first `spare` of class `class` to the spare ones.
+    fn uncut_empty(&self, class: usize, spare: usize, limit: usize) -> Result<usize> {
+        let op = self.work()?;
+        let chunks = {
+            let mut heap = held(&self.heaps[class]);
+            let chunks = heap.remove_empty(spare, limit);
+            chunks.iter().for_each(|&chunk| self.set_place(chunk, Place::Other));
+            chunks
+        };
+        for &chunk in &chunks {
+            // A head that could not be published says how the chunk was cut; that is harmless, because nothing in it is kept.
+            let published = self.publish_head(&op, chunk, ChunkHead::UNCUT, 0, 0);
+            held(&self.other).spare.push(chunk);
+            published?;
+        }
+        point!("alloc.emptied");
+        Ok(chunks.len())
+    }
+
+    /// A chunk that some class has and does not use.
+    fn steal_empty(&self) -> Result<Option<u64>> {
+        for class in 0..self.heaps.len() {
+            if self.uncut_empty(class, 0, 1)? > 0 {
+                break;
+            }
+        }
+        Ok(self.pop_spare())
+    }
+
+    /// Gives spare chunks beyond `spare` of them back to the pool.
+    fn give_back(&self, spare: usize) -> Result<()> {
+        if held(&self.other).spare.len() <= spare {
+            return Ok(());
+        }
+        let guard = self.lock_chunks()?;
+        loop {
+            let chunk = {
+                let mut other = held(&self.other);
+                if other.spare.len() <= spare {
+                    return Ok(());
+                }
+                other.spare.remove(0)
+            };
+            if let Err(error) = self.unclaim(&guard, chunk) {
+                held(&self.other).spare.push(chunk);
+                return Err(error);
+            }
+            self.set_place(chunk, Place::None);
+        }
+    }
+
+    /// Forgets a chunk that is not this host's any more.
+    fn forget(&self, chunk: u64) {
+        if let Place::Heap { class, place } = self.place(chunk) {
+            held(&self.heaps[class]).remove(place, chunk);
+        }
+        let mut other = held(&self.other);
+        other.spare.retain(|&spare| spare != chunk);
+        other.runs.remove(&chunk);
+        other.bad.remove(&chunk);
+        self.set_place(chunk, Place::None);
+    }
+
+    /// One round of the allocator's upkeep: frees asked for by others, chunks of processes that died, empty chunks back to the pool.
+    ///
+    /// It may wait for the chunk lock, and that needs the host's own service: never call it on the thread that runs that one.
+    pub fn service_round(&self) -> Result<()> {
+        self.post()?;
+        self.sweep(SWEEP_CHUNKS)?;
+        for class in 0..self.heaps.len() {
+            self.uncut_empty(class, 1, EMPTY_PER_ROUND)?;
+        }
+        self.give_back(self.config.spare_chunks)
+    }
+
+    /// Adopts every chunk that only hosts claim whose death is proven; returns how many.
+    pub fn adopt_dead(&self) -> Result<u64> {
+        let guard = self.lock_chunks()?;
+        self.adopt(&guard, u64::MAX, false)
+    }
+
+    /// Gives everything back that does not hold a kept block: for a process that ends in good order. Kept blocks go to another process of
+    /// this host, or, once the host has left, to whoever adopts its chunks.
+    ///
+    /// Nothing of this process may still use its scratch blocks.
+    pub fn close(self) -> Result<()> {
+        self.post()?;
+        let guard = self.lock_chunks()?;
+        let mine: Vec<u64> = (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != Place::None).collect();
+        for &chunk in &mine {
+            self.forget(chunk);
+            if self.local.owner(chunk) == self.tag() {
+                self.local.set_owner(chunk, 0);
+            }
+        }
+        for chunk in mine {
+            let (content, head) = content::read(self.lines(), &self.classes, chunk)?;
+            if content == content::Content::Nothing {
+                if head.state != ChunkHead::UNCUT {
+                    self.publish_head(guard.op(), chunk, ChunkHead::UNCUT, 0, 0)?;
+                }
+                self.unclaim(&guard, chunk)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What this process has of the pool.
+    pub fn usage(&self) -> Usage {
+        let chunk_bytes = self.layout().geometry().chunk_bytes;
+        let mut usage = Usage { rejected_frees: self.local.rejected(), ..Usage::default() };
+        usage.pending_frees = self.local.pending().count() as u64 + held(&self.backlog).len() as u64;
+        for (class, heap) in self.heaps.iter().enumerate() {
+            let (chunks, scratch, kept) = held(heap).count();
+            usage.owned_bytes += chunks * chunk_bytes;
+            usage.scratch_bytes += scratch * self.classes.bytes(class);
+            usage.kept_bytes += kept * self.classes.bytes(class);
+        }
+        let other = held(&self.other);
+        usage.spare_bytes = other.spare.len() as u64 * chunk_bytes;
+        usage.bad_bytes = other.bad.len() as u64 * chunk_bytes;
+        let run_bytes = |kept| other.runs.values().filter(|run| run.kept == kept).map(|run| run.count * chunk_bytes).sum::<u64>();
+        usage.kept_bytes += run_bytes(true);
+        usage.scratch_bytes += run_bytes(false);
+        usage.owned_bytes += usage.spare_bytes + usage.bad_bytes + run_bytes(true) + run_bytes(false);
+        usage
+    }
+
+    /// Chunks of this process whose metadata does not verify, and why.
+    pub fn bad_chunks(&self) -> Vec<(u64, &'static str)> {
+        held(&self.other).bad.iter().map(|(&chunk, &reason)| (chunk, reason)).collect()
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a check found.
+
+use crate::line::Line;
+use crate::media::Region;
+
+/// Findings that a report holds; damage beyond that is counted and found again once the first part is repaired.
+pub const MAX_FINDINGS: usize = 4096;
+/// Line writes that a report holds; a repair checks again after each round, so the rest comes then.
+const MAX_WRITES: usize = 1 << 18;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Normal in a pool with this history: the next holder, manager or join deals with it.
+    Note,
+    /// Nothing wrong will be read because of it, but space, time or an operator's statement is lost.
+    Warning,
+    /// A rule of the format or of the protocols does not hold.
+    Error,
+}
+
+impl Severity {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        }
+    }
+}
+
+/// Where a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The superblock copy of a device, by index.
+    Superblock(usize),
+    /// Consecutive lines of a region.
+    Lines {
+        /// The region.
+        region: Region,
+        /// First line.
+        first: u64,
+        /// Number of lines.
+        count: u64,
+    },
+}
+
+/// One line as a repair writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The region.
+    pub region: Region,
+    /// Line number.
+    pub index: u64,
+    /// The whole line, sealed.
+    pub line: Line,
+}
+
+/// What a repair would do about a finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Nothing: the text says who or what deals with it.
+    None(&'static str),
+    /// Writes lines that follow from what survived; nothing is lost that counts.
+    Safe {
+        /// What it does.
+        what: &'static str,
+        /// The lines.
+        writes: Vec<Write>,
+    },
+    /// Writes lines that may lose something; only when the operator accepts that.
+    Loss {
+        /// What it does, and what may be lost.
+        what: &'static str,
+        /// The lines.
+        writes: Vec<Write>,
+    },
+}
+
+impl Remedy {
+    /// What it does, or why nothing.
+    pub fn what(&self) -> &'static str {
+        match self {
+            Remedy::None(what) | Remedy::Safe { what, .. } | Remedy::Loss { what, .. } => what,
+        }
+    }
+
+    /// The lines it writes.
+    pub fn writes(&self) -> &[Write] {
+        match self {
+            Remedy::None(_) => &[],
+            Remedy::Safe { writes, .. } | Remedy::Loss { writes, .. } => writes,
+        }
+    }
+
+    fn writes_mut(&mut self) -> Option<&mut Vec<Write>> {
+        match self {
+            Remedy::None(_) => None,
+            Remedy::Safe { writes, .. } | Remedy::Loss { writes, .. } => Some(writes),
+        }
+    }
+
+    fn is_like(&self, other: &Remedy) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other) && self.what() == other.what()
+    }
+}
+
+/// One thing that a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Stable name of the rule, such as `line.crc`.
+    pub rule: &'static str,
+    /// Where.
+    pub place: Place,
+    /// What it means.
+    pub meaning: String,
+    /// What a repair would do.
+    pub remedy: Remedy,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What was found, in the order of the regions checked.
+    pub findings: Vec<Finding>,
+    /// Findings beyond [`MAX_FINDINGS`], counted by severity only.
+    pub omitted: [u64; 3],
+    /// Metadata lines looked at.
+    pub lines_checked: u64,
+    /// Line writes held in the findings.
+    writes_held: usize,
+}
+
+impl Report {
+    /// Number of findings of a severity, those not listed included. Neighbouring lines with one finding count once.
+    pub fn count(&self, severity: Severity) -> u64 {
+        self.findings.iter().filter(|finding| finding.severity == severity).count() as u64 + self.omitted[severity as usize]
+    }
+
+    /// True when nothing worse than a note was found.
+    pub fn is_clean(&self) -> bool {
+        self.count(Severity::Warning) + self.count(Severity::Error) == 0
+    }
+
+    /// A report of nothing about `lines_checked` lines.
+    pub(super) fn over(lines_checked: u64) -> Self {
+        Report { lines_checked, ..Report::default() }
+    }
+
+    /// Adds a finding, or widens the last one when it is the same thing about the next line.
+    pub(super) fn add(&mut self, mut finding: Finding) {
+        if let Some(writes) = finding.remedy.writes_mut() {
+            writes.truncate(MAX_WRITES - self.writes_held);
+            self.writes_held += writes.len();
+        }
+        if let (Some(last), Place::Lines { region, first, count }) = (self.findings.last_mut(), finding.place)
+            && let Place::Lines { region: last_region, first: last_first, count: last_count } = &mut last.place
+            && (*last_region, *last_first + *last_count) == (region, first)
+            && (last.severity, last.rule, &last.meaning) == (finding.severity, finding.rule, &finding.meaning)
+            && last.remedy.is_like(&finding.remedy)
+        {
+            *last_count += count;
+            if let (Some(writes), Some(more)) = (last.remedy.writes_mut(), finding.remedy.writes_mut()) {
+                writes.append(more);
+            }
+            return;
+        }
+        if self.findings.len() < MAX_FINDINGS {
+            self.findings.push(finding);
+        } else {
+            self.writes_held -= finding.remedy.writes().len();
+            self.omitted[finding.severity as usize] += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(first: u64, meaning: &str) -> Finding {
+        Finding {
+            severity: Severity::Error,
+            rule: "test",
+            place: Place::Lines { region: Region::Grant, first, count: 1 },
+            meaning: meaning.into(),
+            remedy: Remedy::None("nothing"),
+        }
+    }
+
+    #[test]
+    fn neighbours_merge_and_others_do_not() {
+        let mut report = Report::default();
+        [finding(1, "a"), finding(2, "a"), finding(4, "a"), finding(5, "b")].into_iter().for_each(|found| report.add(found));
+        let places: Vec<_> = report.findings.iter().map(|found| found.place).collect();
+        let lines = |first, count| Place::Lines { region: Region::Grant, first, count };
+        assert_eq!(places, [lines(1, 2), lines(4, 1), lines(5, 1)]);
+        assert_eq!(report.count(Severity::Error), 3);
+    }
+
+    #[test]
+    fn a_report_is_bounded_and_counts_on() {
+        let mut report = Report::default();
+        (0..MAX_FINDINGS as u64 + 7).for_each(|index| report.add(finding(2 * index, "a")));
+        assert_eq!((report.findings.len(), report.omitted), (MAX_FINDINGS, [0, 0, 7]));
+        assert!(!report.is_clean());
+    }
+}

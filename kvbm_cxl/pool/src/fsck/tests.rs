@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks of checks, over a pool in ordinary memory.
+
+use super::*;
+use crate::coherence::Coherence;
+use crate::error::{Error, Result};
+use crate::limits::LINE_BYTES;
+use crate::line::{Line, Lines};
+use crate::media::*;
+use crate::platform::MachineId;
+use bytemuck::Zeroable;
+use proptest::prelude::*;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+const UUID: [u8; 16] = *b"a pool to check!";
+const MACHINES: [[u8; 16]; 2] = [[1; 16], [2; 16]];
+
+/// Coherent memory: what is written is there.
+struct Ram(Mutex<Vec<u8>>);
+
+impl Ram {
+    fn at(&self, offset: u64, len_bytes: u64) -> Result<std::ops::Range<usize>> {
+        let limit_bytes = self.len_bytes();
+        match offset.checked_add(len_bytes) {
+            Some(end) if end <= limit_bytes => Ok(offset as usize..end as usize),
+            _ => Err(Error::OutOfRange { what: "test memory", offset, len_bytes, limit_bytes }),
+        }
+    }
+}
+
+impl Coherence for Ram {
+    fn len_bytes(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn load_line(&self, offset: u64) -> Result<Line> {
+        let at = self.at(offset, LINE_BYTES as u64)?;
+        Ok(Line(self.0.lock().unwrap()[at].try_into().unwrap()))
+    }
+
+    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
+        self.copy_in(offset, &line.0)
+    }
+
+    fn flush_line(&self, offset: u64) -> Result<()> {
+        self.at(offset, LINE_BYTES as u64).map(drop)
+    }
+
+    fn fence_stores(&self) {}
+    fn fence_all(&self) {}
+    fn fence_loads(&self) {}
+
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.at(offset, len_bytes).map(drop)
+    }
+
+    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
+        let at = self.at(offset, source.len() as u64)?;
+        self.0.lock().unwrap()[at].copy_from_slice(source);
+        Ok(())
+    }
+
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        let at = self.at(offset, destination.len() as u64)?;
+        destination.copy_from_slice(&self.0.lock().unwrap()[at]);
+        Ok(())
+    }
+
+    fn address(&self, _: u64, _: u64) -> Option<NonNull<u8>> {
+        None
+    }
+}
+
+/// A formatted pool whose metadata is small, and where it all lies.
+fn formatted() -> Lines {
+    let geometry = Geometry { seats: 2, slots: 3, locks: 20, objects: 8, chunk_bytes: 1 << 16, ..Geometry::with_len(4 << 20) };
+    let layout = Arc::new(Layout::new(geometry).unwrap());
+    let lines = Lines::new(Arc::new(Ram(Mutex::new(vec![0; 4 << 20]))), layout, &UUID);
+    write_regions(&lines).unwrap();
+    lines
+}
+
+fn seats() -> [MachineId; 1] {
+    [MachineId(MACHINES[0])]
+}
+
+/// A pool in use: seat 0 manages, two hosts have joined, locks and objects and blocks are there.
+fn in_use() -> Lines {
+    let lines = formatted();
+    let geometry = *lines.layout().geometry();
+    lines.publish(0, Seat { epoch: 3, beat: 9, machine: MACHINES[0], ..Seat::default() }).unwrap();
+    for line in 0..geometry.grant_lines() {
+        lines.publish(line, GrantLine { tag: 3, ..GrantLine::default() }).unwrap();
+    }
+    for line in 0..geometry.bindings() {
+        lines.publish(line, Binding { tag: 3, ..Binding::default() }).unwrap();
+    }
+    for slot in 0..2u32 {
+        let (machine, nonce) = (MACHINES[slot as usize], [7 + slot as u8; 16]);
+        let index = u64::from(slot);
+        lines.publish(index, Binding { tag: 3, incarnation: 2, machine, nonce, ..Binding::default() }).unwrap();
+        let identity =
+            Identity { incarnation: 2, state: Identity::LIVE, acknowledged: 1, drained: 1, machine, nonce, ..Identity::default() };
+        lines.publish(index, identity).unwrap();
+        lines.publish(index * geometry.summary_lines(), Summary { incarnation: 2, heartbeat: 5, ..Summary::default() }).unwrap();
+        for line in 0..geometry.request_lines() {
+            let number = index * geometry.request_lines() + line;
+            lines.publish(number, RequestLine { incarnation: 2, ..RequestLine::default() }).unwrap();
+        }
+    }
+    let mut grants = GrantLine { tag: 3, ..GrantLine::default() };
+    grants.grants[1] = Grant { number: 4, incarnation: 2, request: 1, slot: 1, flags: 0 };
+    lines.publish(0, grants).unwrap();
+    let mut requests = RequestLine { incarnation: 2, ..RequestLine::default() };
+    requests.requests[1] = Request { number: 1, flags: Request::WANT };
+    lines.publish(geometry.request_lines(), requests).unwrap();
+    // An object of slot 1 under the object lock, pointing into its chunk.
+    let name = b"root";
+    let cells = u64::from(geometry.objects);
+    let cell = u64::from(crc32c::crc32c(name)) % cells;
+    let mut value = ObjectValue {
+        offset: lines.layout().chunk_offset(2).unwrap(),
+        len_bytes: 100,
+        state: ObjectValue::LIVE,
+        name_len: 4,
+        ..ObjectValue::default()
+    };
+    value.name[..4].copy_from_slice(name);
+    let record = Record { grant: 4, version: 1, incarnation: 2, data: bytemuck::cast(value), ..Record::zeroed() };
+    lines.publish(geometry.records() + geometry.lock_table_records() + cell, record).unwrap();
+    // Slot 1 has chunk 2, cut into blocks, and a block of two chunks in 4 and 5.
+    let mut claim = Claim { incarnation: 2, ..Claim::zeroed() };
+    claim.bits[0] = 1 << 2 | 1 << 4 | 1 << 5;
+    lines.publish(lines.layout().claim_lines(), claim).unwrap();
+    let head = ChunkHead { slot: 1, incarnation: 2, ..ChunkHead::default() };
+    lines.publish(2, ChunkHead { state: ChunkHead::BLOCKS, block_bytes: 192, ..head }).unwrap();
+    lines.publish(4, ChunkHead { state: ChunkHead::RUN, block_bytes: 100_000, run: 2, ..head }).unwrap();
+    lines.publish(5, ChunkHead { state: ChunkHead::INSIDE, run: 4, ..head }).unwrap();
+    let mut keep = KeepMap { incarnation: 2, ..KeepMap::zeroed() };
+    keep.bits[0] = 1;
+    lines.publish(4 * geometry.keep_lines(), keep).unwrap();
+    keep.bits[0] = 0b101;
+    lines.publish(2 * geometry.keep_lines(), keep).unwrap();
+    lines
+}
+
+fn rules(lines: &Lines) -> Vec<&'static str> {
+    check(lines, &seats()).unwrap().findings.iter().map(|found| found.rule).collect()
+}
+
+fn is_found(report: &Report, region: Region, index: u64) -> bool {
+    report.findings.iter().any(|found| match found.place {
+        Place::Lines { region: place, first, count } => place == region && (first..first + count).contains(&index),
+        Place::Superblock(_) => false,
+    })
+}
+
+/// Flips one bit of a line in the memory.
+fn flip(lines: &Lines, region: Region, index: u64, bit: usize) {
+    let offset = lines.layout().line_offset(region, index).unwrap();
+    let mut line = lines.memory().load_line(offset).unwrap();
+    line.0[bit / 8] ^= 1 << (bit % 8);
+    lines.memory().write_line(offset, &line).unwrap();
+}
+
+#[test]
+fn fresh_and_used_pools_are_clean() {
+    assert_eq!(rules(&formatted()), [""; 0]);
+    assert_eq!(rules(&in_use()), [""; 0]);
+}
+
+#[test]
+fn every_line_that_is_damaged_is_found_and_most_are_repaired_without_loss() {
+    let lines = in_use();
+    for span in lines.layout().spans().to_vec() {
+        for index in (0..span.lines).filter(|index| *index < 12 || index % 61 == 0) {
+            let offset = lines.layout().line_offset(span.region, index).unwrap();
+            let good = lines.memory().load_line(offset).unwrap();
+            flip(&lines, span.region, index, 37);
+            let report = check(&lines, &seats()).unwrap();
+            assert!(is_found(&report, span.region, index), "{:?} {index}", span.region);
+            assert!(!report.is_clean());
+            lines.memory().write_line(offset, &good).unwrap();
+        }
+    }
+    assert_eq!(rules(&lines), [""; 0]);
+}
+
+#[test]
+fn a_repair_with_loss_accepted_leaves_no_damaged_line() {
+    for region in Region::ALL {
+        for index in [0, 1, 2] {
+            let lines = in_use();
+            if index >= lines.layout().span(region).lines {
+                continue;
+            }
+            flip(&lines, region, index, 100);
+            let repaired = repair(&lines, &seats(), true).unwrap();
+            assert!(!repaired.before.is_clean());
+            let left: Vec<_> = repaired.after.findings.iter().filter(|found| found.severity == Severity::Error).collect();
+            assert!(left.is_empty(), "{region:?} {index}: {left:?}");
+        }
+    }
+}
+
+#[test]
+fn what_may_hide_a_newer_value_is_not_repaired_without_loss() {
+    let lines = in_use();
+    let geometry = *lines.layout().geometry();
+    for (region, index) in [
+        (Region::Seat, 0),
+        (Region::Grant, 0),
+        (Region::Binding, 1),
+        (Region::Intent, 0),
+        (Region::ChunkHead, 2),
+        (Region::Record, geometry.records() + geometry.lock_table_records()),
+    ] {
+        let lines = in_use();
+        flip(&lines, region, index, 44);
+        let before = lines.fetch_raw(lines.layout().line_offset(region, index).unwrap()).unwrap();
+        let repaired = repair(&lines, &seats(), false).unwrap();
+        assert!(is_found(&repaired.after, region, index), "{region:?} {index}");
+        assert_eq!(lines.fetch_raw(lines.layout().line_offset(region, index).unwrap()).unwrap(), before, "{region:?} {index} was touched");
+    }
+}
+
+#[test]
+fn an_outvoted_copy_is_written_again_below_the_one_that_counts() {
+    let lines = in_use();
+    let geometry = *lines.layout().geometry();
+    // Seat 1 managed before, under epoch 2, and its own copy is the damaged one.
+    let seat_of_1 = u64::from(geometry.slots) + 1;
+    lines.publish(seat_of_1, Binding { tag: 3, incarnation: 1, machine: MACHINES[1], nonce: [8; 16], ..Binding::default() }).unwrap();
+    lines.publish(1, Seat { epoch: 2, beat: 1, machine: MACHINES[1], ..Seat::default() }).unwrap();
+    flip(&lines, Region::Grant, geometry.grant_lines(), 200);
+    let repaired = repair(&lines, &seats(), false).unwrap();
+    assert!(repaired.after.is_clean(), "{:?}", repaired.after.findings);
+    let copy: GrantLine = lines.fetch(geometry.grant_lines()).unwrap();
+    let best: GrantLine = lines.fetch(0).unwrap();
+    assert_eq!((copy.tag, copy.grants), (2, best.grants));
+}
+
+#[test]
+fn a_repaired_fence_row_forgets_no_fence() {
+    let lines = in_use();
+    let mut row = FenceLine::default();
+    row.fenced[1] = 2;
+    lines.publish(0, row).unwrap();
+    flip(&lines, Region::Fence, 0, 90);
+    assert!(repair(&lines, &seats(), false).unwrap().after.count(Severity::Error) == 0);
+    let row: FenceLine = lines.fetch(0).unwrap();
+    assert!(row.fenced[..2] == [2, 2] && row.fenced[2] == 0, "{row:?}");
+}
+
+/// Publishes something wrong into a pool in use, and the rule that has to notice.
+macro_rules! planted {
+    ($($name:ident: $rule:literal, $plant:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            let lines = in_use();
+            let plant: fn(&Lines) -> Result<()> = $plant;
+            plant(&lines).unwrap();
+            let report = check(&lines, &seats()).unwrap();
+            assert!(report.findings.iter().any(|found| found.rule == $rule), "{:?}", report.findings);
+        })*
+    };
+}
+
+fn at(lines: &Lines, of: fn(&Geometry) -> u64) -> u64 {
+    of(lines.layout().geometry())
+}
+
+planted! {
+    epoch_of_another_seat: "seat.epoch", |lines| lines.publish(0, Seat { epoch: 4, machine: MACHINES[0], ..Seat::default() });
+    seat_of_another_machine: "seat.machine", |lines| lines.publish(0, Seat { epoch: 3, machine: MACHINES[1], ..Seat::default() });
+    seat_of_nobody: "seat.machine", |lines| lines.publish(1, Seat { epoch: 2, machine: MACHINES[1], ..Seat::default() });
+    tag_above_the_epoch: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 5, ..GrantLine::default() });
+    tag_of_another_seat: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 2, ..GrantLine::default() });
+    fence_ahead_of_every_binding: "fence.ahead", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[0] = 9;
+        lines.publish(0, row)
+    };
+    death_without_a_fence: "death.unfenced", |lines| {
+        let mut row = DeathLine::default();
+        row.dead[0] = 2;
+        lines.publish(1, row)
+    };
+    identity_above_its_binding: "identity.unbound", |lines| {
+        let identity = lines.fetch::<Identity>(1)?;
+        lines.publish(1, Identity { incarnation: 3, ..identity })
+    };
+    identity_of_another_machine: "identity.foreign", |lines| {
+        let identity = lines.fetch::<Identity>(1)?;
+        lines.publish(1, Identity { machine: [9; 16], ..identity })
+    };
+    lines_of_a_slot_that_nobody_has: "line.unbound", |lines| {
+        lines.publish(2 * at(lines, Geometry::summary_lines), Summary { incarnation: 1, ..Summary::default() })
+    };
+    grant_to_an_unbound_incarnation: "grant.unbound", |lines| {
+        let mut line = lines.fetch::<GrantLine>(1)?;
+        line.grants[0] = Grant { number: 1, incarnation: 7, slot: 1, ..Grant::default() };
+        lines.publish(1, line)
+    };
+    record_under_a_grant_that_was_never_decided: "grant.undecided", |lines| {
+        lines.publish(at(lines, Geometry::lock_table_records), Record { grant: 5, version: 1, incarnation: 2, ..Record::zeroed() })
+    };
+    record_of_a_second_holder: "grant.two_holders", |lines| {
+        lines.publish(at(lines, Geometry::lock_table_records) + 7, Record { grant: 4, version: 1, incarnation: 2, ..Record::zeroed() })
+    };
+    intent_outside_its_structure: "intent.range", |lines| {
+        let intent = Intent { incarnation: 2, lock: 1, grant: 4, count: 1, lines: [9999; 10], ..Intent::default() };
+        lines.publish(crate::limits::INTENTS as u64 + 1, intent)
+    };
+    intent_left_open: "intent.open", |lines| {
+        let intent = Intent { incarnation: 2, lock: 1, grant: 4, count: 1, lines: [3; 10], ..Intent::default() };
+        lines.publish(crate::limits::INTENTS as u64 + 1, intent)
+    };
+    reserved_lock_allocated: "lock_table.range", |lines| {
+        let mut line = lines.fetch::<GrantLine>(0)?;
+        line.grants[0] = Grant { number: 1, incarnation: 2, slot: 0, ..Grant::default() };
+        lines.publish(0, line)?;
+        lines.publish(0, Record { grant: 1, version: 1, incarnation: 2, data: [3; RECORD_BYTES], ..Record::zeroed() })
+    };
+    object_out_of_reach: "object.unreachable", |lines| move_object(lines, 7);
+    object_outside_the_chunks: "object.offset", |lines| change_object(lines, |value| value.offset = 64);
+    object_without_a_name: "object.name", |lines| change_object(lines, |value| value.name_len = 200);
+    object_of_an_unknown_state: "object.state", |lines| change_object(lines, |value| value.state = 9);
+    chunk_with_two_owners: "claim.two_owners", |lines| {
+        let mut claim = Claim { incarnation: 2, ..Claim::zeroed() };
+        claim.bits[0] = 1 << 4;
+        lines.publish(0, claim)
+    };
+    claim_beyond_the_pool: "claim.range", |lines| {
+        lines.publish(0, Claim { incarnation: 2, bits: [0x80; CHUNKS_PER_CLAIM / 8], ..Claim::zeroed() })
+    };
+    kept_blocks_that_nobody_claims: "chunk.orphan", |lines| {
+        lines.publish(lines.layout().claim_lines(), Claim { incarnation: 2, ..Claim::zeroed() })
+    };
+    kept_blocks_of_a_fenced_host: "chunk.unadopted", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[1] = 2;
+        lines.publish(0, row)
+    };
+    chunk_cut_into_no_class: "chunk.form", |lines| {
+        lines.publish(2, ChunkHead { state: ChunkHead::BLOCKS, block_bytes: 65, ..lines.fetch::<ChunkHead>(2)? })
+    };
+    run_beyond_the_pool: "chunk.form", |lines| lines.publish(4, ChunkHead { run: u64::MAX, ..lines.fetch::<ChunkHead>(4)? });
+    run_with_a_foreign_part: "chunk.broken_run", |lines| lines.publish(5, ChunkHead { run: 2, ..lines.fetch::<ChunkHead>(5)? });
+    keep_bit_behind_the_last_block: "keep.range", |lines| {
+        let mut keep = KeepMap { incarnation: 2, ..KeepMap::zeroed() };
+        keep.bits[0] = 2;
+        lines.publish(4 * at(lines, Geometry::keep_lines), keep)
+    };
+    free_of_something_that_is_no_block: "free_box.offset", |lines| {
+        lines.publish(1, FreeBox { incarnation: 2, receiver: 2, sequence: 1, offsets: [65; BLOCKS_PER_FREE_BOX], ..FreeBox::default() })
+    };
+}
+
+fn object_cell(lines: &Lines) -> u64 {
+    let geometry = lines.layout().geometry();
+    geometry.records() + geometry.lock_table_records() + u64::from(crc32c::crc32c(b"root")) % u64::from(geometry.objects)
+}
+
+fn change_object(lines: &Lines, change: fn(&mut ObjectValue)) -> Result<()> {
+    let record: Record = lines.fetch(object_cell(lines))?;
+    let mut value: ObjectValue = bytemuck::cast(record.data);
+    change(&mut value);
+    lines.publish(object_cell(lines), Record { data: bytemuck::cast(value), ..record })
+}
+
+/// Moves the object `by` cells on, with nothing in between.
+fn move_object(lines: &Lines, by: u64) -> Result<()> {
+    let geometry = *lines.layout().geometry();
+    let record: Record = lines.fetch(object_cell(lines))?;
+    lines.publish(object_cell(lines), Record { data: [0; RECORD_BYTES], ..record })?;
+    let first = geometry.records() + geometry.lock_table_records();
+    lines.publish(first + (object_cell(lines) - first + by) % u64::from(geometry.objects), record)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever stands in the metadata: an answer, in bounded time, and every line that was hit is in it.
+    #[test]
+    fn random_damage_is_found(hits in proptest::collection::vec((0usize..16, any::<u64>(), 0usize..512), 1..40)) {
+        let lines = in_use();
+        let mut hit = std::collections::HashMap::new();
+        for (region, index, bit) in hits {
+            let span = lines.layout().spans()[region];
+            flip(&lines, span.region, index % span.lines, bit);
+            hit.entry((span.region, index % span.lines, bit)).and_modify(|odd: &mut bool| *odd = !*odd).or_insert(true);
+        }
+        let report = check(&lines, &seats()).unwrap();
+        for (region, index, _) in hit.into_iter().filter(|(_, odd)| *odd).map(|(place, _)| place) {
+            prop_assert!(is_found(&report, region, index), "{region:?} {index}");
+        }
+        repair(&lines, &seats(), true).unwrap();
+    }
+
+    /// Random bytes that verify: the numbers in them are anything.
+    #[test]
+    fn random_sealed_lines_are_survived(
+        hits in proptest::collection::vec((0usize..16, any::<u64>(), proptest::array::uniform32(any::<u16>()), any::<bool>()), 1..60),
+    ) {
+        let lines = in_use();
+        for (region, index, words, small) in hits {
+            let span = lines.layout().spans()[region];
+            let index = index % span.lines;
+            let mut raw = Line::ZERO;
+            for (bytes, word) in raw.0.chunks_exact_mut(2).zip(words) {
+                // Small numbers get past the first checks more often.
+                bytes.copy_from_slice(&(if small { word & 7 } else { word }).to_le_bytes());
+            }
+            let sealed = with_line_of!(span.region, Form => lines.seal::<Form>(index, bytemuck::cast(raw)));
+            lines.memory().write_line(span.offset + index * LINE_BYTES as u64, &sealed).unwrap();
+        }
+        check(&lines, &seats()).unwrap();
+        for span in lines.layout().spans() {
+            for index in (0..span.lines).step_by(7) {
+                let line = lines.fetch_raw(lines.layout().line_offset(span.region, index).unwrap()).unwrap();
+                describe(&lines, span.region, index, &line);
+            }
+        }
+        repair(&lines, &seats(), true).unwrap();
+    }
+}

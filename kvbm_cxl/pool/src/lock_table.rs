@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which locks are in use: one bit per lock in the first records, written under [`LOCK_TABLE`](crate::lock::LOCK_TABLE).
+//!
+//! The table only hands numbers out. A crash between the commit and the return of [`allocate_lock`] leaves a lock that nobody knows of;
+//! it costs one number and is told from a used one by nobody, so callers store the number in a named object right away.
+
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::lock::{FIRST_USER_LOCK, LockId};
+use crate::media::{Geometry, LOCKS_PER_RECORD, RECORD_BYTES};
+use crate::record::{self, Best, Locked, Reading, Structure};
+
+/// Record, byte and bit that tell about a lock.
+fn place(lock: LockId) -> (u64, usize, u8) {
+    let bit = lock as usize % LOCKS_PER_RECORD;
+    (u64::from(lock) / LOCKS_PER_RECORD as u64, bit / 8, 1 << (bit % 8))
+}
+
+/// The lowest lock of record `number` that can be allocated and is not.
+fn lowest_free(number: u64, data: &[u8; RECORD_BYTES], locks: u32) -> Option<LockId> {
+    let first = number as u32 * LOCKS_PER_RECORD as u32;
+    let end = locks.min(first + LOCKS_PER_RECORD as u32);
+    (first.max(FIRST_USER_LOCK)..end).find(|&lock| {
+        let (_, byte, mask) = place(lock);
+        data[byte] & mask == 0
+    })
+}
+
+fn check_number(lock: LockId, geometry: &Geometry) -> Result<()> {
+    if (FIRST_USER_LOCK..geometry.locks).contains(&lock) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("lock {lock} is not one of the locks {FIRST_USER_LOCK} to {} that can be allocated", geometry.locks - 1)))
+}
+
+fn is_set(best: &Best, lock: LockId) -> bool {
+    let (_, byte, mask) = place(lock);
+    best.copy.data[byte] & mask != 0
+}
+
+/// Allocates a lock.
+///
+/// # Errors
+/// [`Error::Full`]; [`Error::Fenced`] (a lock may then be left allocated), [`Error::Timeout`] after `timeout_ms`.
+pub fn allocate_lock(host: &Host, timeout_ms: u64) -> Result<LockId> {
+    let mut locked = Locked::acquire(host, Structure::LockTable, timeout_ms)?;
+    let geometry = host.lines().layout().geometry();
+    for number in Structure::LockTable.records(geometry) {
+        let best = locked.read(number)?;
+        if let Some(lock) = lowest_free(number, &best.copy.data, geometry.locks) {
+            let mut data = best.copy.data;
+            let (_, byte, mask) = place(lock);
+            data[byte] |= mask;
+            locked.commit(&[(best, data)])?;
+            return Ok(lock);
+        }
+    }
+    let limit = u64::from(geometry.locks - FIRST_USER_LOCK);
+    Err(Error::Full { what: "the lock table", limit, advice: "free locks, or format the pool with more" })
+}
+
+/// Gives a lock back. The caller knows that nobody uses it any more.
+///
+/// # Errors
+/// [`Error::NotFound`] when it is not allocated; [`Error::Fenced`], [`Error::Timeout`].
+pub fn free_lock(host: &Host, lock: LockId, timeout_ms: u64) -> Result<()> {
+    check_number(lock, host.lines().layout().geometry())?;
+    let mut locked = Locked::acquire(host, Structure::LockTable, timeout_ms)?;
+    let (number, byte, mask) = place(lock);
+    let best = locked.read(number)?;
+    if !is_set(&best, lock) {
+        locked.confirm()?;
+        return Err(Error::NotFound(format!("lock {lock}")));
+    }
+    let mut data = best.copy.data;
+    data[byte] &= !mask;
+    locked.commit(&[(best, data)])
+}
+
+/// Whether a lock is allocated. Takes no lock unless the answer is in doubt, then for at most `timeout_ms`.
+pub fn is_allocated(host: &Host, lock: LockId, timeout_ms: u64) -> Result<bool> {
+    check_number(lock, host.lines().layout().geometry())?;
+    let (number, ..) = place(lock);
+    if let Reading::Final(best) = record::read(host, number)? {
+        return Ok(is_set(&best, lock));
+    }
+    let mut locked = Locked::acquire(host, Structure::LockTable, timeout_ms)?;
+    let best = locked.settle(number)?;
+    locked.confirm()?;
+    Ok(is_set(&best, lock))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_lock_has_its_own_bit() {
+        let mut seen = std::collections::HashSet::new();
+        for lock in 0..2 * LOCKS_PER_RECORD as u32 + 5 {
+            let (number, byte, mask) = place(lock);
+            assert!(byte < RECORD_BYTES && mask.count_ones() == 1 && number < 3);
+            assert!(seen.insert((number, byte, mask)));
+        }
+    }
+
+    #[test]
+    fn reserved_locks_and_locks_beyond_the_pool_are_never_given() {
+        assert_eq!(lowest_free(0, &[0; RECORD_BYTES], 256), Some(FIRST_USER_LOCK));
+        assert_eq!(lowest_free(0, &[0xff; RECORD_BYTES], 256), None);
+        let mut data = [0xff; RECORD_BYTES];
+        data[31] = 0x7f; // lock 255, the last of a pool of 256
+        assert_eq!(lowest_free(0, &data, 256), Some(255));
+        assert_eq!(lowest_free(0, &data, 255), None);
+        assert_eq!(lowest_free(1, &[0; RECORD_BYTES], 400), Some(LOCKS_PER_RECORD as u32));
+        assert_eq!(lowest_free(1, &[0; RECORD_BYTES], 320), None);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_allocated_are_refused() {
+        let geometry = Geometry::with_len(64 << 20);
+        assert!(check_number(0, &geometry).is_err());
+        assert!(check_number(FIRST_USER_LOCK, &geometry).is_ok());
+        assert!(check_number(geometry.locks, &geometry).is_err());
+    }
+}
