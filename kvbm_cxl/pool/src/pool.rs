@@ -221,6 +221,7 @@ impl Pool {
         }
         self.check_not_replaced()?;
         let machine = Machine::for_pool(self.superblock.uuid())?;
+        let config = HostConfig { seats: self.superblock.seats(), ..config };
         Host::join(self.lines.clone(), Arc::new(machine), config)
     }
 

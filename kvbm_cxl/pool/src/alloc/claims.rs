@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn bits_are_set_and_cleared_alone() {
         let mut bits = [0; CHUNKS_PER_CLAIM / 8];
-        [0, 7, 8, 447].map(|bit| set(&mut bits, bit, true));
+        [0, 7, 8, 447].iter().for_each(|&bit| set(&mut bits, bit, true));
         set(&mut bits, 7, false);
         let left: Vec<usize> = (0..CHUNKS_PER_CLAIM).filter(|&bit| has(&bits, bit)).collect();
         assert_eq!(left, [0, 8, 447]);

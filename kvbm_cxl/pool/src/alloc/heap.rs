@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn rebuilt_chunk_hands_out_everything_but_the_kept_blocks_once() {
         let mut kept = BlockSet::new(700);
-        [3, 500, 699].map(|block| kept.insert(block));
+        [3, 500, 699].iter().for_each(|&block| kept.insert(block));
         let mut heap = Heap::default();
         heap.add(Chunk::rebuilt(9, 700, kept));
         let blocks: Vec<u32> = std::iter::from_fn(|| heap.take()).map(|(_, block)| block).collect();

@@ -354,7 +354,8 @@ impl Allocator {
         point!("alloc.keep");
         self.publish_keep(&op, chunk, line.line, line.bits)?;
         point!("alloc.kept");
-        // Early notice only: the bit counts for whoever takes the chunk over, and that is nobody before this host's death is proven.
+        // Its full fence is what counts: the bit has arrived when this returns. The fence rows are read for early notice only, because
+        // nobody takes the chunk over before this host's death is proven.
         self.host.check_fences(&op)
     }
 
@@ -401,6 +402,8 @@ impl Allocator {
         let line = line.ok_or_else(|| not_allocated(self.block(class, (chunk, block)).offset))?;
         point!("alloc.unkeep");
         self.publish_keep(&op, chunk, line.line, line.bits)?;
+        // Arrived, not only ordered: after a crash the block must not be kept again, because the caller was told that it is free.
+        self.lines().memory().fence_all();
         point!("alloc.unkept");
         held(&self.heaps[class]).finish_free(place, chunk, block);
         Ok(())
@@ -415,6 +418,7 @@ impl Allocator {
             self.publish_keep(&op, chunk, 0, BlockSet::new(1).line(0))?;
             point!("alloc.run_unkept");
         }
+        self.lines().memory().fence_all();
         // The first chunk first: what lies inside a run that is not there is nothing.
         for part in chunk..chunk + run.count {
             self.publish_head(&op, part, ChunkHead::UNCUT, 0, 0)?;
@@ -447,19 +451,26 @@ impl Allocator {
 
     /// Moves up to `limit` chunks without any block beyond the first `spare` of class `class` to the spare ones.
     fn uncut_empty(&self, class: usize, spare: usize, limit: usize) -> Result<usize> {
-        let op = self.work()?;
         let chunks = {
             let mut heap = held(&self.heaps[class]);
             let chunks = heap.remove_empty(spare, limit);
             chunks.iter().for_each(|&chunk| self.set_place(chunk, Place::Other));
             chunks
         };
+        if chunks.is_empty() {
+            return Ok(0);
+        }
+        let op = self.work();
+        let mut published = Ok(());
         for &chunk in &chunks {
             // A head that could not be published says how the chunk was cut; that is harmless, because nothing in it is kept.
-            let published = self.publish_head(&op, chunk, ChunkHead::UNCUT, 0, 0);
+            if let Ok(op) = &op {
+                published = published.and(self.publish_head(op, chunk, ChunkHead::UNCUT, 0, 0));
+            }
             held(&self.other).spare.push(chunk);
-            published?;
         }
+        op?;
+        published?;
         point!("alloc.emptied");
         Ok(chunks.len())
     }

@@ -340,11 +340,13 @@ fn give_slot_up(inner: &Inner) -> Result<()> {
     drop(members.take());
     let Some(_last) = inner.platform.try_lock(MachineLock::Members, true)? else { return Ok(()) };
     let header = inner.segment.header();
-    if header.state.compare_exchange(state::LIVE, state::LEFT, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-        // Fenced: the incarnation is over anyway, and the next join of this machine vouches that nothing of it is left.
-        return Ok(());
+    match header.state.swap(state::LEFT, Ordering::SeqCst) {
+        state::LIVE => inner.give_all_back()?,
+        state::FENCED => {}
+        // Not ours to say: another machine writes these lines, or the slot was never opened.
+        _ => return Ok(()),
     }
-    inner.give_all_back()?;
+    // A fenced host leaves as well: nothing of it runs any more, and saying so is the proof that others may be waiting for.
     let incarnation = inner.incarnation();
     header.drained.store(incarnation, Ordering::Release);
     point!("leave.released");

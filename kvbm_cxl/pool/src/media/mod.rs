@@ -25,7 +25,7 @@
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
 //! | `KeepMap` | C x 74 | chunk owner | adopters, fsck | adoption after proof of death |
 //!
-//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/384) lock-table records.
+//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records.
 
 mod format;
 mod layout;

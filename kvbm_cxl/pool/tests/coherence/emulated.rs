@@ -5,8 +5,8 @@ use crate::support::{BAD_ROLE, MIB, child, map_files, map_new, pattern};
 use cxl_pool::coherence::*;
 use cxl_pool::line::Line;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const POOL_BYTES: u64 = MIB;
@@ -409,6 +409,39 @@ fn threads_of_one_host_see_each_other() {
     });
     // SAFETY: as above.
     assert_eq!(unsafe { AtomicU64::from_ptr(word as *mut u64) }.load(Ordering::SeqCst), THREADS * ADDITIONS);
+}
+
+#[test]
+fn a_store_during_the_refill_of_its_line_is_kept() {
+    const TRIES: u64 = 5_000;
+    let mapping = map_new(MIB);
+    let memory = mapping.base.as_ptr() as usize;
+    let quiet = EmulatorOptions { noise: 0, ..EmulatorOptions::default() };
+    let host = Emulated::new(Arc::new(FaultMap::new(mapping).unwrap()), quiet).unwrap();
+    let view = host.address(0, 8).unwrap().as_ptr() as usize;
+    let step = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=TRIES {
+                // SAFETY: the first word of the pool; the other thread waits. The host that owned the line before has written it.
+                unsafe { (memory as *mut u64).write_volatile(round * 2) };
+                step.wait();
+                host.flush_line(0).unwrap();
+                host.fence_all();
+                step.wait();
+                host.flush_line(0).unwrap();
+                host.fence_all();
+                // SAFETY: as above.
+                assert_eq!(unsafe { (memory as *mut u64).read_volatile() }, round * 2 + 1, "a store was lost in round {round}");
+            }
+        });
+        for round in 1..=TRIES {
+            step.wait();
+            // SAFETY: the first word of the view. Now this host owns the line.
+            unsafe { (view as *mut u64).write_volatile(round * 2 + 1) };
+            step.wait();
+        }
+    });
 }
 
 #[test]

@@ -67,18 +67,19 @@ fn a_lost_device_leaves_the_others_alone() {
     let memory = &pool.memory;
     let bytes = pattern(1, 4 * STRIPE as usize);
     memory.copy_in(0, &bytes).unwrap();
-    first.set_len(0).unwrap();
-    assert!(is_lost(memory.load_line(0).map(drop), "device0"));
-    assert!(is_lost(memory.write_line(2 * STRIPE, &Line([9; 64])), "device0"), "its other stripes are lost with it");
-    assert!(is_lost(memory.copy_out(STRIPE - 1, &mut [0; 2]), "device0"), "a range that only begins on it is lost");
-    for start in [STRIPE, 3 * STRIPE] {
+    second.set_len(0).unwrap();
+    assert!(is_lost(memory.load_line(STRIPE).map(drop), "device1"));
+    assert!(is_lost(memory.write_line(3 * STRIPE, &Line([9; 64])), "device1"), "its other stripes are lost with it");
+    assert!(is_lost(memory.copy_out(2 * STRIPE - 1, &mut [0; 2]), "device1"), "a range that only begins on it is lost");
+    assert!(is_lost(memory.copy_out(STRIPE - 1, &mut [0; 2]), "device1"), "and one that only ends on it");
+    for start in [0, 2 * STRIPE] {
         let mut read = vec![0; STRIPE as usize];
         memory.copy_out(start, &mut read).unwrap();
         assert!(read == bytes[start as usize..][..STRIPE as usize]);
         memory.write_line(start, &Line([5; 64])).unwrap();
     }
-    assert!(memory.address(0, 64).is_none());
-    assert_eq!(pool.faults.lost_devices().len(), 1);
+    assert!(memory.address(STRIPE, 64).is_none() && memory.address(0, 64).is_some());
+    assert_eq!(pool.faults.lost_devices(), [LostDevice { device: "device1".into(), code: BUS_ADRERR }]);
     assert_eq!(pool.faults.bad_ranges(), []);
 }
 

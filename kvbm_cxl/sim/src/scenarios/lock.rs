@@ -19,7 +19,7 @@ const SECTIONS: u32 = 3;
 /// One run.
 pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut sizes = crate::Random::new(seed);
-    let hosts = sizes.pick(&[2, 2, 3, 3, 4, 6, 16]);
+    let hosts = sizes.pick(&[2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 5, 6, 8, 16]);
     run_with(seed, hosts)
 }
 

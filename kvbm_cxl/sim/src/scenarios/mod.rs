@@ -4,6 +4,7 @@
 //! A scenario is a function of its seed. Each begins with faults by chance and ends with a quiet time in which every live host has to get
 //! through (V9), because a run whose threads do not end in time fails.
 
+pub mod alloc;
 pub mod history;
 pub mod join;
 pub mod lock;
@@ -15,4 +16,4 @@ use crate::{Failure, Stats};
 pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 
 /// Every scenario with the name under which its seeds are replayed.
-pub const ALL: &[(&str, Scenario)] = &[("lock", lock::run), ("join", join::run)];
+pub const ALL: &[(&str, Scenario)] = &[("lock", lock::run), ("join", join::run), ("alloc", alloc::run)];

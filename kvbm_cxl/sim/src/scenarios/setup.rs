@@ -40,11 +40,12 @@ impl Cluster {
     pub fn new(seed: u64, hosts: usize, slots: usize, adjust: impl FnOnce(&mut WorldConfig, &mut Random)) -> Self {
         let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a2_1015);
         let mut config = WorldConfig { write_path: WritePath::BySeed, ..WorldConfig::default() };
-            config.trace_events = 600_000;
-        }
         config.geometry.slots = slots as u32;
         config.geometry.seats = random.pick(&[2, 3, 3, 4]);
         config.chances = chances(&mut random, hosts);
+        // With many threads each of them is slow, and so is everything that waits for one of them.
+        config.max_steps = 1_000_000 * (2 + hosts as u64);
+        config.max_time_ns = config.max_steps * 2_000;
         adjust(&mut config, &mut random);
         let seats = config.geometry.seats as usize;
         let mut world = World::formatted(seed, config);

@@ -158,8 +158,10 @@ impl Inner {
         let Some(watch) = &manager.watch else { return Ok(false) };
         let still_ns = now_ns.saturating_sub(watch.changed_at_ns);
         // Higher seats wait longer and everybody a random bit, so that claimants rarely duel.
-        let patience_ns =
-            |base_ms: u64| (base_ms * (seat + 1) * 1_000_000).saturating_add(self.platform.random() % (base_ms * 500_000 + 1));
+        let patience_ns = |base_ms: u64| {
+            let base_ns = (base_ms * 1_000_000) << unrest;
+            base_ns * (seat + 1) + self.platform.random() % (base_ns / 2 + 1)
+        };
         if epoch == 0 {
             return Ok(seat == 0 || still_ns > patience_ns(self.config.suspect_ms));
         }

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Processes of several hosts allocate, keep, hand over and free blocks while hosts and processes crash, restart, are fenced, and one
+//! machine may be gone for good.
+//!
+//! Checked: no block overlaps one that somebody has (V7): a scratch block is somebody's while its process lives, a kept one until somebody
+//! begins to free it. At the end, with every death proven and every free delivered, exactly the kept blocks are kept: none is lost, and
+//! without a crash none is left over.
+
+use super::setup::{Cluster, join};
+use crate::{Env, Failure, Fault, Planned, SimHost, SimProcess, Stats, When, WritePath};
+use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea, audit, block_of};
+use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::media::{FreeAck, FreeBox, Identity};
+use cxl_pool::{Error, Result};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Operations of each start of a process.
+const OPERATIONS: usize = 25;
+/// Room for the host's own segment in the machine's local memory, before the allocator's area.
+const SEGMENT_BYTES: usize = 64 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Scratch,
+    /// A keep was begun and its end not seen.
+    Doubtful,
+    Kept,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    block: Block,
+    process: SimProcess,
+    state: State,
+}
+
+/// Who has what, as the callers know it.
+#[derive(Default)]
+struct Ledger {
+    entries: BTreeMap<u64, Entry>,
+    /// Kept blocks that somebody began to free.
+    freed: Vec<Block>,
+    /// Keeps whose process died before they ended.
+    doubtful: Vec<Block>,
+    /// Which of the processes are through.
+    done: BTreeMap<usize, (SimHost, bool)>,
+    /// The machine that does not come back once it is down.
+    victim: Option<SimHost>,
+    /// Slot of each host.
+    slots: BTreeMap<SimHost, u16>,
+    allocated: u64,
+}
+
+type Shared = Rc<RefCell<Ledger>>;
+
+impl Ledger {
+    fn drop_dead(&mut self, env: &Env) {
+        let dead = |entry: &Entry| entry.state != State::Kept && !env.view(|view| view.is_alive(entry.process));
+        for entry in self.entries.values().filter(|entry| dead(entry) && entry.state == State::Doubtful) {
+            self.doubtful.push(entry.block);
+        }
+        self.entries.retain(|_, entry| !dead(entry));
+    }
+
+    fn allocated(&mut self, env: &Env, block: Block) {
+        self.allocated += 1;
+        self.drop_dead(env);
+        let end = block.offset + block.len_bytes;
+        if let Some((_, other)) = self.entries.range(..end).next_back()
+            && other.block.offset + other.block.len_bytes > block.offset
+        {
+            env.fail(format!("V7: {:?} was given {block:?}, which overlaps {other:?}", env.process()));
+        }
+        self.entries.insert(block.offset, Entry { block, process: env.process(), state: State::Scratch });
+    }
+
+    fn pick(&self, env: &Env, wanted: impl Fn(&Entry) -> bool) -> Option<Block> {
+        let found: Vec<Block> = self.entries.values().filter(|entry| wanted(entry)).map(|entry| entry.block).collect();
+        (!found.is_empty()).then(|| found[env.below(found.len())])
+    }
+
+    fn set(&mut self, offset: u64, state: State) {
+        if let Some(entry) = self.entries.get_mut(&offset) {
+            entry.state = state;
+        }
+    }
+}
+
+/// One run.
+pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
+    run_with(seed, None)
+}
+
+/// One run, with one more fault.
+pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
+    let mut sizes = crate::Random::new(seed);
+    let hosts = sizes.pick(&[1, 2, 2, 3, 3]);
+    let mut may_crash = true;
+    let mut cluster = Cluster::new(seed, hosts, hosts + 1, |config, random| {
+        // A machine that loses power while it writes a line in eight stores can leave it half done for ever. That such a line blocks
+        // what it belongs to until an operator acts is another matter than this scenario's.
+        may_crash = random.one_in(2);
+        config.write_path = if may_crash { WritePath::OneUnit } else { WritePath::StoresAndFlush };
+        if !may_crash {
+            config.chances.crash_machine = 0;
+        }
+    });
+    let ledger = Shared::default();
+    let processes = cluster.random.pick(&[1, 1, 2]);
+    let mut number = 0;
+    for host in cluster.hosts.clone() {
+        for _ in 0..processes {
+            let (ledger, config, index) = (Rc::clone(&ledger), cluster.host_config.clone(), number);
+            number += 1;
+            ledger.borrow_mut().done.insert(index, (host, false));
+            cluster.world.start(host, move |env| {
+                let (ledger, config) = (Rc::clone(&ledger), config.clone());
+                ledger.borrow_mut().done.insert(index, (host, false));
+                env.spawn("main", move |env| main(&env, &ledger, &config, index));
+            });
+        }
+    }
+    if let Some(planned) = planned {
+        cluster.world.plan(planned);
+    } else if hosts > 1 && may_crash && cluster.random.one_in(3) {
+        // The last machine is gone for good at some moment.
+        let at = cluster.random.between(2_000, 60_000);
+        let fault = Fault::CrashMachine { restart_after_ns: None };
+        ledger.borrow_mut().victim = cluster.hosts.last().copied();
+        cluster.world.plan(Planned { when: When::Step(at), host: cluster.hosts.last().copied(), fault });
+    }
+    let stats = cluster.world.run()?;
+    judge(&cluster, &ledger.borrow(), &stats)?;
+    Ok(stats)
+}
+
+/// What must hold when everybody is through.
+fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Result<(), Failure> {
+    let fail = |reason: String| Err(cluster.world.failure(reason));
+    if ledger.allocated == 0 {
+        return fail("nobody ever allocated: nothing was tested".into());
+    }
+    let lines = cluster.world.inspector();
+    let kept: Vec<Block> = ledger.entries.values().filter(|entry| entry.state == State::Kept).map(|entry| entry.block).collect();
+    for &block in &kept {
+        match block_of(&lines, block.offset) {
+            Ok(Some(found)) if found == block => {}
+            other => return fail(format!("kept block {block:?} is lost: {other:?}")),
+        }
+    }
+    let audit = match audit(&lines) {
+        Ok(audit) => audit,
+        Err(error) => return fail(format!("audit: {error}")),
+    };
+    if !audit.findings.is_empty() {
+        return fail(format!("audit: {:?}", audit.findings));
+    }
+    let doubtful = ledger.entries.values().filter(|entry| entry.state == State::Doubtful).count() + ledger.doubtful.len();
+    // A crash may lose frees that were under way.
+    let left_over = if stats.crashes == 0 { 0 } else { ledger.freed.len() };
+    let most = (kept.len() + doubtful + left_over) as u64;
+    if audit.kept_blocks < kept.len() as u64 || audit.kept_blocks > most {
+        return fail(format!("{} blocks are kept, expected {} to {most}", audit.kept_blocks, kept.len()));
+    }
+    Ok(())
+}
+
+fn area(env: &Env, host: &Host) -> Result<LocalArea> {
+    let chunks = host.lines().layout().chunks();
+    let memory = env.platform().local_memory(SEGMENT_BYTES + LocalArea::len_bytes(chunks))?;
+    // SAFETY: the memory is as long as asked for and aligned to 64, and nothing but areas of this host's processes lies behind the segment.
+    unsafe { LocalArea::at(memory.start.byte_add(SEGMENT_BYTES), chunks, memory.owner) }
+}
+
+fn main(env: &Env, ledger: &Shared, config: &HostConfig, index: usize) -> Result<()> {
+    // Before the host asks for its smaller part of it.
+    let chunks = env.lines().layout().chunks();
+    env.platform().local_memory(SEGMENT_BYTES + LocalArea::len_bytes(chunks))?;
+    let host = join(env, config)?;
+    ledger.borrow_mut().slots.insert(env.host(), host.slot());
+    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: env.below(2) };
+    let allocator = Rc::new(again(env, || Allocator::attach(&host, area(env, &host)?, alloc_config.clone()))?);
+    let (upkeep, seen, of) = (Rc::clone(&allocator), Rc::clone(ledger), host.clone());
+    env.spawn_daemon("upkeep", move |env| {
+        loop {
+            // Any host may be the one whose machine has a seat, so all of them state the death.
+            gone(&env, &seen.borrow()).into_iter().try_for_each(|(slot, incarnation)| of.declare_dead(slot, incarnation))?;
+            fenced_is_fine(upkeep.service_round())?;
+            env.platform().sleep_ns(200_000);
+        }
+    });
+    for _ in 0..OPERATIONS {
+        operate(env, ledger, &allocator)?;
+    }
+    ledger.borrow_mut().done.insert(index, (env.host(), true));
+    settle(env, ledger, &host, &allocator)
+}
+
+/// Repeats what a fence cut short.
+fn again<T>(env: &Env, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..200 {
+        match work() {
+            Err(Error::Fenced { .. }) => env.platform().sleep_ns(500_000),
+            other => return other,
+        }
+    }
+    work()
+}
+
+fn fenced_is_fine(result: Result<()>) -> Result<()> {
+    match result {
+        Err(Error::Fenced { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
+    let mine = |entry: &Entry| entry.process == env.process();
+    match env.below(10) {
+        0..4 => {
+            let chunk_bytes = env.lines().layout().geometry().chunk_bytes;
+            let len_bytes = [64, 64, 1000, 30_000, chunk_bytes, 2 * chunk_bytes + 1][env.below(6)];
+            match allocator.alloc(len_bytes) {
+                Ok(block) if block.len_bytes < len_bytes => env.fail(format!("{block:?} for {len_bytes} bytes")),
+                Ok(block) => ledger.borrow_mut().allocated(env, block),
+                Err(Error::Full { .. } | Error::Fenced { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        4..6 => {
+            let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == State::Scratch);
+            let Some(block) = block else { return Ok(()) };
+            ledger.borrow_mut().set(block.offset, State::Doubtful);
+            match allocator.keep(block.offset) {
+                Ok(()) => ledger.borrow_mut().set(block.offset, State::Kept),
+                Err(Error::Fenced { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        6 => {
+            let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == State::Scratch);
+            let Some(block) = block else { return Ok(()) };
+            ledger.borrow_mut().entries.remove(&block.offset);
+            allocator.free(block.offset)?;
+            // Nobody else can have it before this thread goes on, unless another thread of this process allocated it.
+            if env.below(4) == 0 && !matches!(allocator.free(block.offset), Err(Error::NotFound(_))) {
+                env.fail(format!("{block:?} was freed twice"));
+            }
+        }
+        7..9 => {
+            let picked = {
+                let mut ledger = ledger.borrow_mut();
+                let block = ledger.pick(env, |entry| entry.state == State::Kept);
+                block.and_then(|block| ledger.entries.remove(&block.offset))
+            };
+            let Some(entry) = picked else { return Ok(()) };
+            ledger.borrow_mut().freed.push(entry.block);
+            match allocator.free(entry.block.offset) {
+                Ok(()) => {}
+                Err(Error::Fenced { .. }) => {
+                    // It is still kept.
+                    let mut ledger = ledger.borrow_mut();
+                    ledger.freed.retain(|&block| block != entry.block);
+                    ledger.entries.insert(entry.block.offset, entry);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        _ => {
+            again(env, || allocator.adopt_dead())?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until everybody is through and everything under way has arrived, and takes over what machines left that are gone for good.
+fn settle(env: &Env, ledger: &Shared, host: &Host, allocator: &Allocator) -> Result<()> {
+    loop {
+        env.platform().sleep_ns(2_000_000);
+        let gone = gone(env, &ledger.borrow());
+        let mut proven = true;
+        if let Some((slot, incarnation)) = gone {
+            proven = host.is_proven_dead(slot, incarnation)?;
+        }
+        let upkept = allocator.service_round().and_then(|()| allocator.adopt_dead());
+        let upkept = match upkept {
+            Err(Error::Fenced { .. }) => false,
+            other => other.map(|_| true)?,
+        };
+        if upkept && proven && allocator.usage().pending_frees == 0 && is_quiet(env, &ledger.borrow()) {
+            return Ok(());
+        }
+    }
+}
+
+/// The membership of the machine that is gone for good, by the identity line that it left.
+fn gone(env: &Env, ledger: &Ledger) -> Option<(u16, u32)> {
+    let victim = ledger.victim.filter(|victim| !env.view(|view| view.is_up(*victim)))?;
+    let slot = *ledger.slots.get(&victim)?;
+    Some((slot, env.view(|view| view.peek::<Identity>(slot.into()).incarnation)))
+}
+
+/// Whether everybody who is left is through, and every message to them is taken.
+fn is_quiet(env: &Env, ledger: &Ledger) -> bool {
+    env.view(|view| {
+        let is_gone = |host: &SimHost| ledger.victim == Some(*host) && !view.is_up(*host);
+        let left_slot = ledger.victim.filter(&is_gone).and_then(|victim| ledger.slots.get(&victim));
+        let slots = u64::from(view.layout().geometry().slots);
+        let taken = |sender, receiver| {
+            let message: FreeBox = view.peek(sender * slots + receiver);
+            message.sequence == view.peek::<FreeAck>(receiver * slots + sender).sequence
+        };
+        ledger.done.values().all(|(host, done)| *done || is_gone(host))
+            && (0..slots).all(|receiver| left_slot.is_some_and(|slot| u64::from(*slot) == receiver) || (0..slots).all(|sender| taken(sender, receiver)))
+    })
+}
