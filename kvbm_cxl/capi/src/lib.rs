@@ -1,2 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! C interface of the pool.
+//! C interface of the pool: `libcxl_shm.so` and `libcxl_shm.a`, declared in `include/cxl_shm.h`.
+//!
+//! The header is what callers read, so what each function means stands there and is not repeated here. `tests/header.rs` proves that the
+//! two agree: names, signatures, constants, sizes and offsets.
+//!
+//! - `api`: the exported functions, thin: they check pointers, call one of the modules below, and turn the result into a status.
+//! - [`status`]: statuses, the last error of each thread, and the wall that no panic passes.
+//! - [`types`]: the structures of the header, and how structures of another version are read and written.
+//! - `handle`: open pools by number, the default pool, which pool an address lies in.
+//! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
+//!   `upkeep`: what the allocator has to do meanwhile.
+
+mod api;
+mod handle;
+mod locks;
+mod pool;
+pub mod status;
+pub mod types;
+mod upkeep;

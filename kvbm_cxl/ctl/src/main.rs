@@ -1,36 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cxlctl`: the pool's command line.
+//!
+//! Exit codes: 0 done, nothing wrong; 1 findings, or the operation failed; 2 wrong usage; 3 the pool cannot be opened; 4 refused because
+//! something would be lost or is in use.
 
 mod bench;
+mod cli;
+mod demo;
+mod docs;
 mod doctor;
+mod format;
+mod fsck;
+mod hosts;
+mod info;
+mod inspect;
+mod output;
 mod peer;
+mod pool;
 mod scratch;
 mod stats;
+mod text;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
+use cli::{Cli, Command};
+use output::{Exit, Failure, Out};
 use std::process::ExitCode;
 
-/// Command line of the CXL pool.
-#[derive(Parser)]
-#[command(name = "cxlctl", version, max_term_width = 110)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    Doctor(doctor::Args),
-    Bench(bench::Args),
-}
-
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Doctor(args) => doctor::run(&args),
-        Command::Bench(args) => bench::run(&args),
-    };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("cxlctl: {error}");
-        ExitCode::FAILURE
-    })
+    // Clap prints its own errors and help, ends with 2 or 0, and does not mind a closed pipe.
+    let cli = Cli::parse();
+    let mut out = Out::stdout(cli.json);
+    let outcome = run(cli, &mut out).and_then(|exit| out.flush().map(|()| exit));
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            failure.report();
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
+    let pool = cli.pool.as_deref();
+    match cli.command {
+        Command::Format(args) => format::run(pool, &args, out),
+        Command::Info => info::run(pool, out),
+        Command::Hosts(args) => hosts::run(pool, &args, out),
+        Command::Inspect(args) => inspect::run(pool, &args, out),
+        Command::Fsck(args) => fsck::run(pool, &args, out),
+        Command::Demo(args) => demo::run(pool, &args, out),
+        Command::DemoHost(args) => demo::host::run(pool, &args, out),
+        Command::Doctor(args) => doctor::run(pool, &args, out),
+        Command::Bench(args) => bench::run(pool, &args, out),
+        Command::Completions(args) => docs::completions(&args, out),
+        Command::Man(args) => docs::man(&args, out),
+    }
 }

@@ -60,10 +60,10 @@ pub fn time_text(ns: f64) -> String {
 }
 
 /// Rows of text in columns: the first to the left, the others to the right.
-pub fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+pub fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let widths: Vec<usize> = (0..count).map(width).collect();
     let mut text = String::new();
     for row in rows {
         let cells = row.iter().enumerate().map(|(column, cell)| match column {
@@ -93,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up() {
+    fn numbers_line_up() {
         let rows = [vec!["a".into(), "1".into()], vec!["long".into(), "100".into()]];
-        assert_eq!(table(&rows), "  a       1\n  long  100\n");
+        assert_eq!(columns(&rows), "  a       1\n  long  100\n");
     }
 }

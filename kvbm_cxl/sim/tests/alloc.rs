@@ -2,7 +2,7 @@
 //! The allocator on simulated hosts.
 
 use cxl_sim::scenarios::alloc;
-use cxl_sim::{explore, mutation_table, names};
+use cxl_sim::{Fault, explore, mutation_table, names, strike_points};
 
 /// Names of the allocator.
 fn of_alloc(names: Vec<&'static str>) -> Vec<&'static str> {
@@ -11,12 +11,21 @@ fn of_alloc(names: Vec<&'static str>) -> Vec<&'static str> {
 
 #[test]
 fn no_block_has_two_owners_and_none_is_lost() {
-    let summary = explore("alloc", 1000, alloc::run);
-    if std::env::var("SEED").is_err() {
-        let points = of_alloc(names::of_pool().expect("the pool's sources").points);
-        for p in &points { println!("{p} {:?}", summary.points.get(p)); }
-        assert_eq!(summary.unvisited(&points), [""; 0], "no run came by there");
-    }
+    explore("alloc", 600, alloc::run);
+}
+
+#[test]
+fn a_crash_or_pause_at_any_point_of_the_allocator_is_survived() {
+    let points = of_alloc(names::of_pool().expect("the pool's sources").points);
+    let restart_after_ns = Some(1_000_000);
+    let faults = [
+        Fault::CrashMachine { restart_after_ns },
+        Fault::CrashProcess { restart_after_ns },
+        Fault::PauseHost { for_ns: 30_000_000 },
+        Fault::PauseThread { for_ns: 30_000_000 },
+    ];
+    let unvisited = strike_points(&points, &faults, 24, |seed, planned| alloc::run_with(seed, Some(planned)));
+    assert_eq!(unvisited, [""; 0], "no run came by there");
 }
 
 #[test]

@@ -266,6 +266,7 @@ fn storm(seed: u64) -> Result<Stats, Failure> {
         max_pauses: 10,
         longest_ns: 1_000_000_000,
         restart_within_ns: Some(10_000_000),
+        for_steps: 0,
     };
     let config = WorldConfig { chances, write_path: WritePath::BySeed, ..WorldConfig::default() };
     let mut world = World::formatted(seed, config);

@@ -9,7 +9,7 @@ use super::{Bench, wrong};
 use crate::scratch::{self, Scratch};
 use crate::stats::{Estimate, median};
 use cxl_pool::coherence::{Bare, CoherenceOptions, CpuFeatures, Instructions, LineFlush, LineWrite};
-use cxl_pool::device::Sysfs;
+use cxl_pool::device::{PoolSpec, Sysfs};
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::{Record, Region};
@@ -58,14 +58,22 @@ fn per_line(start: Instant) -> f64 {
 }
 
 /// Measures.
-pub fn run(device: Option<&Path>, offset: Option<u64>, batches: u64) -> Result<Bench> {
+pub fn run(pool: Option<&str>, offset: Option<u64>, batches: u64) -> Result<Bench> {
     let options = CoherenceOptions::from_env()?;
     if options.emulator.is_some() {
         return Err(Error::Invalid("emulated hosts have no instructions to measure: unset CXL_COHERENCE".into()));
     }
-    let scratch = match device {
+    let scratch = match pool {
+        None if offset.is_some() => return Err(Error::Invalid("--scratch-offset is a place on a device: name it with --pool".into())),
         None => Scratch::file(Path::new("/dev/shm"), SCRATCH_BYTES)?,
-        Some(device) => Scratch::beside(device, offset, SCRATCH_BYTES, false, &Sysfs::default())?.map_err(Error::Invalid)?,
+        Some(pool) => {
+            let spec = PoolSpec::parse(pool)?;
+            let mut devices = spec.devices();
+            let (Some(device), None) = (devices.next(), devices.next()) else {
+                return Err(Error::Invalid("lines are measured on one device: name exactly one with --pool".into()));
+            };
+            Scratch::beside(device, offset, SCRATCH_BYTES, false, &Sysfs::default())?.map_err(Error::Invalid)?
+        }
     };
     let mapped = scratch.memory(&options)?;
     let layout = scratch.layout(LINES as u32)?;

@@ -12,34 +12,31 @@ mod line;
 mod lock;
 mod scaling;
 
-use crate::stats::{Estimate, table, time_text};
+use crate::output::{Exit, Failure, Out};
+use crate::stats::{Estimate, columns, time_text};
 use cxl_pool::device::parse_size;
 use cxl_pool::{Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-/// Measures lines, locks and the allocator.
-#[derive(clap::Args)]
+/// Options of `bench`.
+#[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(subcommand)]
     what: What,
 }
 
-#[derive(clap::Subcommand)]
+#[derive(clap::Subcommand, Debug)]
 enum What {
-    /// Publish and fetch of a metadata line, beside the bare instructions.
+    /// Publish and fetch of a metadata line, beside the bare instructions; on a scratch file, see `cxlctl doctor`
     Line {
         #[command(flatten)]
         common: Common,
-        /// A file or devdax device to measure on; default: a scratch file in /dev/shm. See `cxlctl doctor` for what is written where.
-        #[arg(long)]
-        device: Option<PathBuf>,
-        /// Measures on the device itself from here, which you state to be free.
-        #[arg(long, value_parser = parse_size, value_name = "SIZE", requires = "device")]
+        /// Measures on the device of --pool itself from here, which you state to be free
+        #[arg(long, value_parser = parse_size, value_name = "SIZE")]
         scratch_offset: Option<u64>,
     },
-    /// Locks: sticky, first acquired, handed over between two processes, and by number of hosts.
+    /// Locks: sticky, first acquired, handed over between two processes, and by number of hosts
     Lock {
         #[command(flatten)]
         common: Common,
@@ -47,18 +44,15 @@ enum What {
         #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
         peer: Option<Vec<PathBuf>>,
     },
-    /// The allocator: blocks, kept blocks, chunks.
+    /// The allocator: blocks, kept blocks, chunks
     Alloc {
         #[command(flatten)]
         common: Common,
     },
 }
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Debug)]
 struct Common {
-    /// One JSON document instead of text.
-    #[arg(long, conflicts_with = "ratios")]
-    json: bool,
     /// Ends with a line `RATIOS {json}`, and with status 1 where a target is missed.
     #[arg(long)]
     ratios: bool,
@@ -133,16 +127,16 @@ impl Bench {
             "ns" => vec![figure.name.clone(), time_text(figure.value)],
             unit => vec![figure.name.clone(), format!("{:.2} {unit}", figure.value)],
         };
-        text.push_str(&table(&self.figures.iter().map(figure).collect::<Vec<_>>()));
+        text.push_str(&columns(&self.figures.iter().map(figure).collect::<Vec<_>>()));
         for grid in &self.grids {
-            text.push_str(&format!("\n{}\n{}", grid.title, table(&grid.rows)));
+            text.push_str(&format!("\n{}\n{}", grid.title, columns(&grid.rows)));
         }
         if !self.ratios.is_empty() {
             text.push_str("\nRatios (95 % interval)\n");
             let ratio = |Ratio { name, value }: &Ratio| {
                 vec![name.to_string(), format!("{:.3}", value.median), format!("{:.3} to {:.3}", value.low, value.high)]
             };
-            text.push_str(&table(&self.ratios.iter().map(ratio).collect::<Vec<_>>()));
+            text.push_str(&columns(&self.ratios.iter().map(ratio).collect::<Vec<_>>()));
         }
         if !self.targets.is_empty() {
             text.push_str("\nTargets\n");
@@ -154,15 +148,14 @@ impl Bench {
         text
     }
 
-    fn ratios_line(&self) -> Result<String> {
+    fn ratios_line(&self) -> String {
         let ratios: serde_json::Map<_, _> = self.ratios.iter().map(|ratio| (ratio.name.into(), ratio.value.median.into())).collect();
-        Ok(format!("RATIOS {}", json(&ratios, false)?))
+        format!("RATIOS {}", serde_json::Value::from(ratios))
     }
 }
 
-fn json(value: &impl Serialize, pretty: bool) -> Result<String> {
-    let text = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
-    text.map_err(|error| Error::Invalid(format!("writing JSON: {error}")))
+fn to_json(value: &impl Serialize) -> Result<serde_json::Value> {
+    serde_json::to_value(value).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))
 }
 
 fn wrong(what: impl Into<String>) -> Error {
@@ -170,26 +163,24 @@ fn wrong(what: impl Into<String>) -> Error {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
     let (bench, common) = match &args.what {
-        What::Line { common, device, scratch_offset } => (line::run(device.as_deref(), *scratch_offset, common.batches)?, common),
+        What::Line { common, scratch_offset } => (line::run(pool, *scratch_offset, common.batches)?, common),
         What::Lock { peer: Some(peer), common } => {
-            println!("{}", json(&handover::peer(peer, common.batches)?, false)?);
-            return Ok(ExitCode::SUCCESS);
+            out.line(to_json(&handover::peer(peer, common.batches)?)?.to_string())?;
+            return Ok(Exit::Done);
         }
         What::Lock { common, .. } => (lock::run(common.batches)?, common),
         What::Alloc { common } => (alloc::run(common.batches)?, common),
     };
-    if common.json {
-        println!("{}", json(&bench, true)?);
-        return Ok(ExitCode::SUCCESS);
-    }
-    print!("{}", bench.text());
+    let json = to_json(&bench)?;
+    out.answer(|| json, || bench.text())?;
     if !common.ratios {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Exit::Done);
     }
-    let missed: Vec<&str> = bench.targets.iter().filter(|target| !target.is_met).map(|target| target.text.as_str()).collect();
-    missed.iter().for_each(|text| eprintln!("cxlctl: target missed: {text}"));
-    println!("{}", bench.ratios_line()?);
-    Ok(if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let missed: Vec<&Target> = bench.targets.iter().filter(|target| !target.is_met).collect();
+    if !out.is_json() {
+        out.line(bench.ratios_line())?;
+    }
+    Ok(if missed.is_empty() { Exit::Done } else { Exit::Failed })
 }

@@ -8,8 +8,10 @@ mod litmus;
 mod report;
 mod system;
 
+use crate::output::{Exit, Failure, Out};
 use crate::peer::Peer;
 use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
+use crate::text::bytes;
 use cxl_pool::coherence::{CoherenceOptions, Instructions};
 use cxl_pool::device::{Access, Device, DeviceInfo, DeviceKind, PoolSpec, Sysfs, mapping_limit, parse_size};
 use cxl_pool::limits::DEFAULT_STRIPE_BYTES;
@@ -18,23 +20,19 @@ use cxl_pool::{Error, Result};
 use litmus::{Litmus, Party, Role, Step, Trial};
 use report::{DeviceReport, Level, ONE_HOST, Report, TWO_ROLES, Verdict};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 use system::{Cpu, System, dax_devices};
 
 /// Free /dev/shm below which a host's local segment may not find room, in bytes.
 const LEAST_SHM_BYTES: u64 = 64 << 20;
 
-/// Checks whether this machine and the named devices are fit for a pool, and measures them.
+/// Tells whether this machine and the named devices are fit for a pool, and which instructions serve best.
 ///
-/// Nothing that belongs to a pool is written. Beside a device that is a plain file, a scratch file is made and removed. On devdax, tests
+/// Without a pool, ordinary memory in /dev/shm is measured. Nothing that belongs to a pool is written. Beside a device that is a plain file, a scratch file is made and removed. On devdax, tests
 /// that write need either --scratch-offset, which states that a region is free, or --force on a device that is not formatted.
 /// Exit status: 0 = usable, 1 = not usable.
-#[derive(clap::Args)]
+#[derive(clap::Args, Debug)]
 pub struct Args {
-    /// The pool's devices, like /dev/dax0.0,/dev/dax1.0; default: CXL_POOL, and without it ordinary memory in /dev/shm.
-    #[arg(long)]
-    pool: Option<String>,
     /// Tests write on the device itself from here, like 4G. You state that the region is free; its content is lost.
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     scratch_offset: Option<u64>,
@@ -44,9 +42,6 @@ pub struct Args {
     /// Lets tests write behind the header of a devdax device that is not formatted.
     #[arg(long)]
     force: bool,
-    /// One JSON document instead of text.
-    #[arg(long)]
-    json: bool,
     /// Looks only: writes nothing, measures nothing.
     #[arg(long)]
     look: bool,
@@ -74,10 +69,10 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
     let options = CoherenceOptions::from_env()?;
     if args.leave_out.is_some() && options.emulator.is_none() {
-        return Err(Error::Invalid("--leave-out shows something only where hosts are emulated: set CXL_COHERENCE=emulated".into()));
+        return Err(Failure::usage("--leave-out shows something only where hosts are emulated: set CXL_COHERENCE=emulated"));
     }
     let chosen = match options.instructions {
         Some(chosen) => chosen,
@@ -88,6 +83,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         None => format!("native:{chosen}"),
     };
     let mut doctor = Doctor {
+        pool,
         args,
         options,
         chosen,
@@ -104,16 +100,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     doctor.examine()?;
     let Doctor { mut report, .. } = doctor;
     report.conclude();
-    if args.json {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))?;
-        println!("{text}");
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(if report.verdict == Verdict::NotUsable { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let json = serde_json::to_value(&report).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))?;
+    out.answer(|| json, || report.text())?;
+    Ok(if report.verdict == Verdict::NotUsable { Exit::Failed } else { Exit::Done })
 }
 
 struct Doctor<'a> {
+    pool: Option<&'a str>,
     args: &'a Args,
     options: CoherenceOptions,
     chosen: Instructions,
@@ -123,7 +116,7 @@ struct Doctor<'a> {
 impl Doctor<'_> {
     fn examine(&mut self) -> Result<()> {
         let sysfs = Sysfs::at(&self.args.sysfs);
-        let spec = match &self.args.pool {
+        let spec = match self.pool {
             Some(text) => Some(PoolSpec::parse(text)?),
             None if std::env::var_os(PoolSpec::ENV_POOL).is_some() => Some(PoolSpec::from_env()?),
             None => None,
@@ -165,7 +158,7 @@ impl Doctor<'_> {
             report.find(Level::Warning, "this CPU has no CLFLUSHOPT: flushes of payload do not overlap, reads of blocks are slow");
         }
         if let Some((_, free)) = report.system.shm_bytes.filter(|&(_, free)| free < LEAST_SHM_BYTES) {
-            let free = report::size_text(free);
+            let free = bytes(free);
             report.find(Level::Warning, format!("only {free} are free in /dev/shm, where a host keeps its local state: make it larger"));
         }
         if report.system.shm_bytes.is_none() {
@@ -238,8 +231,8 @@ impl Doctor<'_> {
                 Level::Note,
                 format!(
                     "the memlock limit of {} is below the pool's {}: registering the pool with a NIC or GPU needs more (ulimit -l unlimited)",
-                    report::size_text(limit),
-                    report::size_text(total)
+                    bytes(limit),
+                    bytes(total)
                 ),
             );
         }
@@ -290,7 +283,7 @@ impl Doctor<'_> {
 
     /// Both sides: the other one is this program once more.
     fn two_processes(&self, scratch: &Scratch) -> Litmus {
-        let mut arguments: Vec<String> = ["doctor", "--json", "--peer-role", "b"].map(String::from).to_vec();
+        let mut arguments: Vec<String> = ["--json", "doctor", "--peer-role", "b"].map(String::from).to_vec();
         for (name, value) in [
             ("--pool", scratch.path().display().to_string()),
             ("--scratch-offset", scratch.offset().to_string()),

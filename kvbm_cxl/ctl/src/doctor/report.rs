@@ -4,7 +4,8 @@
 use super::costs::Costs;
 use super::litmus::{Litmus, Test, TrialReport};
 use super::system::{Cpu, DaxBinding, System};
-use crate::stats::{table, time_text};
+use crate::stats::{columns, time_text};
+use crate::text::bytes;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -179,12 +180,12 @@ impl Report {
         let System { kernel, huge_pages, memlock_bytes, max_map_count, shm_bytes } = &self.system;
         writeln!(text, "kernel   {}", kernel.as_deref().unwrap_or("unknown"))?;
         if let Some((size, total, free)) = huge_pages {
-            writeln!(text, "         huge pages of {}: {total}, {free} free", size_text(*size))?;
+            writeln!(text, "         huge pages of {}: {total}, {free} free", bytes(*size))?;
         }
-        writeln!(text, "         memlock limit {}", memlock_bytes.map_or("none".into(), size_text))?;
+        writeln!(text, "         memlock limit {}", memlock_bytes.map_or("none".into(), bytes))?;
         writeln!(text, "         vm.max_map_count {}", max_map_count.map_or("unknown".into(), |count| count.to_string()))?;
         if let Some((size, free)) = shm_bytes {
-            writeln!(text, "         /dev/shm {}, {} free", size_text(*size), size_text(*free))?;
+            writeln!(text, "         /dev/shm {}, {} free", bytes(*size), bytes(*free))?;
         }
         for device in &self.devices {
             device.write_text(text)?;
@@ -217,8 +218,8 @@ impl DeviceReport {
         writeln!(text, "\n{}", self.name)?;
         let mut facts = Vec::new();
         facts.extend(self.kind.clone());
-        facts.extend(self.len_bytes.map(size_text));
-        facts.extend(self.align_bytes.map(|align| format!("aligned to {}", size_text(align))));
+        facts.extend(self.len_bytes.map(bytes));
+        facts.extend(self.align_bytes.map(|align| format!("aligned to {}", bytes(align))));
         facts.extend(self.numa_node.map(|node| format!("NUMA node {node}")));
         facts.extend(self.dax_binding.as_ref().map(|binding| format!("{binding:?}")));
         facts.extend(self.holds.as_ref().map(|holds| format!("holds {holds}")));
@@ -226,17 +227,19 @@ impl DeviceReport {
             writeln!(text, "  {}", facts.join(", "))?;
         }
         if let Some((path, offset, len_bytes)) = &self.scratch {
-            writeln!(text, "  measured on {path}, {} from {offset:#x}", size_text(*len_bytes))?;
+            writeln!(text, "  measured on {path}, {} from {offset:#x}", bytes(*len_bytes))?;
         }
         if !self.costs.lines.is_empty() {
             let mut rows = vec![["per line", "instruction", "time"].map(String::from).to_vec()];
             rows.extend(self.costs.lines.iter().map(|cost| vec![cost.step.into(), cost.instruction.into(), time_text(cost.ns)]));
-            text.push_str(&table(&rows));
+            text.push_str(&columns(&rows));
             let mut rows = vec![["copy", "instruction", "size", "GB/s"].map(String::from).to_vec()];
-            rows.extend(self.costs.copies.iter().map(|cost| {
-                vec![cost.direction.into(), cost.instruction.into(), size_text(cost.len_bytes), format!("{:.2}", cost.gb_per_s)]
-            }));
-            text.push_str(&table(&rows));
+            rows.extend(
+                self.costs.copies.iter().map(|cost| {
+                    vec![cost.direction.into(), cost.instruction.into(), bytes(cost.len_bytes), format!("{:.2}", cost.gb_per_s)]
+                }),
+            );
+            text.push_str(&columns(&rows));
         }
         if !self.litmus.trials.is_empty() {
             let header = ["visibility test", "checks", "overlapping", "torn", "violations", "instructions"];
@@ -247,19 +250,9 @@ impl DeviceReport {
                 let chosen = if trial.is_chosen { "* " } else { "" };
                 std::iter::once(trial.test.name().into()).chain(numbers).chain([format!("{chosen}{}", trial.instructions)]).collect()
             }));
-            text.push_str(&table(&rows));
+            text.push_str(&columns(&rows));
             writeln!(text, "  (* = the instructions in force)")?;
         }
         Ok(())
-    }
-}
-
-/// A size in the largest unit that divides it well enough.
-pub fn size_text(bytes: u64) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x4000_0000 => format!("{} MiB", bytes >> 20),
-        _ => format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64),
     }
 }

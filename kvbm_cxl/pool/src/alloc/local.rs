@@ -6,8 +6,9 @@
 //! of another host was worked off. Only atomics live in it; all zero is the empty state.
 
 use crate::error::{Error, Result};
+use crate::host::Host;
 use crate::host::local_mutex::LocalMutex;
-use crate::limits::MAX_SLOTS;
+use crate::limits::{LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_SLOTS};
 use crate::media::BLOCKS_PER_FREE_BOX;
 use std::any::Any;
 use std::ops::Range;
@@ -57,7 +58,24 @@ fn attachment(slot: u16, incarnation: u32) -> u64 {
     (u64::from(slot) + 1) << 32 | u64::from(incarnation)
 }
 
+// The header and the rounding up to whole lines fit into what every host has for the layers above.
+const _: () = assert!(size_of::<Header>() + 64 <= LOCAL_BYTES_ABOVE_HOST && size_of::<AtomicU32>() <= LOCAL_BYTES_PER_CHUNK);
+
 impl LocalArea {
+    /// The area of `host`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when another build laid it out.
+    pub fn of(host: &Host) -> Result<Self> {
+        let chunks = host.lines().layout().chunks();
+        let (start, len_bytes, owner) = host.local_memory_above();
+        if len_bytes < Self::len_bytes(chunks) {
+            return Err(Error::Invalid("the local memory has no room for the allocator: stop the older processes of this machine".into()));
+        }
+        // SAFETY: aligned to 64 as the segment is, long enough, mapped while `owner` lives, and nothing else uses what lies there.
+        unsafe { Self::at(start, chunks, owner) }
+    }
+
     /// Bytes that the area of a pool with `chunks` chunks takes; its start is aligned to 64.
     pub const fn len_bytes(chunks: u64) -> usize {
         (size_of::<Header>() + chunks as usize * size_of::<AtomicU32>()).next_multiple_of(64)

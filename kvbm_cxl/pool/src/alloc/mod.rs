@@ -369,7 +369,7 @@ impl Allocator {
     ///
     /// # Errors
     /// [`Error::NotFound`] when no allocated block of this process begins at `offset`, as after a double free; [`Error::Fenced`] for a kept
-    /// block: it is still allocated.
+    /// block or one of several chunks: it is still allocated.
     pub fn free(&self, offset: u64) -> Result<()> {
         let chunk = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
         if self.free_here(chunk, offset)? || (offset.is_multiple_of(MIN_BLOCK_BYTES) && self.free_elsewhere(offset)) {

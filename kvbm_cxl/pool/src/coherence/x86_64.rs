@@ -159,13 +159,12 @@ unsafe fn load_avx512(from: *const u8) -> Line {
 
 #[target_feature(enable = "avx512f")]
 unsafe fn store_avx512(to: *mut u8, line: &Line) {
+    // Word by word into the register: one wide load of a line that was just put together from narrower stores waits for all of them.
+    // SAFETY: 64 readable bytes, aligned; volatile, so that the loads are not merged into one.
+    let [a, b, c, d, e, f, g, h] = std::array::from_fn(|index| unsafe { line.0.as_ptr().cast::<i64>().add(index).read_volatile() });
+    let wide = _mm512_set_epi64(h, g, f, e, d, c, b, a);
     // SAFETY: the caller promises 64 writable bytes, aligned.
-    unsafe {
-        asm!(
-            "vmovdqa64 {wide}, [{from}]", "vmovdqa64 [{to}], {wide}",
-            from = in(reg) line, to = in(reg) to, wide = out(zmm_reg) _, options(nostack, preserves_flags)
-        );
-    }
+    unsafe { asm!("vmovdqa64 [{to}], {wide}", to = in(reg) to, wide = in(zmm_reg) wide, options(nostack, preserves_flags)) };
 }
 
 #[target_feature(enable = "avx512f")]

@@ -17,12 +17,16 @@ mod repair;
 mod report;
 mod seats;
 mod slots;
+mod superblocks;
+mod survey;
 mod view;
 mod watch;
 
 pub use describe::{Description, Value, describe, line_name, line_owner};
 pub use repair::{Repaired, repair};
 pub use report::{Finding, MAX_FINDINGS, Place, Remedy, Report, Severity, Write};
+pub use superblocks::check_superblocks;
+pub use survey::{LockInfo, ObjectInfo, SeatInfo, SlotInfo, SlotState, Survey, survey};
 pub use watch::{Activity, watch};
 
 use crate::error::Result;

@@ -205,6 +205,15 @@ impl<'a> View<'a> {
         line.map_or(Grant::default(), |line| line.best.grants[lock as usize % LOCKS_PER_GRANT])
     }
 
+    /// The newest copy of a record and its slot, among those that verify; `None` when it was never written.
+    pub fn best_record(&self, number: u64) -> Option<(u64, Record)> {
+        let copies = (0..u64::from(self.geometry.slots)).filter_map(|slot| {
+            let copy = self.records.get(slot * self.geometry.records() + number)?;
+            (copy.grant != 0).then_some((slot, *copy))
+        });
+        copies.max_by_key(|(_, copy)| (copy.grant, copy.version))
+    }
+
     /// Whether incarnation `incarnation` of a slot is fenced by any row that verifies.
     pub fn is_fenced(&self, slot: u64, incarnation: u32) -> bool {
         self.fenced.get(slot as usize).is_some_and(|fenced| *fenced >= incarnation)

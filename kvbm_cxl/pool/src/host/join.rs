@@ -6,7 +6,7 @@ use super::segment::{Segment, state};
 use super::{Host, HostConfig, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::limits::{INTENTS, JOINBOXES, MAX_NUMBER};
+use crate::limits::{INTENTS, JOINBOXES, LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_NUMBER};
 use crate::line::Lines;
 use crate::lock::manager::Manager;
 use crate::lock::seat;
@@ -40,7 +40,8 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, deadline_ns: u64) ->
 pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
     let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
     let geometry = *lines.layout().geometry();
-    let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry))?, &geometry)?;
+    let above_bytes = LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * lines.layout().chunks() as usize;
+    let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry) + above_bytes)?, &geometry)?;
     // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
     let joining = if mutant!("join.no_local_lock") { None } else { Some(machine_lock(&*platform, MachineLock::Join, deadline_ns)?) };
     let mut round = 0;

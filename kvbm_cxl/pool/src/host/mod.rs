@@ -21,6 +21,8 @@ use crate::media::Geometry;
 use crate::platform::{MachineId, MachineLockGuard, Platform};
 use local_mutex::{Asker, LocalMutex};
 use segment::{Segment, state};
+use std::any::Any;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -142,6 +144,12 @@ impl Host {
     /// Index of this process among the processes of its host, below [`crate::limits::MAX_PROCESSES`].
     pub fn process_index(&self) -> usize {
         self.inner.index
+    }
+
+    /// Memory that this host's processes share, for the layers above: its first byte, its size in bytes, and what keeps it mapped. Zero
+    /// until somebody writes to it.
+    pub(crate) fn local_memory_above(&self) -> (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>) {
+        self.inner.segment.behind()
     }
 
     /// How this host behaves.

@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 use crate::limits::{MAX_PROCESSES, MAX_SLOTS};
 use crate::media::Geometry;
 use crate::platform::{LocalMemory, ProcessId};
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Version of this structure: processes of different builds must not share a segment that they lay out differently.
@@ -142,6 +145,14 @@ impl Segment {
                 "the local segment has version {found}, this build {VERSION}: stop the older processes of this machine first"
             ))),
         }
+    }
+
+    /// The memory behind the segment, for the layers above: its first byte, its size in bytes, and what keeps it mapped.
+    pub fn behind(&self) -> (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>) {
+        let end = (Self::LOCKS_AT + self.locks * size_of::<LocalLock>() + self.request_lines * size_of::<LocalRequestLine>())
+            .next_multiple_of(64);
+        // SAFETY: `over` checked that the memory is at least as long as the segment, whose size this is.
+        (unsafe { self.memory.start.byte_add(end) }, self.memory.len_bytes - end, self.memory.owner.clone())
     }
 
     /// The membership.

@@ -5,8 +5,8 @@ use crate::support::{BAD_ROLE, MIB, child, map_files, map_new, pattern};
 use cxl_pool::coherence::*;
 use cxl_pool::line::Line;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const POOL_BYTES: u64 = MIB;
@@ -413,35 +413,50 @@ fn threads_of_one_host_see_each_other() {
 
 #[test]
 fn a_store_during_the_refill_of_its_line_is_kept() {
-    const TRIES: u64 = 5_000;
+    const ROUNDS: u64 = 20_000;
     let mapping = map_new(MIB);
     let memory = mapping.base.as_ptr() as usize;
     let quiet = EmulatorOptions { noise: 0, ..EmulatorOptions::default() };
     let host = Emulated::new(Arc::new(FaultMap::new(mapping).unwrap()), quiet).unwrap();
     let view = host.address(0, 8).unwrap().as_ptr() as usize;
-    let step = Barrier::new(2);
+    let (begun, stored) = (AtomicU64::new(0), AtomicU64::new(0));
+    let mut lost = 0;
+    let until = |counter: &AtomicU64, value: u64| {
+        let mut spins = 0u64;
+        while counter.load(Ordering::Acquire) < value {
+            spins += 1;
+            if spins.is_multiple_of(2000) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for round in 1..=TRIES {
-                // SAFETY: the first word of the pool; the other thread waits. The host that owned the line before has written it.
-                unsafe { (memory as *mut u64).write_volatile(round * 2) };
-                step.wait();
-                host.flush_line(0).unwrap();
-                host.fence_all();
-                step.wait();
-                host.flush_line(0).unwrap();
-                host.fence_all();
-                // SAFETY: as above.
-                assert_eq!(unsafe { (memory as *mut u64).read_volatile() }, round * 2 + 1, "a store was lost in round {round}");
+            for round in 1..=ROUNDS {
+                until(&begun, round);
+                // A little later each time, so that the store meets every moment of the flush and the refill.
+                (0..round % 128).for_each(|_| std::hint::spin_loop());
+                // SAFETY: the first word of the view, which only this thread stores to.
+                unsafe { (view as *mut u64).write_volatile(round * 2 + 1) };
+                stored.store(round, Ordering::Release);
             }
         });
-        for round in 1..=TRIES {
-            step.wait();
-            // SAFETY: the first word of the view. Now this host owns the line.
-            unsafe { (view as *mut u64).write_volatile(round * 2 + 1) };
-            step.wait();
+        for round in 1..=ROUNDS {
+            // SAFETY: the first word of the pool, written by the host that owned the line before; the same below.
+            unsafe { (memory as *mut u64).write_volatile(round * 2) };
+            begun.store(round, Ordering::Release);
+            (0..64).for_each(|_| std::hint::spin_loop());
+            host.flush_line(0).unwrap();
+            host.fence_all();
+            until(&stored, round);
+            host.flush_line(0).unwrap();
+            host.fence_all();
+            // SAFETY: as above.
+            lost += u64::from(unsafe { (memory as *mut u64).read_volatile() } != round * 2 + 1);
         }
     });
+    assert_eq!(lost, 0, "stores of {ROUNDS}");
 }
 
 #[test]

@@ -8,9 +8,9 @@
 
 use super::setup::{Cluster, join};
 use crate::{Env, Failure, Fault, Planned, SimHost, SimProcess, Stats, When, WritePath};
-use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea, audit, block_of};
+use cxl_pool::alloc::{AllocConfig, Allocator, Block, Finding, LocalArea, audit, block_of};
 use cxl_pool::host::{Host, HostConfig};
-use cxl_pool::media::{FreeAck, FreeBox, Identity};
+use cxl_pool::media::{CHUNKS_PER_CLAIM, Claim, FreeAck, FreeBox, Identity};
 use cxl_pool::{Error, Result};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,8 +18,8 @@ use std::rc::Rc;
 
 /// Operations of each start of a process.
 const OPERATIONS: usize = 25;
-/// Room for the host's own segment in the machine's local memory, before the allocator's area.
-const SEGMENT_BYTES: usize = 64 << 10;
+/// Rounds of every process within which a free arrives that is in nobody's list: sender, receiver, and the process that has the chunk.
+const HANDS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -48,6 +48,8 @@ struct Ledger {
     done: BTreeMap<usize, (SimHost, bool)>,
     /// The machine that does not come back once it is down.
     victim: Option<SimHost>,
+    /// Rounds of upkeep that each process got through, and the frees that the last one left.
+    rounds: BTreeMap<SimProcess, (u64, u64)>,
     /// Slot of each host.
     slots: BTreeMap<SimHost, u16>,
     allocated: u64,
@@ -101,7 +103,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     let mut cluster = Cluster::new(seed, hosts, hosts + 1, |config, random| {
         // A machine that loses power while it writes a line in eight stores can leave it half done for ever. That such a line blocks
         // what it belongs to until an operator acts is another matter than this scenario's.
-        may_crash = random.one_in(2);
+        may_crash = random.one_in(2) || matches!(planned, Some(Planned { fault: Fault::CrashMachine { .. }, .. }));
         config.write_path = if may_crash { WritePath::OneUnit } else { WritePath::StoresAndFlush };
         if !may_crash {
             config.chances.crash_machine = 0;
@@ -154,8 +156,14 @@ fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Resu
         Ok(audit) => audit,
         Err(error) => return fail(format!("audit: {error}")),
     };
-    if !audit.findings.is_empty() {
-        return fail(format!("audit: {:?}", audit.findings));
+    // A host may just have been fenced, wrongly: it joins again and goes on with its chunks.
+    let is_left = |chunk: u64| {
+        let up = ledger.slots.iter().filter(|(host, _)| cluster.world.view(|view| view.is_up(**host)));
+        !up.into_iter().any(|(_, &slot)| is_claimed_by(cluster, slot, chunk))
+    };
+    let wrong = |finding: &&Finding| !matches!(finding, Finding::Orphan { chunk } if !is_left(*chunk));
+    if let Some(finding) = audit.findings.iter().find(wrong) {
+        return fail(format!("audit: {finding:?}"));
     }
     let doubtful = ledger.entries.values().filter(|entry| entry.state == State::Doubtful).count() + ledger.doubtful.len();
     // A crash may lose frees that were under way.
@@ -167,27 +175,24 @@ fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Resu
     Ok(())
 }
 
-fn area(env: &Env, host: &Host) -> Result<LocalArea> {
-    let chunks = host.lines().layout().chunks();
-    let memory = env.platform().local_memory(SEGMENT_BYTES + LocalArea::len_bytes(chunks))?;
-    // SAFETY: the memory is as long as asked for and aligned to 64, and nothing but areas of this host's processes lies behind the segment.
-    unsafe { LocalArea::at(memory.start.byte_add(SEGMENT_BYTES), chunks, memory.owner) }
+fn is_claimed_by(cluster: &Cluster, slot: u16, chunk: u64) -> bool {
+    let line = u64::from(slot) * cluster.world.layout().claim_lines() + chunk / CHUNKS_PER_CLAIM as u64;
+    let bit = chunk as usize % CHUNKS_PER_CLAIM;
+    cluster.world.view(|view| view.peek::<Claim>(line).bits[bit / 8]) >> (bit % 8) & 1 != 0
 }
 
 fn main(env: &Env, ledger: &Shared, config: &HostConfig, index: usize) -> Result<()> {
-    // Before the host asks for its smaller part of it.
-    let chunks = env.lines().layout().chunks();
-    env.platform().local_memory(SEGMENT_BYTES + LocalArea::len_bytes(chunks))?;
     let host = join(env, config)?;
     ledger.borrow_mut().slots.insert(env.host(), host.slot());
+    ledger.borrow_mut().rounds.insert(env.process(), (0, 0));
     let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: env.below(2) };
-    let allocator = Rc::new(again(env, || Allocator::attach(&host, area(env, &host)?, alloc_config.clone()))?);
+    let allocator = Rc::new(again(env, || Allocator::attach(&host, LocalArea::of(&host)?, alloc_config.clone()))?);
     let (upkeep, seen, of) = (Rc::clone(&allocator), Rc::clone(ledger), host.clone());
     env.spawn_daemon("upkeep", move |env| {
         loop {
             // Any host may be the one whose machine has a seat, so all of them state the death.
             gone(&env, &seen.borrow()).into_iter().try_for_each(|(slot, incarnation)| of.declare_dead(slot, incarnation))?;
-            fenced_is_fine(upkeep.service_round())?;
+            round(&env, &seen, &upkeep)?;
             env.platform().sleep_ns(200_000);
         }
     });
@@ -209,11 +214,22 @@ fn again<T>(env: &Env, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     work()
 }
 
-fn fenced_is_fine(result: Result<()>) -> Result<()> {
+/// Whether upkeep got through. A line may look damaged while its writer is stopped in the middle of it, and a fence ends by itself.
+fn is_through(result: Result<()>) -> Result<bool> {
     match result {
-        Err(Error::Fenced { .. }) => Ok(()),
-        other => other,
+        Err(Error::Fenced { .. } | Error::BadLine { .. }) => Ok(false),
+        other => other.map(|()| true),
     }
+}
+
+/// One round of upkeep, and what it left to do. One thread of a process does them all, so that their number tells when it stands still.
+fn round(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
+    if is_through(allocator.service_round())? {
+        let mut ledger = ledger.borrow_mut();
+        let (rounds, pending) = ledger.rounds.entry(env.process()).or_default();
+        (*rounds, *pending) = (*rounds + 1, allocator.usage().pending_frees);
+    }
+    Ok(())
 }
 
 fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
@@ -242,11 +258,13 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
         6 => {
             let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == State::Scratch);
             let Some(block) = block else { return Ok(()) };
-            ledger.borrow_mut().entries.remove(&block.offset);
-            allocator.free(block.offset)?;
-            // Nobody else can have it before this thread goes on, unless another thread of this process allocated it.
-            if env.below(4) == 0 && !matches!(allocator.free(block.offset), Err(Error::NotFound(_))) {
-                env.fail(format!("{block:?} was freed twice"));
+            let entry = ledger.borrow_mut().entries.remove(&block.offset);
+            match allocator.free(block.offset) {
+                // Nobody can have got it before this thread goes on: it is the only one of this process that allocates.
+                Ok(()) if env.below(4) != 0 || matches!(allocator.free(block.offset), Err(Error::NotFound(_))) => {}
+                Ok(()) => env.fail(format!("{block:?} was freed twice")),
+                Err(Error::Fenced { .. }) => ledger.borrow_mut().entries.extend(entry.map(|entry| (block.offset, entry))),
+                Err(error) => return Err(error),
             }
         }
         7..9 => {
@@ -277,6 +295,7 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
 
 /// Waits until everybody is through and everything under way has arrived, and takes over what machines left that are gone for good.
 fn settle(env: &Env, ledger: &Shared, host: &Host, allocator: &Allocator) -> Result<()> {
+    let mut quiet_since: Option<BTreeMap<SimProcess, u64>> = None;
     loop {
         env.platform().sleep_ns(2_000_000);
         let gone = gone(env, &ledger.borrow());
@@ -284,15 +303,25 @@ fn settle(env: &Env, ledger: &Shared, host: &Host, allocator: &Allocator) -> Res
         if let Some((slot, incarnation)) = gone {
             proven = host.is_proven_dead(slot, incarnation)?;
         }
-        let upkept = allocator.service_round().and_then(|()| allocator.adopt_dead());
-        let upkept = match upkept {
-            Err(Error::Fenced { .. }) => false,
-            other => other.map(|_| true)?,
-        };
-        if upkept && proven && allocator.usage().pending_frees == 0 && is_quiet(env, &ledger.borrow()) {
+        let adopted = is_through(allocator.adopt_dead().map(|_| ()))?;
+        let rounds = rounds(env, &ledger.borrow());
+        let same = quiet_since.as_ref().is_none_or(|since| since.keys().eq(rounds.keys()));
+        if !adopted || !proven || !same || !is_quiet(env, &ledger.borrow()) {
+            quiet_since = None;
+            continue;
+        }
+        // What somebody had in hand at that moment passes through the hands of others before it is freed.
+        let since = quiet_since.get_or_insert_with(|| rounds.clone());
+        if rounds.iter().all(|(process, rounds)| since.get(process).is_some_and(|since| rounds - since >= HANDS)) {
             return Ok(());
         }
     }
+}
+
+/// Rounds of each living process.
+fn rounds(env: &Env, ledger: &Ledger) -> BTreeMap<SimProcess, u64> {
+    let living = ledger.rounds.iter().filter(|(process, _)| env.view(|view| view.is_alive(**process)));
+    living.map(|(&process, &(rounds, _))| (process, rounds)).collect()
 }
 
 /// The membership of the machine that is gone for good, by the identity line that it left.
@@ -312,7 +341,11 @@ fn is_quiet(env: &Env, ledger: &Ledger) -> bool {
             let message: FreeBox = view.peek(sender * slots + receiver);
             message.sequence == view.peek::<FreeAck>(receiver * slots + sender).sequence
         };
-        ledger.done.values().all(|(host, done)| *done || is_gone(host))
-            && (0..slots).all(|receiver| left_slot.is_some_and(|slot| u64::from(*slot) == receiver) || (0..slots).all(|sender| taken(sender, receiver)))
+        let waiting = |(process, (_, pending)): (&SimProcess, &(u64, u64))| *pending != 0 && view.is_alive(*process);
+        !ledger.rounds.iter().any(waiting)
+            && ledger.done.values().all(|(host, done)| *done || is_gone(host))
+            && (0..slots).all(|receiver| {
+                left_slot.is_some_and(|slot| u64::from(*slot) == receiver) || (0..slots).all(|sender| taken(sender, receiver))
+            })
     })
 }

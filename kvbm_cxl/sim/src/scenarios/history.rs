@@ -18,7 +18,6 @@ struct Holder {
     lock: u32,
     slot: u16,
     incarnation: u32,
-    grant: u32,
     process: SimProcess,
     ticket: u64,
 }
@@ -27,7 +26,6 @@ struct Holder {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     slot: u16,
-    incarnation: u32,
     process: SimProcess,
     host: usize,
 }
@@ -87,7 +85,7 @@ impl History {
             }
         }
         self.tickets += 1;
-        self.holders.push(Holder { lock, slot, incarnation, grant, process: env.process(), ticket: self.tickets });
+        self.holders.push(Holder { lock, slot, incarnation, process: env.process(), ticket: self.tickets });
         self.tickets
     }
 
@@ -115,7 +113,7 @@ impl History {
             env.fail(format!("V8: host {host} runs incarnation {incarnation} of slot {slot} while {other:?} is inside"));
         }
         self.members.retain(|member| member.process != env.process());
-        self.members.push(Member { slot, incarnation, process: env.process(), host });
+        self.members.push(Member { slot, process: env.process(), host });
     }
 
     /// A process left.

@@ -186,7 +186,7 @@ impl Emulated {
         if !(dice >> 32).is_multiple_of(self.noise) {
             return;
         }
-        let victim = self.recent[(dice >> 8) as usize % RECENT].load(Ordering::Relaxed);
+        let victim = self.recent[(dice >> 16) as usize % RECENT].load(Ordering::Relaxed);
         {
             let mut shard = self.shard(victim);
             self.settle(&mut shard, victim, true);
@@ -195,9 +195,9 @@ impl Emulated {
                 self.view.refill(victim);
             }
         }
-        match dice & 0xf0 {
+        match dice & 0xff0 {
             0 => std::thread::sleep(STALL),
-            0x10 | 0x20 => std::thread::yield_now(),
+            0x10..0x200 => std::thread::yield_now(),
             _ => {}
         }
     }

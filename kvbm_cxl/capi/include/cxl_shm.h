@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * C interface of the CXL pool: memory that several hosts map at once WITHOUT cache coherence and WITHOUT atomics between them.
+ *
+ * What the caller has to know
+ *
+ *   Coherence   Threads of one host see each other's stores as usual. Another host sees a store only after the storing host has flushed
+ *               the line (clflush, cxl_shm_flush) or written past its caches (cxl_shm_copy_in, cxl_shm_publish_line), and only if it has
+ *               itself dropped what it had cached of the line (clflush, cxl_shm_invalidate, cxl_shm_copy_out, cxl_shm_fetch_line).
+ *               Never use C or C++ atomics, or a pthread mutex, to synchronise hosts through pool memory.
+ *   Lines       The unit is a line of CXL_SHM_LINE_BYTES. At any time at most one host may write to a line, because a cache writes whole
+ *               lines back. Blocks of this library start at a line and own whole lines.
+ *   Locks       Under a lock: invalidate what you are about to read, write, flush what you wrote, release. A release does not flush.
+ *   Addresses   Every process maps the pool at another address: store cxl_shm_get_offset() in the pool, never a pointer.
+ *
+ * Conventions
+ *
+ *   Pool        A cxl_pool_t* names an open pool. NULL names the default pool of the process: the one that cxl_shm_init() opened, else the
+ *               one that CXL_POOL names, opened at the first call that needs it. The calls of TraCT, which take no pool, use the default
+ *               pool. Calls that take an address find the pool that it lies in by themselves. Handles are numbers in disguise: one that
+ *               is wrong or closed is refused, not followed. A process has at most CXL_SHM_MAX_POOLS open.
+ *   Result      0 (CXL_SHM_OK) or a negative cxl_shm_status. cxl_shm_last_error() has the reason in words. Outputs are only written on
+ *               success, unless a function says otherwise.
+ *   Threads     Every function may be called from any thread at any time, except that no call may be under way on a pool, and no address
+ *               in it be in use, when cxl_shm_close() or cxl_shm_fini() returns. A lock is released by the thread that acquired it.
+ *   fork        A child must not use what its parent opened: its calls fail with CXL_SHM_E_FORKED, and it opens the pool for itself.
+ *   Structures  Their first member is struct_size: set it to sizeof the structure, and everything else to zero for the defaults.
+ *   Ownership   Strings and structures passed in are copied. Strings returned belong to the library.
+ *
+ * Calls marked "TraCT 4.1" have the name and the signature of the CXL shared memory library in that paper.
+ */
+#ifndef CXL_SHM_H
+#define CXL_SHM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Version of this header; cxl_shm_version() has that of the library. The same major version means the same binary interface. */
+#define CXL_SHM_VERSION_MAJOR 0
+#define CXL_SHM_VERSION_MINOR 1
+#define CXL_SHM_VERSION_PATCH 0
+
+#define CXL_SHM_LINE_BYTES 64              /* bytes of a line */
+#define CXL_SHM_MAX_KEY_BYTES 24           /* longest name of an object, without the closing zero */
+#define CXL_SHM_MAX_POOLS 64               /* pools that a process can have open at a time */
+#define CXL_SHM_LOCK_NONE 0u               /* never a lock that can be allocated */
+#define CXL_SHM_NULL_OFFSET 0u             /* never the offset of a block */
+#define CXL_SHM_NO_SLOT UINT32_MAX         /* in cxl_shm_info_t: not joined */
+#define CXL_SHM_TIMEOUT_DEFAULT UINT64_MAX /* the timeout_ms that the pool was opened with */
+
+/* What a call failed with. New ones may be added; treat those you do not know as errors. */
+typedef enum cxl_shm_status {
+    CXL_SHM_OK = 0,
+    CXL_SHM_E_INVALID = -1,      /* an argument that can never work */
+    CXL_SHM_E_FULL = -2,         /* no room: pool, table of locks or of objects */
+    CXL_SHM_E_NOT_FOUND = -3,    /* no such name or lock */
+    CXL_SHM_E_EXISTS = -4,       /* the name is bound already */
+    CXL_SHM_E_TIMEOUT = -5,      /* the deadline passed; nothing was changed */
+    CXL_SHM_E_FENCED = -6,       /* this host was taken for dead: whether the call had its effect is unknown; it joins again by itself */
+    CXL_SHM_E_CLOSED = -7,       /* the handle is closed, or the host has left or not joined the pool */
+    CXL_SHM_E_NOT_IN_POOL = -8,  /* the address or offset lies in no block area of an open pool */
+    CXL_SHM_E_NOT_A_BLOCK = -9,  /* the address is not the start of an allocated block (or it was freed already) */
+    CXL_SHM_E_NOT_A_POOL = -10,  /* the devices cannot be opened as they are */
+    CXL_SHM_E_CORRUPT = -11,     /* metadata does not verify: run cxlctl fsck */
+    CXL_SHM_E_DEVICE_LOST = -12, /* a device is gone */
+    CXL_SHM_E_POISONED = -13,    /* the memory is damaged there */
+    CXL_SHM_E_REPLACED = -14,    /* the pool was formatted anew under this handle */
+    CXL_SHM_E_SLOT_IN_USE = -15, /* the slot belongs to another machine */
+    CXL_SHM_E_OS = -16,          /* the operating system refused */
+    CXL_SHM_E_RECOVERED = -17,   /* what the lock protects must be repaired first: cxl_shm_acquire_lock_ex() */
+    CXL_SHM_E_NOT_HELD = -18,    /* this thread does not hold the lock */
+    CXL_SHM_E_DEADLOCK = -19,    /* this thread holds the lock already */
+    CXL_SHM_E_BUSY = -20,        /* locks of this handle are held */
+    CXL_SHM_E_FORKED = -21,      /* the handle was opened by the parent process */
+    CXL_SHM_E_INTERNAL = -99     /* a bug of this library */
+} cxl_shm_status;
+
+typedef struct cxl_pool cxl_pool_t; /* an open pool */
+typedef uint32_t cxl_lock_t;        /* a lock: the same number on every host, so it can be stored in the pool */
+typedef uint64_t shm_ptr_t;         /* an offset from the start of the pool: the same on every host */
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------------------------- */
+
+/* The name of a status in words; never NULL, valid for ever. */
+const char* cxl_shm_strerror(int status);
+
+/* Why the last failing call of this thread failed; "" if none has. At most 511 bytes, valid until the thread's next failing call.
+ * Successful calls leave it as it is. */
+const char* cxl_shm_last_error(void);
+
+/* The status of the last failing call of this thread, for the calls that cannot return it; 0 if none has failed, or since
+ * cxl_shm_clear_error(). */
+int cxl_shm_last_status(void);
+
+/* Forgets the last error of this thread. */
+void cxl_shm_clear_error(void);
+
+/* Version of the library: major << 16 | minor << 8 | patch. */
+uint32_t cxl_shm_version(void);
+
+/* ---- Opening, joining, formatting ---------------------------------------------------------------------------------------------------- */
+
+#define CXL_SHM_OPEN_READ_ONLY 1u /* map read-only: nothing can be written or locked, and the host does not join */
+#define CXL_SHM_OPEN_NO_JOIN 2u   /* map only; cxl_shm_join() joins later */
+#define CXL_SHM_OPEN_SLOT 4u      /* ask for the host slot `slot` instead of any free one; a wish, the pool decides */
+
+typedef struct cxl_shm_options {
+    size_t struct_size;       /* sizeof(cxl_shm_options_t) */
+    uint32_t flags;           /* CXL_SHM_OPEN_... */
+    uint32_t slot;            /* with CXL_SHM_OPEN_SLOT */
+    uint64_t timeout_ms;      /* deadline of the calls that take none; 0 = 30 000 */
+    uint64_t join_timeout_ms; /* deadline of joining and leaving; 0 = 10 000 */
+    uint64_t heartbeat_ms;    /* period of this host's heartbeat; 0 = 50. The same on every host */
+    uint64_t suspect_ms;      /* silence after which a host is suspected; 0 = 1 000. The same on every host, a multiple of heartbeat_ms */
+} cxl_shm_options_t;
+
+/* Opens a pool and joins it as part of this machine's host; the processes of one machine share a host. A thread of the library keeps the
+ * host alive until the pool is closed. Never formats.
+ *
+ * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv"; NULL = CXL_POOL of the environment.
+ * options  NULL = defaults.
+ *
+ * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator). */
+int cxl_shm_open(const char* spec, const cxl_shm_options_t* options, cxl_pool_t** pool);
+
+/* Joins a pool that was opened without joining, or left. CXL_SHM_E_EXISTS if it is joined. */
+int cxl_shm_join(cxl_pool_t* pool);
+
+/* Leaves the pool but keeps it mapped. The last process of a host gives its slot and its scratch blocks back. CXL_SHM_E_BUSY while this
+ * handle holds locks; CXL_SHM_E_TIMEOUT when calls of this host do not end in time: then it has not left. */
+int cxl_shm_leave(cxl_pool_t* pool);
+
+/* Leaves if joined, then unmaps: addresses in the pool become invalid, as do locks and blocks of this handle. Fails as cxl_shm_leave()
+ * does, and the pool stays open. A process that ends without it is noticed, after a while, and its host taken for dead. */
+int cxl_shm_close(cxl_pool_t* pool);
+
+/* cxl_shm_open() of the default pool. CXL_SHM_E_EXISTS if it is open. */
+int cxl_shm_init(const char* spec, const cxl_shm_options_t* options);
+
+/* cxl_shm_close() of the default pool; 0 if it is not open. */
+int cxl_shm_fini(void);
+
+#define CXL_SHM_FORMAT_FORCE 1u    /* format even if the devices hold something, which is lost */
+#define CXL_SHM_FORMAT_COHERENT 2u /* one host, or hardware that keeps hosts coherent: flushes are left out. Wrong elsewhere */
+
+typedef struct cxl_shm_format_options {
+    size_t struct_size;    /* sizeof(cxl_shm_format_options_t) */
+    uint32_t flags;        /* CXL_SHM_FORMAT_... */
+    uint32_t slots;        /* most hosts at a time, 1 to 64; 0 = 16 */
+    uint32_t seats;        /* machines that may manage the locks, 1 to 8; 0 = 4. This machine has the first */
+    uint32_t locks;        /* locks, 8 of them the pool's own; 0 = 256 */
+    uint32_t objects;      /* names; 0 = 256 */
+    uint32_t reserved;     /* zero */
+    uint64_t chunk_bytes;  /* what a host takes at a time, a power of two; 0 = 2 MiB */
+    uint64_t stripe_bytes; /* stripe over several devices, a power of two; 0 = 2 MiB or what fits */
+} cxl_shm_format_options_t;
+
+/* Formats devices as one pool; whatever they held is lost. Does not open it. With "size=" in the spec, as in "/dev/shm/kv,size=1G",
+ * missing files are made. CXL_SHM_E_NOT_A_POOL, naming what is there, if a device is not empty and CXL_SHM_FORMAT_FORCE is not given. */
+int cxl_shm_format(const char* spec, const cxl_shm_format_options_t* options);
+
+#define CXL_SHM_INFO_READ_ONLY 1u
+#define CXL_SHM_INFO_JOINED 2u
+#define CXL_SHM_INFO_COHERENT 4u
+
+typedef struct cxl_shm_info {
+    size_t struct_size;        /* in: sizeof(cxl_shm_info_t) */
+    uint8_t uuid[16];          /* of the pool */
+    uint64_t pool_incarnation; /* of the format */
+    uint64_t len_bytes;        /* of the whole pool, metadata included */
+    uint64_t data_offset;      /* where blocks can lie ... */
+    uint64_t data_bytes;       /* ... and how much of it there is */
+    uint64_t chunk_bytes;
+    void* base;     /* address of offset 0 in this process */
+    uint32_t flags; /* CXL_SHM_INFO_... */
+    uint32_t devices;
+    uint32_t slots;
+    uint32_t locks;
+    uint32_t objects;
+    uint32_t slot;        /* of this host; CXL_SHM_NO_SLOT if not joined */
+    uint32_t incarnation; /* of this host; rises when it was fenced and joined again */
+    uint32_t process;     /* of this handle among those of the host */
+    int32_t numa_node;    /* of the first device; -1 = not known */
+    uint32_t reserved;    /* zero */
+    char memory[128];     /* what the memory is reached with, like "native:write=movdir64b,...", cut if longer */
+} cxl_shm_info_t;
+
+/* Fills *info as far as info->struct_size goes. */
+int cxl_shm_get_info(cxl_pool_t* pool, cxl_shm_info_t* info);
+
+/* CXL_SHM_E_REPLACED if a device was formatted, erased or swapped since the pool was opened. */
+int cxl_shm_check(cxl_pool_t* pool);
+
+/* The identity under which this machine joins pools, 16 bytes: CXL_MACHINE_ID, or derived from the machine. */
+int cxl_shm_machine_id(uint8_t* id);
+
+/* Lets the calling thread run only on the CPUs of a NUMA node. CXL_SHM_E_INVALID for a node with memory only, as CXL memory often is. */
+int cxl_shm_bind_thread(uint32_t numa_node);
+
+/* ---- Locks --------------------------------------------------------------------------------------------------------------------------- *
+ *
+ * A lock excludes threads of this process, processes of this host, and hosts. It is not recursive. Its users must keep sections short:
+ * while one runs, a host that was taken for dead cannot join again.
+ *
+ * When the holder of a lock dies, the lock is passed on once it is certain that the dead host does not write any more (its process is gone
+ * and another one of its machine noticed, its machine joined again, or an operator said so). What the lock protects may then be half done,
+ * and the next holder is told so until one says that it is repaired.
+ */
+
+/* Allocates a lock of the default pool. It is nobody's: it lasts until it is freed, so store it where other hosts find it.
+ * TraCT 4.1 */
+int cxl_shm_allocate_lock(cxl_lock_t* lock);
+
+/* Frees a lock of the default pool, which nobody may use any more. CXL_SHM_E_NOT_FOUND if it is not allocated; CXL_SHM_E_BUSY if a thread
+ * of this process holds it through the same handle. TraCT 4.1 */
+int cxl_shm_free_lock(cxl_lock_t lock);
+
+/* Acquires a lock of the default pool; waits up to its timeout_ms. Any error means: not held.
+ * CXL_SHM_E_RECOVERED when a former holder died or was fenced in its section and nobody has repaired since: acquire with
+ * cxl_shm_acquire_lock_ex(), repair, call cxl_shm_lock_repaired(). CXL_SHM_E_DEADLOCK when this thread holds it. Whether the lock is
+ * allocated is not looked up. TraCT 4.1 */
+int cxl_shm_acquire_lock(cxl_lock_t lock);
+
+/* Releases a lock of the default pool. CXL_SHM_E_NOT_HELD if this thread does not hold it. CXL_SHM_E_FENCED if this host was taken for
+ * dead meanwhile: the lock is released, and the next holder is told to repair. Flushes nothing. TraCT 4.1 */
+int cxl_shm_release_lock(cxl_lock_t lock);
+
+typedef struct cxl_lock_info {
+    size_t struct_size; /* in: sizeof(cxl_lock_info_t) */
+    uint32_t recovered; /* 1 = a former holder died or was fenced in its section: repair before use */
+    uint32_t grant;     /* number of this grant; rises each time that the lock passes from host to host */
+} cxl_lock_info_t;
+
+/* The calls above for any pool and deadline. timeout_ms is in milliseconds, CXL_SHM_TIMEOUT_DEFAULT for that of the pool; with 0 a lock is
+ * only acquired if this host has it and no thread uses it.
+ * cxl_shm_acquire_lock_ex() also succeeds where a repair is due, and says so in *info; NULL is treated like cxl_shm_acquire_lock(). */
+int cxl_shm_allocate_lock_ex(cxl_pool_t* pool, uint64_t timeout_ms, cxl_lock_t* lock);
+int cxl_shm_free_lock_ex(cxl_pool_t* pool, cxl_lock_t lock, uint64_t timeout_ms);
+int cxl_shm_acquire_lock_ex(cxl_pool_t* pool, cxl_lock_t lock, uint64_t timeout_ms, cxl_lock_info_t* info);
+int cxl_shm_release_lock_ex(cxl_pool_t* pool, cxl_lock_t lock);
+
+/* States that what the lock protects is whole again. The caller holds the lock; CXL_SHM_E_NOT_HELD. Without it, a release leaves the next
+ * holder to repair. */
+int cxl_shm_lock_repaired(cxl_pool_t* pool, cxl_lock_t lock);
+
+/* States that what the lock protects was left half done: the next holder repairs. The caller holds the lock; CXL_SHM_E_NOT_HELD. */
+int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
+
+/* ---- Blocks -------------------------------------------------------------------------------------------------------------------------- *
+ *
+ * A block starts at a line and owns whole lines. Its bytes are undefined. Any host may free a block, whoever allocated it; the caller knows
+ * that nobody uses it any more.
+ *
+ *   kept     lives until it is freed, beyond its process and host: for structures that hosts find through a named object
+ *   scratch  lives at most as long as the incarnation of the host that allocated it: for what needs no cleaning up after a crash
+ */
+
+#ifndef CXL_SHM_NO_SHORT_NAMES
+/* Allocates a kept block of at least `size` bytes in the default pool; NULL on failure (cxl_shm_last_error()), and for size 0.
+ * The block is kept before the call returns. TraCT 4.1 */
+void* shmalloc(size_t size);
+
+/* Frees a block of any open pool, kept or scratch. NULL does nothing. An address that is not the start of an allocated block is refused
+ * (cxl_shm_last_status(), cxl_shm_last_error()). TraCT 4.1 */
+void shfree(void* ptr);
+#endif
+
+#define CXL_SHM_ALLOC_SCRATCH 1u /* a scratch block instead of a kept one */
+
+/* shmalloc() in any pool, with a status. flags: 0 or CXL_SHM_ALLOC_SCRATCH. */
+int cxl_shm_alloc(cxl_pool_t* pool, size_t size, uint32_t flags, void** ptr);
+
+/* A scratch block in the default pool; otherwise as shmalloc(). */
+void* cxl_shm_alloc_scratch(size_t size);
+
+/* Makes a scratch block of this host a kept one. CXL_SHM_E_NOT_A_BLOCK. */
+int cxl_shm_keep(void* ptr);
+
+/* shfree() with a status. */
+int cxl_shm_free(void* ptr);
+
+/* ---- Named objects ------------------------------------------------------------------------------------------------------------------- *
+ *
+ * A small table from names of 1 to CXL_SHM_MAX_KEY_BYTES bytes to addresses in the pool: for the few roots from which structures are linked
+ * by offsets. What is published must be flushed before its name is put.
+ */
+
+/* Binds a name of the default pool to an address in it. CXL_SHM_E_EXISTS if it is bound. TraCT 4.1 (there: char *key) */
+int cxl_shm_put(const char* key, void* ptr);
+
+/* Looks a name of the default pool up: *ptr is the address in this process. CXL_SHM_E_NOT_FOUND. Takes no lock. The bytes there must be
+ * invalidated before they are read. TraCT 4.1 (there: char *key) */
+int cxl_shm_get(const char* key, void** ptr);
+
+/* Unbinds a name of the default pool. What it was bound to is left alone. CXL_SHM_E_NOT_FOUND. TraCT 4.1 (there: char *key) */
+int cxl_shm_destroy(const char* key);
+
+#define CXL_SHM_PUT_REPLACE 1u /* bind the name anew if it is bound; readers see the old or the new binding */
+
+/* The calls above for any pool and deadline. len_bytes (below 4 GiB) is stored and returned; 0 = not given. len_bytes of
+ * cxl_shm_get_ex() may be NULL. */
+int cxl_shm_put_ex(cxl_pool_t* pool, const char* key, void* ptr, uint64_t len_bytes, uint32_t flags, uint64_t timeout_ms);
+int cxl_shm_get_ex(cxl_pool_t* pool, const char* key, void** ptr, uint64_t* len_bytes, uint64_t timeout_ms);
+int cxl_shm_destroy_ex(cxl_pool_t* pool, const char* key, uint64_t timeout_ms);
+
+/* ---- Offsets and addresses ----------------------------------------------------------------------------------------------------------- */
+
+/* The offset of an address in the blocks of any open pool; CXL_SHM_NULL_OFFSET for NULL and, with CXL_SHM_E_NOT_IN_POOL as the last status,
+ * for any other address. TraCT 4.1 */
+shm_ptr_t cxl_shm_get_offset(void* ptr);
+
+/* The address of an offset in the blocks of the default pool; NULL for CXL_SHM_NULL_OFFSET and, with CXL_SHM_E_NOT_IN_POOL as the last
+ * status, for any other offset. TraCT 4.1 */
+void* cxl_shm_get_ptr(shm_ptr_t offset);
+
+/* cxl_shm_get_ptr() for `len_bytes` bytes in any pool: all of them lie in its blocks. For offsets that were read from the pool. */
+int cxl_shm_get_range(cxl_pool_t* pool, shm_ptr_t offset, size_t len_bytes, void** ptr);
+
+/* ---- Flushing, publishing, copying ---------------------------------------------------------------------------------------------------- *
+ *
+ * All of these find the pool by the address and refuse ranges that do not lie in its blocks (CXL_SHM_E_NOT_IN_POOL). They are the only
+ * means that also work under the emulator: instructions and fences of the caller's own do not reach it.
+ */
+
+#ifndef CXL_SHM_NO_SHORT_NAMES
+/* Writes the lines of a range back and drops them from this host's caches, fenced on both sides: before it returns, earlier stores to them
+ * are in the memory, and later loads come from there. cxl_shm_flush() without a status (cxl_shm_last_status()). TraCT 4.1 */
+void clflush(void* addr, size_t size);
+#endif
+
+/* Makes this host's stores to the range visible to the other hosts. They are when it returns. */
+int cxl_shm_flush(const void* addr, size_t size);
+
+/* Drops what this host has cached of the range, so that later loads see what other hosts made visible before. Lines that this host has
+ * changed are written back as a whole: flush them while they are yours. */
+int cxl_shm_invalidate(const void* addr, size_t size);
+
+/* Writes a line as one unit: other hosts see all of `bytes` or nothing of it. It is ordered before this thread's later publishes.
+ * `line` is a multiple of CXL_SHM_LINE_BYTES; `bytes` has as many and need not be aligned. */
+int cxl_shm_publish_line(void* line, const void* bytes);
+
+/* Reads the line that is in the memory now, as one unit. Polling is a loop of this call. */
+int cxl_shm_fetch_line(const void* line, void* bytes);
+
+/* Copies `size` bytes from `source`, ordinary memory, into the pool past the caches; they are visible to other hosts before anything that
+ * this thread publishes later. A part of a line at either end is written with the rest of its line. */
+int cxl_shm_copy_in(void* destination, const void* source, size_t size);
+
+/* Invalidates `size` bytes of the pool and copies them to `destination`, ordinary memory. Nothing keeps another host from writing
+ * meanwhile: hold a lock, or verify what you got. */
+int cxl_shm_copy_out(void* destination, const void* source, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CXL_SHM_H */

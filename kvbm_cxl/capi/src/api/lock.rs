@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Locks.
+
+use super::writable;
+use crate::handle;
+use crate::status::{Failure, Outcome, Status, status_of};
+use crate::types::{self, CxlLock, CxlPool, LockInfo, TIMEOUT_DEFAULT};
+use cxl_pool::lock_table;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `lock` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_allocate_lock(lock: *mut CxlLock) -> c_int {
+    // SAFETY: as demanded of the caller.
+    unsafe { cxl_shm_allocate_lock_ex(null_mut(), TIMEOUT_DEFAULT, lock) }
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `lock` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_allocate_lock_ex(pool: *mut CxlPool, timeout_ms: u64, lock: *mut CxlLock) -> c_int {
+    status_of(|| {
+        writable(lock, "lock")?;
+        let allocated = handle::with(pool, |pool| pool.as_member(|member| member.new_lock(pool.timeout_ms(timeout_ms))))?;
+        // SAFETY: not null, so writable.
+        unsafe { lock.write(allocated) };
+        Ok(())
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_free_lock(lock: CxlLock) -> c_int {
+    cxl_shm_free_lock_ex(null_mut(), lock, TIMEOUT_DEFAULT)
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_free_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64) -> c_int {
+    status_of(|| {
+        handle::with(pool, |pool| {
+            pool.as_member(|member| {
+                if member.locks.is_held(lock)? {
+                    return Err(Failure::new(Status::E_BUSY, format!("lock {lock} is held: release it first")));
+                }
+                Ok(lock_table::free_lock(&member.host, lock, pool.timeout_ms(timeout_ms))?)
+            })
+        })
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_acquire_lock(lock: CxlLock) -> c_int {
+    status_of(|| acquire(null_mut(), lock, TIMEOUT_DEFAULT, false).map(|_| ()))
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `info` is null or a writable structure of its `struct_size`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_acquire_lock_ex(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64, info: *mut LockInfo) -> c_int {
+    status_of(|| {
+        if info.is_null() {
+            return acquire(pool, lock, timeout_ms, false).map(|_| ());
+        }
+        // SAFETY: as demanded of the caller.
+        unsafe { types::check_writable(info.cast_const()) }?;
+        let found = acquire(pool, lock, timeout_ms, true)?;
+        // SAFETY: checked above.
+        unsafe { types::write(info, &found) }
+    })
+}
+
+fn acquire(pool: *mut CxlPool, lock: CxlLock, timeout_ms: u64, take_damaged: bool) -> Outcome<LockInfo> {
+    handle::with(pool, |pool| {
+        pool.as_member(|member| {
+            let acquired = member.locks.acquire(&member.host, lock, pool.timeout_ms(timeout_ms), take_damaged)?;
+            Ok(LockInfo { struct_size: size_of::<LockInfo>(), recovered: acquired.recovered.into(), grant: acquired.grant })
+        })
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_release_lock(lock: CxlLock) -> c_int {
+    cxl_shm_release_lock_ex(null_mut(), lock)
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_release_lock_ex(pool: *mut CxlPool, lock: CxlLock) -> c_int {
+    status_of(|| handle::with(pool, |pool| pool.as_member(|member| member.locks.release(lock))))
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_lock_repaired(pool: *mut CxlPool, lock: CxlLock) -> c_int {
+    status_of(|| handle::with(pool, |pool| pool.as_member(|member| member.locks.set_repaired(lock, true))))
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_lock_damaged(pool: *mut CxlPool, lock: CxlLock) -> c_int {
+    status_of(|| handle::with(pool, |pool| pool.as_member(|member| member.locks.set_repaired(lock, false))))
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named objects, offsets and addresses.
+
+use super::{bounded, writable};
+use crate::handle;
+use crate::pool::check_flags;
+use crate::status::{Failure, Outcome, Status, guarded, status_of};
+use crate::types::{CxlPool, NULL_OFFSET, PUT_REPLACE, ShmPtr, TIMEOUT_DEFAULT};
+use cxl_pool::limits::MAX_OBJECT_NAME_BYTES;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+const KEY: &str = "key";
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `key` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_put(key: *const c_char, ptr: *mut c_void) -> c_int {
+    // SAFETY: as demanded of the caller.
+    unsafe { cxl_shm_put_ex(null_mut(), key, ptr, 0, 0, TIMEOUT_DEFAULT) }
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `key` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_put_ex(
+    pool: *mut CxlPool,
+    key: *const c_char,
+    ptr: *mut c_void,
+    len_bytes: u64,
+    flags: u32,
+    timeout_ms: u64,
+) -> c_int {
+    status_of(|| {
+        check_flags(flags, PUT_REPLACE)?;
+        // SAFETY: as demanded of the caller.
+        let name = unsafe { bounded(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let len = usize::try_from(len_bytes).map_err(|_| Failure::invalid(format!("{len_bytes} bytes are too many")))?;
+        handle::with(pool, |pool| {
+            let Some(offset) = pool.offset_of(ptr.addr()) else {
+                return Err(Failure::new(Status::E_NOT_IN_POOL, format!("{ptr:p} does not lie in this pool")));
+            };
+            pool.check_range(offset, len)?;
+            let timeout_ms = pool.timeout_ms(timeout_ms);
+            pool.as_member(|member| match flags & PUT_REPLACE {
+                0 => Ok(member.objects.put(name, offset, len_bytes, timeout_ms)?),
+                _ => Ok(member.objects.replace(name, offset, len_bytes, timeout_ms)?),
+            })
+        })
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `key` is null or a C string; `ptr` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_get(key: *const c_char, ptr: *mut *mut c_void) -> c_int {
+    // SAFETY: as demanded of the caller.
+    unsafe { cxl_shm_get_ex(null_mut(), key, ptr, null_mut(), TIMEOUT_DEFAULT) }
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `key` is null or a C string; `ptr` and `len_bytes` are null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_get_ex(
+    pool: *mut CxlPool,
+    key: *const c_char,
+    ptr: *mut *mut c_void,
+    len_bytes: *mut u64,
+    timeout_ms: u64,
+) -> c_int {
+    status_of(|| {
+        writable(ptr, "address")?;
+        // SAFETY: as demanded of the caller.
+        let name = unsafe { bounded(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        let (address, len) = handle::with(pool, |pool| {
+            let object = pool.as_member(|member| Ok(member.objects.get(name, pool.timeout_ms(timeout_ms))?))?;
+            // What stands in the pool is checked again here: the address is about to be used.
+            pool.check_range(object.offset, object.len_bytes as usize)?;
+            Ok((pool.pointer(object.offset), object.len_bytes))
+        })?;
+        // SAFETY: not null, so writable; the same for the length.
+        unsafe {
+            ptr.write(address);
+            if !len_bytes.is_null() {
+                len_bytes.write(len);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `key` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_destroy(key: *const c_char) -> c_int {
+    // SAFETY: as demanded of the caller.
+    unsafe { cxl_shm_destroy_ex(null_mut(), key, TIMEOUT_DEFAULT) }
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `key` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_destroy_ex(pool: *mut CxlPool, key: *const c_char, timeout_ms: u64) -> c_int {
+    status_of(|| {
+        // SAFETY: as demanded of the caller.
+        let name = unsafe { bounded(key, MAX_OBJECT_NAME_BYTES, KEY) }?;
+        handle::with(pool, |pool| pool.as_member(|member| Ok(member.objects.destroy(name, pool.timeout_ms(timeout_ms))?)))
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_get_offset(ptr: *mut c_void) -> ShmPtr {
+    if ptr.is_null() {
+        return NULL_OFFSET;
+    }
+    guarded(|| handle::with_address(ptr.addr(), 1, |_, offset| Ok(offset))).unwrap_or(NULL_OFFSET)
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_get_ptr(offset: ShmPtr) -> *mut c_void {
+    if offset == NULL_OFFSET {
+        return null_mut();
+    }
+    guarded(|| range(null_mut(), offset, 1)).unwrap_or(null_mut())
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `ptr` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_get_range(pool: *mut CxlPool, offset: ShmPtr, len_bytes: usize, ptr: *mut *mut c_void) -> c_int {
+    status_of(|| {
+        writable(ptr, "address")?;
+        let address = range(pool, offset, len_bytes)?;
+        // SAFETY: not null, so writable.
+        unsafe { ptr.write(address) };
+        Ok(())
+    })
+}
+
+fn range(pool: *mut CxlPool, offset: u64, len_bytes: usize) -> Outcome<*mut c_void> {
+    handle::with(pool, |pool| {
+        pool.check_range(offset, len_bytes)?;
+        Ok(pool.pointer(offset))
+    })
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Two hosts share one pool:  two_hosts first|second POOL ROUNDS [MISTAKE]
+ *
+ * The first builds a list with shmalloc and names its root; the second finds and verifies it. Both count under one lock, with two threads
+ * each. Each frees what the other allocated, and the room is there again. MISTAKE leaves one step out, so that the harness can see that it
+ * would be noticed: no-flush, no-invalidate, no-lock. Exit status 3 means that the count is wrong. */
+#include "check.h"
+
+#include <pthread.h>
+
+#define THREADS 2
+#define NODES 200
+#define BLOCK (256 << 10) /* of the pool, and what fills it */
+#define MAGIC 0x43584c31u
+
+struct node {
+    shm_ptr_t next;
+    uint32_t number;
+    uint32_t words;
+    uint32_t content[];
+};
+
+/* Each host has a line of its own in which it says how far it is. */
+struct stage {
+    uint64_t reached;
+    uint64_t argument;
+    uint8_t fill[CXL_SHM_LINE_BYTES - 16];
+};
+
+struct root {
+    uint32_t magic;
+    cxl_lock_t lock;
+    shm_ptr_t list;
+    shm_ptr_t counter;
+    shm_ptr_t stages[2];
+};
+
+static const char* mistake = "";
+static int host;
+static uint64_t rounds;
+static struct root root;
+
+static uint32_t content_of(uint32_t owner, uint32_t number, uint32_t index) {
+    return (owner * 0x9e3779b9u + number) * 0x85ebca6bu + index * 0xc2b2ae35u;
+}
+
+static void say(uint64_t reached, uint64_t argument) {
+    struct stage stage = {reached, argument, {0}};
+    memset(stage.fill, (int)reached, sizeof stage.fill);
+    CHECK_OK(cxl_shm_publish_line(cxl_shm_get_ptr(root.stages[host]), &stage));
+}
+
+static uint64_t await(uint64_t reached) {
+    struct stage stage;
+    time_t since = time(NULL);
+    for (;;) {
+        CHECK_OK(cxl_shm_fetch_line(cxl_shm_get_ptr(root.stages[1 - host]), &stage));
+        for (size_t i = 0; i < sizeof stage.fill; i++)
+            CHECK(stage.fill[i] == (uint8_t)stage.reached);
+        if (stage.reached >= reached)
+            return stage.argument;
+        check_rest(since, "the other host");
+    }
+}
+
+/* A block of the other host must not be seen half written: it is flushed before anybody learns of it. */
+static shm_ptr_t build_list(void) {
+    shm_ptr_t head = CXL_SHM_NULL_OFFSET;
+    for (uint32_t number = 0; number < NODES; number++) {
+        uint32_t words = 1 + number * 7 % 300;
+        size_t size = sizeof(struct node) + words * sizeof(uint32_t);
+        struct node* node = shmalloc(size);
+        CHECK(node != NULL);
+        CHECK((uintptr_t)node % CXL_SHM_LINE_BYTES == 0);
+        node->next = head;
+        node->number = number;
+        node->words = words;
+        for (uint32_t i = 0; i < words; i++)
+            node->content[i] = content_of((uint32_t)host, number, i);
+        if (strcmp(mistake, "no-flush") != 0)
+            clflush(node, size);
+        head = cxl_shm_get_offset(node);
+        CHECK(head != CXL_SHM_NULL_OFFSET && cxl_shm_get_ptr(head) == (void*)node);
+    }
+    return head;
+}
+
+static void check_and_free_list(shm_ptr_t head, uint32_t owner) {
+    for (uint32_t number = NODES; number-- > 0;) {
+        struct node* node;
+        void* place;
+        CHECK_OK(cxl_shm_get_range(NULL, head, sizeof *node, &place));
+        node = place;
+        CHECK_OK(cxl_shm_invalidate(node, sizeof *node));
+        CHECK(node->number == number && node->words == 1 + number * 7 % 300);
+        size_t size = sizeof *node + node->words * sizeof(uint32_t);
+        CHECK_OK(cxl_shm_invalidate(node, size));
+        for (uint32_t i = 0; i < node->words; i++)
+            CHECK(node->content[i] == content_of(owner, number, i));
+        head = node->next;
+        cxl_shm_clear_error();
+        shfree(node);
+        CHECK(cxl_shm_last_status() == CXL_SHM_OK);
+    }
+    CHECK(head == CXL_SHM_NULL_OFFSET);
+}
+
+static void* count(void* unused) {
+    uint64_t* counter = cxl_shm_get_ptr(root.counter);
+    (void)unused;
+    for (uint64_t round = 0; round < rounds; round++) {
+        if (strcmp(mistake, "no-lock") != 0)
+            CHECK_OK(cxl_shm_acquire_lock(root.lock));
+        if (strcmp(mistake, "no-invalidate") != 0)
+            CHECK_OK(cxl_shm_invalidate(counter, sizeof *counter));
+        *(volatile uint64_t*)counter += 1;
+        if (strcmp(mistake, "no-flush") != 0)
+            clflush(counter, sizeof *counter);
+        if (strcmp(mistake, "no-lock") != 0)
+            CHECK_OK(cxl_shm_release_lock(root.lock));
+    }
+    return NULL;
+}
+
+static void count_together(void) {
+    pthread_t threads[THREADS];
+    uint64_t* counter = cxl_shm_get_ptr(root.counter);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, count, NULL) == 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    say(2, 0);
+    await(2);
+    CHECK_OK(cxl_shm_acquire_lock(root.lock));
+    CHECK_OK(cxl_shm_invalidate(counter, sizeof *counter));
+    if (*counter != 2 * THREADS * rounds) {
+        fprintf(stderr, "host %d: the count is %llu, not %llu\n", host, (unsigned long long)*counter,
+                (unsigned long long)(2 * THREADS * rounds));
+        exit(3);
+    }
+    CHECK_OK(cxl_shm_release_lock(root.lock));
+}
+
+/* Fills the pool with large blocks, which the other host frees: they are there again soon. */
+static void fill_and_refill(void) {
+    enum { MOST = 4096 };
+    static shm_ptr_t offsets[MOST];
+    const size_t size = BLOCK;
+    size_t filled = 0;
+    void* block;
+    int status;
+    while ((status = cxl_shm_alloc(NULL, size, 0, &block)) == CXL_SHM_OK) {
+        CHECK(filled < MOST);
+        offsets[filled++] = cxl_shm_get_offset(block);
+    }
+    CHECK(status == CXL_SHM_E_FULL);
+    CHECK(filled >= 4);
+    shm_ptr_t* list = cxl_shm_get_ptr(offsets[0]);
+    CHECK(sizeof(shm_ptr_t) * filled <= size);
+    CHECK_OK(cxl_shm_copy_in(list, offsets, sizeof(shm_ptr_t) * filled));
+    CHECK_OK(cxl_shm_put_ex(NULL, "full", list, sizeof(shm_ptr_t) * filled, 0, CXL_SHM_TIMEOUT_DEFAULT));
+    say(4, filled);
+    await(5);
+    time_t since = time(NULL);
+    for (size_t again = 0; again < filled; again++)
+        while (cxl_shm_alloc(NULL, size, 0, &block) != CXL_SHM_OK)
+            check_rest(since, "the blocks that the other host freed");
+    say(6, 0);
+}
+
+static void free_what_fills(void) {
+    static shm_ptr_t offsets[4096];
+    void* list;
+    uint64_t len_bytes;
+    uint64_t filled = await(4);
+    CHECK_OK(cxl_shm_get_ex(NULL, "full", &list, &len_bytes, CXL_SHM_TIMEOUT_DEFAULT));
+    CHECK(len_bytes == filled * sizeof(shm_ptr_t) && len_bytes <= sizeof offsets);
+    CHECK_OK(cxl_shm_copy_out(offsets, list, len_bytes));
+    CHECK_OK(cxl_shm_destroy("full"));
+    for (uint64_t i = 0; i < filled; i++)
+        CHECK_OK(cxl_shm_free(cxl_shm_get_ptr(offsets[i])));
+    say(5, 0);
+    await(6);
+}
+
+static shm_ptr_t zeroed(size_t size) {
+    static const uint8_t zeros[CXL_SHM_LINE_BYTES];
+    void* block = shmalloc(size);
+    CHECK(block != NULL && size <= sizeof zeros);
+    CHECK_OK(cxl_shm_copy_in(block, zeros, sizeof zeros));
+    return cxl_shm_get_offset(block);
+}
+
+static void make_root(void) {
+    struct root* shared = shmalloc(sizeof root);
+    CHECK(shared != NULL);
+    CHECK_OK(cxl_shm_allocate_lock(&root.lock));
+    root.magic = MAGIC;
+    root.counter = zeroed(sizeof(uint64_t));
+    root.stages[0] = zeroed(sizeof(struct stage));
+    root.stages[1] = zeroed(sizeof(struct stage));
+    root.list = build_list();
+    *shared = root;
+    clflush(shared, sizeof *shared);
+    CHECK_OK(cxl_shm_put("root", shared));
+}
+
+static void find_root(void) {
+    void* shared = check_await("root");
+    CHECK_OK(cxl_shm_copy_out(&root, shared, sizeof root));
+    CHECK(root.magic == MAGIC);
+}
+
+int main(int argc, char** argv) {
+    CHECK(argc >= 4);
+    host = strcmp(argv[1], "second") == 0;
+    rounds = strtoull(argv[3], NULL, 10);
+    if (argc > 4)
+        mistake = argv[4];
+    cxl_shm_options_t options = {.struct_size = sizeof options, .timeout_ms = PATIENCE_S * 1000, .join_timeout_ms = 30000};
+    if (host == 0) {
+        cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = BLOCK};
+        CHECK_OK(cxl_shm_format(argv[2], &format));
+    }
+    check_open(argv[2], &options);
+    cxl_shm_info_t info = {.struct_size = sizeof info};
+    CHECK_OK(cxl_shm_get_info(NULL, &info));
+    CHECK((info.flags & CXL_SHM_INFO_JOINED) != 0 && info.slot < info.slots && info.incarnation != 0);
+
+    if (host == 0)
+        make_root();
+    else
+        find_root();
+    say(1, host == 0 ? 0 : build_list());
+    shm_ptr_t other = await(1);
+    check_and_free_list(host == 0 ? other : root.list, (uint32_t)(1 - host));
+    count_together();
+    if (host == 0)
+        fill_and_refill();
+    else
+        free_what_fills();
+    say(7, 0);
+    await(7);
+    if (host == 0) {
+        CHECK_OK(cxl_shm_destroy("root"));
+        CHECK_OK(cxl_shm_free_lock(root.lock));
+        CHECK_STATUS(cxl_shm_free_lock(root.lock), CXL_SHM_E_NOT_FOUND);
+    }
+    CHECK_OK(cxl_shm_fini());
+    printf("host %d slot %u: ok (%s)\n", host, info.slot, info.memory);
+    return 0;
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! C and C++ programs on the interface, as real processes that are two hosts of one pool.
+
+mod common;
+
+use common::{Folder, Link, Running, finish, program, start, succeed};
+use std::ffi::OsStr;
+use std::path::Path;
+
+const NATIVE: &str = "native";
+
+fn two_hosts(folder: &Folder, program: &Path, coherence: &str, rounds: &str, mistake: &str) -> Vec<Running> {
+    let pool = format!("{},size=24M", folder.path("pool").display());
+    let args = |role| [role, pool.as_str(), rounds, mistake].map(OsStr::new);
+    vec![start(folder, program, "one", coherence, &args("first")), start(folder, program, "two", coherence, &args("second"))]
+}
+
+#[test]
+fn two_hosts_share_structures_locks_and_blocks() {
+    for (link, coherence) in [
+        (Link::Shared, NATIVE),
+        (Link::Static, NATIVE),
+        (Link::Shared, "emulated:seed=1"),
+        (Link::Static, "emulated:seed=2,noise=4"),
+        (Link::Shared, "emulated:seed=3,noise=0"),
+    ] {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "two_hosts.c", link) else { return };
+        succeed(two_hosts(&folder, &program, coherence, "200", ""));
+    }
+}
+
+#[test]
+fn a_step_left_out_is_noticed_under_the_emulator() {
+    for mistake in ["no-flush", "no-invalidate", "no-lock"] {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "two_hosts.c", Link::Shared) else { return };
+        let (statuses, text) = finish(two_hosts(&folder, &program, "emulated:seed=1", "1000", mistake));
+        assert!(statuses.iter().any(|status| matches!(status.code(), Some(1 | 3))), "{mistake}: {statuses:?}\n{text}");
+        let noticed = if mistake == "no-flush" { "node->number == number" } else { "the count is" };
+        assert!(text.contains(noticed), "{mistake} failed for another reason:\n{text}");
+    }
+}
+
+#[test]
+fn everything_wrong_is_refused_with_a_reason() {
+    for (link, coherence) in [(Link::Shared, NATIVE), (Link::Static, NATIVE), (Link::Sanitized, NATIVE), (Link::Shared, "emulated:seed=4")]
+    {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "errors.c", link) else { return };
+        let pool = format!("{},size=8M", folder.path("pool").display());
+        let mut args = vec![OsStr::new(&pool)];
+        // Two processes of one machine cannot be one host under the emulator, and the address sanitizer's heap does not survive a fork of
+        // a process with threads.
+        let no_fork = coherence != NATIVE || link == Link::Sanitized;
+        args.extend(no_fork.then_some(OsStr::new("no-fork")));
+        succeed(vec![start(&folder, &program, "one", coherence, &args)]);
+    }
+}
+
+#[test]
+fn sanitizers_find_nothing_in_two_hosts() {
+    let folder = Folder::new();
+    let Some(program) = program(&folder, "two_hosts.c", Link::Sanitized) else { return };
+    succeed(two_hosts(&folder, &program, NATIVE, "100", ""));
+}
+
+fn heir_after(dying: &str, coherence: &str) {
+    let folder = Folder::new();
+    let Some(program) = program(&folder, "recovery.c", Link::Shared) else { return };
+    let pool = format!("{},size=16M", folder.path("pool").display());
+    let run = |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), OsStr::new(&pool)]);
+    let mut heir = run("heir", "one");
+    let mut holder = run("dies", dying);
+    heir.await_text("waiting");
+    holder.kill();
+    let mut left = vec![heir];
+    if dying != "one" {
+        left.push(run("returns", dying));
+    }
+    succeed(left);
+}
+
+#[test]
+fn a_holder_that_dies_leaves_its_lock_to_be_repaired_on_the_same_host() {
+    heir_after("one", NATIVE);
+}
+
+#[test]
+fn a_holder_that_dies_leaves_its_lock_to_be_repaired_on_another_host() {
+    heir_after("two", NATIVE);
+    heir_after("two", "emulated:seed=5");
+}
+
+#[test]
+fn owners_in_cpp_clean_up() {
+    for (link, coherence) in [(Link::Static, NATIVE), (Link::Shared, "emulated:seed=6"), (Link::Sanitized, NATIVE)] {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "raii.cpp", link) else { return };
+        let pool = format!("{},size=32M", folder.path("pool").display());
+        let run = |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), OsStr::new(&pool)]);
+        succeed(vec![run("publish", "one"), run("consume", "two")]);
+    }
+}
+
+#[test]
+fn a_program_with_the_short_names_of_its_own_links_the_archive() {
+    let folder = Folder::new();
+    let Some(program) = program(&folder, "own_names.c", Link::Static) else { return };
+    let pool = format!("{},size=32M", folder.path("pool").display());
+    succeed(vec![start(&folder, &program, "one", NATIVE, &[OsStr::new(&pool)])]);
+}

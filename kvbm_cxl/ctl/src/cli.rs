@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands and their options.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use cxl_pool::device::parse_size;
+use cxl_pool::limits::*;
+use cxl_pool::media::Region;
+use std::path::PathBuf;
+
+/// What is printed below the help.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done, nothing wrong
+  1  findings, or the operation failed
+  2  wrong usage
+  3  the pool cannot be opened
+  4  refused: something would be lost, or is in use
+
+Environment:
+  CXL_POOL        the pool, where --pool is not given
+  CXL_POOL_SIZE   the size of its devices, where CXL_POOL does not carry one
+  CXL_MACHINE_ID  this machine's identity, where /etc/machine-id does not serve
+  CXL_STATE_DIR   where this machine's processes meet
+  CXL_COHERENCE   how the memory is used: native or emulated";
+
+/// Formats, inspects, checks and tries out pools of shared CXL memory.
+#[derive(Parser, Debug)]
+#[command(name = "cxlctl", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub struct Cli {
+    /// The pool: its devices, separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G [env: CXL_POOL]
+    #[arg(long, global = true, value_name = "SPEC")]
+    pub pool: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Make an empty pool on devices or files
+    Format(FormatArgs),
+    /// Tell what a pool is made of and how much of it is used
+    Info,
+    /// Tell who uses the pool: slots, heartbeats, fences, locks, manager seats
+    Hosts(HostsArgs),
+    /// Show metadata lines
+    Inspect(InspectArgs),
+    /// Check all metadata, and repair it when asked to
+    Fsck(FsckArgs),
+    /// Run two hosts on one pool: one publishes data blocks, the other finds and verifies every byte
+    Demo(DemoArgs),
+    /// One host of the demo
+    #[command(hide = true)]
+    DemoHost(DemoHostArgs),
+    /// Tell whether this machine and these devices are fit for a pool, and which instructions serve best
+    Doctor(crate::doctor::Args),
+    /// Measure lines, locks and the allocator
+    Bench(crate::bench::Args),
+    /// Print a shell's completions
+    Completions(CompletionsArgs),
+    /// Write the manual pages
+    Man(ManArgs),
+}
+
+/// A size in bytes.
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+/// How hosts see each other's writes.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Coherence {
+    /// Nothing is coherent between hosts
+    Software,
+    /// One host only, or a device with real coherence between hosts: flushes are left out
+    Hardware,
+}
+
+/// Options of `format`.
+#[derive(Args, Debug)]
+pub struct FormatArgs {
+    /// How much of each device to use; a file that does not exist is made this long
+    #[arg(long, value_parser = size)]
+    pub size: Option<u64>,
+    /// Host slots: how many machines can use the pool at a time
+    #[arg(long, default_value_t = DEFAULT_SLOTS as u32)]
+    pub slots: u32,
+    /// Manager seats: how many machines can take over the management
+    #[arg(long, default_value_t = DEFAULT_SEATS as u32)]
+    pub seats: u32,
+    /// The machine of seat 0 (32 hexadecimal digits); default: this one
+    #[arg(long, value_name = "ID")]
+    pub machine: Option<String>,
+    /// The machine of the next seat, 1 and up; seats without one are given to machines as they join
+    #[arg(long, value_name = "ID")]
+    pub seat_machine: Vec<String>,
+    /// Locks
+    #[arg(long, default_value_t = DEFAULT_LOCKS as u32)]
+    pub locks: u32,
+    /// Cells of the table of named objects
+    #[arg(long, default_value_t = DEFAULT_OBJECTS as u32)]
+    pub objects: u32,
+    /// Chunk: what the allocator hands to a host at a time
+    #[arg(long, value_parser = size, default_value = "2M")]
+    pub chunk: u64,
+    /// Stripe over several devices; default: 2M, or more where that would take too many mappings
+    #[arg(long, value_parser = size)]
+    pub stripe: Option<u64>,
+    /// How hosts see each other's writes
+    #[arg(long, value_enum, default_value = "software")]
+    pub coherence: Coherence,
+    /// Overwrite whatever is on the devices. It is lost
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Options of `hosts`.
+#[derive(Args, Debug)]
+pub struct HostsArgs {
+    /// How long to watch the heartbeats, in milliseconds
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    pub watch_ms: u64,
+    /// What to do about them
+    #[command(subcommand)]
+    pub command: Option<HostsCommand>,
+}
+
+/// What to do about hosts.
+#[derive(Subcommand, Debug)]
+pub enum HostsCommand {
+    /// State that a machine is off for good, so that others may take over what it held
+    ///
+    /// The pool never concludes from silence that a machine is dead: it may only be paused, and then go on writing. This command states what
+    /// no program can know: that the machine is powered off, rebooted, or cut off from the memory, so that none of its writes can arrive
+    /// any more. Its locks and its memory are then given to others. IF THE MACHINE IS ONLY PAUSED AND GOES ON, IT WILL WRITE INTO MEMORY THAT
+    /// BELONGS TO SOMEBODY ELSE, AND DATA IS CORRUPTED.
+    ///
+    /// Run it on a machine that has a manager seat.
+    DeclareDead(DeclareDeadArgs),
+}
+
+/// Options of `hosts declare-dead`.
+#[derive(Args, Debug)]
+pub struct DeclareDeadArgs {
+    /// The slot, as `cxlctl hosts` shows it
+    pub slot: u16,
+    /// The incarnation that is dead, as `cxlctl hosts` shows it; a later one of the same slot is not meant
+    #[arg(long)]
+    pub incarnation: u32,
+    /// Confirm that the machine is powered off or cut off from the memory. Saying so wrongly corrupts data
+    #[arg(long)]
+    pub i_know_it_is_powered_off: bool,
+    /// How long to wait for the manager to publish it, in milliseconds
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub timeout_ms: u64,
+}
+
+/// What `inspect` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// The superblock of each device
+    Superblock,
+    /// Epoch claimed by each manager seat
+    Seat,
+    /// Lock grants, one copy per seat
+    Grant,
+    /// Slot and seat bindings, one copy per seat
+    Binding,
+    /// Fenced incarnations, one row per seat
+    Fence,
+    /// Proven deaths, one row per seat
+    Death,
+    /// Hints of machines that ask for a slot
+    JoinBox,
+    /// Who holds a slot
+    Identity,
+    /// Heartbeats and request versions
+    Summary,
+    /// Lock requests
+    Request,
+    /// Lines that a commit is about to write
+    Intent,
+    /// Protected records: lock table and objects, one copy per slot
+    Record,
+    /// Chunks claimed by a host
+    Claim,
+    /// Blocks sent to another host to be freed
+    FreeBox,
+    /// What the receiver has taken out of a free box
+    FreeAck,
+    /// What a chunk is cut into
+    ChunkHead,
+    /// Blocks that outlive their host
+    KeepMap,
+    /// View: locks, who holds them and who waits
+    Locks,
+    /// View: named objects
+    Objects,
+    /// View: chunks, who owns them, and the kept blocks in them
+    Blocks,
+}
+
+impl What {
+    /// The region of lines that this is, if it is one.
+    pub fn region(self) -> Option<Region> {
+        Some(match self {
+            What::Superblock | What::Locks | What::Objects | What::Blocks => return None,
+            What::Seat => Region::Seat,
+            What::Grant => Region::Grant,
+            What::Binding => Region::Binding,
+            What::Fence => Region::Fence,
+            What::Death => Region::Death,
+            What::JoinBox => Region::JoinBox,
+            What::Identity => Region::Identity,
+            What::Summary => Region::Summary,
+            What::Request => Region::Request,
+            What::Intent => Region::Intent,
+            What::Record => Region::Record,
+            What::Claim => Region::Claim,
+            What::FreeBox => Region::FreeBox,
+            What::FreeAck => Region::FreeAck,
+            What::ChunkHead => Region::ChunkHead,
+            What::KeepMap => Region::KeepMap,
+        })
+    }
+}
+
+/// Options of `inspect`.
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// What to show
+    #[arg(value_enum)]
+    pub what: What,
+    /// Line number, or `all`; default: the lines that are not empty, or do not verify
+    pub index: Option<String>,
+    /// Show the raw bytes as well
+    #[arg(long)]
+    pub raw: bool,
+}
+
+/// Options of `fsck`.
+#[derive(Args, Debug)]
+pub struct FsckArgs {
+    /// Repair what can be repaired without losing anything. Every host has to be stopped
+    #[arg(long)]
+    pub repair: bool,
+    /// Repair also where the newest value may be lost, assuming that no stopped host ever goes on
+    #[arg(long, requires = "repair")]
+    pub accept_loss: bool,
+    /// Repair even though hosts seem to use the pool. Their data may be lost
+    #[arg(long, requires = "repair")]
+    pub force: bool,
+    /// How long heartbeats must have stood still before a repair, in milliseconds
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    pub watch_ms: u64,
+    /// Show notes as well: leftovers of dead hosts that the next holder deals with
+    #[arg(long)]
+    pub notes: bool,
+}
+
+/// Options of `demo`.
+#[derive(Args, Debug, Clone)]
+pub struct DemoArgs {
+    /// Run one round and end (also with ONCE=1 in the environment)
+    #[arg(long)]
+    pub once: bool,
+    /// Blocks per round
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub blocks: u32,
+    /// Size of a block
+    #[arg(long, value_parser = size, default_value = "1M")]
+    pub block: u64,
+    /// Lock hand-overs to count per host and round
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub turns: u32,
+    /// Format the pool given with --pool even if there is something on it. It is lost
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Options of one host of the demo.
+#[derive(Args, Debug)]
+pub struct DemoHostArgs {
+    /// Blocks per round
+    #[arg(long)]
+    pub blocks: u32,
+    /// Size of a block
+    #[arg(long)]
+    pub block: u64,
+}
+
+/// Options of `completions`.
+#[derive(Args, Debug)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// Options of `man`.
+#[derive(Args, Debug)]
+pub struct ManArgs {
+    /// The directory to write to; made when missing
+    pub directory: PathBuf,
+}

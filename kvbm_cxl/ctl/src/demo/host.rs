@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One host of the demo: a process that joins the pool and does what its parent's orders say, one line of JSON each way.
+
+use super::blocks::{COUNTER, DIRECTORY, Directory, MAX_BLOCKS, fill, first_wrong};
+use crate::cli::DemoHostArgs;
+use crate::output::{Exit, Failure, Out};
+use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea};
+use cxl_pool::coherence::Coherence;
+use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::line::Line;
+use cxl_pool::lock_table::allocate_lock;
+use cxl_pool::objects::Objects;
+use cxl_pool::pool::Pool;
+use cxl_pool::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::io::BufRead;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a lock, in milliseconds.
+const LOCK_TIMEOUT_MS: u64 = 20_000;
+/// How often something is tried again after a fence.
+const FENCE_RETRIES: usize = 20;
+
+/// What the parent wants.
+#[derive(Serialize, Deserialize, Debug, Clone, Copy)]
+pub enum Order {
+    /// Make the counter and its lock.
+    Prepare,
+    /// Publish the blocks of a round.
+    Publish { round: u64 },
+    /// Find, copy and verify the blocks of a round.
+    Pull { round: u64 },
+    /// Take the lock and count, so many times.
+    Count { lock: u32, turns: u32 },
+    /// Read the counter.
+    Total { lock: u32 },
+    /// Leave the pool.
+    Leave,
+}
+
+/// What a host answers.
+#[derive(Serialize, Deserialize, Debug, Clone)]
+pub enum Reply {
+    /// It has joined.
+    Joined { slot: u16, incarnation: u32 },
+    /// The lock of the counter.
+    Prepared { lock: u32 },
+    /// Blocks were published or pulled.
+    Moved { blocks: u64, bytes: u64, ns: u64 },
+    /// The counter as this host left or found it: how often it was raised, and how often another host had raised it before.
+    Counted { total: u64, handed_over: u64 },
+    /// It has left.
+    Left,
+    /// It failed.
+    Failed { message: String },
+}
+
+/// `cxlctl demo-host`.
+pub fn run(pool: Option<&str>, args: &DemoHostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
+    let outcome = crate::pool::open(pool, false).and_then(|pool| serve(&pool, args, out));
+    if let Err(failure) = &outcome {
+        // The parent tells the user; standard error is shared with it.
+        reply(out, &Reply::Failed { message: failure.message().into() })?;
+        return Ok(failure.exit);
+    }
+    outcome
+}
+
+fn reply(out: &mut Out, reply: &Reply) -> std::result::Result<(), Failure> {
+    let text = serde_json::to_string(reply).map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+    out.line(text)?;
+    out.flush()
+}
+
+fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
+    // The two hosts share few cores with everything else: patience costs nothing here.
+    let config = HostConfig { seats: pool.superblock().seats(), suspect_ms: 5_000, join_timeout_ms: 30_000, ..HostConfig::default() };
+    let host = pool.join(config)?;
+    let service = host.serve()?;
+    let local = LocalArea::private(pool.layout().chunks())?;
+    let allocator = Allocator::attach(&host, local, AllocConfig { lock_timeout_ms: LOCK_TIMEOUT_MS, ..AllocConfig::default() })?;
+    let objects = Objects::new(&host);
+    let mut worker = Worker { pool, host: &host, allocator, objects, blocks: Vec::new(), directory: None, buffer: Vec::new() };
+    reply(out, &Reply::Joined { slot: host.slot(), incarnation: host.incarnation() })?;
+    for line in std::io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?).map_err(|error| Failure::usage(format!("not an order: {error}")))?;
+        let answer = match order {
+            Order::Leave => break,
+            Order::Prepare => worker.prepare()?,
+            Order::Publish { round } => worker.publish(round, args)?,
+            Order::Pull { round } => worker.pull(round)?,
+            Order::Count { lock, turns } => worker.count(lock, turns)?,
+            Order::Total { lock } => worker.count(lock, 0)?,
+        };
+        worker.allocator.service_round()?;
+        reply(out, &answer)?;
+    }
+    // Also when the parent is gone: leave nothing behind.
+    worker.allocator.close()?;
+    host.leave()?;
+    drop(service);
+    reply(out, &Reply::Left)?;
+    Ok(Exit::Done)
+}
+
+struct Worker<'a> {
+    pool: &'a Pool,
+    host: &'a Host,
+    allocator: Allocator,
+    objects: Objects,
+    /// Blocks published last.
+    blocks: Vec<Block>,
+    directory: Option<Block>,
+    buffer: Vec<u8>,
+}
+
+/// Tries again while this host is fenced; it joins again by itself.
+fn patiently<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut tries = 0;
+    loop {
+        match work() {
+            Err(Error::Fenced { .. }) if tries < FENCE_RETRIES => {
+                tries += 1;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            other => return other,
+        }
+    }
+}
+
+impl Worker<'_> {
+    fn memory(&self) -> &Arc<dyn Coherence> {
+        self.pool.lines().memory()
+    }
+
+    /// A block that other hosts may read: kept.
+    fn kept_block(&self, len_bytes: u64) -> Result<Block> {
+        let block = patiently(|| self.allocator.alloc(len_bytes))?;
+        patiently(|| self.allocator.keep(block.offset))?;
+        Ok(block)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.memory().copy_in(offset, bytes)?;
+        self.memory().fence_stores();
+        Ok(())
+    }
+
+    /// Copies what is in the memory now, past this host's caches.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.memory().flush_range(offset, bytes.len() as u64)?;
+        self.memory().fence_all();
+        self.memory().copy_out(offset, bytes)?;
+        self.memory().fence_loads();
+        Ok(())
+    }
+
+    fn prepare(&mut self) -> Result<Reply> {
+        let block = self.kept_block(64)?;
+        self.write(block.offset, &Line::ZERO.0)?;
+        patiently(|| self.objects.replace(COUNTER, block.offset, 64, LOCK_TIMEOUT_MS))?;
+        let lock = patiently(|| allocate_lock(self.host, LOCK_TIMEOUT_MS))?;
+        Ok(Reply::Prepared { lock })
+    }
+
+    fn publish(&mut self, round: u64, args: &DemoHostArgs) -> Result<Reply> {
+        for block in std::mem::take(&mut self.blocks).into_iter().chain(self.directory.take()) {
+            patiently(|| self.allocator.free(block.offset))?;
+        }
+        self.buffer.resize(args.block as usize, 0);
+        let mut spent = Duration::ZERO;
+        let mut directory = Directory { round, blocks: Vec::new() };
+        for number in 0..u64::from(args.blocks) {
+            fill(round, number, &mut self.buffer);
+            let begun = Instant::now();
+            let block = self.kept_block(args.block)?;
+            self.write(block.offset, &self.buffer)?;
+            spent += begun.elapsed();
+            self.blocks.push(block);
+            directory.blocks.push((block.offset, args.block));
+        }
+        let begun = Instant::now();
+        let encoded = directory.encode();
+        let place = self.kept_block(encoded.len() as u64)?;
+        self.write(place.offset, &encoded)?;
+        // The name last: who finds it finds everything behind it.
+        patiently(|| self.objects.replace(DIRECTORY, place.offset, encoded.len() as u64, LOCK_TIMEOUT_MS))?;
+        spent += begun.elapsed();
+        self.directory = Some(place);
+        Ok(Reply::Moved { blocks: args.blocks.into(), bytes: u64::from(args.blocks) * args.block, ns: spent.as_nanos() as u64 })
+    }
+
+    fn pull(&mut self, round: u64) -> Result<Reply> {
+        let begun = Instant::now();
+        let found = self.objects.get(DIRECTORY, LOCK_TIMEOUT_MS)?;
+        if found.len_bytes > Directory::len_bytes(MAX_BLOCKS) {
+            return Err(Error::Invalid(format!("a directory of {} bytes is too large", found.len_bytes)));
+        }
+        let mut encoded = vec![0; found.len_bytes as usize];
+        self.read(found.offset, &mut encoded)?;
+        let directory = Directory::decode(&encoded)?;
+        let mut spent = begun.elapsed();
+        if directory.round != round {
+            return Err(Error::Invalid(format!("found the blocks of round {}, published were those of round {round}", directory.round)));
+        }
+        let mut bytes = 0;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for (number, &(offset, len_bytes)) in directory.blocks.iter().enumerate() {
+            if len_bytes > self.memory().len_bytes() {
+                return Err(Error::Invalid(format!("block {number} has {len_bytes} bytes, more than the pool")));
+            }
+            buffer.resize(len_bytes as usize, 0);
+            let begun = Instant::now();
+            self.read(offset, &mut buffer)?;
+            spent += begun.elapsed();
+            if let Some(at) = first_wrong(round, number as u64, &buffer) {
+                return Err(Error::Invalid(format!("byte {at} of block {number} of round {round} (pool offset {offset:#x}) is wrong")));
+            }
+            bytes += len_bytes;
+        }
+        self.buffer = buffer;
+        Ok(Reply::Moved { blocks: directory.blocks.len() as u64, bytes, ns: spent.as_nanos() as u64 })
+    }
+
+    /// Raises the shared counter under the lock: read, add, write. Without mutual exclusion counts are lost.
+    fn count(&mut self, lock: u32, turns: u32) -> Result<Reply> {
+        let place = self.objects.get(COUNTER, LOCK_TIMEOUT_MS)?.offset;
+        let slot = u64::from(self.host.slot()) + 1;
+        let mut line = Line::ZERO;
+        for turn in 0..turns.max(1) {
+            let guard = self.host.acquire(lock, LOCK_TIMEOUT_MS)?;
+            line = self.pool.lines().fetch_raw(place)?;
+            let field = |number: usize| line.0[number * 8..][..8].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
+            let (total, last, handed_over) = (field(0), field(1), field(2));
+            if turns > 0 {
+                let fields = [total + 1, slot, handed_over + u64::from(last != 0 && last != slot)];
+                fields.iter().enumerate().for_each(|(number, value)| line.0[number * 8..][..8].copy_from_slice(&value.to_le_bytes()));
+                self.memory().write_line(place, &line)?;
+                self.memory().fence_stores();
+            }
+            drop(guard);
+            // A moment without the lock now and then, so that the other host gets its turns.
+            if turn % 4 == 3 {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        let field = |number: usize| line.0[number * 8..][..8].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
+        Ok(Reply::Counted { total: field(0), handed_over: field(2) })
+    }
+}

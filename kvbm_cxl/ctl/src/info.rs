@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl info`.
+
+use crate::output::{Exit, Failure, Out};
+use crate::text::{bytes, safe, table};
+use cxl_pool::alloc::{AllocAudit, audit};
+use cxl_pool::device::DeviceKind;
+use cxl_pool::media::{CoherenceMode, uuid_text};
+use cxl_pool::platform::MachineId;
+use cxl_pool::pool::Pool;
+use serde_json::{Value, json};
+
+/// `cxlctl info`.
+pub fn run(pool: Option<&str>, out: &mut Out) -> Result<Exit, Failure> {
+    let pool = crate::pool::open(pool, true)?;
+    let usage = audit(pool.lines()).map_err(|error| error.to_string());
+    out.answer(|| json(&pool, Some(&usage)), || text(&pool, Some(&usage)))?;
+    Ok(Exit::Done)
+}
+
+/// What is used, or why that cannot be told.
+pub type Usage = Result<AllocAudit, String>;
+
+fn kind(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Devdax => "devdax",
+        DeviceKind::Hugetlb => "hugetlb",
+        DeviceKind::File => "file",
+    }
+}
+
+fn coherence(mode: CoherenceMode) -> &'static str {
+    match mode {
+        CoherenceMode::Software => "software",
+        CoherenceMode::Hardware => "hardware",
+    }
+}
+
+/// A seat's machine in the superblock.
+pub fn machine(id: MachineId) -> Option<String> {
+    (!id.is_none()).then(|| id.to_string())
+}
+
+/// Everything as JSON.
+pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
+    let (superblock, geometry) = (pool.superblock(), *pool.layout().geometry());
+    let [compat, ro_compat, incompat] = superblock.features();
+    let devices = pool.devices().iter().zip(superblock.devices()).map(|(device, record)| {
+        json!({"name": device.name, "kind": kind(device.kind), "len_bytes": device.len_bytes, "align_bytes": device.align_bytes,
+            "numa_node": device.numa_node, "id": MachineId(record.id).to_string(), "formatted_as": record.name})
+    });
+    let regions = pool
+        .layout()
+        .spans()
+        .iter()
+        .map(|span| json!({"region": format!("{:?}", span.region), "offset": span.offset, "lines": span.lines}));
+    let mut value = json!({
+        "uuid": uuid_text(superblock.uuid()),
+        "incarnation": format!("{:#x}", superblock.incarnation()),
+        "version": format!("{}.{}", superblock.version().0, superblock.version().1),
+        "features": {"compat": compat, "ro_compat": ro_compat, "incompat": incompat},
+        "coherence": coherence(superblock.coherence()),
+        "memory": pool.description(),
+        "geometry": {"len_bytes": geometry.len_bytes, "devices": geometry.devices, "stripe_bytes": geometry.stripe_bytes,
+            "seats": geometry.seats, "slots": geometry.slots, "locks": geometry.locks, "objects": geometry.objects,
+            "chunk_bytes": geometry.chunk_bytes, "chunks": pool.layout().chunks(), "data_offset": pool.layout().data_offset()},
+        "seat_machines": superblock.seats().into_iter().map(machine).collect::<Vec<_>>(),
+        "devices": devices.collect::<Vec<_>>(),
+        "layout": regions.collect::<Vec<_>>(),
+    });
+    match usage {
+        Some(Ok(audit)) => {
+            value["usage"] = json!({"chunks": audit.chunks, "owned_chunks": audit.owned, "free_chunks": audit.free,
+                "waiting_chunks": audit.waiting, "kept_blocks": audit.kept_blocks, "kept_bytes": audit.kept_bytes});
+        }
+        Some(Err(reason)) => value["usage"] = json!({"unknown": reason}),
+        None => {}
+    }
+    value
+}
+
+/// Everything as text.
+pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
+    let (superblock, geometry, layout) = (pool.superblock(), *pool.layout().geometry(), pool.layout());
+    let [compat, ro_compat, incompat] = superblock.features();
+    let (major, minor) = superblock.version();
+    let mut text = format!(
+        "pool {}\n  incarnation {:#x}, format {major}.{minor}, features compat {compat:#x} ro-compat {ro_compat:#x} incompat {incompat:#x}\n  \
+         {}, {} chunks of {}, coherence {}, reached with {}\n  {} slots, {} seats, {} locks, {} object cells\n",
+        uuid_text(superblock.uuid()),
+        superblock.incarnation(),
+        bytes(geometry.len_bytes),
+        layout.chunks(),
+        bytes(geometry.chunk_bytes),
+        coherence(superblock.coherence()),
+        pool.description(),
+        geometry.slots,
+        geometry.seats,
+        geometry.locks,
+        geometry.objects,
+    );
+    for (seat, id) in superblock.seats().into_iter().enumerate() {
+        let owner = machine(id).unwrap_or_else(|| "given out as machines join".into());
+        text.push_str(&format!("  seat {seat}: {owner}\n"));
+    }
+    text.push_str(&format!("devices (stripe {})\n", bytes(geometry.stripe_bytes)));
+    let mut rows = vec![["  #", "kind", "size", "node", "name"].map(String::from).to_vec()];
+    for (index, device) in pool.devices().iter().enumerate() {
+        let node = device.numa_node.map_or("-".into(), |node| node.to_string());
+        rows.push(vec![format!("  {index}"), kind(device.kind).into(), bytes(device.len_bytes), node, safe(&device.name)]);
+    }
+    text.push_str(&table(&rows));
+    text.push_str("layout\n");
+    let mut rows = vec![["  region", "offset", "lines", "size"].map(String::from).to_vec()];
+    for span in layout.spans() {
+        rows.push(vec![format!("  {:?}", span.region), format!("{:#x}", span.offset), span.lines.to_string(), bytes(span.lines * 64)]);
+    }
+    rows.push(vec![
+        "  chunks".into(),
+        format!("{:#x}", layout.data_offset()),
+        String::new(),
+        bytes(layout.chunks() * geometry.chunk_bytes),
+    ]);
+    text.push_str(&table(&rows));
+    match usage {
+        Some(Ok(audit)) => text.push_str(&format!(
+            "usage\n  {} chunks owned, {} free, {} wait for the proof of a host's death; {} kept blocks, {}\n",
+            audit.owned,
+            audit.free,
+            audit.waiting,
+            audit.kept_blocks,
+            bytes(audit.kept_bytes)
+        )),
+        Some(Err(reason)) => text.push_str(&format!("usage\n  cannot be told: {reason}\n")),
+        None => {}
+    }
+    text
+}
