@@ -8,6 +8,7 @@ pub mod alloc;
 pub mod history;
 pub mod join;
 pub mod lock;
+pub mod records;
 pub mod setup;
 
 use crate::{Failure, Stats};
@@ -16,4 +17,4 @@ use crate::{Failure, Stats};
 pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 
 /// Every scenario with the name under which its seeds are replayed.
-pub const ALL: &[(&str, Scenario)] = &[("lock", lock::run), ("join", join::run), ("alloc", alloc::run)];
+pub const ALL: &[(&str, Scenario)] = &[("lock", lock::run), ("join", join::run), ("alloc", alloc::run), ("records", records::run)];
