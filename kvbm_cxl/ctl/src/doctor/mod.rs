@@ -26,11 +26,7 @@ use system::{Cpu, System, dax_devices};
 /// Free /dev/shm below which a host's local segment may not find room, in bytes.
 const LEAST_SHM_BYTES: u64 = 64 << 20;
 
-/// Tells whether this machine and the named devices are fit for a pool, and which instructions serve best.
-///
-/// Without a pool, ordinary memory in /dev/shm is measured. Nothing that belongs to a pool is written. Beside a device that is a plain file, a scratch file is made and removed. On devdax, tests
-/// that write need either --scratch-offset, which states that a region is free, or --force on a device that is not formatted.
-/// Exit status: 0 = usable, 1 = not usable.
+/// Options of `doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Tests write on the device itself from here, like 4G. You state that the region is free; its content is lost.
