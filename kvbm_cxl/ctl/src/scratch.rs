@@ -171,9 +171,10 @@ mod tests {
     fn a_region_never_covers_header_or_metadata() {
         for devices in [1, 2] {
             let (_directory, paths) = pool(devices);
-            for path in &paths {
+            for (index, path) in paths.iter().enumerate() {
                 let before = std::fs::read(path).unwrap();
-                for offset in [0, 4096, DEVICE_HEADER_BYTES] {
+                // The metadata of these pools fill less than a stripe, which lies on the first device.
+                for offset in [0, 4096, DEVICE_HEADER_BYTES].into_iter().take(if index == 0 { 3 } else { 2 }) {
                     let error = Scratch::region(path, offset, MIN_SCRATCH_BYTES, &Sysfs::default()).err().unwrap().to_string();
                     assert!(error.contains("metadata"), "{error}");
                 }
