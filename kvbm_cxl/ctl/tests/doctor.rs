@@ -163,6 +163,6 @@ fn what_cannot_be_used_is_named_with_advice() {
     assert!(findings(&found).contains("daxctl reconfigure-device"), "{}", findings(&found));
     let looked = doctor(&["--look"], None);
     assert!(looked.status.success() && report(&looked)["devices"][0]["scratch"].is_null());
-    assert_eq!(doctor(&["--scratch-offset", "1G"], None).status.code(), Some(1));
+    assert_eq!(doctor(&["--scratch-offset", "1G"], None).status.code(), Some(2));
     assert_eq!(doctor(&["--peer-role", "a"], None).status.code(), Some(2));
 }

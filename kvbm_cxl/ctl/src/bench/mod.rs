@@ -164,15 +164,18 @@ fn wrong(what: impl Into<String>) -> Error {
 
 /// Runs the command.
 pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
+    // A wrong byte is an error of the pool, not of whoever typed the command.
+    let failed = |error: Error| Failure::new(Exit::Failed, error.to_string());
     let (bench, common) = match &args.what {
-        What::Line { common, scratch_offset } => (line::run(pool, *scratch_offset, common.batches)?, common),
+        What::Line { common, scratch_offset } => (line::run(pool, *scratch_offset, common.batches), common),
         What::Lock { peer: Some(peer), common } => {
-            out.line(to_json(&handover::peer(peer, common.batches)?)?.to_string())?;
+            out.line(to_json(&handover::peer(peer, common.batches).map_err(failed)?)?.to_string())?;
             return Ok(Exit::Done);
         }
-        What::Lock { common, .. } => (lock::run(common.batches)?, common),
-        What::Alloc { common } => (alloc::run(common.batches)?, common),
+        What::Lock { common, .. } => (lock::run(common.batches), common),
+        What::Alloc { common } => (alloc::run(common.batches), common),
     };
+    let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;
     out.answer(|| json, || bench.text())?;
     if !common.ratios {

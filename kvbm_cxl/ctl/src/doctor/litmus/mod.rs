@@ -93,9 +93,19 @@ impl Litmus {
         litmus
     }
 
+    /// Adds what a trial showed, to what it showed before where it was run again.
     fn push(&mut self, trial: &Trial, chosen: Instructions, outcome: Outcome, start: Instant) {
-        let is_chosen = trial.instructions == chosen;
+        let instructions = trial.instructions.to_string();
         let took_ms = start.elapsed().as_millis() as u64;
-        self.trials.push(TrialReport { test: trial.test, instructions: trial.instructions.to_string(), is_chosen, outcome, took_ms });
+        match self.trials.last_mut() {
+            Some(last) if last.test == trial.test && last.instructions == instructions => {
+                last.outcome.add(&outcome);
+                last.took_ms += took_ms;
+            }
+            _ => {
+                let is_chosen = trial.instructions == chosen;
+                self.trials.push(TrialReport { test: trial.test, instructions, is_chosen, outcome, took_ms });
+            }
+        }
     }
 }
