@@ -7,6 +7,8 @@ SEEDS ?= 10000
 STORM_SECONDS ?= 600
 FUZZ_SECONDS ?= 180
 RECORD ?= 0
+# Where install-capi puts the C interface.
+PREFIX ?= target/install
 
 STEP := @scripts/step
 CARGO_FLAGS := --locked -q -j$(JOBS)
@@ -46,6 +48,10 @@ setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 .PHONY: build
 build: ## Build the release programs and the C API libraries
 	$(STEP) 'release build' cargo build $(CARGO_FLAGS) --release $(SHIPPED)
+
+.PHONY: install-capi
+install-capi: build ## Install the C interface under PREFIX
+	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
 .PHONY: serve
 serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them

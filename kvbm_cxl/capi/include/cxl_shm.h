@@ -130,8 +130,9 @@ int cxl_shm_open(const char* spec, const cxl_shm_options_t* options, cxl_pool_t*
 /* Joins a pool that was opened without joining, or left. CXL_SHM_E_EXISTS if it is joined. */
 int cxl_shm_join(cxl_pool_t* pool);
 
-/* Leaves the pool but keeps it mapped. The last process of a host gives its slot and its scratch blocks back. CXL_SHM_E_BUSY while this
- * handle holds locks; CXL_SHM_E_TIMEOUT when calls of this host do not end in time: then it has not left. */
+/* Leaves the pool but keeps it mapped. Scratch blocks of this handle end. The last process of a host gives the slot back.
+ * CXL_SHM_E_BUSY while this handle holds locks, and CXL_SHM_E_TIMEOUT while calls on it are under way: then it is joined as before. After
+ * any other failure it has left all the same, and its host is taken for dead after a while if no other process runs it. */
 int cxl_shm_leave(cxl_pool_t* pool);
 
 /* Leaves if joined, then unmaps: addresses in the pool become invalid, as do locks and blocks of this handle. Fails as cxl_shm_leave()
@@ -208,7 +209,8 @@ int cxl_shm_bind_thread(uint32_t numa_node);
  *
  * When the holder of a lock dies, the lock is passed on once it is certain that the dead host does not write any more (its process is gone
  * and another one of its machine noticed, its machine joined again, or an operator said so). What the lock protects may then be half done,
- * and the next holder is told so until one says that it is repaired.
+ * and the next holder is told so until one says that it is repaired. A holder is also told so, with nothing to repair, where the host that
+ * had the lock last has left and joined again since: nobody else knows how that one ended.
  */
 
 /* Allocates a lock of the default pool. It is nobody's: it lasts until it is freed, so store it where other hosts find it.
@@ -231,7 +233,7 @@ int cxl_shm_release_lock(cxl_lock_t lock);
 
 typedef struct cxl_lock_info {
     size_t struct_size; /* in: sizeof(cxl_lock_info_t) */
-    uint32_t recovered; /* 1 = a former holder died or was fenced in its section: repair before use */
+    uint32_t recovered; /* 1 = repair before use: the last holder may not have ended its section */
     uint32_t grant;     /* number of this grant; rises each time that the lock passes from host to host */
 } cxl_lock_info_t;
 
@@ -256,7 +258,8 @@ int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
  * that nobody uses it any more.
  *
  *   kept     lives until it is freed, beyond its process and host: for structures that hosts find through a named object
- *   scratch  lives at most as long as the incarnation of the host that allocated it: for what needs no cleaning up after a crash
+ *   scratch  lives at most as long as the process that allocated it: for what needs no cleaning up after a crash. Only cxl_shm_keep()
+ *            makes it fit to be known to another process
  */
 
 #ifndef CXL_SHM_NO_SHORT_NAMES
@@ -265,7 +268,8 @@ int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
 void* shmalloc(size_t size);
 
 /* Frees a block of any open pool, kept or scratch. NULL does nothing. An address that is not the start of an allocated block is refused
- * (cxl_shm_last_status(), cxl_shm_last_error()). TraCT 4.1 */
+ * (cxl_shm_last_status(), cxl_shm_last_error()) if this process allocated the memory around it. Blocks of other processes and hosts are
+ * freed there, soon after the call; a request that is wrong is refused there and only counted. TraCT 4.1 */
 void shfree(void* ptr);
 #endif
 
@@ -277,7 +281,7 @@ int cxl_shm_alloc(cxl_pool_t* pool, size_t size, uint32_t flags, void** ptr);
 /* A scratch block in the default pool; otherwise as shmalloc(). */
 void* cxl_shm_alloc_scratch(size_t size);
 
-/* Makes a scratch block of this host a kept one. CXL_SHM_E_NOT_A_BLOCK. */
+/* Makes a scratch block of this process a kept one; one that is kept stays so. CXL_SHM_E_NOT_A_BLOCK. */
 int cxl_shm_keep(void* ptr);
 
 /* shfree() with a status. */

@@ -131,10 +131,10 @@ pub struct HostsArgs {
 pub enum HostsCommand {
     /// State that a machine is off for good, so that others may take over what it held
     ///
-    /// The pool never concludes from silence that a machine is dead: it may only be paused, and then go on writing. This command states what
-    /// no program can know: that the machine is powered off, rebooted, or cut off from the memory, so that none of its writes can arrive
-    /// any more. Its locks and its memory are then given to others. IF THE MACHINE IS ONLY PAUSED AND GOES ON, IT WILL WRITE INTO MEMORY THAT
-    /// BELONGS TO SOMEBODY ELSE, AND DATA IS CORRUPTED.
+    /// The pool never concludes from silence that a machine is dead: it may only be paused, and then go on writing. This command
+    /// states what no program can know: that the machine is powered off, rebooted, or cut off from the memory, so that none of its
+    /// writes can arrive any more. Its locks and its memory are then given to others. IF THE MACHINE IS ONLY PAUSED AND GOES ON, IT
+    /// WILL WRITE INTO MEMORY THAT BELONGS TO SOMEBODY ELSE, AND DATA IS CORRUPTED.
     ///
     /// Run it on a machine that has a manager seat.
     DeclareDead(DeclareDeadArgs),

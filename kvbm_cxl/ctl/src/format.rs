@@ -41,10 +41,7 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
     if !args.force {
         refuse_if_used(&spec)?;
     }
-    let pool = Pool::format(&spec, &options).map_err(|error| match error {
-        cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Failure::new(Exit::CannotOpen, error.to_string()),
-        other => other.into(),
-    })?;
+    let pool = Pool::format(&spec, &options).map_err(failed)?;
     out.answer(
         || info::json(&pool, None),
         || {
@@ -58,8 +55,18 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
     Ok(Exit::Done)
 }
 
+/// Why a format failed.
+pub fn failed(error: cxl_pool::Error) -> Failure {
+    let exit = match error {
+        cxl_pool::Error::Invalid(_) => Exit::Usage,
+        cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Exit::CannotOpen,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, error.to_string())
+}
+
 /// Looks at each device that is there, so that a refusal tells what would be lost.
-fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
+pub fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
     for path in spec.devices() {
         // What cannot be opened or mapped is the format's to refuse, with its reason; an empty or missing file it may still create.
         let Ok(device) = Device::open(path, Access::Read, &Sysfs::default()) else { continue };

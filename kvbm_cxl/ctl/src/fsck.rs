@@ -78,10 +78,11 @@ fn take_alone(pool: &Pool, watch_ms: u64) -> Result<Vec<MachineLockGuard>, Failu
         };
         held.push(guard);
     }
-    let Activity { slots, seats } = watch(pool.lines(), Duration::from_millis(watch_ms), false)?;
-    if slots.is_empty() && seats.is_empty() {
+    if watch(pool.lines(), Duration::from_millis(watch_ms), false)?.is_quiet() {
         return Ok(held);
     }
+    // Somebody is there; a second look tells who else.
+    let Activity { slots, seats } = watch(pool.lines(), Duration::from_millis(LOOK_MS), true)?;
     let message = format!(
         "hosts use the pool (heartbeats of slots {} and seats {} move): stop them before a repair (or --force, and their data may be lost)",
         list(&slots),

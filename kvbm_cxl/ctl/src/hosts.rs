@@ -11,6 +11,9 @@ use cxl_pool::pool::Pool;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
+/// How long a heartbeat is watched before its host may be declared dead, in milliseconds: many periods of the slowest usual one.
+const STILL_MS: u64 = 1_000;
+
 /// `cxlctl hosts`.
 pub fn run(pool: Option<&str>, args: &HostsArgs, out: &mut Out) -> Result<Exit, Failure> {
     if let Some(HostsCommand::DeclareDead(args)) = &args.command {
@@ -30,7 +33,7 @@ fn standing(slot: &SlotInfo) -> &'static str {
         _ if slot.dead >= slot.incarnation => "declared dead",
         SlotState::Left => "left",
         _ if slot.fenced >= slot.incarnation => "fenced",
-        _ => "in good standing",
+        _ => "not fenced",
     }
 }
 
@@ -112,7 +115,8 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
         let message = format!("slot {} never had incarnation {}: its newest is {}", args.slot, args.incarnation, slot.incarnation);
         return Err(Failure::usage(message));
     }
-    let activity = watch(pool.lines(), Duration::from_millis(500), false)?;
+    // All of the time, whatever else moves: it is this slot that must stand still.
+    let activity = watch(pool.lines(), Duration::from_millis(STILL_MS), true)?;
     if args.incarnation == slot.incarnation && activity.slots.contains(&args.slot) {
         let message = format!("slot {} is not dead: its heartbeat moves", args.slot);
         return Err(Failure::new(Exit::Refused, message));
@@ -142,7 +146,8 @@ fn state_death(pool: &Pool, host: &Host, args: &DeclareDeadArgs) -> Result<(), F
     while !is_declared(pool, args)? {
         if Instant::now() >= deadline {
             let message = format!(
-                "not published within {} ms: this machine has no manager seat, or no manager runs on it; run this on a machine that has one (cxlctl hosts)",
+                "not published within {} ms: this machine has no manager seat, or its manager does not run; run this on a machine \
+                 that has one (cxlctl hosts)",
                 args.timeout_ms
             );
             return Err(Failure::new(Exit::Failed, message));

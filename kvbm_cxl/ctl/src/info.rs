@@ -85,7 +85,8 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
     let [compat, ro_compat, incompat] = superblock.features();
     let (major, minor) = superblock.version();
     let mut text = format!(
-        "pool {}\n  incarnation {:#x}, format {major}.{minor}, features compat {compat:#x} ro-compat {ro_compat:#x} incompat {incompat:#x}\n  \
+        "pool {}\n  incarnation {:#x}, format {major}.{minor}\n  \
+         features: compat {compat:#x}, ro-compat {ro_compat:#x}, incompat {incompat:#x}\n  \
          {}, {} chunks of {}, coherence {}, reached with {}\n  {} slots, {} seats, {} locks, {} object cells\n",
         uuid_text(superblock.uuid()),
         superblock.incarnation(),

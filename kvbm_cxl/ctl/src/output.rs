@@ -60,11 +60,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let exit = match error {
-            Error::Invalid(_) => Exit::Usage,
-            _ => Exit::Failed,
-        };
-        Failure::new(exit, error.to_string())
+        Failure::new(Exit::Failed, error.to_string())
     }
 }
 

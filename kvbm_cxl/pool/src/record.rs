@@ -148,6 +148,11 @@ impl<'h> Locked<'h> {
         Ok(locked)
     }
 
+    /// Grant number under which the lock is held; later holders have higher ones.
+    pub fn grant(&self) -> u32 {
+        self.guard.grant()
+    }
+
     fn host(&self) -> &'h Host {
         self.guard.op().host()
     }
@@ -278,17 +283,16 @@ impl<'h> Locked<'h> {
         for (place, (number, _)) in intent.lines.iter_mut().zip(copies) {
             *place = *number as u32;
         }
-        if mutant!("record.intent_after_check") {
-            self.confirm()?;
+        let late = mutant!("record.intent_after_check");
+        if !late && !mutant!("record.no_intent") {
             host.lines().publish(self.structure.intent_line(slot), intent)?;
-        } else {
-            if !mutant!("record.no_intent") {
-                host.lines().publish(self.structure.intent_line(slot), intent)?;
-            }
-            point!("record.intent");
-            self.confirm()?;
         }
+        point!("record.intent");
+        self.confirm()?;
         point!("record.checked");
+        if late {
+            host.lines().publish(self.structure.intent_line(slot), intent)?;
+        }
         if mutant!("check_then_write") {
             self.confirm()?;
         }

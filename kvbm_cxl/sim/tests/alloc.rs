@@ -11,7 +11,7 @@ fn of_alloc(names: Vec<&'static str>) -> Vec<&'static str> {
 
 #[test]
 fn no_block_has_two_owners_and_none_is_lost() {
-    explore("alloc", 600, alloc::run);
+    explore("alloc", 400, alloc::run);
 }
 
 #[test]
@@ -31,5 +31,5 @@ fn a_crash_or_pause_at_any_point_of_the_allocator_is_survived() {
 #[test]
 fn every_rule_of_the_allocator_is_needed() {
     let mutants = of_alloc(names::of_pool().expect("the pool's sources").mutants);
-    assert_eq!(mutation_table(&mutants, &[("alloc", alloc::run)], 4096), [""; 0], "nothing noticed their loss");
+    assert_eq!(mutation_table(&mutants, &[("alloc", alloc::run)], 1024), [""; 0], "nothing noticed their loss");
 }

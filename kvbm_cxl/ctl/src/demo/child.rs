@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Longest wait for an answer.
@@ -71,7 +71,14 @@ impl Child {
     pub fn receive(&mut self) -> Result<Reply, Failure> {
         let pid = self.process.id();
         let failed = |what: String| Failure::new(Exit::Failed, format!("host process {pid} {what}"));
-        let text = self.replies.recv_timeout(ANSWER).map_err(|error| failed(format!("did not answer ({error})")))?;
+        let text = match self.replies.recv_timeout(ANSWER) {
+            Ok(text) => text,
+            Err(RecvTimeoutError::Timeout) => return Err(failed(format!("did not answer within {} s", ANSWER.as_secs()))),
+            Err(RecvTimeoutError::Disconnected) => {
+                let end = self.wait().map_or("closed its output".into(), |status| format!("ended with {status}"));
+                return Err(failed(format!("{end} before it answered")));
+            }
+        };
         match serde_json::from_str(&text) {
             Ok(Reply::Failed { message }) => Err(failed(format!("failed: {message}"))),
             Ok(reply) => Ok(reply),

@@ -8,7 +8,8 @@ use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea};
 use cxl_pool::coherence::Coherence;
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::line::Line;
-use cxl_pool::lock_table::allocate_lock;
+use cxl_pool::lock::LockId;
+use cxl_pool::lock_table::{allocate_lock, free_lock};
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::Pool;
 use cxl_pool::{Error, Result};
@@ -81,12 +82,16 @@ fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result
     let local = LocalArea::private(pool.layout().chunks())?;
     let allocator = Allocator::attach(&host, local, AllocConfig { lock_timeout_ms: LOCK_TIMEOUT_MS, ..AllocConfig::default() })?;
     let objects = Objects::new(&host);
-    let mut worker = Worker { pool, host: &host, allocator, objects, blocks: Vec::new(), directory: None, buffer: Vec::new() };
+    let mut worker =
+        Worker { pool, host: &host, allocator, objects, blocks: Vec::new(), directory: None, counter: None, buffer: Vec::new() };
     reply(out, &Reply::Joined { slot: host.slot(), incarnation: host.incarnation() })?;
     for line in std::io::stdin().lock().lines() {
         let order: Order = serde_json::from_str(&line?).map_err(|error| Failure::usage(format!("not an order: {error}")))?;
         let answer = match order {
-            Order::Leave => break,
+            Order::Leave => {
+                worker.clean_up()?;
+                break;
+            }
             Order::Prepare => worker.prepare()?,
             Order::Publish { round } => worker.publish(round, args)?,
             Order::Pull { round } => worker.pull(round)?,
@@ -98,8 +103,9 @@ fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result
     }
     // Also when the parent is gone: leave nothing behind.
     worker.allocator.close()?;
-    host.leave()?;
+    // Before the host leaves: a round of the service must not take the manager role again while it is being given up.
     drop(service);
+    host.leave()?;
     reply(out, &Reply::Left)?;
     Ok(Exit::Done)
 }
@@ -112,6 +118,8 @@ struct Worker<'a> {
     /// Blocks published last.
     blocks: Vec<Block>,
     directory: Option<Block>,
+    /// The counter and its lock, with the host that made them.
+    counter: Option<(Block, LockId)>,
     buffer: Vec<u8>,
 }
 
@@ -161,13 +169,35 @@ impl Worker<'_> {
         self.write(block.offset, &Line::ZERO.0)?;
         patiently(|| self.objects.replace(COUNTER, block.offset, 64, LOCK_TIMEOUT_MS))?;
         let lock = patiently(|| allocate_lock(self.host, LOCK_TIMEOUT_MS))?;
+        self.counter = Some((block, lock));
         Ok(Reply::Prepared { lock })
     }
 
-    fn publish(&mut self, round: u64, args: &DemoHostArgs) -> Result<Reply> {
+    /// Frees everything that this host has published.
+    fn free_blocks(&mut self) -> Result<()> {
         for block in std::mem::take(&mut self.blocks).into_iter().chain(self.directory.take()) {
             patiently(|| self.allocator.free(block.offset))?;
         }
+        Ok(())
+    }
+
+    /// Leaves a pool that was named on the command line as empty as it was.
+    fn clean_up(&mut self) -> Result<()> {
+        let Some((block, lock)) = self.counter.take() else { return Ok(()) };
+        let gone = |result: Result<()>| match result {
+            // A fence after the commit may have hidden that it was done.
+            Err(Error::NotFound(_)) => Ok(()),
+            other => other,
+        };
+        gone(patiently(|| self.objects.destroy(DIRECTORY, LOCK_TIMEOUT_MS)))?;
+        gone(patiently(|| self.objects.destroy(COUNTER, LOCK_TIMEOUT_MS)))?;
+        gone(patiently(|| free_lock(self.host, lock, LOCK_TIMEOUT_MS)))?;
+        self.free_blocks()?;
+        patiently(|| self.allocator.free(block.offset))
+    }
+
+    fn publish(&mut self, round: u64, args: &DemoHostArgs) -> Result<Reply> {
+        self.free_blocks()?;
         self.buffer.resize(args.block as usize, 0);
         let mut spent = Duration::ZERO;
         let mut directory = Directory { round, blocks: Vec::new() };

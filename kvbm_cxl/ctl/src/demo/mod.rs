@@ -7,6 +7,7 @@ mod child;
 pub mod host;
 
 use crate::cli::DemoArgs;
+use crate::format;
 use crate::output::{Exit, Failure, Out};
 use crate::text::bytes;
 use child::Child;
@@ -69,7 +70,8 @@ pub fn run(pool: Option<&str>, args: &DemoArgs, out: &mut Out) -> Result<Exit, F
             break;
         }
     }
-    for host in &mut hosts {
+    // The machine with the fixed seat goes last: until then there is a manager to give the other one its locks.
+    for host in hosts.iter_mut().rev() {
         let Reply::Left = host.ask(Order::Leave)? else { return Err(host.confused()) };
     }
     for host in hosts {
@@ -112,11 +114,11 @@ impl Stage {
         };
         let mut stage = Stage { spec, len_bytes: 0, file, states };
         let parsed = PoolSpec::parse(&stage.spec).map_err(|error| Failure::usage(error.to_string()))?;
+        if !args.force {
+            format::refuse_if_used(&parsed)?;
+        }
         let options = FormatOptions { machine: Some(first), force: args.force, ..FormatOptions::default() };
-        let pool = Pool::format(&parsed, &options).map_err(|error| match error {
-            cxl_pool::Error::NotAPool { .. } => Failure::new(Exit::CannotOpen, error.to_string()),
-            other => other.into(),
-        })?;
+        let pool = Pool::format(&parsed, &options).map_err(format::failed)?;
         stage.len_bytes = pool.layout().geometry().len_bytes;
         Ok(stage)
     }
@@ -194,8 +196,8 @@ impl Figures {
             return format!("{value}\n");
         }
         format!(
-            "round {round}: {} blocks, {}, every byte verified; publish {publish:.2} GB/s, pull {pull:.2} GB/s (memcpy {copy_rate:.2} GB/s); \
-             lock: {} turns, handed over {} times, {:.1} ms\n",
+            "round {round}: {} blocks, {}, every byte verified; publish {publish:.2} GB/s, pull {pull:.2} GB/s \
+             (memcpy {copy_rate:.2} GB/s); lock: {} turns, handed over {} times, {:.1} ms\n",
             self.blocks,
             bytes(self.bytes),
             self.turns,

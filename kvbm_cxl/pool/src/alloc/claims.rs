@@ -291,11 +291,16 @@ impl Allocator {
         Ok(())
     }
 
-    /// Publishes this host's claims again under incarnation `guard.op().incarnation()`, without those that a live host claims meanwhile.
+    /// Publishes this host's claims again under incarnation `guard.op().incarnation()`, without those that are, or may be, another host's.
     ///
-    /// Only here do bits of an older incarnation go, and only while somebody live has the chunk (CACHE.md C22).
+    /// A host that was fenced while it claimed a chunk may have left a claim that is void, so of two claimants one may be the owner and the
+    /// other never was. The owner's processes have the chunk in their lists, so a host that only joined again keeps what they have. A host
+    /// whose processes are new has nothing there but what the pool says, and leaves a chunk to any other claimant that is not proven dead:
+    /// if that one is not the owner either, it takes the chunk over with all that is kept in it. (CACHE.md C22 forbids to clear such a bit
+    /// because of strays on the chunk's lines. With strict adoption only the owner ever writes them.)
     pub(super) fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
         let mut judge = Judge::new(self);
+        let mut living = HashMap::new();
         let incarnation = guard.op().incarnation();
         for line in 0..self.layout().claim_lines() {
             let own = self.fetch_own(line)?;
@@ -305,16 +310,18 @@ impl Allocator {
             let row = self.fetch_row(line)?;
             let mut bits = own.bits;
             for bit in (0..self.bits_in(line)).filter(|&bit| has(&own.bits, bit)) {
+                let in_use = self.has_living_owner(row.first() + bit as u64, &mut living);
                 for (slot, other) in row.claimants(bit, self.me()) {
                     if row.claims[usize::from(slot)].is_none() {
-                        let reason = "cannot tell what this slot claims";
-                        return Err(Error::BadLine {
-                            region: Region::Claim,
-                            index: u64::from(slot) * self.layout().claim_lines() + line,
-                            reason,
-                        });
+                        let index = u64::from(slot) * self.layout().claim_lines() + line;
+                        return Err(Error::BadLine { region: Region::Claim, index, reason: "cannot tell what this slot claims" });
                     }
-                    if judge.is_live(slot, other)? {
+                    let yields = if in_use || mutant!("alloc.disputed_claim") {
+                        judge.is_live(slot, other)?
+                    } else {
+                        !judge.is_proven_dead(slot, other)?
+                    };
+                    if yields {
                         set(&mut bits, bit, false);
                     }
                 }

@@ -184,6 +184,7 @@ impl Allocator {
             for chunk in (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != Place::None) {
                 if !self.is_claimed_here(chunk)? {
                     self.forget(chunk);
+                    self.local.set_owner(chunk, 0);
                 }
             }
             self.incarnation.store(incarnation, Ordering::Release);
@@ -231,6 +232,8 @@ impl Allocator {
         }
         if !orphans.is_empty() {
             let guard = self.lock_chunks()?;
+            // A process may have died between its claim and its fence check, so the check is made here.
+            self.host.check_fences(guard.op())?;
             for chunk in orphans {
                 // The lock may have taken long; and a run takes its later chunks along.
                 if self.is_orphan(chunk, &mut living) && self.is_claimed_here(chunk)? {
@@ -242,13 +245,16 @@ impl Allocator {
         Ok(())
     }
 
-    /// Whether a chunk that this host claims has no living owner among its processes; `living` remembers who lives.
+    /// Whether a chunk that this host claims is in nobody's lists.
     fn is_orphan(&self, chunk: u64, living: &mut HashMap<u32, bool>) -> bool {
+        let forgotten = self.local.owner(chunk) == self.tag() && self.place(chunk) == Place::None;
+        forgotten || !self.has_living_owner(chunk, living)
+    }
+
+    /// Whether a living process of this host has a chunk; `living` remembers who lives.
+    pub(super) fn has_living_owner(&self, chunk: u64, living: &mut HashMap<u32, bool>) -> bool {
         let owner = self.local.owner(chunk);
-        if owner == self.tag() {
-            return self.place(chunk) == Place::None;
-        }
-        !*living.entry(owner).or_insert_with(|| owner != 0 && self.host.inner.is_tag_alive(owner))
+        *living.entry(owner).or_insert_with(|| owner != 0 && self.host.inner.is_tag_alive(owner))
     }
 }
 

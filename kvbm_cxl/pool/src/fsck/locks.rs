@@ -73,12 +73,7 @@ fn grants(view: &View<'_>, report: &mut Report, holders: &mut HashMap<(u32, u32)
 /// A grant of a fenced or dead holder that is not over yet.
 fn note_dead_holder(view: &View<'_>, report: &mut Report, at: (Region, u64), lock: u32, grant: &Grant) {
     let slot = u64::from(grant.slot);
-    let line = view.requests.get(slot * view.geometry.request_lines() + u64::from(lock) / LOCKS_PER_REQUEST as u64);
-    let is_held = line.is_some_and(|line| {
-        let request = &line.requests[lock as usize % LOCKS_PER_REQUEST];
-        line.incarnation == grant.incarnation && request.number as u16 == grant.request && request.flags & Request::WANT != 0
-    });
-    if is_held && view.is_fenced(slot, grant.incarnation) {
+    if view.is_held(slot, lock) && view.is_fenced(slot, grant.incarnation) {
         let meaning = format!("lock {lock} was held by incarnation {} of slot {slot}, which is fenced", grant.incarnation);
         let remedy = Remedy::None("none needed: the manager passes it on, and the next holder repairs what it protects");
         found(report, Severity::Note, "grant.fenced_holder", at, meaning, remedy);

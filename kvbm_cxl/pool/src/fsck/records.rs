@@ -87,11 +87,11 @@ fn lock_table(view: &View<'_>, report: &mut Report, records: &[Option<Best>]) {
         }
     }
     for lock in FIRST_USER_LOCK..view.geometry.locks {
-        if view.grant(lock).number != 0 && allocated(lock) == Some(false) {
+        if view.is_held(view.grant(lock).slot.into(), lock) && allocated(lock) == Some(false) {
             let line = u64::from(lock) / LOCKS_PER_GRANT as u64;
             let at = (Region::Grant, view.decided_grants[line as usize].seat * view.geometry.grant_lines() + line);
-            let remedy = Remedy::None("none needed: a freed lock, or one that is used without having been allocated");
-            found(report, Severity::Note, "lock_table.unallocated", at, format!("lock {lock} was granted but is not allocated"), remedy);
+            let remedy = Remedy::None("none needed: it is used without having been allocated, or was freed while it was held");
+            found(report, Severity::Note, "lock_table.unallocated", at, format!("lock {lock} is held but not allocated"), remedy);
         }
     }
 }

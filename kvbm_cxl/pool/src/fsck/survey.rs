@@ -135,27 +135,11 @@ pub fn survey(lines: &Lines, seats: &[MachineId]) -> Result<Survey> {
     Ok(Survey { slots: slots(&view), seats: self::seats(&view), locks: locks(&view), objects: objects(&view) })
 }
 
-/// The request of a lock by the bound incarnation of a slot.
-fn request(view: &View<'_>, slot: u64, lock: LockId) -> Option<(u32, Request)> {
-    let line = view.requests.get(slot * view.geometry.request_lines() + u64::from(lock) / LOCKS_PER_REQUEST as u64)?;
-    Some((line.incarnation, line.requests[lock as usize % LOCKS_PER_REQUEST]))
-}
-
-/// Whether the last grant of a lock is this slot's and not given back.
-fn is_held(view: &View<'_>, slot: u64, lock: LockId) -> bool {
-    let grant = view.grant(lock);
-    grant.number != 0
-        && u64::from(grant.slot) == slot
-        && request(view, slot, lock).is_some_and(|(incarnation, request)| {
-            incarnation == grant.incarnation && request.number as u16 == grant.request && request.flags & Request::WANT != 0
-        })
-}
-
 fn is_wanted(view: &View<'_>, slot: u64, lock: LockId) -> bool {
-    let asks = request(view, slot, lock);
+    let asks = view.request(slot, lock);
     asks.is_some_and(|(incarnation, request)| incarnation == view.bound(slot) && request.flags & Request::WANT != 0)
         && view.bound(slot) != 0
-        && !is_held(view, slot, lock)
+        && !view.is_held(slot, lock)
 }
 
 fn slots(view: &View<'_>) -> Vec<SlotInfo> {
@@ -183,7 +167,7 @@ fn slots(view: &View<'_>) -> Vec<SlotInfo> {
                 dead: view.dead[slot as usize],
                 acknowledged: identity.acknowledged,
                 drained: identity.drained,
-                held: (0..view.geometry.locks).filter(|&lock| is_held(view, slot, lock)).collect(),
+                held: (0..view.geometry.locks).filter(|&lock| view.is_held(slot, lock)).collect(),
                 wanted: (0..view.geometry.locks).filter(|&lock| is_wanted(view, slot, lock)).collect(),
             }
         })
@@ -218,7 +202,7 @@ fn locks(view: &View<'_>) -> Vec<LockInfo> {
             allocated: table[lock as usize / LOCKS_PER_RECORD].as_ref().map(|(_, record)| record.data[bit / 8] >> (bit % 8) & 1 == 1),
             grant: grant.number,
             holder: (grant.number != 0).then_some((u16::from(grant.slot), grant.incarnation)),
-            is_held: is_held(view, slot, lock),
+            is_held: view.is_held(slot, lock),
             needs_repair: grant.flags & Grant::REPAIR != 0,
             waiting: (0..view.geometry.slots as u16).filter(|&slot| is_wanted(view, slot.into(), lock)).collect(),
         }

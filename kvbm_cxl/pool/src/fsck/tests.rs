@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of checks, over a pool in ordinary memory.
 
+mod planted;
+
 use super::*;
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
@@ -251,132 +253,6 @@ fn a_repaired_fence_row_forgets_no_fence() {
     assert!(repair(&lines, &seats(), false).unwrap().after.count(Severity::Error) == 0);
     let row: FenceLine = lines.fetch(0).unwrap();
     assert!(row.fenced[..2] == [2, 2] && row.fenced[2] == 0, "{row:?}");
-}
-
-/// Publishes something wrong into a pool in use, and the rule that has to notice.
-macro_rules! planted {
-    ($($name:ident: $rule:literal, $plant:expr;)*) => {
-        $(#[test]
-        fn $name() {
-            let lines = in_use();
-            let plant: fn(&Lines) -> Result<()> = $plant;
-            plant(&lines).unwrap();
-            let report = check(&lines, &seats()).unwrap();
-            assert!(report.findings.iter().any(|found| found.rule == $rule), "{:?}", report.findings);
-        })*
-    };
-}
-
-fn at(lines: &Lines, of: fn(&Geometry) -> u64) -> u64 {
-    of(lines.layout().geometry())
-}
-
-planted! {
-    epoch_of_another_seat: "seat.epoch", |lines| lines.publish(0, Seat { epoch: 4, machine: MACHINES[0], ..Seat::default() });
-    seat_of_another_machine: "seat.machine", |lines| lines.publish(0, Seat { epoch: 3, machine: MACHINES[1], ..Seat::default() });
-    seat_of_nobody: "seat.machine", |lines| lines.publish(1, Seat { epoch: 2, machine: MACHINES[1], ..Seat::default() });
-    tag_above_the_epoch: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 5, ..GrantLine::default() });
-    tag_of_another_seat: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 2, ..GrantLine::default() });
-    fence_ahead_of_every_binding: "fence.ahead", |lines| {
-        let mut row = FenceLine::default();
-        row.fenced[0] = 9;
-        lines.publish(0, row)
-    };
-    death_without_a_fence: "death.unfenced", |lines| {
-        let mut row = DeathLine::default();
-        row.dead[0] = 2;
-        lines.publish(1, row)
-    };
-    identity_above_its_binding: "identity.unbound", |lines| {
-        let identity = lines.fetch::<Identity>(1)?;
-        lines.publish(1, Identity { incarnation: 3, ..identity })
-    };
-    identity_of_another_machine: "identity.foreign", |lines| {
-        let identity = lines.fetch::<Identity>(1)?;
-        lines.publish(1, Identity { machine: [9; 16], ..identity })
-    };
-    lines_of_a_slot_that_nobody_has: "line.unbound", |lines| {
-        lines.publish(2 * at(lines, Geometry::summary_lines), Summary { incarnation: 1, ..Summary::default() })
-    };
-    grant_to_an_unbound_incarnation: "grant.unbound", |lines| {
-        let mut line = lines.fetch::<GrantLine>(1)?;
-        line.grants[0] = Grant { number: 1, incarnation: 7, slot: 1, ..Grant::default() };
-        lines.publish(1, line)
-    };
-    record_under_a_grant_that_was_never_decided: "grant.undecided", |lines| {
-        lines.publish(at(lines, Geometry::lock_table_records), Record { grant: 5, version: 1, incarnation: 2, ..Record::zeroed() })
-    };
-    record_of_a_second_holder: "grant.two_holders", |lines| {
-        lines.publish(at(lines, Geometry::lock_table_records) + 7, Record { grant: 4, version: 1, incarnation: 2, ..Record::zeroed() })
-    };
-    intent_outside_its_structure: "intent.range", |lines| {
-        let intent = Intent { incarnation: 2, lock: 1, grant: 4, count: 1, lines: [9999; 10], ..Intent::default() };
-        lines.publish(crate::limits::INTENTS as u64 + 1, intent)
-    };
-    intent_left_open: "intent.open", |lines| {
-        let intent = Intent { incarnation: 2, lock: 1, grant: 4, count: 1, lines: [3; 10], ..Intent::default() };
-        lines.publish(crate::limits::INTENTS as u64 + 1, intent)
-    };
-    reserved_lock_allocated: "lock_table.range", |lines| {
-        let mut line = lines.fetch::<GrantLine>(0)?;
-        line.grants[0] = Grant { number: 1, incarnation: 2, slot: 0, ..Grant::default() };
-        lines.publish(0, line)?;
-        lines.publish(0, Record { grant: 1, version: 1, incarnation: 2, data: [3; RECORD_BYTES], ..Record::zeroed() })
-    };
-    object_out_of_reach: "object.unreachable", |lines| move_object(lines, 7);
-    object_outside_the_chunks: "object.offset", |lines| change_object(lines, |value| value.offset = 64);
-    object_without_a_name: "object.name", |lines| change_object(lines, |value| value.name_len = 200);
-    object_of_an_unknown_state: "object.state", |lines| change_object(lines, |value| value.state = 9);
-    chunk_with_two_owners: "claim.two_owners", |lines| {
-        let mut claim = Claim { incarnation: 2, ..Claim::zeroed() };
-        claim.bits[0] = 1 << 4;
-        lines.publish(0, claim)
-    };
-    claim_beyond_the_pool: "claim.range", |lines| {
-        lines.publish(0, Claim { incarnation: 2, bits: [0x80; CHUNKS_PER_CLAIM / 8], ..Claim::zeroed() })
-    };
-    kept_blocks_that_nobody_claims: "chunk.orphan", |lines| {
-        lines.publish(lines.layout().claim_lines(), Claim { incarnation: 2, ..Claim::zeroed() })
-    };
-    kept_blocks_of_a_fenced_host: "chunk.unadopted", |lines| {
-        let mut row = FenceLine::default();
-        row.fenced[1] = 2;
-        lines.publish(0, row)
-    };
-    chunk_cut_into_no_class: "chunk.form", |lines| {
-        lines.publish(2, ChunkHead { state: ChunkHead::BLOCKS, block_bytes: 65, ..lines.fetch::<ChunkHead>(2)? })
-    };
-    run_beyond_the_pool: "chunk.form", |lines| lines.publish(4, ChunkHead { run: u64::MAX, ..lines.fetch::<ChunkHead>(4)? });
-    run_with_a_foreign_part: "chunk.broken_run", |lines| lines.publish(5, ChunkHead { run: 2, ..lines.fetch::<ChunkHead>(5)? });
-    keep_bit_behind_the_last_block: "keep.range", |lines| {
-        let mut keep = KeepMap { incarnation: 2, ..KeepMap::zeroed() };
-        keep.bits[0] = 2;
-        lines.publish(4 * at(lines, Geometry::keep_lines), keep)
-    };
-    free_of_something_that_is_no_block: "free_box.offset", |lines| {
-        lines.publish(1, FreeBox { incarnation: 2, receiver: 2, sequence: 1, offsets: [65; BLOCKS_PER_FREE_BOX], ..FreeBox::default() })
-    };
-}
-
-fn object_cell(lines: &Lines) -> u64 {
-    let geometry = lines.layout().geometry();
-    geometry.records() + geometry.lock_table_records() + u64::from(crc32c::crc32c(b"root")) % u64::from(geometry.objects)
-}
-
-fn change_object(lines: &Lines, change: fn(&mut ObjectValue)) -> Result<()> {
-    let record: Record = lines.fetch(object_cell(lines))?;
-    let mut value: ObjectValue = bytemuck::cast(record.data);
-    change(&mut value);
-    lines.publish(object_cell(lines), Record { data: bytemuck::cast(value), ..record })
-}
-
-/// Moves the object `by` cells on, with nothing in between.
-fn move_object(lines: &Lines, by: u64) -> Result<()> {
-    let geometry = *lines.layout().geometry();
-    let record: Record = lines.fetch(object_cell(lines))?;
-    lines.publish(object_cell(lines), Record { data: [0; RECORD_BYTES], ..record })?;
-    let first = geometry.records() + geometry.lock_table_records();
-    lines.publish(first + (object_cell(lines) - first + by) % u64::from(geometry.objects), record)
 }
 
 proptest! {

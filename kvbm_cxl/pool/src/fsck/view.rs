@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything but the chunks' own lines, fetched once, with what follows from it: who is in charge, who holds which slot, who holds which lock.
+//! Everything but the chunks' own lines, fetched once, with what follows from it: who is in charge, who holds which slot and which lock.
 
 use super::report::{Finding, Place, Remedy, Report, Severity, Write};
 use crate::error::{Error, Result};
@@ -212,6 +212,22 @@ impl<'a> View<'a> {
             (copy.grant != 0).then_some((slot, *copy))
         });
         copies.max_by_key(|(_, copy)| (copy.grant, copy.version))
+    }
+
+    /// The request of a slot for a lock, and the incarnation that made it.
+    pub fn request(&self, slot: u64, lock: u32) -> Option<(u32, Request)> {
+        let line = self.requests.get(slot * self.geometry.request_lines() + u64::from(lock) / LOCKS_PER_REQUEST as u64)?;
+        Some((line.incarnation, line.requests[lock as usize % LOCKS_PER_REQUEST]))
+    }
+
+    /// Whether the last grant of a lock is this slot's and not given back.
+    pub fn is_held(&self, slot: u64, lock: u32) -> bool {
+        let grant = self.grant(lock);
+        grant.number != 0
+            && u64::from(grant.slot) == slot
+            && self.request(slot, lock).is_some_and(|(incarnation, request)| {
+                incarnation == grant.incarnation && request.number as u16 == grant.request && request.flags & Request::WANT != 0
+            })
     }
 
     /// Whether incarnation `incarnation` of a slot is fenced by any row that verifies.

@@ -6,8 +6,8 @@ use super::segment::{Segment, state};
 use super::{Host, HostConfig, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::limits::{INTENTS, JOINBOXES, LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_NUMBER};
-use crate::line::Lines;
+use crate::limits::{DEVICE_HEADER_BYTES, INTENTS, JOINBOXES, LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_NUMBER};
+use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::seat;
 use crate::media::{Binding, Identity, Intent, JoinBox};
@@ -71,6 +71,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
     } else {
         segment.check_membership(&geometry)?;
     }
+    let superblocks = superblock_lines(&lines)?;
     let index = segment.attach(platform.process())?;
     let tag = segment.tag_of(index);
     let inner = Arc::new(Inner {
@@ -83,6 +84,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         members: Mutex::new(members),
         manager: Mutex::new(Manager::default()),
         closed: AtomicBool::new(false),
+        superblocks,
     });
     if first {
         inner.take_slot(inner.config.slot.map(u32::from), true, deadline_ns)?;
@@ -90,6 +92,12 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
     }
     drop(joining);
     Ok(Host { inner })
+}
+
+/// The first line of every device's superblock as it is now.
+pub(super) fn superblock_lines(lines: &Lines) -> Result<Vec<Line>> {
+    let devices = u64::from(lines.layout().geometry().devices);
+    (0..devices).map(|device| lines.fetch_raw(device * DEVICE_HEADER_BYTES)).collect()
 }
 
 /// Empties a segment whose processes are all gone.
@@ -199,6 +207,9 @@ impl Inner {
             }
             let identity: Identity = self.lines.fetch(slot as u64)?;
             let left = identity.state == Identity::LEFT && identity.incarnation == binding.incarnation;
+            if mutant!("join.suspicion_is_proof") && super::fence::fenced_up_to(&self.lines, slot as u32)? >= binding.incarnation {
+                return Ok(true);
+            }
             Ok(left || super::fence::dead_up_to(&self.lines, slot as u32)? >= binding.incarnation)
         };
         if let Some(wish) = wish {

@@ -15,10 +15,10 @@ pub use service::Service;
 
 use crate::error::{Error, Result};
 use crate::limits::MAX_NUMBER;
-use crate::line::Lines;
+use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId};
-use crate::media::Geometry;
+use crate::media::{Geometry, Superblock};
 use crate::platform::{MachineId, MachineLockGuard, Platform};
 use local_mutex::{Asker, LocalMutex};
 use segment::{Segment, state};
@@ -82,6 +82,8 @@ pub(crate) struct Inner {
     pub manager: Mutex<Manager>,
     /// This process has detached.
     pub closed: AtomicBool,
+    /// The first line of every device's superblock as it was at the join: another one means another pool.
+    pub superblocks: Vec<Line>,
 }
 
 /// A stretch of work that may publish shared lines. While one is alive the host does not acknowledge a fence.
@@ -273,6 +275,11 @@ impl Inner {
         match found {
             state::FENCED => Error::Fenced { slot: self.slot() as u16, incarnation: self.incarnation() },
             state::FOREIGN => Error::SlotInUse { slot: self.slot() as u16 },
+            state::REPLACED => {
+                let incarnation_of = |line: Option<&Line>| line.and_then(Superblock::identity_in).map_or(0, |(_, incarnation)| incarnation);
+                let now = self.lines.fetch_raw(0).ok();
+                Error::Replaced { was: incarnation_of(self.superblocks.first()), now: incarnation_of(now.as_ref()) }
+            }
             _ => Error::Closed,
         }
     }

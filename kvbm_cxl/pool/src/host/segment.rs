@@ -29,6 +29,8 @@ pub(crate) mod state {
     pub const LEFT: u32 = 3;
     /// Another machine with the same identity writes our lines: this one has stopped.
     pub const FOREIGN: u32 = 4;
+    /// The pool was formatted anew under this host: what lies there now is none of its business.
+    pub const REPLACED: u32 = 5;
 }
 
 /// Flags of a lock in the local tier.

@@ -32,6 +32,9 @@ impl Inner {
             service.unlock(&*self.platform);
             busy |= served?;
         }
+        if self.state() == state::REPLACED {
+            return Err(self.not_live(state::REPLACED));
+        }
         busy |= self.manage()?;
         Ok(if busy { BUSY_REST_NS } else { self.config.poll_us * 1_000 })
     }
@@ -61,6 +64,11 @@ impl Inner {
             return Ok(());
         }
         header.heartbeat_at_ns.store(now_ns, Ordering::Relaxed);
+        // Before anything is published: after a re-format our lines are another pool's.
+        if super::join::superblock_lines(&self.lines)? != self.superblocks {
+            let _ = header.state.compare_exchange(state::LIVE, state::REPLACED, Ordering::SeqCst, Ordering::SeqCst);
+            return Err(self.not_live(state::REPLACED));
+        }
         header.heartbeat.fetch_add(1, Ordering::Relaxed);
         self.publish_summary(0)?;
         if self.segment.reap(|process| self.platform.is_alive(process)) > 0 {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 struct Bench {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     paths: Vec<PathBuf>,
 }
 
@@ -17,7 +17,7 @@ impl Bench {
     fn new(count: usize) -> Bench {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let paths = (0..count).map(|index| folder.path().join(format!("device{index}"))).collect();
-        Bench { _folder: folder, paths }
+        Bench { folder, paths }
     }
 
     fn formatted(count: usize) -> Bench {
@@ -276,6 +276,36 @@ fn a_format_under_an_open_pool_is_noticed() {
     assert!(matches!(pool.lines().fetch::<Seat>(0), Err(Error::BadLine { .. })));
     bench.patch(1, 0, &[0; 64]);
     assert!(matches!(new.check_not_replaced(), Err(Error::Replaced { now: 0, .. })), "the last device counts as well");
+}
+
+#[test]
+fn a_host_stops_when_its_pool_is_formatted_under_it() {
+    let bench = Bench::formatted(1);
+    let pool = open(&bench.spec()).unwrap();
+    let id = MachineId([3; 16]);
+    let state = crate::machine::State::open(bench.folder.path(), pool.superblock().uuid(), id).unwrap();
+    let machine = Arc::new(Machine::new(id, state).unwrap());
+    let config = HostConfig { heartbeat_ms: 1, seats: pool.superblock().seats(), ..HostConfig::default() };
+    let host = Host::join(pool.lines().clone(), machine, config).unwrap();
+    host.service_round().unwrap();
+    drop(host.enter().unwrap());
+    let new = Pool::format(&bench.spec(), &FormatOptions { force: true, ..options() }).unwrap();
+    let formatted = bench.bytes();
+    // A heartbeat is due some time; from then on nothing of this host is written any more, and every call says why.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !matches!(host.service_round(), Err(Error::Replaced { .. })) {
+        assert!(std::time::Instant::now() < deadline, "the host never noticed");
+    }
+    match host.enter().map(|_| ()) {
+        Err(Error::Replaced { was, now }) => {
+            assert_eq!((was, now), (pool.superblock().incarnation(), new.superblock().incarnation()));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(host.acquire(0, 1_000).map(|_| ()), Err(Error::Replaced { .. })));
+    assert!(matches!(host.service_round(), Err(Error::Replaced { .. })));
+    let differing = bench.bytes()[0].iter().zip(&formatted[0]).filter(|(now, then)| now != then).count();
+    assert_eq!(differing, 0, "the old host wrote to the new pool");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use cxl_pool::objects::Objects;
 use cxl_pool::pool::{FormatOptions, OpenOptions, Pool};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One storm.
@@ -48,8 +49,10 @@ fn seconds() -> u64 {
     std::env::var("STORM_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(30)
 }
 
-/// Lets a storm rage and judges.
+/// Lets a storm rage and judges. One at a time: the parent takes part as machine 0, and its identity lies in the environment.
 pub fn rage(storm: &Storm) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let place = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
     let scratch = tempfile::Builder::new().prefix("cxl-storm-").tempdir_in(place).unwrap();
     let mut field = Field::new(storm, scratch.path().to_path_buf());
@@ -96,7 +99,7 @@ impl<'s> Field<'s> {
 
     /// Formats the pool for machine 0 and publishes the counter as that machine, in a child of its own.
     fn make_pool(&mut self) {
-        // SAFETY: this test program sets its own identity before it starts any thread that reads the environment.
+        // SAFETY: storms run one at a time, and no other thread of this test program reads the environment.
         unsafe {
             std::env::set_var("CXL_STATE_DIR", self.directory.join("state"));
             std::env::set_var("CXL_MACHINE_ID", self.machine_name(0));
@@ -129,6 +132,7 @@ impl<'s> Field<'s> {
             .env(worker::STOP, self.directory.join("stop"))
             .env(worker::START, self.starts.to_string())
             .env(worker::DEAD, self.directory.join("dead-"))
+            .env("CXL_STATE_DIR", self.directory.join("state"))
             .env("CXL_MACHINE_ID", self.machine_name(place.machine))
             .stdout(Stdio::null());
         if let Some(coherence) = self.storm.coherence {

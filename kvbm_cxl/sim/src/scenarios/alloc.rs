@@ -126,7 +126,14 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     }
     if let Some(planned) = planned {
         cluster.world.plan(planned);
-    } else if hosts > 1 && may_crash && cluster.random.one_in(3) {
+    }
+    if cluster.random.one_in(2) {
+        // A zombie that is about to claim a chunk, which others find free meanwhile.
+        let when = When::Point("alloc.chosen", cluster.random.between(1, 12));
+        let for_ns = cluster.random.between(10, 40) * 1_000_000;
+        cluster.world.plan(Planned { when, host: None, fault: Fault::PauseHost { for_ns } });
+    }
+    if hosts > 1 && may_crash && cluster.random.one_in(3) {
         // The last machine is gone for good at some moment.
         let at = cluster.random.between(2_000, 60_000);
         let fault = Fault::CrashMachine { restart_after_ns: None };

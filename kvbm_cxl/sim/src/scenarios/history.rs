@@ -4,7 +4,7 @@
 //! Recording has no scheduling point: it happens at one moment of the world, between two steps.
 
 use crate::{Env, SimProcess};
-use cxl_pool::media::{FenceLine, SLOTS_PER_FENCE};
+use cxl_pool::media::{FenceLine, GrantLine, LOCKS_PER_GRANT, MediaLine, SLOTS_PER_FENCE};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -37,9 +37,12 @@ pub struct History {
     holders: Vec<Holder>,
     members: Vec<Member>,
     incarnations: BTreeMap<(u16, u32), (usize, [u8; 16])>,
+    starts: BTreeMap<(u16, u32), SimProcess>,
     /// Per lock of mode S: what its protected line may hold.
     values: BTreeMap<u32, Vec<u64>>,
     tickets: u64,
+    /// Each machine runs one process, so that no incarnation is shared: one that outlives its process is used twice.
+    pub one_process: bool,
     /// Critical sections entered.
     pub entered: u64,
     /// Acquisitions that timed out.
@@ -59,15 +62,42 @@ fn is_fenced(env: &Env, slot: u16, incarnation: u32) -> bool {
     })
 }
 
+/// V3, as the memory shows it: the copy of the grant line that counts, because its tag is the highest, knows the grant that was accepted.
+fn known_to_the_newest(env: &Env, lock: u32, slot: u16, incarnation: u32, number: u32) -> Result<(), String> {
+    let lines = env.lines();
+    env.view(|view| {
+        let geometry = *view.layout().geometry();
+        let mut newest = GrantLine::default();
+        for seat in 0..u64::from(geometry.seats) {
+            let index = seat * geometry.grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64;
+            let offset = view.layout().line_offset(GrantLine::REGION, index).map_err(|error| error.to_string())?;
+            // A line that is being written says nothing.
+            let Ok(copy) = lines.open::<GrantLine>(index, &view.line(offset)) else { return Ok(()) };
+            if copy.tag > newest.tag {
+                newest = copy;
+            }
+        }
+        let last = newest.grants[lock as usize % LOCKS_PER_GRANT];
+        let same = (u16::from(last.slot), last.incarnation) == (slot, incarnation);
+        match last.number > number || (last.number == number && same) {
+            true => Ok(()),
+            false => Err(format!("V3: {slot}/{incarnation} holds lock {lock} by grant {number}, but epoch {} knows {last:?}", newest.tag)),
+        }
+    })
+}
+
 impl History {
     /// An empty history to share.
     pub fn shared() -> Shared {
         Rc::new(RefCell::new(History::default()))
     }
 
-    /// A host is inside the critical section of `lock`; the result names this stay. Checks V1 and V2.
+    /// A host is inside the critical section of `lock`; the result names this stay. Checks V1 to V3.
     pub fn enter(&mut self, env: &Env, lock: u32, slot: u16, incarnation: u32, grant: u32, strict: bool) -> u64 {
         self.entered += 1;
+        if let Err(reason) = known_to_the_newest(env, lock, slot, incarnation, grant) {
+            env.fail(reason);
+        }
         let first = *self.accepted.entry((lock, grant)).or_insert((slot, incarnation));
         if first != (slot, incarnation) {
             env.fail(format!("V1: grant {grant} of lock {lock} accepted by {first:?} and by {:?}", (slot, incarnation)));
@@ -100,6 +130,10 @@ impl History {
         let first = *self.incarnations.entry((slot, incarnation)).or_insert((host, nonce));
         if first != (host, nonce) {
             env.fail(format!("V8: slot {slot} incarnation {incarnation} was bound to host {} and to host {host}", first.0));
+        }
+        let start = *self.starts.entry((slot, incarnation)).or_insert(env.process());
+        if self.one_process && start != env.process() {
+            env.fail(format!("V8: slot {slot} incarnation {incarnation} goes on in {:?} after {start:?}", env.process()));
         }
         self.members.retain(|member| env.view(|view| view.is_alive(member.process)));
         for other in self.members.iter().filter(|other| other.slot == slot) {

@@ -5,10 +5,17 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod directed;
+pub mod duel;
 pub mod history;
 pub mod join;
+pub mod ledger;
 pub mod lock;
+pub mod rebind;
+pub mod records;
 pub mod setup;
+pub mod stall;
+pub mod zombie;
 
 use crate::{Failure, Stats};
 
@@ -16,4 +23,13 @@ use crate::{Failure, Stats};
 pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 
 /// Every scenario with the name under which its seeds are replayed.
-pub const ALL: &[(&str, Scenario)] = &[("lock", lock::run), ("join", join::run), ("alloc", alloc::run)];
+pub const ALL: &[(&str, Scenario)] = &[
+    ("lock", lock::run),
+    ("join", join::run),
+    ("duel", duel::run),
+    ("zombie", zombie::run),
+    ("rebind", rebind::run),
+    ("stall", stall::run),
+    ("alloc", alloc::run),
+    ("records", records::run),
+];

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every command, as an operator runs it: output, JSON, exit codes.
+
+mod common;
+
+use common::{Bench, EXE, ran};
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+const REGIONS: [&str; 16] = [
+    "seat",
+    "grant",
+    "binding",
+    "fence",
+    "death",
+    "join-box",
+    "identity",
+    "summary",
+    "request",
+    "intent",
+    "record",
+    "claim",
+    "free-box",
+    "free-ack",
+    "chunk-head",
+    "keep-map",
+];
+
+#[test]
+fn format_tells_what_it_made_and_refuses_to_overwrite_it() {
+    let bench = Bench::formatted();
+    let (code, info) = bench.json(&["info"]);
+    assert_eq!(code, 0);
+    assert_eq!(info["geometry"]["slots"], 4);
+    assert_eq!(info["geometry"]["chunk_bytes"], 65536);
+    assert_eq!(info["geometry"]["len_bytes"], 16 << 20);
+    assert_eq!(info["layout"].as_array().unwrap().len(), 16);
+    assert_eq!(info["usage"]["free_chunks"], info["geometry"]["chunks"]);
+    let uuid = info["uuid"].as_str().unwrap().to_owned();
+
+    let again = bench.run(&["format"]);
+    assert_eq!(again.code, 4);
+    assert!(again.err.contains(&uuid) && again.err.contains("--force"), "{}", again.err);
+    assert_eq!(bench.json(&["info"]).1["uuid"], uuid.as_str());
+
+    let forced = bench.run(&["format", "--force", "--seat-machine", "000102030405060708090a0b0c0d0e0f"]);
+    assert_eq!(forced.code, 0);
+    let (_, info) = bench.json(&["info"]);
+    assert_ne!(info["uuid"], uuid.as_str());
+    assert_eq!(info["seat_machines"][1], "000102030405060708090a0b0c0d0e0f");
+}
+
+#[test]
+fn format_refuses_foreign_data_and_says_so() {
+    let bench = Bench::new();
+    std::fs::write(bench.file(), vec![7; 16 << 20]).unwrap();
+    let refused = bench.run(&["format"]);
+    assert_eq!(refused.code, 4);
+    assert!(refused.err.contains("unknown data"), "{}", refused.err);
+    assert!(std::fs::read(bench.file()).unwrap().iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    let bench = Bench::formatted();
+    for args in [
+        &["no-such-command"][..],
+        &["format", "--size", "many"],
+        &["format", "--force", "--slots", "65"],
+        &["format", "--force", "--machine", "xyz"],
+        &["format", "--force", "--seats", "1", "--seat-machine", "000102030405060708090a0b0c0d0e0f"],
+        &["--pool", "relative/path", "info"],
+        &["inspect", "nothing"],
+        &["inspect", "seat", "2"],
+        &["inspect", "seat", "-1"],
+        &["inspect", "superblock", "1"],
+        &["inspect", "blocks", "999999"],
+        &["fsck", "--accept-loss"],
+        &["hosts", "declare-dead", "0"],
+    ] {
+        let ran = bench.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}: {}", ran.err);
+        assert!(!ran.err.is_empty());
+    }
+    let nameless = ran(Command::new(EXE).arg("info").env_remove("CXL_POOL").output().unwrap());
+    assert_eq!(nameless.code, 2);
+    assert!(nameless.err.contains("CXL_POOL") && nameless.err.contains("--pool"), "{}", nameless.err);
+}
+
+#[test]
+fn every_region_and_view_can_be_inspected() {
+    let bench = Bench::formatted();
+    for region in REGIONS.into_iter().chain(["superblock", "locks", "objects", "blocks"]) {
+        let text = bench.run(&["inspect", region]);
+        assert_eq!(text.code, 0, "{region}: {}", text.err);
+        assert!(!text.out.is_empty(), "{region}");
+        let (code, value) = bench.json(&["inspect", region, "all", "--raw"]);
+        assert_eq!(code, 0, "{region}");
+        assert!(value.is_array(), "{region}");
+    }
+    let (_, seats) = bench.json(&["inspect", "seat", "all", "--raw"]);
+    assert_eq!(seats.as_array().unwrap().len(), 2);
+    assert_eq!(seats[1]["name"], "SEAT[1]");
+    assert_eq!(seats[1]["valid"], true);
+    assert_eq!(seats[1]["raw"].as_str().unwrap().len(), 128);
+    assert_eq!(bench.json(&["inspect", "seat"]).1, serde_json::json!([]));
+    let raw = bench.run(&["inspect", "superblock", "0", "--raw"]);
+    assert!(raw.out.contains("kvbmcxl"), "{}", raw.out);
+}
+
+#[test]
+fn a_damaged_line_is_shown_as_such() {
+    let bench = Bench::formatted();
+    let pool = bench.open();
+    let offset = pool.layout().line_offset(cxl_pool::media::Region::Identity, 2).unwrap();
+    let mut line = pool.lines().fetch_raw(offset).unwrap();
+    line.0[9] ^= 4;
+    pool.lines().memory().write_line(offset, &line).unwrap();
+    pool.lines().memory().fence_stores();
+    let (code, found) = bench.json(&["inspect", "identity"]);
+    assert_eq!(code, 1);
+    assert_eq!(found.as_array().unwrap().len(), 1);
+    assert_eq!((&found[0]["index"], &found[0]["valid"]), (&2.into(), &false.into()));
+    assert!(bench.run(&["inspect", "identity", "2"]).out.contains("NOT VALID"));
+}
+
+#[test]
+fn a_closed_pipe_ends_the_output_and_nothing_else() {
+    let bench = Bench::formatted();
+    for (args, code) in [(&["inspect", "keep-map", "all", "--raw"][..], 0), (&["completions", "bash"], 0), (&["info"], 0), (&["fsck"], 0)] {
+        let mut command = bench.command(bench.machine);
+        let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let mut err = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        assert_eq!((child.wait().unwrap().code(), err.as_str()), (Some(code), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let bench = Bench::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = bench.run(&["completions", shell]);
+        assert_eq!(script.code, 0);
+        assert!(script.out.contains("fsck") && script.out.contains("cxlctl"), "{shell}");
+    }
+    let pages = bench.directory.path().join("man/man1");
+    assert_eq!(bench.run(&["man", pages.to_str().unwrap()]).code, 0);
+    let page = std::fs::read_to_string(pages.join("cxlctl-hosts-declare-dead.1")).unwrap();
+    assert!(page.contains("DATA IS CORRUPTED"), "{page}");
+    assert!(std::fs::read_to_string(pages.join("cxlctl.1")).unwrap().contains("Exit codes"));
+    assert!(!pages.join("cxlctl-demo-host.1").exists(), "a hidden command has no page");
+    std::fs::write(bench.directory.path().join("file"), "").unwrap();
+    assert_eq!(bench.run(&["man", bench.directory.path().join("file").to_str().unwrap()]).code, 1);
+}
+
+#[test]
+fn help_documents_the_exit_codes_and_the_danger() {
+    let bench = Bench::new();
+    let help = bench.run(&["--help"]);
+    assert!(help.code == 0 && help.out.contains("Exit codes") && help.out.contains("CXL_POOL"));
+    let help = bench.run(&["hosts", "declare-dead", "--help"]);
+    assert!(help.out.contains("DATA IS CORRUPTED"), "{}", help.out);
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool of its own for each test, and real runs of the program on it.
+#![allow(dead_code, missing_docs, reason = "every test program uses a part of it")]
+
+use cxl_pool::device::PoolSpec;
+use cxl_pool::pool::{OpenOptions, Pool};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+pub const EXE: &str = env!("CARGO_BIN_EXE_cxlctl");
+
+/// A directory in memory with one pool in it; gone with the test.
+pub struct Bench {
+    pub directory: tempfile::TempDir,
+    pub machine: &'static str,
+}
+
+/// How a run ended.
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        Bench { directory: tempfile::Builder::new().prefix("cxlctl-test-").tempdir_in("/dev/shm").unwrap(), machine: "machine-a" }
+    }
+
+    /// With a small pool on it.
+    pub fn formatted() -> Bench {
+        let bench = Bench::new();
+        let ran =
+            bench.run(&["format", "--size", "16M", "--slots", "4", "--seats", "2", "--locks", "32", "--objects", "16", "--chunk", "64K"]);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+        bench
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.directory.path().join("pool")
+    }
+
+    pub fn spec(&self) -> String {
+        self.file().display().to_string()
+    }
+
+    /// The program with this test's environment and nothing of the outer one.
+    pub fn command(&self, machine: &str) -> Command {
+        let mut command = Command::new(EXE);
+        for name in ["CXL_POOL_SIZE", "ONCE"] {
+            command.env_remove(name);
+        }
+        command.env("CXL_POOL", self.spec()).env("CXL_MACHINE_ID", machine).env("CXL_STATE_DIR", self.directory.path().join(machine));
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Ran {
+        ran(self.command(self.machine).args(args).output().unwrap())
+    }
+
+    pub fn json(&self, args: &[&str]) -> (i32, serde_json::Value) {
+        let ran = self.run(&[&["--json"], args].concat());
+        let value = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {} {}", ran.out, ran.err));
+        (ran.code, value)
+    }
+
+    /// The pool, opened in the test itself.
+    pub fn open(&self) -> Pool {
+        Pool::open(&PoolSpec::parse(&self.spec()).unwrap(), &OpenOptions::default()).unwrap()
+    }
+
+    /// A host that runs until its standard input ends; returns once it has joined.
+    pub fn host(&self, machine: &str) -> HostProcess {
+        let mut command = self.command(machine);
+        command.args(["demo-host", "--blocks", "40", "--block", "4096"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let replies = BufReader::new(process.stdout.take().unwrap());
+        let mut host = HostProcess { process, replies };
+        let joined = host.reply();
+        assert!(joined.contains("Joined"), "{joined}");
+        host
+    }
+}
+
+/// A host process; killed with the test if it still runs.
+pub struct HostProcess {
+    process: Child,
+    replies: BufReader<ChildStdout>,
+}
+
+impl HostProcess {
+    /// Sends an order of the demo.
+    pub fn order(&mut self, order: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{order}").unwrap();
+    }
+
+    /// The answer to an order.
+    pub fn reply(&mut self) -> String {
+        let mut line = String::new();
+        self.replies.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// Power off.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for HostProcess {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub fn ran(output: Output) -> Ran {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let ran = Ran { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) };
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+    if ran.code > 2 {
+        assert_eq!(ran.err.lines().count(), 1, "one clear line: {}", ran.err);
+    }
+    ran
+}
+
+/// The rules that a JSON report found.
+pub fn rules(findings: &serde_json::Value) -> Vec<String> {
+    findings.as_array().unwrap().iter().map(|found| found["rule"].as_str().unwrap().to_owned()).collect()
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pools with hosts on them: who is there, who is dead, and when a repair is refused. Real processes, killed like a power cut.
+
+mod common;
+
+use common::{Bench, rules};
+use std::time::{Duration, Instant};
+
+/// Waits until `done` says so.
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn hosts_come_and_go_and_are_seen() {
+    let bench = Bench::formatted();
+    let mut a = bench.host("machine-a");
+    let (code, hosts) = bench.json(&["hosts", "--watch-ms", "500"]);
+    assert_eq!(code, 0);
+    assert_eq!((&hosts["slots"][0]["state"], &hosts["slots"][0]["moving"]), (&"live".into(), &true.into()), "{hosts:#}");
+    assert_eq!((&hosts["seats"][0]["role"], &hosts["seats"][0]["fixed"]), (&"manager".into(), &true.into()));
+    assert!(bench.run(&["hosts"]).out.contains("moving"));
+    let (code, report) = bench.json(&["fsck"]);
+    assert_eq!((code, &report["in_use"]), (0, &true.into()), "{report:#}");
+    a.kill();
+    let (_, hosts) = bench.json(&["hosts", "--watch-ms", "200"]);
+    assert_eq!((&hosts["slots"][0]["state"], &hosts["slots"][0]["moving"]), (&"live".into(), &false.into()));
+    assert_eq!(bench.run(&["fsck"]).code, 0);
+}
+
+#[test]
+fn a_repair_is_refused_while_anybody_uses_the_pool() {
+    let bench = Bench::formatted();
+    let mut a = bench.host("machine-a");
+    let here = bench.run(&["fsck", "--repair", "--watch-ms", "300"]);
+    assert_eq!(here.code, 4);
+    assert!(here.err.contains("processes of this machine"), "{}", here.err);
+    let elsewhere = common::ran(bench.command("machine-b").args(["fsck", "--repair", "--watch-ms", "500"]).output().unwrap());
+    assert_eq!(elsewhere.code, 4);
+    assert!(elsewhere.err.contains("slots 0"), "{}", elsewhere.err);
+    a.kill();
+    assert_eq!(bench.run(&["fsck", "--repair", "--watch-ms", "300"]).code, 0);
+}
+
+#[test]
+fn only_a_machine_that_is_off_is_declared_dead() {
+    let bench = Bench::formatted();
+    let _a = bench.host("machine-a");
+    let mut b = bench.host("machine-b");
+    let declare =
+        |incarnation: &str, more: &[&str]| bench.run(&[&["hosts", "declare-dead", "1", "--incarnation", incarnation], more].concat());
+    let sure = "--i-know-it-is-powered-off";
+
+    let unsure = declare("1", &[]);
+    assert_eq!(unsure.code, 4);
+    assert!(unsure.err.contains(sure), "{}", unsure.err);
+    let alive = declare("1", &[sure]);
+    assert_eq!(alive.code, 4);
+    assert!(alive.err.contains("heartbeat moves"), "{}", alive.err);
+    b.kill();
+    assert_eq!(declare("7", &[sure]).code, 2, "an incarnation that never was");
+    assert_eq!(bench.run(&["hosts", "declare-dead", "9", "--incarnation", "1", sure]).code, 2, "a slot that is not");
+    let dead = declare("1", &[sure]);
+    assert_eq!(dead.code, 0, "{}", dead.err);
+    let (_, hosts) = bench.json(&["hosts"]);
+    assert_eq!((&hosts["slots"][1]["dead"], &hosts["slots"][1]["standing"]), (&1.into(), &"declared dead".into()), "{hosts:#}");
+    let (code, report) = bench.json(&["fsck", "--notes"]);
+    assert_eq!(code, 0, "{report:#}");
+}
+
+#[test]
+fn a_silent_host_is_fenced_and_the_pool_stays_sound() {
+    let bench = Bench::formatted();
+    let _a = bench.host("machine-a");
+    let mut b = bench.host("machine-b");
+    b.kill();
+    wait_for("the dead host is fenced", || bench.json(&["hosts", "--watch-ms", "50"]).1["slots"][1]["standing"] == "fenced");
+    let (code, report) = bench.json(&["fsck", "--notes"]);
+    assert_eq!(code, 0, "{:?}", rules(&report["findings"]));
+    // The machine comes back under a higher incarnation.
+    let _b = bench.host("machine-b");
+    let (_, hosts) = bench.json(&["hosts"]);
+    assert_eq!((&hosts["slots"][1]["incarnation"], &hosts["slots"][1]["standing"]), (&2.into(), &"not fenced".into()), "{hosts:#}");
+    assert_eq!(bench.run(&["fsck"]).code, 0);
+}
+
+/// A host dies at any moment of its work, comes back, and goes on: at no time does the metadata break a rule.
+#[test]
+fn whatever_a_dying_host_leaves_is_sound() {
+    let bench = Bench::formatted();
+    // The machine of seat 0 comes first: without it nobody can be given a slot.
+    let mut first = bench.host("machine-a");
+    let mut reader = bench.host("machine-b");
+    first.kill();
+    for round in 1..=8u64 {
+        let mut writer = bench.host("machine-a");
+        writer.order(&format!(r#"{{"Publish":{{"round":{round}}}}}"#));
+        std::thread::sleep(Duration::from_micros(700 * round * round));
+        writer.kill();
+        let (_, report) = bench.json(&["fsck", "--notes"]);
+        let broken: Vec<_> = report["findings"].as_array().unwrap().iter().filter(|found| found["severity"] != "note").collect();
+        assert!(broken.is_empty(), "round {round}: {broken:#?}");
+
+        let mut writer = bench.host("machine-a");
+        writer.order(&format!(r#"{{"Publish":{{"round":{}}}}}"#, 100 + round));
+        let published = writer.reply();
+        assert!(published.contains("Moved"), "round {round}: {published}");
+        reader.order(&format!(r#"{{"Pull":{{"round":{}}}}}"#, 100 + round));
+        let pulled = reader.reply();
+        assert!(pulled.contains("Moved"), "round {round}: {pulled}");
+        writer.kill();
+    }
+    reader.kill();
+    let (code, report) = bench.json(&["fsck", "--notes"]);
+    assert_eq!(code, 0, "{report:#}");
+    assert_eq!(
+        bench.json(&["fsck", "--repair", "--accept-loss", "--watch-ms", "200"]).1["lines_written"],
+        0,
+        "a sound pool needs no repair"
+    );
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One contradiction at a time, planted into a sound pool; each has to be noticed by the rule that is about it.
+
+use super::*;
+use crate::limits::{INTENTS, MAX_NUMBER};
+
+/// Publishes something wrong into a pool in use, and the rule that has to notice.
+macro_rules! planted {
+    ($($name:ident: $rule:literal, $plant:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            let lines = in_use();
+            let plant: fn(&Lines) -> Result<()> = $plant;
+            plant(&lines).unwrap();
+            let report = check(&lines, &seats()).unwrap();
+            assert!(report.findings.iter().any(|found| found.rule == $rule), "{:?}", report.findings);
+        })*
+    };
+}
+
+fn at(lines: &Lines, of: fn(&Geometry) -> u64) -> u64 {
+    of(lines.layout().geometry())
+}
+
+planted! {
+    epoch_of_another_seat: "seat.epoch", |lines| lines.publish(0, Seat { epoch: 4, machine: MACHINES[0], ..Seat::default() });
+    seat_of_another_machine: "seat.machine", |lines| lines.publish(0, Seat { epoch: 3, machine: MACHINES[1], ..Seat::default() });
+    seat_of_nobody: "seat.machine", |lines| lines.publish(1, Seat { epoch: 2, machine: MACHINES[1], ..Seat::default() });
+    tag_above_the_epoch: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 5, ..GrantLine::default() });
+    tag_of_another_seat: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 2, ..GrantLine::default() });
+    fence_ahead_of_every_binding: "fence.ahead", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[0] = 9;
+        lines.publish(0, row)
+    };
+    death_without_a_fence: "death.unfenced", |lines| {
+        let mut row = DeathLine::default();
+        row.dead[0] = 2;
+        lines.publish(1, row)
+    };
+    identity_above_its_binding: "identity.unbound", |lines| {
+        let identity = lines.fetch::<Identity>(1)?;
+        lines.publish(1, Identity { incarnation: 3, ..identity })
+    };
+    identity_of_another_machine: "identity.foreign", |lines| {
+        let identity = lines.fetch::<Identity>(1)?;
+        lines.publish(1, Identity { machine: [9; 16], ..identity })
+    };
+    lines_of_a_slot_that_nobody_has: "line.unbound", |lines| {
+        lines.publish(2 * at(lines, Geometry::summary_lines), Summary { incarnation: 1, ..Summary::default() })
+    };
+    grant_to_an_unbound_incarnation: "grant.unbound", |lines| {
+        let mut line = lines.fetch::<GrantLine>(1)?;
+        line.grants[0] = Grant { number: 1, incarnation: 7, slot: 1, ..Grant::default() };
+        lines.publish(1, line)
+    };
+    record_under_a_grant_that_was_never_decided: "grant.undecided", |lines| {
+        lines.publish(at(lines, Geometry::lock_table_records), Record { grant: 5, version: 1, incarnation: 2, ..Record::zeroed() })
+    };
+    record_of_a_second_holder: "grant.two_holders", |lines| {
+        lines.publish(at(lines, Geometry::lock_table_records) + 7, Record { grant: 4, version: 1, incarnation: 2, ..Record::zeroed() })
+    };
+    intent_outside_its_structure: "intent.range", |lines| {
+        let intent = Intent { incarnation: 2, lock: 1, grant: 4, count: 1, lines: [9999; 10], ..Intent::default() };
+        lines.publish(INTENTS as u64 + 1, intent)
+    };
+    intent_left_open: "intent.open", |lines| {
+        let intent = Intent { incarnation: 2, lock: 1, grant: 4, count: 1, lines: [3; 10], ..Intent::default() };
+        lines.publish(INTENTS as u64 + 1, intent)
+    };
+    reserved_lock_allocated: "lock_table.range", |lines| {
+        let mut line = lines.fetch::<GrantLine>(0)?;
+        line.grants[0] = Grant { number: 1, incarnation: 2, slot: 0, ..Grant::default() };
+        lines.publish(0, line)?;
+        lines.publish(0, Record { grant: 1, version: 1, incarnation: 2, data: [3; RECORD_BYTES], ..Record::zeroed() })
+    };
+    object_out_of_reach: "object.unreachable", |lines| move_object(lines, 7);
+    object_outside_the_chunks: "object.offset", |lines| change_object(lines, |value| value.offset = 64);
+    object_without_a_name: "object.name", |lines| change_object(lines, |value| value.name_len = 200);
+    object_of_an_unknown_state: "object.state", |lines| change_object(lines, |value| value.state = 9);
+    chunk_with_two_owners: "claim.two_owners", |lines| {
+        let mut claim = Claim { incarnation: 2, ..Claim::zeroed() };
+        claim.bits[0] = 1 << 4;
+        lines.publish(0, claim)
+    };
+    claim_beyond_the_pool: "claim.range", |lines| {
+        lines.publish(0, Claim { incarnation: 2, bits: [0x80; CHUNKS_PER_CLAIM / 8], ..Claim::zeroed() })
+    };
+    kept_blocks_that_nobody_claims: "chunk.orphan", |lines| {
+        lines.publish(lines.layout().claim_lines(), Claim { incarnation: 2, ..Claim::zeroed() })
+    };
+    kept_blocks_of_a_fenced_host: "chunk.unadopted", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[1] = 2;
+        lines.publish(0, row)
+    };
+    chunk_cut_into_no_class: "chunk.form", |lines| {
+        lines.publish(2, ChunkHead { state: ChunkHead::BLOCKS, block_bytes: 65, ..lines.fetch::<ChunkHead>(2)? })
+    };
+    run_beyond_the_pool: "chunk.form", |lines| lines.publish(4, ChunkHead { run: u64::MAX, ..lines.fetch::<ChunkHead>(4)? });
+    run_with_a_foreign_part: "chunk.broken_run", |lines| lines.publish(5, ChunkHead { run: 2, ..lines.fetch::<ChunkHead>(5)? });
+    keep_bit_behind_the_last_block: "keep.range", |lines| {
+        let mut keep = KeepMap { incarnation: 2, ..KeepMap::zeroed() };
+        keep.bits[0] = 2;
+        lines.publish(4 * at(lines, Geometry::keep_lines), keep)
+    };
+    free_of_something_that_is_no_block: "free_box.offset", |lines| {
+        lines.publish(1, FreeBox { incarnation: 2, receiver: 2, sequence: 1, offsets: [65; BLOCKS_PER_FREE_BOX], ..FreeBox::default() })
+    };
+    unclaimed_seat_with_a_machine: "seat.unclaimed", |lines| lines.publish(1, Seat { machine: [4; 16], ..Seat::default() });
+    epoch_beyond_the_limit: "seat.limit", |lines| lines.publish(0, Seat { epoch: MAX_NUMBER + 1, machine: MACHINES[0], ..Seat::default() });
+    copy_that_was_never_adopted: "copy.unadopted", |lines| {
+        lines.publish(at(lines, Geometry::bindings), Binding { incarnation: 1, machine: MACHINES[1], nonce: [1; 16], ..Binding::default() })
+    };
+    fence_of_no_slot: "fence.slot", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[11] = 1;
+        lines.publish(0, row)
+    };
+    death_of_no_slot: "death.slot", |lines| {
+        let mut row = DeathLine::default();
+        row.dead[11] = 1;
+        lines.publish(0, row)
+    };
+    death_declared_ahead: "death.ahead", |lines| {
+        let (mut fence, mut row) = (FenceLine::default(), DeathLine::default());
+        (fence.fenced[1], row.dead[1]) = (9, 9);
+        lines.publish(0, fence)?;
+        lines.publish(0, row)
+    };
+    binding_to_nobody: "binding.nobody", |lines| lines.publish(2, Binding { tag: 3, incarnation: 1, ..Binding::default() });
+    binding_without_an_incarnation: "binding.empty", |lines| lines.publish(2, Binding { tag: 3, machine: [4; 16], ..Binding::default() });
+    binding_of_a_seat_that_is_fixed: "binding.fixed_seat", |lines| {
+        lines.publish(3, Binding { tag: 3, incarnation: 1, machine: MACHINES[1], nonce: [4; 16], ..Binding::default() })
+    };
+    binding_of_two_seats_to_one_machine: "binding.two_seats", |lines| {
+        lines.publish(4, Binding { tag: 3, incarnation: 1, machine: MACHINES[0], nonce: [4; 16], ..Binding::default() })
+    };
+    identity_without_an_incarnation: "identity.empty", |lines| lines.publish(2, Identity { machine: [4; 16], ..Identity::default() });
+    identity_without_a_state: "identity.state", |lines| lines.publish(1, Identity { state: 0, ..lines.fetch::<Identity>(1)? });
+    identity_that_drained_its_future: "identity.ahead", |lines| lines.publish(1, Identity { drained: 3, ..lines.fetch::<Identity>(1)? });
+    join_that_did_not_finish: "identity.joining", |lines| lines.publish(1, Binding { incarnation: 3, ..lines.fetch::<Binding>(1)? });
+    request_with_unknown_flags: "request.form", |lines| {
+        let mut line = RequestLine { incarnation: 2, ..RequestLine::default() };
+        line.requests[0].flags = 64;
+        lines.publish(0, line)
+    };
+    request_for_no_lock: "request.lock", |lines| {
+        let mut line = RequestLine { incarnation: 2, ..RequestLine::default() };
+        line.requests[5].number = 1;
+        lines.publish(at(lines, Geometry::request_lines) - 1, line)
+    };
+    grant_with_unknown_flags: "grant.form", |lines| change_grant(lines, |grant| grant.flags = 128);
+    grant_to_no_slot: "grant.slot", |lines| change_grant(lines, |grant| grant.slot = 200);
+    grant_without_a_number: "grant.empty", |lines| change_grant(lines, |grant| grant.number = 0);
+    lock_of_a_fenced_holder: "grant.fenced_holder", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[1] = 2;
+        lines.publish(0, row)
+    };
+    record_under_no_grant: "record.empty", |lines| lines.publish(0, Record { version: 1, ..Record::zeroed() });
+    record_of_two_writers: "record.two_writers", |lines| {
+        let record: Record = lines.fetch(object_cell(lines))?;
+        lines.publish(object_cell(lines) - at(lines, Geometry::records), record)
+    };
+    record_of_a_fenced_writer: "record.doubtful", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[1] = 2;
+        lines.publish(1, row)
+    };
+    lock_held_and_not_allocated: "lock_table.unallocated", |lines| {
+        let (mut grants, mut requests) = (lines.fetch::<GrantLine>(2)?, lines.fetch::<RequestLine>(1)?);
+        grants.grants[0] = Grant { number: 1, incarnation: 2, request: 1, slot: 0, flags: 0 };
+        requests.requests[2] = Request { number: 1, flags: Request::WANT };
+        lines.publish(2, grants)?;
+        lines.publish(1, requests)
+    };
+    object_bound_twice: "object.twice", |lines| {
+        let record: Record = lines.fetch(object_cell(lines))?;
+        let first = at(lines, Geometry::records) + at(lines, Geometry::lock_table_records);
+        lines.publish(first + (object_cell(lines) - first + 1) % 8, record)
+    };
+    intent_under_no_lock: "intent.lock", |lines| lines.publish(0, Intent { incarnation: 2, lock: 99, count: 1, ..Intent::default() });
+    chunk_of_no_slot: "chunk.slot", |lines| lines.publish(2, ChunkHead { slot: 77, ..lines.fetch::<ChunkHead>(2)? });
+    chunk_of_an_unbound_incarnation: "chunk.unbound", |lines| lines.publish(2, ChunkHead { incarnation: 3, ..lines.fetch::<ChunkHead>(2)? });
+    run_of_more_bytes_than_chunks: "chunk.run_bytes", |lines| lines.publish(4, ChunkHead { block_bytes: 1 << 30, ..lines.fetch::<ChunkHead>(4)? });
+    message_to_an_unbound_incarnation: "free_box.receiver", |lines| {
+        lines.publish(1, FreeBox { incarnation: 2, receiver: 3, sequence: 1, ..FreeBox::default() })
+    };
+    message_acknowledged_before_it_was_sent: "free_box.ack", |lines| {
+        lines.publish(1, FreeBox { incarnation: 2, receiver: 2, sequence: 1, ..FreeBox::default() })?;
+        lines.publish(3, FreeAck { incarnation: 2, sender: 2, sequence: 2, ..FreeAck::default() })
+    };
+}
+
+fn object_cell(lines: &Lines) -> u64 {
+    let geometry = lines.layout().geometry();
+    geometry.records() + geometry.lock_table_records() + u64::from(crc32c::crc32c(b"root")) % u64::from(geometry.objects)
+}
+
+fn change_object(lines: &Lines, change: fn(&mut ObjectValue)) -> Result<()> {
+    let record: Record = lines.fetch(object_cell(lines))?;
+    let mut value: ObjectValue = bytemuck::cast(record.data);
+    change(&mut value);
+    lines.publish(object_cell(lines), Record { data: bytemuck::cast(value), ..record })
+}
+
+/// Moves the object `by` cells on, with nothing in between.
+fn move_object(lines: &Lines, by: u64) -> Result<()> {
+    let geometry = *lines.layout().geometry();
+    let record: Record = lines.fetch(object_cell(lines))?;
+    lines.publish(object_cell(lines), Record { data: [0; RECORD_BYTES], ..record })?;
+    let first = geometry.records() + geometry.lock_table_records();
+    lines.publish(first + (object_cell(lines) - first + by) % u64::from(geometry.objects), record)
+}
+
+fn change_grant(lines: &Lines, change: fn(&mut Grant)) -> Result<()> {
+    let mut line: GrantLine = lines.fetch(0)?;
+    change(&mut line.grants[1]);
+    lines.publish(0, line)
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every scenario on many seeds: nothing fails while no rule is dropped.
+//!
+//! `SEEDS=10000` for a long night, `SEED=n` to replay one seed of one test with its whole trace.
+
+use cxl_sim::{explore, scenarios};
+
+/// Runs the scenario of this name on so many seeds, unless the environment says otherwise.
+fn holds(name: &str, seeds: u64) {
+    let (name, scenario) = scenarios::ALL.iter().find(|of| of.0 == name).expect("the scenario is listed");
+    explore(name, seeds, scenario);
+}
+
+macro_rules! scenarios {
+    ($($name:ident: $seeds:literal),* $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                holds(stringify!($name), $seeds);
+            }
+        )*
+
+        #[test]
+        fn every_scenario_is_run() {
+            let run = [$(stringify!($name)),*];
+            let missing: Vec<&str> = scenarios::ALL.iter().map(|of| of.0).filter(|name| !run.contains(name)).collect();
+            assert_eq!(missing, [""; 0], "scenarios without a test");
+        }
+    };
+}
+
+scenarios! {
+    lock: 200,
+    join: 200,
+    duel: 1500,
+    zombie: 1500,
+    rebind: 1500,
+    stall: 1000,
+    alloc: 200,
+}
