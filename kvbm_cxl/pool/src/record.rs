@@ -205,6 +205,7 @@ impl<'h> Locked<'h> {
     /// # Errors
     /// [`Error::Fenced`]: the outcome is unknown. [`Error::Full`] when a record has used up its versions.
     pub fn commit(&mut self, changes: &[(Best, [u8; RECORD_BYTES])]) -> Result<()> {
+        changes.iter().try_for_each(|(best, _)| self.check_grant(best))?;
         let copies = changes.iter().map(|(best, data)| {
             let version = best.copy.version + 1;
             if version > MAX_NUMBER {
@@ -224,7 +225,9 @@ impl<'h> Locked<'h> {
         }
         let copies = numbers.iter().map(|&number| {
             // A record that was never written is sealed as well: what this holder takes for absent must not appear later.
-            self.read(number).map(|best| (number, self.copy(best.copy.version, best.copy.data)))
+            let best = self.read(number)?;
+            self.check_grant(&best)?;
+            Ok((number, self.copy(best.copy.version, best.copy.data)))
         });
         let copies = copies.collect::<Result<Vec<_>>>()?;
         self.write(&copies)?;
@@ -239,6 +242,16 @@ impl<'h> Locked<'h> {
             self.seal(&[number])?;
         }
         Ok(best)
+    }
+
+    /// Refuses a record that a later grant than this one wrote: a copy of this grant would not count, and its writer would not know.
+    fn check_grant(&self, best: &Best) -> Result<()> {
+        if best.copy.grant <= self.guard.grant() {
+            return Ok(());
+        }
+        // A holder that was fenced may well meet its successor's copy. To anybody else it cannot be there.
+        self.confirm()?;
+        Err(Error::BadLine { region: Region::Record, index: best.number, reason: "written under a grant that is still to come" })
     }
 
     fn copy(&self, version: u32, data: [u8; RECORD_BYTES]) -> Record {

@@ -137,7 +137,7 @@ impl Allocator {
 
     /// Adds chunks of one claim line to this host's claims. They are ours only when this returns without error.
     fn claim(&self, guard: &LockGuard<'_>, row: &Row, added: &[usize]) -> Result<()> {
-        let Some(own) = row.claims[self.me()] else {
+        let Some(own) = row.claims.get(self.me()).copied().flatten() else {
             return Err(Error::BadLine { region: Region::Claim, index: row.line, reason: "own claim line does not verify" });
         };
         let mut bits = own.bits;

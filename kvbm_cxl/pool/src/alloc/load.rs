@@ -8,7 +8,7 @@
 use super::content::{self, Content};
 use super::heap::{BlockSet, Chunk};
 use super::{Allocator, Place, Run, held};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::host::Op;
 use crate::lock::LockGuard;
@@ -30,6 +30,10 @@ impl Allocator {
 
     /// Makes a chunk that this host claims one of this process's. The caller holds the chunk lock.
     pub(super) fn load(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<()> {
+        // A chunk that this process has already, alone or as part of a block, is never taken in a second time, whatever the claims say.
+        if self.place(chunk) != Place::None {
+            return Ok(());
+        }
         let op = guard.op();
         let (content, head) = content::read(self.lines(), &self.classes, chunk)?;
         point!("alloc.load");
@@ -86,6 +90,12 @@ impl Allocator {
             point!("alloc.load_run_freed");
             return self.load_nothing(guard.op(), first, head);
         }
+        // Two blocks must not share a chunk: what both of them free would then be given out twice.
+        if let Some(reason) = self.broken_run(first, count)? {
+            held(&self.other).bad.insert(first, reason);
+            self.set_place(first, Place::Other);
+            return Ok(());
+        }
         // A crash in the middle of an adoption may have left the rest of it with the dead host.
         if !self.complete_run(guard, first, count)? {
             held(&self.other).bad.insert(first, "another host claims a part of this block");
@@ -99,6 +109,25 @@ impl Allocator {
             self.local.set_owner(chunk, self.tag());
         }
         Ok(())
+    }
+
+    /// Why the chunks behind `first` are not those of one block, if they are not.
+    fn broken_run(&self, first: u64, count: u64) -> Result<Option<&'static str>> {
+        let parts: Vec<u64> = (first + 1..first + count).collect();
+        if parts.iter().any(|&part| self.place(part) != Place::None) {
+            return Ok(Some("a part of this block is in use"));
+        }
+        let mut heads: Vec<Result<ChunkHead>> = Vec::with_capacity(parts.len());
+        self.lines().fetch_many(&parts, &mut heads)?;
+        for head in heads {
+            match head {
+                Ok(head) if head.state == ChunkHead::INSIDE && head.run == first => {}
+                Ok(_) => return Ok(Some("a part of this block says that it is something else")),
+                Err(Error::BadLine { reason, .. }) => return Ok(Some(reason)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
     }
 
     /// Blocks of a chunk whose free was on its way when its former owner stopped.

@@ -11,7 +11,7 @@ use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::seat;
 use crate::media::{Binding, Identity, Intent, JoinBox};
-use crate::platform::{MachineLock, MachineLockGuard, Platform, ProcessId};
+use crate::platform::{MachineLock, MachineLockGuard, Platform};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -68,6 +68,8 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
     point!("join.local");
     if first {
         start_over(&segment);
+    } else {
+        segment.check_membership(&geometry)?;
     }
     let superblocks = superblock_lines(&lines)?;
     let index = segment.attach(platform.process())?;
@@ -102,7 +104,7 @@ pub(super) fn superblock_lines(lines: &Lines) -> Result<Vec<Line>> {
 fn start_over(segment: &Segment) {
     let header = segment.header();
     header.state.store(state::NONE, Ordering::SeqCst);
-    segment.reap(|_: ProcessId| false);
+    segment.forget_processes();
     segment.reset_locks();
 }
 
@@ -190,8 +192,9 @@ impl Inner {
 
     fn is_mine(&self, binding: &Binding, nonce: &[u8; 16]) -> bool {
         binding.tag != 0
+            && binding.incarnation != 0
             && binding.machine == self.platform.machine().0
-            && (binding.nonce == *nonce || (mutant!("join.bind_to_machine_only") && binding.incarnation != 0))
+            && (binding.nonce == *nonce || mutant!("join.bind_to_machine_only"))
     }
 
     /// The slot to ask for.

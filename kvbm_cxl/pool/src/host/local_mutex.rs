@@ -104,6 +104,11 @@ impl LocalMutex {
         self.0.load(Ordering::Acquire) & !WAITERS != 0
     }
 
+    /// Frees the mutex whoever has it. Nobody uses it meanwhile.
+    pub fn free(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
     /// Gives the mutex back and wakes a waiter.
     pub fn unlock(&self, platform: &dyn Platform) {
         if self.0.swap(0, Ordering::Release) & WAITERS != 0 {

@@ -14,6 +14,7 @@ pub use fence::Standing;
 pub use service::Service;
 
 use crate::error::{Error, Result};
+use crate::limits::MAX_NUMBER;
 use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId};
@@ -199,6 +200,9 @@ impl Host {
         let Some(cell) = declared.get(usize::from(slot)).filter(|_| u32::from(slot) < self.inner.geometry().slots) else {
             return Err(Error::Invalid(format!("slot {slot} does not exist")));
         };
+        if incarnation >= MAX_NUMBER {
+            return Err(Error::Invalid(format!("incarnation {incarnation} of slot {slot} cannot be: all are below {MAX_NUMBER}")));
+        }
         cell.fetch_max(incarnation, Ordering::AcqRel);
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 use super::local_mutex::LocalMutex;
 use crate::error::{Error, Result};
-use crate::limits::{MAX_PROCESSES, MAX_SLOTS};
+use crate::limits::{MAX_NUMBER, MAX_PROCESSES, MAX_SLOTS};
 use crate::media::Geometry;
 use crate::platform::{LocalMemory, ProcessId};
 use std::any::Any;
@@ -225,6 +225,33 @@ impl Segment {
         }
     }
 
+    /// Empties what processes leave behind, whatever it is: none of them runs any more. One may have died in the middle of its entry, and
+    /// none that comes later may wait for a mutex of theirs.
+    pub fn forget_processes(&self) {
+        let header = self.header();
+        for entry in &header.processes {
+            entry.start.store(0, Ordering::Release);
+            entry.operations.store(0, Ordering::SeqCst);
+            entry.pid.store(0, Ordering::Release);
+        }
+        header.service.free();
+        header.summary.free();
+        header.heartbeat_at_ns.store(0, Ordering::Release);
+        self.all_locks().iter().for_each(|lock| lock.mutex.free());
+        self.request_lines().iter().for_each(|line| line.mutex.free());
+    }
+
+    /// Refuses a membership that no join can have written: a process that attaches acts under it.
+    pub fn check_membership(&self, geometry: &Geometry) -> Result<()> {
+        let (slot, incarnation) = (self.header().slot.load(Ordering::Acquire), self.header().incarnation.load(Ordering::Acquire));
+        if slot < geometry.slots && (1..MAX_NUMBER).contains(&incarnation) {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "the local segment tells of slot {slot} and incarnation {incarnation}, which cannot be: stop this machine's processes and remove it"
+        )))
+    }
+
     /// Forgets processes that no longer exist and tells how many those were. The caller holds the service mutex.
     pub fn reap(&self, is_alive: impl Fn(ProcessId) -> bool) -> usize {
         let mut reaped = 0;
@@ -242,6 +269,6 @@ impl Segment {
 
     /// Operations under way in all attached processes.
     pub fn operations(&self) -> u64 {
-        self.header().processes.iter().map(|entry| entry.operations.load(Ordering::SeqCst)).sum()
+        self.header().processes.iter().fold(0u64, |sum, entry| sum.saturating_add(entry.operations.load(Ordering::SeqCst)))
     }
 }

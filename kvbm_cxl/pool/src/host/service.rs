@@ -58,7 +58,9 @@ impl Inner {
     fn beat(&self) -> Result<()> {
         let header = self.segment.header();
         let now_ns = self.platform.now_ns();
-        if now_ns.saturating_sub(header.heartbeat_at_ns.load(Ordering::Relaxed)) < self.config.heartbeat_ms * 1_000_000 {
+        // A time to come can only be something that was left there: it must not keep the heart from beating.
+        let since_ns = now_ns.checked_sub(header.heartbeat_at_ns.load(Ordering::Relaxed));
+        if since_ns.is_some_and(|since_ns| since_ns < self.config.heartbeat_ms * 1_000_000) {
             return Ok(());
         }
         header.heartbeat_at_ns.store(now_ns, Ordering::Relaxed);
@@ -129,6 +131,7 @@ impl Inner {
             (0..LOCKS_PER_REQUEST as u32)
                 .filter(move |bit| held & 1 << bit != 0)
                 .map(move |bit| line as u32 * LOCKS_PER_REQUEST as u32 + bit)
+                .filter(|lock| *lock < self.geometry().locks)
         })
     }
 

@@ -69,7 +69,7 @@ impl Inner {
 
     /// H1
     fn request(&self, lock: LockId, local: &LocalLock) -> Result<()> {
-        let number = local.number.load(Ordering::Acquire) + 1;
+        let number = local.number.load(Ordering::Acquire).saturating_add(1);
         if number >= MAX_NUMBER {
             return Err(Error::Full {
                 what: "request numbers of this lock",

@@ -2,7 +2,7 @@
 //! The 64-byte structures. Names follow protocols/LOCKS.md; each states its line number within its region.
 
 use super::{MediaLine, Region};
-use crate::limits::{INTENT_LINES, MAX_OBJECT_NAME_BYTES};
+use crate::limits::{INTENT_LINES, MAX_NUMBER, MAX_OBJECT_NAME_BYTES, MAX_SLOTS};
 use bytemuck::{Pod, Zeroable};
 
 /// Grants in one grant line.
@@ -23,6 +23,11 @@ pub const CHUNKS_PER_CLAIM: usize = 448;
 pub const BLOCKS_PER_KEEP: usize = 448;
 /// Blocks in one free-box line.
 pub const BLOCKS_PER_FREE_BOX: usize = 6;
+
+/// Refuses epochs, incarnations, grant, request and message numbers that no host can have reached: the code counts on, and nothing may wrap.
+fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
+    if numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
+}
 
 /// Asserts the size of a line structure and the offset of each of its fields, and ties it to its region.
 macro_rules! media_line {
@@ -65,7 +70,7 @@ pub struct Seat {
     /// Zero.
     pub reserved: [u64; 4],
 }
-media_line!(Seat, Seat { crc @ 0, epoch @ 4, beat @ 8, machine @ 16, reserved @ 32 });
+media_line!(Seat, Seat { crc @ 0, epoch @ 4, beat @ 8, machine @ 16, reserved @ 32 }, |line| within([line.epoch]));
 
 /// One lock's grant.
 #[repr(C)]
@@ -103,7 +108,14 @@ pub struct GrantLine {
     /// Zero.
     pub reserved: u64,
 }
-media_line!(GrantLine, Grant { crc @ 0, tag @ 4, grants @ 8, reserved @ 56 });
+media_line!(GrantLine, Grant { crc @ 0, tag @ 4, grants @ 8, reserved @ 56 }, |line| {
+    if line.grants.iter().any(|grant| usize::from(grant.slot) >= MAX_SLOTS) {
+        return Err("a grant to a slot that cannot be");
+    }
+    within([line.tag])?;
+    within(line.grants.map(|grant| grant.number))?;
+    within(line.grants.map(|grant| grant.incarnation))
+});
 
 /// BIND\[k\]\[i\]: line k * bindings + i; i < N is slot i, N + q is seat q.
 #[repr(C)]
@@ -124,7 +136,11 @@ pub struct Binding {
     /// Zero.
     pub reserved: [u64; 2],
 }
-media_line!(Binding, Binding { crc @ 0, tag @ 4, incarnation @ 8, reserved0 @ 12, machine @ 16, nonce @ 32, reserved @ 48 });
+media_line!(
+    Binding,
+    Binding { crc @ 0, tag @ 4, incarnation @ 8, reserved0 @ 12, machine @ 16, nonce @ 32, reserved @ 48 },
+    |line| within([line.tag, line.incarnation])
+);
 
 /// FEN\[k\]\[i\]: line k * fence_lines + i, slots 12i to 12i+11. Only ever grows.
 #[repr(C)]
@@ -139,7 +155,7 @@ pub struct FenceLine {
     /// Zero.
     pub reserved: u64,
 }
-media_line!(FenceLine, Fence { crc @ 0, reserved0 @ 4, fenced @ 8, reserved @ 56 });
+media_line!(FenceLine, Fence { crc @ 0, reserved0 @ 4, fenced @ 8, reserved @ 56 }, |line| within(line.fenced));
 
 /// DEAD\[k\]\[i\]: same form as [`FenceLine`]: incarnations whose death is proven. Only ever grows.
 #[repr(C)]
@@ -154,7 +170,7 @@ pub struct DeathLine {
     /// Zero.
     pub reserved: u64,
 }
-media_line!(DeathLine, Death { crc @ 0, reserved0 @ 4, dead @ 8, reserved @ 56 });
+media_line!(DeathLine, Death { crc @ 0, reserved0 @ 4, dead @ 8, reserved @ 56 }, |line| within(line.dead));
 
 /// JOINBOX\[b\]: line b. Any content, old or lost, only delays somebody.
 #[repr(C)]
@@ -203,7 +219,12 @@ media_line!(
     Identity {
         crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, reserved0 @ 52, reserved @ 56,
     },
-    |line| if line.state <= Identity::LEFT { Ok(()) } else { Err("unknown state") }
+    |line| {
+        if line.state > Identity::LEFT {
+            return Err("unknown state");
+        }
+        within([line.incarnation, line.acknowledged, line.drained])
+    }
 );
 
 impl Identity {
@@ -226,7 +247,7 @@ pub struct Summary {
     /// A number per request line that changes whenever the line does.
     pub versions: [u16; VERSIONS_PER_SUMMARY],
 }
-media_line!(Summary, Summary { crc @ 0, incarnation @ 4, heartbeat @ 8, versions @ 16 });
+media_line!(Summary, Summary { crc @ 0, incarnation @ 4, heartbeat @ 8, versions @ 16 }, |line| within([line.incarnation]));
 
 /// One lock's request.
 #[repr(C)]
@@ -260,7 +281,10 @@ pub struct RequestLine {
     /// Zero.
     pub reserved: u64,
 }
-media_line!(RequestLine, Request { crc @ 0, incarnation @ 4, requests @ 8, reserved @ 56 });
+media_line!(RequestLine, Request { crc @ 0, incarnation @ 4, requests @ 8, reserved @ 56 }, |line| {
+    within([line.incarnation])?;
+    within(line.requests.map(|request| request.number))
+});
 
 /// INTENT\[s\]\[i\]: line s * INTENTS + i, i = the protected structure.
 #[repr(C)]
@@ -284,7 +308,12 @@ pub struct Intent {
 media_line!(
     Intent,
     Intent { crc @ 0, incarnation @ 4, lock @ 8, grant @ 12, count @ 16, data @ 20, lines @ 24 },
-    |line| if line.count as usize <= INTENT_LINES { Ok(()) } else { Err("more intended lines than fit") }
+    |line| {
+        if line.count as usize > INTENT_LINES {
+            return Err("more intended lines than fit");
+        }
+        within([line.incarnation, line.grant])
+    }
 );
 
 /// REC\[s\]\[r\]: line s * records + r. The value of record r is that of the highest (grant, version) over all slots.
@@ -304,7 +333,11 @@ pub struct Record {
     /// The value.
     pub data: [u8; RECORD_BYTES],
 }
-media_line!(Record, Record { crc @ 0, grant @ 4, version @ 8, incarnation @ 12, reserved @ 16, data @ 24 });
+media_line!(
+    Record,
+    Record { crc @ 0, grant @ 4, version @ 8, incarnation @ 12, reserved @ 16, data @ 24 },
+    |line| within([line.grant, line.version, line.incarnation])
+);
 
 /// The value of an object record: a name and where it points.
 #[repr(C)]
@@ -345,7 +378,7 @@ pub struct Claim {
     /// One bit per chunk.
     pub bits: [u8; CHUNKS_PER_CLAIM / 8],
 }
-media_line!(Claim, Claim { crc @ 0, incarnation @ 4, bits @ 8 });
+media_line!(Claim, Claim { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
 
 /// FREEBOX\[s\]\[o\]: line s * N + o: blocks that slot s wants slot o to free.
 #[repr(C)]
@@ -362,7 +395,11 @@ pub struct FreeBox {
     /// Pool offsets of the blocks; 0 = none.
     pub offsets: [u64; BLOCKS_PER_FREE_BOX],
 }
-media_line!(FreeBox, FreeBox { crc @ 0, incarnation @ 4, receiver @ 8, sequence @ 12, offsets @ 16 });
+media_line!(
+    FreeBox,
+    FreeBox { crc @ 0, incarnation @ 4, receiver @ 8, sequence @ 12, offsets @ 16 },
+    |line| within([line.incarnation, line.receiver, line.sequence])
+);
 
 /// FREEACK\[o\]\[s\]: line o * N + s: what slot o has taken out of FREEBOX\[s\]\[o\].
 #[repr(C)]
@@ -379,7 +416,11 @@ pub struct FreeAck {
     /// Zero.
     pub reserved: [u64; 6],
 }
-media_line!(FreeAck, FreeAck { crc @ 0, incarnation @ 4, sender @ 8, sequence @ 12, reserved @ 16 });
+media_line!(
+    FreeAck,
+    FreeAck { crc @ 0, incarnation @ 4, sender @ 8, sequence @ 12, reserved @ 16 },
+    |line| within([line.incarnation, line.sender, line.sequence])
+);
 
 /// CHUNK\[c\]: line c: what the chunk is cut into.
 #[repr(C)]
@@ -403,7 +444,15 @@ pub struct ChunkHead {
 media_line!(
     ChunkHead,
     ChunkHead { crc @ 0, slot @ 4, incarnation @ 8, state @ 12, block_bytes @ 16, run @ 24, reserved @ 32 },
-    |line| if line.state <= ChunkHead::INSIDE { Ok(()) } else { Err("unknown state") }
+    |line| {
+        if line.state > ChunkHead::INSIDE {
+            return Err("unknown state");
+        }
+        if line.slot as usize >= MAX_SLOTS {
+            return Err("written by a slot that cannot be");
+        }
+        within([line.incarnation])
+    }
 );
 
 impl ChunkHead {
@@ -428,4 +477,4 @@ pub struct KeepMap {
     /// One bit per block.
     pub bits: [u8; BLOCKS_PER_KEEP / 8],
 }
-media_line!(KeepMap, KeepMap { crc @ 0, incarnation @ 4, bits @ 8 });
+media_line!(KeepMap, KeepMap { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));

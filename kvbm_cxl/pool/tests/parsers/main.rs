@@ -79,3 +79,12 @@ fn pool_spec() {
         targets::pool_spec(&random.bytes(len));
     }
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+    /// Seal and open of every line structure: round trip, any single bit flip, another line number, region and pool.
+    #[test]
+    fn a_sealed_line_is_read_back_in_its_place_and_nowhere_else(words: [u64; 8], index: u64, other_index: u64) {
+        targets::sealed_lines(words, index, other_index);
+    }
+}

@@ -153,6 +153,54 @@ fn check_line<T: MediaLine>(index: u64, line: &Line) {
     assert!(lines.open::<T>(index.wrapping_add(1), &sealed).is_err());
 }
 
+/// A line of every structure that was sealed comes back as it was; with any one bit turned over, in another place, or in another pool, it
+/// does not verify.
+pub fn sealed_lines(words: [u64; 8], index: u64, other_index: u64) {
+    check_sealed::<Seat>(words, index, other_index);
+    check_sealed::<GrantLine>(words, index, other_index);
+    check_sealed::<Binding>(words, index, other_index);
+    check_sealed::<FenceLine>(words, index, other_index);
+    check_sealed::<DeathLine>(words, index, other_index);
+    check_sealed::<JoinBox>(words, index, other_index);
+    check_sealed::<Identity>(words, index, other_index);
+    check_sealed::<Summary>(words, index, other_index);
+    check_sealed::<RequestLine>(words, index, other_index);
+    check_sealed::<Intent>(words, index, other_index);
+    check_sealed::<Record>(words, index, other_index);
+    check_sealed::<Claim>(words, index, other_index);
+    check_sealed::<FreeBox>(words, index, other_index);
+    check_sealed::<FreeAck>(words, index, other_index);
+    check_sealed::<ChunkHead>(words, index, other_index);
+    check_sealed::<KeepMap>(words, index, other_index);
+}
+
+fn check_sealed<T: MediaLine>(words: [u64; 8], index: u64, other_index: u64) {
+    let lines = no_lines();
+    // The words as they are, and cut down until the structure's bounds allow them: four bits of each 32 are small in every field.
+    let cut = |mask: u64| bytemuck::cast::<[u64; 8], T>(words.map(|word| word & mask));
+    let masks = [u64::MAX, 0x0fff_ffff_0fff_ffff, 0x0303_0303_0303_0303, 0x0000_0003_0000_0003, 0x0000_0001_0000_0001];
+    let Some(value) = masks.map(cut).into_iter().find(|value| value.check().is_ok()) else {
+        panic!("no value of {:?} is within its bounds", T::REGION);
+    };
+    let sealed = lines.seal(index, value);
+    let found = lines.open::<T>(index, &sealed).unwrap();
+    assert_eq!(bytemuck::cast::<T, Line>(found), sealed);
+    assert_eq!(sealed.0[4..], bytemuck::cast::<T, Line>(value).0[4..]);
+    for bit in 0..512 {
+        let mut turned = sealed;
+        turned.0[bit / 8] ^= 1 << (bit % 8);
+        assert!(matches!(lines.open::<T>(index, &turned), Err(Error::BadLine { .. })), "bit {bit} of {:?}", T::REGION);
+    }
+    if other_index != index {
+        assert!(lines.open::<T>(other_index, &sealed).is_err());
+    }
+    for region in Region::ALL.into_iter().filter(|region| *region != T::REGION) {
+        assert!(verify_line(lines, region, index, &sealed).is_err(), "{:?} passes for {region:?}", T::REGION);
+    }
+    let elsewhere = Lines::new(lines.memory().clone(), lines.layout().clone(), &[8; 16]);
+    assert!(elsewhere.open::<T>(index, &sealed).is_err());
+}
+
 fn check_outcome<T>(outcome: Result<T>) {
     assert!(matches!(outcome, Ok(_) | Err(Error::BadLine { .. })));
 }

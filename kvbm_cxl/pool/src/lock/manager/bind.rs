@@ -40,7 +40,8 @@ impl Inner {
             return Ok(());
         }
         let standing = active.standings[ask.slot as usize];
-        let incarnation = bound.incarnation.max(standing.fenced).max(standing.dead) + 1;
+        // All three verified, so none is above the limit and this cannot wrap.
+        let incarnation = bound.incarnation.max(standing.fenced).max(standing.dead).saturating_add(1);
         if incarnation >= MAX_NUMBER {
             return Err(Error::Full { what: "incarnations of a slot", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
         }

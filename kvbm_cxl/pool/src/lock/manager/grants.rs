@@ -45,7 +45,7 @@ impl Inner {
             Standing::Over { repair } => {
                 // S3
                 let (incarnation, request) = active.hosts[next as usize].request(lock);
-                if last.number + 1 >= MAX_NUMBER {
+                if last.number >= MAX_NUMBER - 1 {
                     return Err(Error::Full { what: "grant numbers of a lock", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
                 }
                 active.queues[lock as usize].pop_front();

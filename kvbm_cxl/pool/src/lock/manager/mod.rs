@@ -13,6 +13,7 @@ use super::seat;
 use crate::error::Result;
 use crate::fault::mutant;
 use crate::host::{Inner, Standing, fence};
+use crate::limits::MAX_NUMBER;
 use crate::media::{Binding, DeathLine, FenceLine, GrantLine, SLOTS_PER_FENCE, Seat};
 use crate::platform::{MachineLock, MachineLockGuard};
 use hosts::HostView;
@@ -235,7 +236,8 @@ impl Inner {
         for slot in 0..self.geometry().slots {
             let incarnation = declared[slot as usize].load(Ordering::Acquire);
             let (line, place) = (slot as usize / SLOTS_PER_FENCE, slot as usize % SLOTS_PER_FENCE);
-            if active.deaths[line].dead[place] < incarnation {
+            // The segment is ordinary memory that a broken process may have written to: a number that nobody accepts is not published.
+            if active.deaths[line].dead[place] < incarnation && incarnation < MAX_NUMBER {
                 self.publish_fence(active, slot, incarnation)?;
                 active.deaths[line].dead[place] = incarnation;
                 self.lines.publish(active.seat * self.geometry().fence_lines() + line as u64, active.deaths[line])?;

@@ -166,7 +166,7 @@ impl Inner {
         let slots = self.geometry().slots;
         for (lock, queue) in active.queues.iter_mut().enumerate() {
             let holder = active.grants[lock / LOCKS_PER_GRANT].map_or(0, |line| u32::from(line.grants[lock % LOCKS_PER_GRANT].slot));
-            queue.make_contiguous().sort_by_key(|slot| (slot + slots - holder - 1) % slots);
+            queue.make_contiguous().sort_by_key(|slot| (slot + 2 * slots - holder % slots - 1) % slots);
         }
         Ok(())
     }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A small pool that hosts have lived in for a while.
+
+use super::machine::{Clock, Machine, Process};
+use super::memory::Memory;
+use cxl_pool::Result;
+use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::limits::DEVICE_HEADER_BYTES;
+use cxl_pool::line::{Line, Lines};
+use cxl_pool::media::*;
+use cxl_pool::objects::Objects;
+use cxl_pool::platform::MachineId;
+use std::sync::{Arc, OnceLock};
+
+/// Deadline of every call, in milliseconds of the machines' own time.
+pub const TIMEOUT_MS: u64 = 60;
+/// Bytes of a chunk.
+pub const CHUNK_BYTES: u64 = 64 << 10;
+/// Chunks of the pool.
+pub const CHUNKS: u64 = 24;
+const UUID: [u8; 16] = *b"a hostile pool!!";
+
+/// A host of the pool, as a test uses it.
+pub struct Member {
+    pub host: Host,
+    pub objects: Objects,
+    pub allocator: Option<Allocator>,
+    /// Blocks that it allocated, by offset.
+    pub blocks: Vec<u64>,
+    /// Locks that it allocated.
+    pub locks: Vec<u32>,
+}
+
+/// The pool and its machines.
+pub struct World {
+    pub memory: Arc<Memory>,
+    pub lines: Lines,
+    pub seats: Vec<MachineId>,
+    pub clock: Arc<Clock>,
+    pub machines: Vec<Arc<Machine>>,
+    pub members: Vec<Option<Member>>,
+}
+
+/// The geometry of the pool.
+pub fn geometry() -> Geometry {
+    let with =
+        |len_bytes| Geometry { seats: 3, slots: 8, locks: 16, objects: 16, chunk_bytes: CHUNK_BYTES, ..Geometry::with_len(len_bytes) };
+    let len_bytes = (1..).map(|count| DEVICE_HEADER_BYTES + count * CHUNK_BYTES);
+    let fits = |len_bytes: &u64| Layout::new(with(*len_bytes)).is_ok_and(|layout| layout.chunks() == CHUNKS);
+    with(len_bytes.take(1000).find(fits).expect("some length has that many chunks"))
+}
+
+fn seats() -> Vec<MachineId> {
+    vec![Machine::new(0).id()]
+}
+
+/// The bytes of a freshly formatted pool.
+fn formatted() -> &'static [u8] {
+    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let layout = Layout::new(geometry()).unwrap();
+        let len_bytes = layout.geometry().len_bytes;
+        let memory = Arc::new(Memory::new(vec![0; len_bytes as usize]));
+        let superblock = Superblock::new(&SuperblockParts {
+            uuid: UUID,
+            incarnation: 7,
+            layout: layout.clone(),
+            coherence: CoherenceMode::Software,
+            seats: seats(),
+            devices: vec![DeviceRecord { id: [3; 16], len_bytes, name: "/dev/dax0.0".into() }],
+        })
+        .unwrap();
+        write_regions(&Lines::new(memory.clone(), Arc::new(layout), &UUID)).unwrap();
+        write_superblocks(&*memory, &superblock).unwrap();
+        memory.image()
+    })
+}
+
+/// `lines` of another pool laid out alike: what it seals does not verify here.
+pub fn foreign(lines: &Lines) -> Lines {
+    Lines::new(lines.memory().clone(), lines.layout().clone(), b"some other pool!")
+}
+
+impl World {
+    /// A freshly formatted pool that nobody has joined.
+    pub fn formatted() -> World {
+        let memory = Arc::new(Memory::new(formatted().to_vec()));
+        let layout = Arc::new(Layout::new(geometry()).unwrap());
+        let machines: Vec<_> = (0..5).map(Machine::new).collect();
+        World {
+            lines: Lines::new(memory.clone(), layout, &UUID),
+            memory,
+            seats: seats(),
+            clock: Arc::default(),
+            members: machines.iter().map(|_| None).collect(),
+            machines,
+        }
+    }
+
+    /// A pool with three hosts, one of them gone without a word, locks, objects, kept blocks and frees under way.
+    pub fn lived_in() -> World {
+        let mut world = World::formatted();
+        (0..3).for_each(|machine| world.join(machine).unwrap());
+        (0..3).for_each(|machine| world.attach(machine).unwrap());
+        for machine in 0..3 {
+            let member = world.members[machine].as_mut().unwrap();
+            let allocator = member.allocator.as_ref().unwrap();
+            for len_bytes in [64, 100, 5000, 40_000] {
+                let block = allocator.alloc(len_bytes).unwrap();
+                allocator.keep(block.offset).unwrap();
+                member.blocks.push(block.offset);
+            }
+            member.blocks.push(allocator.alloc(700).unwrap().offset);
+            let name = format!("object-{machine}");
+            member.objects.put(name.as_bytes(), member.blocks[1], 100, TIMEOUT_MS).unwrap();
+            member.objects.put(format!("gone-{machine}").as_bytes(), member.blocks[0], 64, TIMEOUT_MS).unwrap();
+            member.objects.destroy(format!("gone-{machine}").as_bytes(), TIMEOUT_MS).unwrap();
+            let lock = cxl_pool::lock_table::allocate_lock(&member.host, TIMEOUT_MS).unwrap();
+            drop(member.host.acquire(lock, TIMEOUT_MS).unwrap());
+            member.locks.push(lock);
+        }
+        let run = world.members[1].as_ref().unwrap().allocator.as_ref().unwrap().alloc(3 * CHUNK_BYTES - 5).unwrap();
+        world.members[1].as_ref().unwrap().allocator.as_ref().unwrap().keep(run.offset).unwrap();
+        world.members[1].as_mut().unwrap().blocks.push(run.offset);
+        // Two messages on their way: 2 frees blocks of 0 and of 1.
+        let others: Vec<u64> = (0..2).map(|machine| world.members[machine].as_ref().unwrap().blocks[0]).collect();
+        let sender = world.members[2].as_ref().unwrap().allocator.as_ref().unwrap();
+        others.iter().for_each(|&offset| sender.free(offset).unwrap());
+        sender.service_round().unwrap();
+        world.stop(2);
+        world
+    }
+
+    /// Starts a process of a machine and joins.
+    pub fn join(&mut self, machine: usize) -> Result<()> {
+        self.stop(machine);
+        let config = HostConfig {
+            slot: None,
+            seats: self.seats.clone(),
+            join_timeout_ms: 2 * TIMEOUT_MS,
+            heartbeat_ms: 1,
+            suspect_ms: 20,
+            poll_us: 200,
+            idle_release_ms: 40,
+        };
+        let process = Process::start(&self.machines[machine], &self.clock);
+        let host = Host::join(self.lines.clone(), process, config)?;
+        self.clock.add(&host);
+        let objects = Objects::new(&host);
+        self.members[machine] = Some(Member { host, objects, allocator: None, blocks: Vec::new(), locks: Vec::new() });
+        Ok(())
+    }
+
+    /// Ends the process of a machine without a word to anybody.
+    pub fn stop(&mut self, machine: usize) {
+        self.clock.forget(self.machines[machine].id());
+        self.members[machine] = None;
+    }
+
+    /// Starts the allocator of a host.
+    pub fn attach(&mut self, machine: usize) -> Result<()> {
+        if let Some(member) = &mut self.members[machine] {
+            member.allocator = None;
+            let config = AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 1 };
+            member.allocator = Some(Allocator::attach(&member.host, LocalArea::of(&member.host)?, config)?);
+        }
+        Ok(())
+    }
+
+    /// The 64 bytes of a metadata line.
+    pub fn line(&self, region: Region, index: u64) -> Line {
+        let offset = self.lines.layout().line_offset(region, index).expect("a line of the layout") as usize;
+        self.memory.with(|bytes| Line(bytes[offset..offset + 64].try_into().expect("64 bytes")))
+    }
+
+    /// Puts 64 bytes in the place of a metadata line.
+    pub fn set_line(&self, region: Region, index: u64, line: &Line) {
+        let offset = self.lines.layout().line_offset(region, index).expect("a line of the layout") as usize;
+        self.memory.with(|bytes| bytes[offset..offset + 64].copy_from_slice(&line.0));
+    }
+
+    /// The part of the memory that says that it is a pool.
+    pub fn headers(&self) -> Vec<u8> {
+        self.memory.with(|bytes| bytes[..DEVICE_HEADER_BYTES as usize].to_vec())
+    }
+}
