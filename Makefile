@@ -117,5 +117,5 @@ perf-line: ## Publish and fetch of one line
 perf-lock: ## Lock: sticky, contended, handed over
 perf-alloc: ## Allocator: blocks and chunks
 perf-line perf-lock perf-alloc: perf-%: .venv/installed
-	$(STEP) 'build perf_$*' cargo build $(CARGO_FLAGS) --release -p cxl-pool --example perf_$*
-	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/examples/perf_$*
+	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios

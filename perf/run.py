@@ -60,12 +60,12 @@ def revision():
     return done.stdout.strip() or "unknown"
 
 
-def entry(name, command, ratios, date):
-    """One record, as Markdown."""
+def entry(name, command, ratios, date, text):
+    """One record, as Markdown; `text` is what the program printed for people."""
     rows = "".join(f"| {key} | {value:.4g} |\n" for key, value in ratios.items())
     return (
         f"\n## {name}, {date}\n\n- command: `{shlex.join(command)}`\n- commit: {revision()}\n- machine: {machine()}\n\n"
-        f"| ratio | value |\n|---|---|\n{rows}"
+        f"| ratio | value |\n|---|---|\n{rows}\n```text\n{text}\n```\n"
     )
 
 
@@ -92,8 +92,9 @@ def main(arguments=None):
         return 1
     if options.record:
         date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        text = "\n".join(done.stdout.rstrip().splitlines()[:-1]).strip()
         known = RESULTS.read_text() if RESULTS.exists() else HEADING
-        RESULTS.write_text(known + entry(options.name, options.command, ratios, date))
+        RESULTS.write_text(known + entry(options.name, options.command, ratios, date, text))
     return 0
 
 

@@ -88,7 +88,8 @@ impl Locks {
             return Err(Failure::new(
                 Status::E_RECOVERED,
                 format!(
-                    "a former holder of lock {lock} died in its section: acquire it with cxl_shm_acquire_lock_ex, repair, call cxl_shm_lock_repaired"
+                    "the last holder of lock {lock} may not have ended its section: acquire it with cxl_shm_acquire_lock_ex, repair, and \
+                     call cxl_shm_lock_repaired"
                 ),
             ));
         }

@@ -10,6 +10,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Bytes of the last error's text, with its closing zero.
 pub const LAST_ERROR_BYTES: usize = 512;
 
+/// A text with its closing zero as a C string.
+const fn c_text(text: &str) -> &CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => c"",
+    }
+}
+
 macro_rules! statuses {
     ($($name:ident = $value:literal, $text:literal;)*) => {
         /// What a call failed with; `CXL_SHM_E_...` of the header.
@@ -27,7 +35,7 @@ macro_rules! statuses {
         /// The text of a status.
         pub fn text_of(status: c_int) -> &'static CStr {
             match status {
-                $($value => const { match CStr::from_bytes_with_nul(concat!($text, "\0").as_bytes()) { Ok(text) => text, Err(_) => c"" } },)*
+                $($value => const { c_text(concat!($text, "\0")) },)*
                 _ => c"unknown status",
             }
         }

@@ -35,7 +35,7 @@ fn a_step_left_out_is_noticed_under_the_emulator() {
     for mistake in ["no-flush", "no-invalidate", "no-lock"] {
         let folder = Folder::new();
         let Some(program) = program(&folder, "two_hosts.c", Link::Shared) else { return };
-        let (statuses, text) = finish(two_hosts(&folder, &program, "emulated:seed=1", "1000", mistake));
+        let (statuses, text) = finish(two_hosts(&folder, &program, "emulated:seed=1", "300", mistake));
         assert!(statuses.iter().any(|status| matches!(status.code(), Some(1 | 3))), "{mistake}: {statuses:?}\n{text}");
         let noticed = if mistake == "no-flush" { "node->number == number" } else { "the count is" };
         assert!(text.contains(noticed), "{mistake} failed for another reason:\n{text}");
@@ -90,6 +90,26 @@ fn a_holder_that_dies_leaves_its_lock_to_be_repaired_on_the_same_host() {
 fn a_holder_that_dies_leaves_its_lock_to_be_repaired_on_another_host() {
     heir_after("two", NATIVE);
     heir_after("two", "emulated:seed=5");
+}
+
+#[test]
+fn kept_blocks_outlive_their_process_and_scratch_blocks_do_not() {
+    for coherence in [NATIVE, "emulated:seed=7"] {
+        for end in ["leaves", "crashes"] {
+            let folder = Folder::new();
+            let Some(program) = program(&folder, "kept.c", Link::Shared) else { return };
+            let pool = format!("{},size=8M", folder.path("pool").display());
+            let run = |role: &str| start(&folder, &program, "one", coherence, &[OsStr::new(role), OsStr::new(&pool)]);
+            let mut first = run(end);
+            first.await_text("ready");
+            if end == "crashes" {
+                first.kill();
+            } else {
+                succeed(vec![first]);
+            }
+            succeed(vec![run("finds")]);
+        }
+    }
 }
 
 #[test]

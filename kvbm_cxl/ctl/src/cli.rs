@@ -57,6 +57,20 @@ pub enum Command {
     /// One host of the demo
     #[command(hide = true)]
     DemoHost(DemoHostArgs),
+    /// Tell whether this machine and these devices are fit for a pool, and which instructions serve best
+    ///
+    /// Looks at the CPU, the limits of the system and the devices, measures what each instruction costs, and lets two processes test
+    /// what they see of each other's writes. On one machine that cannot show what a fabric without coherence does: run it on two hosts
+    /// with --peer-role.
+    ///
+    /// Nothing that belongs to a pool is written. Beside a device that is a plain file, a scratch file is made and removed. On devdax,
+    /// tests that write need --scratch-offset, which states that a region is free, or --force on a device that is not formatted.
+    /// Without any pool, ordinary memory in /dev/shm is measured.
+    ///
+    /// Exit status: 0 = usable, 1 = not usable.
+    Doctor(crate::doctor::Args),
+    /// Measure lines, locks and the allocator
+    Bench(crate::bench::Args),
     /// Print a shell's completions
     Completions(CompletionsArgs),
     /// Write the manual pages

@@ -4,16 +4,21 @@
 //! Exit codes: 0 done, nothing wrong; 1 findings, or the operation failed; 2 wrong usage; 3 the pool cannot be opened; 4 refused because
 //! something would be lost or is in use.
 
+mod bench;
 mod cli;
 mod demo;
 mod docs;
+mod doctor;
 mod format;
 mod fsck;
 mod hosts;
 mod info;
 mod inspect;
 mod output;
+mod peer;
 mod pool;
+mod scratch;
+mod stats;
 mod text;
 
 use clap::Parser;
@@ -45,6 +50,8 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Fsck(args) => fsck::run(pool, &args, out),
         Command::Demo(args) => demo::run(pool, &args, out),
         Command::DemoHost(args) => demo::host::run(pool, &args, out),
+        Command::Doctor(args) => doctor::run(pool, &args, out),
+        Command::Bench(args) => bench::run(pool, &args, out),
         Command::Completions(args) => docs::completions(&args, out),
         Command::Man(args) => docs::man(&args, out),
     }

@@ -16,7 +16,8 @@ fn as_nobody(bench: &Bench, args: &[&str]) -> Ran {
     // SAFETY: geteuid has no requirements.
     let is_root = unsafe { libc::geteuid() } == 0;
     let copy = bench.directory.path().join("cxlctl");
-    std::fs::copy(EXE, &copy).unwrap();
+    // By another process: a descriptor open for writing here would be inherited by whatever another test starts, and keep the file busy.
+    assert!(Command::new("cp").arg(EXE).arg(&copy).status().unwrap().success());
     std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::set_permissions(bench.directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let mut command = Command::new(copy);

@@ -16,6 +16,9 @@ use crate::limits::{LINE_BYTES, TORN_RETRIES};
 use crate::media::{Layout, MediaLine};
 use std::sync::Arc;
 
+/// Lines that [`Lines::fetch_many`] loads before it looks at them.
+const LOADED_TOGETHER: usize = 16;
+
 /// The 64 bytes of a cache line, by value: never a reference into pool memory.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -106,9 +109,13 @@ impl Lines {
             self.flush(self.layout.line_offset(T::REGION, index)?)?;
         }
         self.fence_flushed();
-        for &index in indexes {
-            let line = self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?;
-            out.push(self.open(index, &line));
+        // Loaded in groups, and looked at only then: a checksum between two loads would keep their misses from overlapping.
+        let mut loaded = [Line::ZERO; LOADED_TOGETHER];
+        for group in indexes.chunks(LOADED_TOGETHER) {
+            for (line, &index) in loaded.iter_mut().zip(group) {
+                *line = self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?;
+            }
+            out.extend(loaded.iter().zip(group).map(|(line, &index)| self.open(index, line)));
         }
         self.fence_loaded();
         for (position, &index) in indexes.iter().enumerate() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Named objects: a small table from names to pool offsets, through which hosts find the roots of what they share (TraCT sections 3.5, 4.1).
+//! Named objects: a small table from names to pool offsets, through which hosts find the roots of what they share (TraCT 3.5, 4.1).
 //!
 //! A hash table with linear probing over [`OBJECT_PROBES`] cells; each cell is a [record](crate::record) with an [`ObjectValue`], written
 //! under [`LOCK_OBJECTS`](crate::lock::LOCK_OBJECTS). A name never moves while it is bound, so lookups need no lock. A destroyed name

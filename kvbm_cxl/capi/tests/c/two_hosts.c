@@ -21,11 +21,13 @@ struct node {
     uint32_t content[];
 };
 
-/* Each host has a line of its own in which it says how far it is. */
+/* Each host has a line of its own in which it says how far it is. What it has said stays there: the other one may look late. */
 struct stage {
     uint64_t reached;
-    uint64_t argument;
-    uint8_t fill[CXL_SHM_LINE_BYTES - 16];
+    shm_ptr_t list;
+    uint64_t filled;
+    shm_ptr_t place;
+    uint8_t fill[CXL_SHM_LINE_BYTES - 32];
 };
 
 struct root {
@@ -40,26 +42,26 @@ static const char* mistake = "";
 static int host;
 static uint64_t rounds;
 static struct root root;
+static struct stage own, other;
 
 static uint32_t content_of(uint32_t owner, uint32_t number, uint32_t index) {
     return (owner * 0x9e3779b9u + number) * 0x85ebca6bu + index * 0xc2b2ae35u;
 }
 
-static void say(uint64_t reached, uint64_t argument) {
-    struct stage stage = {reached, argument, {0}};
-    memset(stage.fill, (int)reached, sizeof stage.fill);
-    CHECK_OK(cxl_shm_publish_line(cxl_shm_get_ptr(root.stages[host]), &stage));
+static void say(uint64_t reached) {
+    own.reached = reached;
+    memset(own.fill, (int)reached, sizeof own.fill);
+    CHECK_OK(cxl_shm_publish_line(cxl_shm_get_ptr(root.stages[host]), &own));
 }
 
-static uint64_t await(uint64_t reached) {
-    struct stage stage;
+static void await(uint64_t reached) {
     time_t since = time(NULL);
     for (;;) {
-        CHECK_OK(cxl_shm_fetch_line(cxl_shm_get_ptr(root.stages[1 - host]), &stage));
-        for (size_t i = 0; i < sizeof stage.fill; i++)
-            CHECK(stage.fill[i] == (uint8_t)stage.reached);
-        if (stage.reached >= reached)
-            return stage.argument;
+        CHECK_OK(cxl_shm_fetch_line(cxl_shm_get_ptr(root.stages[1 - host]), &other));
+        for (size_t i = 0; i < sizeof other.fill; i++)
+            CHECK(other.fill[i] == (uint8_t)other.reached);
+        if (other.reached >= reached)
+            return;
         check_rest(since, "the other host");
     }
 }
@@ -114,7 +116,11 @@ static void* count(void* unused) {
             CHECK_OK(cxl_shm_acquire_lock(root.lock));
         if (strcmp(mistake, "no-invalidate") != 0)
             CHECK_OK(cxl_shm_invalidate(counter, sizeof *counter));
-        *(volatile uint64_t*)counter += 1;
+        uint64_t found = *(volatile uint64_t*)counter;
+        /* Without the lock nothing may hang on luck: somebody else always comes in between. */
+        if (strcmp(mistake, "no-lock") == 0)
+            check_rest(time(NULL), "nothing");
+        *(volatile uint64_t*)counter = found + 1;
         if (strcmp(mistake, "no-flush") != 0)
             clflush(counter, sizeof *counter);
         if (strcmp(mistake, "no-lock") != 0)
@@ -130,7 +136,7 @@ static void count_together(void) {
         CHECK(pthread_create(&threads[i], NULL, count, NULL) == 0);
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
-    say(2, 0);
+    say(2);
     await(2);
     CHECK_OK(cxl_shm_acquire_lock(root.lock));
     CHECK_OK(cxl_shm_invalidate(counter, sizeof *counter));
@@ -160,28 +166,67 @@ static void fill_and_refill(void) {
     CHECK(sizeof(shm_ptr_t) * filled <= size);
     CHECK_OK(cxl_shm_copy_in(list, offsets, sizeof(shm_ptr_t) * filled));
     CHECK_OK(cxl_shm_put_ex(NULL, "full", list, sizeof(shm_ptr_t) * filled, 0, CXL_SHM_TIMEOUT_DEFAULT));
-    say(4, filled);
-    await(5);
+    own.filled = filled;
+    say(2001);
+    await(2002);
     time_t since = time(NULL);
     for (size_t again = 0; again < filled; again++)
         while (cxl_shm_alloc(NULL, size, 0, &block) != CXL_SHM_OK)
             check_rest(since, "the blocks that the other host freed");
-    say(6, 0);
+    say(2003);
 }
 
 static void free_what_fills(void) {
     static shm_ptr_t offsets[4096];
     void* list;
     uint64_t len_bytes;
-    uint64_t filled = await(4);
+    await(2001);
+    uint64_t filled = other.filled;
     CHECK_OK(cxl_shm_get_ex(NULL, "full", &list, &len_bytes, CXL_SHM_TIMEOUT_DEFAULT));
     CHECK(len_bytes == filled * sizeof(shm_ptr_t) && len_bytes <= sizeof offsets);
     CHECK_OK(cxl_shm_copy_out(offsets, list, len_bytes));
     CHECK_OK(cxl_shm_destroy("full"));
     for (uint64_t i = 0; i < filled; i++)
         CHECK_OK(cxl_shm_free(cxl_shm_get_ptr(offsets[i])));
-    say(5, 0);
-    await(6);
+    say(2002);
+    await(2003);
+}
+
+/* Ping-pong: whoever sees the flag sees what was copied and published before it, whatever order the memory would like better. */
+static void exchange(void) {
+    enum { TURNS = 300, BYTES = 5 * CXL_SHM_LINE_BYTES + 20 };
+    char* mine = shmalloc(BYTES + CXL_SHM_LINE_BYTES);
+    uint8_t bytes[BYTES], line[CXL_SHM_LINE_BYTES];
+    CHECK(mine != NULL);
+    char* before = mine + 6 * CXL_SHM_LINE_BYTES;
+    own.place = cxl_shm_get_offset(mine);
+    say(100);
+    await(100);
+    const char* place = cxl_shm_get_ptr(other.place);
+    for (int turn = 1; turn <= TURNS; turn++) {
+        if (turn % 2 == host) {
+            memset(bytes, turn, sizeof bytes);
+            memset(line, turn + 1, sizeof line);
+            /* Each of the two has to be in order by its own fence: either is the last before the flag in some turns. */
+            if (turn % 4 < 2)
+                CHECK_OK(cxl_shm_copy_in(mine, bytes, sizeof bytes));
+            CHECK_OK(cxl_shm_publish_line(before, line));
+            if (turn % 4 >= 2)
+                CHECK_OK(cxl_shm_copy_in(mine, bytes, sizeof bytes));
+            say(100 + (uint64_t)turn);
+        } else {
+            await(100 + (uint64_t)turn);
+            CHECK_OK(cxl_shm_fetch_line(place + 6 * CXL_SHM_LINE_BYTES, line));
+            CHECK_OK(cxl_shm_copy_out(bytes, place, sizeof bytes));
+            for (size_t i = 0; i < sizeof bytes; i++)
+                CHECK(bytes[i] == (uint8_t)turn);
+            for (size_t i = 0; i < sizeof line; i++)
+                CHECK(line[i] == (uint8_t)(turn + 1));
+        }
+    }
+    say(1000);
+    await(1000);
+    CHECK_OK(cxl_shm_free(mine));
 }
 
 static shm_ptr_t zeroed(size_t size) {
@@ -232,16 +277,17 @@ int main(int argc, char** argv) {
         make_root();
     else
         find_root();
-    say(1, host == 0 ? 0 : build_list());
-    shm_ptr_t other = await(1);
-    check_and_free_list(host == 0 ? other : root.list, (uint32_t)(1 - host));
+    if (host == 1)
+        own.list = build_list();
+    say(1);
+    await(1);
+    check_and_free_list(host == 0 ? other.list : root.list, (uint32_t)(1 - host));
     count_together();
+    exchange();
     if (host == 0)
         fill_and_refill();
     else
         free_what_fills();
-    say(7, 0);
-    await(7);
     if (host == 0) {
         CHECK_OK(cxl_shm_destroy("root"));
         CHECK_OK(cxl_shm_free_lock(root.lock));

@@ -216,8 +216,8 @@ impl Allocator {
         Ok(chunks)
     }
 
-    /// Claims whatever this host does not yet claim of chunks `first` to `first + count - 1`; false, and nothing claimed, when part of it is
-    /// another host's who may still write.
+    /// Claims whatever this host does not yet claim of chunks `first` to `first + count - 1`; false, and nothing claimed, when part of it
+    /// is another host's who may still write.
     pub(super) fn complete_run(&self, guard: &LockGuard<'_>, first: u64, count: u64) -> Result<bool> {
         let mut judge = Judge::new(self);
         let (first_line, last_line) = (first / CHUNKS_PER_CLAIM as u64, (first + count - 1) / CHUNKS_PER_CLAIM as u64);
@@ -349,6 +349,10 @@ impl Allocator {
         let mut any = false;
         for (slot, incarnation) in row.claimants((chunk - row.first()) as usize, usize::MAX) {
             any = true;
+            if row.claims[usize::from(slot)].is_none() {
+                // Perhaps its writer is just at it. Nobody is taken for the owner on the word of a line that cannot be read.
+                return Ok((None, true));
+            }
             if judge.is_live(slot, incarnation)? {
                 return Ok((Some((slot, incarnation)), true));
             }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Taking chunks over: those of this host's earlier incarnations and dead processes, and those adopted from dead hosts.
 //!
-//! A chunk is loaded under the chunk lock by the process that is going to own it, from what the pool says: kept blocks stay, everything else
-//! is free. Frees that were on their way to the former owner are applied *before* the first allocation, where doing one of them a second
-//! time is harmless; afterwards it would free somebody else's block.
+//! A chunk is loaded under the chunk lock by the process that is going to own it, from what the pool says: kept blocks stay, everything
+//! else is free. Frees that were on their way to the former owner are applied *before* the first allocation, where doing one of them a
+//! second time is harmless; afterwards it would free somebody else's block.
 
 use super::content::{self, Content};
 use super::heap::{BlockSet, Chunk};
@@ -87,7 +87,7 @@ impl Allocator {
         let offset = self.layout().chunk_offset(first)?;
         if self.late_frees(first, head)?.contains(&offset) {
             self.publish_keep(guard.op(), first, 0, BlockSet::new(1).line(0))?;
-            point!("alloc.load_freed");
+            point!("alloc.load_run_freed");
             return self.load_nothing(guard.op(), first, head);
         }
         // Two blocks must not share a chunk: what both of them free would then be given out twice.

@@ -265,7 +265,8 @@ impl Allocator {
     /// Allocates a scratch block of at least `len_bytes`. Its content is undefined.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of zero or more than the pool has; [`Error::Full`]; when a chunk is needed, those of [`Host::acquire`].
+    /// [`Error::Invalid`] for a length of zero or more than the pool has; [`Error::Full`]; when a chunk is needed, those of
+    /// [`Host::acquire`].
     pub fn alloc(&self, len_bytes: u64) -> Result<Block> {
         if len_bytes == 0 {
             return Err(Error::Invalid("a block has at least one byte".into()));

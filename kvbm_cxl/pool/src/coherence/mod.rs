@@ -15,6 +15,7 @@
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
 mod arch;
+mod bare;
 mod emulated;
 mod faultmap;
 mod instructions;
@@ -23,6 +24,7 @@ mod native;
 mod options;
 mod sigbus;
 
+pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
 pub use faultmap::{BadRange, FaultMap, LostDevice};
 pub use instructions::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};

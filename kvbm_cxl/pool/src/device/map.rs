@@ -115,8 +115,23 @@ pub fn map_header(device: &Device) -> Result<Mapping> {
     if info.len_bytes < len_bytes {
         return Err(device.refuse(format!("its {} bytes are fewer than the {len_bytes} of a device header", info.len_bytes)));
     }
+    map_part(device, 0, len_bytes)
+}
+
+/// Maps a part of one device, for diagnosis: what it means to the pool, if it is part of one, is not looked at.
+///
+/// # Errors
+/// [`Error::NotAPool`] when offset or length are not multiples of the device's alignment, or do not lie within it.
+pub fn map_part(device: &Device, device_offset: u64, len_bytes: u64) -> Result<Mapping> {
+    let info = device.info();
+    if !device_offset.is_multiple_of(info.align_bytes) || !len_bytes.is_multiple_of(info.align_bytes) || len_bytes == 0 {
+        return Err(device.refuse(format!(
+            "it maps in units of {} bytes, so {len_bytes} bytes at {device_offset:#x} cannot be mapped",
+            info.align_bytes
+        )));
+    }
     let range = Range::reserve(len_bytes, info.align_bytes)?;
-    range.place(0, len_bytes, device, 0)?;
+    range.place(0, len_bytes, device, device_offset)?;
     let segments = vec![Segment { start: 0, len_bytes, device: 0 }];
     Ok(Mapping { base: range.start, len_bytes, devices: vec![info.name.clone()], segments, owner: Arc::new(range) })
 }

@@ -151,7 +151,11 @@ pub fn write_regions(lines: &Lines) -> Result<()> {
         for index in (0..span.lines).step_by(step).chain(span.lines.checked_sub(1)) {
             let found = lines.fetch_raw(lines.layout().line_offset(span.region, index)?)?;
             if found != empty_line(lines, span.region, index) {
-                return Err(Error::BadLine { region: span.region, index, reason: "the device did not keep what the format wrote" });
+                return Err(Error::BadLine {
+                    region: span.region,
+                    index,
+                    reason: "the device did not keep what the format wrote; does a host still use the pool?",
+                });
             }
         }
     }

@@ -128,10 +128,13 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
         cluster.world.plan(planned);
     }
     if cluster.random.one_in(2) {
-        // A zombie that is about to claim a chunk, which others find free meanwhile.
-        let when = When::Point("alloc.chosen", cluster.random.between(1, 12));
-        let for_ns = cluster.random.between(10, 40) * 1_000_000;
-        cluster.world.plan(Planned { when, host: None, fault: Fault::PauseHost { for_ns } });
+        // A zombie that is about to claim a chunk, which others find free meanwhile; and often one of those others stands still later, when
+        // the zombie may have started again with a claim that was never good.
+        for point in ["alloc.chosen", "alloc.keep"] {
+            let when = When::Point(point, cluster.random.between(1, 12));
+            let for_ns = cluster.random.between(10, 40) * 1_000_000;
+            cluster.world.plan(Planned { when, host: None, fault: Fault::PauseHost { for_ns } });
+        }
     }
     if hosts > 1 && may_crash && cluster.random.one_in(3) {
         // The last machine is gone for good at some moment.

@@ -182,8 +182,12 @@ planted! {
     };
     intent_under_no_lock: "intent.lock", |lines| lines.publish(0, Intent { incarnation: 2, lock: 99, count: 1, ..Intent::default() });
     chunk_of_no_slot: "chunk.slot", |lines| lines.publish(2, ChunkHead { slot: 77, ..lines.fetch::<ChunkHead>(2)? });
-    chunk_of_an_unbound_incarnation: "chunk.unbound", |lines| lines.publish(2, ChunkHead { incarnation: 3, ..lines.fetch::<ChunkHead>(2)? });
-    run_of_more_bytes_than_chunks: "chunk.run_bytes", |lines| lines.publish(4, ChunkHead { block_bytes: 1 << 30, ..lines.fetch::<ChunkHead>(4)? });
+    chunk_of_an_unbound_incarnation: "chunk.unbound", |lines| {
+        lines.publish(2, ChunkHead { incarnation: 3, ..lines.fetch::<ChunkHead>(2)? })
+    };
+    run_of_more_bytes_than_chunks: "chunk.run_bytes", |lines| {
+        lines.publish(4, ChunkHead { block_bytes: 1 << 30, ..lines.fetch::<ChunkHead>(4)? })
+    };
     message_to_an_unbound_incarnation: "free_box.receiver", |lines| {
         lines.publish(1, FreeBox { incarnation: 2, receiver: 3, sequence: 1, ..FreeBox::default() })
     };

@@ -68,6 +68,9 @@ impl Inner {
         if last.number == 0 {
             return Ok(Standing::Over { repair: false });
         }
+        if active.ended[lock as usize] == last.number {
+            return Ok(Standing::Over { repair: false });
+        }
         let holder = u32::from(last.slot);
         let Some(view) = active.hosts.get(holder as usize) else {
             return Ok(Standing::Over { repair: true });

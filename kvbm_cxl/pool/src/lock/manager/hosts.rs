@@ -5,7 +5,7 @@ use super::Active;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
-use crate::media::{Geometry, Identity, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
+use crate::media::{Geometry, Grant, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
 
 /// Most doublings of the patience with one host. Without them a host that is too slow for the time-out would be fenced for ever.
 pub(super) const MAX_LENIENCY: u32 = 6;
@@ -160,6 +160,11 @@ impl Active {
         let first = line as usize * LOCKS_PER_REQUEST;
         for (lock, request) in (first..view.requests.len()).zip(fetched.requests) {
             view.requests[lock] = request;
+            let grant = self.grants[lock / LOCKS_PER_GRANT].map_or(Grant::default(), |line| line.grants[lock % LOCKS_PER_GRANT]);
+            let answers = (u32::from(grant.slot), grant.incarnation, grant.request) == (slot, fetched.incarnation, request.number as u16);
+            if answers && request.flags & (Request::WANT | Request::CLEAN | Request::DIRTY) == Request::CLEAN {
+                self.ended[lock] = grant.number;
+            }
             if request.flags & Request::WANT != 0 && !self.queues[lock].contains(&slot) {
                 self.queues[lock].push_back(slot);
             }

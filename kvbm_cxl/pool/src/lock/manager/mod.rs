@@ -65,6 +65,8 @@ struct Active {
     /// All seats' rows together, as of this round.
     standings: Vec<Standing>,
     hosts: Vec<HostView>,
+    /// Per lock the number of the last grant that was seen to end in good order, so that a later incarnation does not hide that.
+    ended: Vec<u32>,
     /// Who waits, by lock, in the order of discovery.
     queues: Vec<VecDeque<u32>>,
     boxes_at_ns: u64,
@@ -76,10 +78,16 @@ impl Inner {
     /// The manager's work, if this machine has a seat and this process the role; true while a lock is about to change hands.
     pub(crate) fn manage(&self) -> Result<bool> {
         let Ok(mut manager) = self.manager.try_lock() else { return Ok(false) };
+        // Asked under the mutex: a round that began before this process resigned must not claim the role once more.
+        if self.closed.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
         if let Some(active) = &mut manager.active {
             return match self.serve(active)? {
                 Some(busy) => Ok(busy),
                 None => {
+                    // Somebody took this manager for dead, and it was only slow: meet the next ones with more patience.
+                    manager.unrest = (manager.unrest + 1).min(MAX_UNREST);
                     manager.active = None;
                     manager.watch = None;
                     Ok(false)

@@ -87,6 +87,7 @@ impl Inner {
             deaths,
             standings: vec![Standing::default(); geometry.slots as usize],
             hosts: (0..geometry.slots).map(|_| HostView::new(&geometry, now_ns)).collect(),
+            ended: vec![0; geometry.locks as usize],
             queues: vec![VecDeque::new(); geometry.locks as usize],
             boxes_at_ns: 0,
             late_fences: Vec::new(),

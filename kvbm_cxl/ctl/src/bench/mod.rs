@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl bench`: what lines, locks and blocks cost, each beside a primitive of this machine measured in turn with it in the same run.
+//!
+//! A target is missed only where the 95 % confidence interval of the median lies beyond it. What was written is read back and compared:
+//! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
+
+mod alloc;
+mod counting;
+mod handover;
+mod hosts;
+mod line;
+mod lock;
+mod scaling;
+
+use crate::output::{Exit, Failure, Out};
+use crate::stats::{Estimate, columns, time_text};
+use cxl_pool::device::parse_size;
+use cxl_pool::{Error, Result};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Options of `bench`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum What {
+    /// Publish and fetch of a metadata line, beside the bare instructions; on a scratch file, see `cxlctl doctor`
+    Line {
+        #[command(flatten)]
+        common: Common,
+        /// Measures on the device of --pool itself from here, which you state to be free
+        #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+        scratch_offset: Option<u64>,
+    },
+    /// Locks: sticky, first acquired, handed over between two processes, and by number of hosts
+    Lock {
+        #[command(flatten)]
+        common: Common,
+        /// The second process of the hand-over test.
+        #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
+        peer: Option<Vec<PathBuf>>,
+    },
+    /// The allocator: blocks, kept blocks, chunks
+    Alloc {
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct Common {
+    /// Ends with a line `RATIOS {json}`, and with status 1 where a target is missed.
+    #[arg(long)]
+    ratios: bool,
+    /// Batches of each measurement: more for less noise.
+    #[arg(long, default_value_t = 401, value_parser = clap::value_parser!(u64).range(1..1_000_000))]
+    batches: u64,
+}
+
+/// Something measured.
+#[derive(Debug, Serialize)]
+struct Figure {
+    name: String,
+    value: f64,
+    unit: &'static str,
+}
+
+/// A ratio to a primitive of this machine, measured in turn with it.
+#[derive(Debug, Serialize)]
+struct Ratio {
+    name: &'static str,
+    #[serde(flatten)]
+    value: Estimate,
+}
+
+/// What was promised, and whether it is so.
+#[derive(Debug, Serialize)]
+struct Target {
+    text: String,
+    is_met: bool,
+}
+
+/// Figures by number of hosts or the like.
+#[derive(Debug, Serialize)]
+struct Grid {
+    title: String,
+    rows: Vec<Vec<String>>,
+}
+
+/// The result of one bench.
+#[derive(Debug, Default, Serialize)]
+struct Bench {
+    title: String,
+    figures: Vec<Figure>,
+    ratios: Vec<Ratio>,
+    targets: Vec<Target>,
+    grids: Vec<Grid>,
+    notes: Vec<String>,
+}
+
+impl Bench {
+    fn figure(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
+        self.figures.push(Figure { name: name.into(), value, unit });
+    }
+
+    fn ratio(&mut self, name: &'static str, value: Estimate) {
+        self.ratios.push(Ratio { name, value });
+    }
+
+    fn target(&mut self, text: impl Into<String>, is_met: bool) {
+        self.targets.push(Target { text: text.into(), is_met });
+    }
+
+    /// Demands that an estimate does not exceed `limit` beyond noise.
+    fn at_most(&mut self, what: &str, value: &Estimate, limit: f64, unit: &str) {
+        let text = format!("{what}: {:.2}{unit} ({:.2} to {:.2}), at most {limit}{unit}", value.median, value.low, value.high);
+        self.target(text, !value.exceeds(limit));
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("{}\n", self.title);
+        let figure = |figure: &Figure| match figure.unit {
+            "ns" => vec![figure.name.clone(), time_text(figure.value)],
+            unit => vec![figure.name.clone(), format!("{:.2} {unit}", figure.value)],
+        };
+        text.push_str(&columns(&self.figures.iter().map(figure).collect::<Vec<_>>()));
+        for grid in &self.grids {
+            text.push_str(&format!("\n{}\n{}", grid.title, columns(&grid.rows)));
+        }
+        if !self.ratios.is_empty() {
+            text.push_str("\nRatios (95 % interval)\n");
+            let ratio = |Ratio { name, value }: &Ratio| {
+                vec![name.to_string(), format!("{:.3}", value.median), format!("{:.3} to {:.3}", value.low, value.high)]
+            };
+            text.push_str(&columns(&self.ratios.iter().map(ratio).collect::<Vec<_>>()));
+        }
+        if !self.targets.is_empty() {
+            text.push_str("\nTargets\n");
+            self.targets
+                .iter()
+                .for_each(|target| text.push_str(&format!("  {} {}\n", if target.is_met { "met   " } else { "MISSED" }, target.text)));
+        }
+        self.notes.iter().for_each(|note| text.push_str(&format!("\n{note}\n")));
+        text
+    }
+
+    fn ratios_line(&self) -> String {
+        let ratios: serde_json::Map<_, _> = self.ratios.iter().map(|ratio| (ratio.name.into(), ratio.value.median.into())).collect();
+        format!("RATIOS {}", serde_json::Value::from(ratios))
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Result<serde_json::Value> {
+    serde_json::to_value(value).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))
+}
+
+fn wrong(what: impl Into<String>) -> Error {
+    Error::Invalid(format!("{}: the figures mean nothing", what.into()))
+}
+
+/// Runs the command.
+pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
+    // A wrong byte is an error of the pool, not of whoever typed the command.
+    let failed = |error: Error| Failure::new(Exit::Failed, error.to_string());
+    let (bench, common) = match &args.what {
+        What::Line { common, scratch_offset } => (line::run(pool, *scratch_offset, common.batches), common),
+        What::Lock { peer: Some(peer), common } => {
+            out.line(to_json(&handover::peer(peer, common.batches).map_err(failed)?)?.to_string())?;
+            return Ok(Exit::Done);
+        }
+        What::Lock { common, .. } => (lock::run(common.batches), common),
+        What::Alloc { common } => (alloc::run(common.batches), common),
+    };
+    let bench = bench.map_err(failed)?;
+    let json = to_json(&bench)?;
+    out.answer(|| json, || bench.text())?;
+    if !common.ratios {
+        return Ok(Exit::Done);
+    }
+    let missed: Vec<&Target> = bench.targets.iter().filter(|target| !target.is_met).collect();
+    if !out.is_json() {
+        out.line(bench.ratios_line())?;
+    }
+    Ok(if missed.is_empty() { Exit::Done } else { Exit::Failed })
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which tests run, with which instructions, and what came of them.
+
+use cxl_pool::Result;
+use cxl_pool::coherence::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
+use serde::Serialize;
+
+/// A litmus test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Test {
+    /// Lines published one after the other are seen in that order, whole, and never older than before.
+    Order,
+    /// Payload that was copied in before its flag is what a reader of the flag copies out.
+    Payload,
+    /// Both publish a line of their own, then fetch the other's: at least one must see the other (CACHE.md section 11).
+    Buffering,
+    /// The same, and each fetches its own line back in between.
+    BufferingReadBack,
+}
+
+impl Test {
+    const ALL: [Test; 4] = [Test::Order, Test::Payload, Test::Buffering, Test::BufferingReadBack];
+
+    /// How it is called in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Test::Order => "publish order",
+            Test::Payload => "payload before flag",
+            Test::Buffering => "publish then fetch",
+            Test::BufferingReadBack => "publish, read back, fetch",
+        }
+    }
+}
+
+/// One test with one choice of instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trial {
+    /// The test.
+    pub test: Test,
+    /// What the steps are made of; each side takes its own best where its CPU lacks one.
+    pub instructions: Instructions,
+}
+
+impl Trial {
+    /// Every test with `best`, the choice in force, and then with every other one that matters to it if `all`.
+    pub fn plan(best: Instructions, all: bool) -> Vec<Trial> {
+        let mut trials: Vec<Trial> = Test::ALL.iter().map(|&test| Trial { test, instructions: best }).collect();
+        let mut add = |trial: Trial| {
+            if all && !trials.contains(&trial) {
+                trials.push(trial);
+            }
+        };
+        for write in LineWrite::available() {
+            for flush in LineFlush::available() {
+                for test in [Test::Order, Test::Buffering, Test::BufferingReadBack] {
+                    add(Trial { test, instructions: Instructions { write, flush, ..best } });
+                }
+            }
+        }
+        for copy in LineCopy::available() {
+            for range in LineFlush::available() {
+                add(Trial { test: Test::Payload, instructions: Instructions { copy, range, ..best } });
+            }
+        }
+        trials
+    }
+
+    /// As one word of a line.
+    pub fn encode(&self) -> u64 {
+        let place = |index: Option<usize>| index.unwrap_or(0) as u64;
+        let Instructions { write, flush, range, copy, load } = self.instructions;
+        [
+            place(Test::ALL.iter().position(|&test| test == self.test)),
+            place(LineWrite::ALL.iter().position(|&choice| choice == write)),
+            place(LineFlush::ALL.iter().position(|&choice| choice == flush)),
+            place(LineFlush::ALL.iter().position(|&choice| choice == range)),
+            place(LineCopy::ALL.iter().position(|&choice| choice == copy)),
+            place(LineLoad::ALL.iter().position(|&choice| choice == load)),
+        ]
+        .iter()
+        .fold(0, |word, &byte| word << 8 | byte)
+    }
+
+    /// The reverse, with this machine's best in the place of what its CPU lacks; `None` for a word that is no trial.
+    pub fn decode(word: u64) -> Result<Option<Trial>> {
+        let byte = |place: u32| (word >> (8 * place) & 0xff) as usize;
+        let chosen = (|| {
+            Some(Trial {
+                test: *Test::ALL.get(byte(5))?,
+                instructions: Instructions {
+                    write: *LineWrite::ALL.get(byte(4))?,
+                    flush: *LineFlush::ALL.get(byte(3))?,
+                    range: *LineFlush::ALL.get(byte(2))?,
+                    copy: *LineCopy::ALL.get(byte(1))?,
+                    load: *LineLoad::ALL.get(byte(0))?,
+                },
+            })
+        })();
+        let Some(mut trial) = chosen.filter(|_| word >> 48 == 0) else { return Ok(None) };
+        let (cpu, best) = (CpuFeatures::detect(), Instructions::best()?);
+        let wanted = &mut trial.instructions;
+        wanted.write = if wanted.write.is_available(&cpu) { wanted.write } else { best.write };
+        wanted.flush = if wanted.flush.is_available(&cpu) { wanted.flush } else { best.flush };
+        wanted.range = if wanted.range.is_available(&cpu) { wanted.range } else { best.range };
+        wanted.copy = if wanted.copy.is_available(&cpu) { wanted.copy } else { best.copy };
+        wanted.load = if wanted.load.is_available(&cpu) { wanted.load } else { best.load };
+        Ok(Some(trial))
+    }
+}
+
+/// What must not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Violation {
+    /// A fetch gave an older line than one before it, or than one published before what was seen.
+    OutOfOrder,
+    /// A fetch did not give a line that had been published long before.
+    Stale,
+    /// Neither side saw the other.
+    NeitherSaw,
+    /// A line verified but holds what nobody published, or one's own published line is not there.
+    WrongLine,
+    /// A payload differs from what its flag names.
+    WrongPayload,
+}
+
+impl Violation {
+    const ALL: [Violation; 5] =
+        [Violation::OutOfOrder, Violation::Stale, Violation::NeitherSaw, Violation::WrongLine, Violation::WrongPayload];
+
+    /// As a number from 1.
+    pub fn code(self) -> u64 {
+        1 + Violation::ALL.iter().position(|&violation| violation == self).unwrap_or(0) as u64
+    }
+
+    /// The reverse; 0 is none.
+    pub fn from_code(code: u64) -> Option<Violation> {
+        Violation::ALL.get(usize::try_from(code).ok()?.checked_sub(1)?).copied()
+    }
+
+    /// What it says.
+    pub fn text(self) -> &'static str {
+        match self {
+            Violation::OutOfOrder => "lines were seen out of order",
+            Violation::Stale => "a published line was not seen",
+            Violation::NeitherSaw => "neither side saw the other's line",
+            Violation::WrongLine => "a line holds what nobody published",
+            Violation::WrongPayload => "a payload differs from what its flag names",
+        }
+    }
+}
+
+/// What one side, or both together, saw.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// Checks that could have failed.
+    pub checks: u64,
+    /// Those of them that fell into a moment when the other side was at work as well: how sharp the test was.
+    pub overlapping: u64,
+    /// Checks that failed.
+    pub violations: u64,
+    /// How the first one failed.
+    pub first: Option<Violation>,
+    /// Lines that were seen half written. Their checksum shows it, and the pool fetches again.
+    pub torn: u64,
+}
+
+impl Outcome {
+    /// Notes a failed check.
+    pub fn violated(&mut self, violation: Violation) {
+        self.violations += 1;
+        self.first.get_or_insert(violation);
+    }
+
+    /// Adds what another run or side saw.
+    pub fn add(&mut self, other: &Outcome) {
+        self.checks += other.checks;
+        self.overlapping += other.overlapping;
+        self.violations += other.violations;
+        self.first = self.first.or(other.first);
+        self.torn += other.torn;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_travel_as_words() {
+        let trials = Trial::plan(Instructions::best().unwrap(), true);
+        assert!(trials.len() > Test::ALL.len());
+        for trial in trials {
+            assert_eq!(Trial::decode(trial.encode()).unwrap(), Some(trial));
+        }
+        for word in [u64::MAX, 1 << 48, 0x0900_0000_0000, 0x0009_0000_0000] {
+            assert_eq!(Trial::decode(word).unwrap(), None, "{word:#x}");
+        }
+        for violation in Violation::ALL {
+            assert_eq!(Violation::from_code(violation.code()), Some(violation));
+        }
+        assert_eq!((Violation::from_code(0), Violation::from_code(99)), (None, None));
+    }
+}

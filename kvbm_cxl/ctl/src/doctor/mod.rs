@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl doctor`: is this machine, and are these devices, fit for a pool, and which instructions serve it best?
+//!
+//! Nothing that belongs to a pool is written, see [`crate::scratch`].
+
+mod costs;
+mod litmus;
+mod report;
+mod system;
+
+use crate::output::{Exit, Failure, Out};
+use crate::peer::Peer;
+use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
+use crate::text::bytes;
+use cxl_pool::coherence::{CoherenceOptions, Instructions};
+use cxl_pool::device::{Access, Device, DeviceInfo, DeviceKind, PoolSpec, Sysfs, mapping_limit, parse_size};
+use cxl_pool::limits::DEFAULT_STRIPE_BYTES;
+use cxl_pool::media::Stripes;
+use cxl_pool::{Error, Result};
+use litmus::{Litmus, Party, Role, Step, Trial};
+use report::{DeviceReport, Level, ONE_HOST, Report, TWO_ROLES, Verdict};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use system::{Cpu, System, dax_devices};
+
+/// Free /dev/shm below which a host's local segment may not find room, in bytes.
+const LEAST_SHM_BYTES: u64 = 64 << 20;
+
+/// Options of `doctor`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Tests write on the device itself from here, like 4G. You state that the region is free; its content is lost.
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    scratch_offset: Option<u64>,
+    /// How much the tests may write.
+    #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "16M")]
+    scratch_bytes: u64,
+    /// Lets tests write behind the header of a devdax device that is not formatted.
+    #[arg(long)]
+    force: bool,
+    /// Looks only: writes nothing, measures nothing.
+    #[arg(long)]
+    look: bool,
+    /// Rounds of each visibility test.
+    #[arg(long, default_value_t = 4096)]
+    rounds: u64,
+    /// Batches of each measured cost.
+    #[arg(long, default_value_t = 41)]
+    batches: u64,
+    /// Runs the visibility tests with the instructions in force alone, not with every one that the CPU has.
+    #[arg(long)]
+    chosen_only: bool,
+    /// How long one side waits for the other.
+    #[arg(long, default_value_t = 60_000)]
+    timeout_ms: u64,
+    /// Runs the visibility tests with another host: one gets `a`, the other `b`, both the same device and --scratch-offset.
+    #[arg(long, requires = "scratch_offset")]
+    peer_role: Option<Role>,
+    /// Leaves a step out of the memory under test, to see that the visibility tests notice: only with CXL_COHERENCE=emulated.
+    #[arg(long)]
+    leave_out: Option<Step>,
+    /// Where sysfs is.
+    #[arg(long, hide = true, default_value = "/sys")]
+    sysfs: PathBuf,
+}
+
+/// Runs the command.
+pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
+    let options = CoherenceOptions::from_env()?;
+    if args.leave_out.is_some() && options.emulator.is_none() {
+        return Err(Failure::usage("--leave-out shows something only where hosts are emulated: set CXL_COHERENCE=emulated"));
+    }
+    let chosen = match options.instructions {
+        Some(chosen) => chosen,
+        None => Instructions::best()?,
+    };
+    let memory = match &options.emulator {
+        Some(emulator) => format!("emulated:{emulator}"),
+        None => format!("native:{chosen}"),
+    };
+    let mut doctor = Doctor {
+        pool,
+        args,
+        options,
+        chosen,
+        report: Report {
+            verdict: Verdict::Ok,
+            findings: Vec::new(),
+            cpu: Cpu::detect(),
+            memory,
+            system: System::look(),
+            devices: Vec::new(),
+            cannot_tell: if args.peer_role.is_some() { TWO_ROLES.to_vec() } else { ONE_HOST.to_vec() },
+        },
+    };
+    doctor.examine()?;
+    let Doctor { mut report, .. } = doctor;
+    report.conclude();
+    let json = serde_json::to_value(&report).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))?;
+    out.answer(|| json, || report.text())?;
+    Ok(if report.verdict == Verdict::NotUsable { Exit::Failed } else { Exit::Done })
+}
+
+struct Doctor<'a> {
+    pool: Option<&'a str>,
+    args: &'a Args,
+    options: CoherenceOptions,
+    chosen: Instructions,
+    report: Report,
+}
+
+impl Doctor<'_> {
+    fn examine(&mut self) -> Result<()> {
+        let sysfs = Sysfs::at(&self.args.sysfs);
+        let spec = match self.pool {
+            Some(text) => Some(PoolSpec::parse(text)?),
+            None if std::env::var_os(PoolSpec::ENV_POOL).is_some() => Some(PoolSpec::from_env()?),
+            None => None,
+        };
+        if self.args.scratch_offset.is_some() && spec.as_ref().is_none_or(|spec| spec.devices().len() != 1) {
+            return Err(Error::Invalid("--scratch-offset is a place on one device: name exactly one with --pool".into()));
+        }
+        self.judge_cpu_and_system();
+        let Some(spec) = spec else {
+            self.report.find(Level::Note, "no pool was named, so ordinary memory in /dev/shm was measured: name the devices with --pool");
+            let scratch = Scratch::file(Path::new("/dev/shm"), self.args.scratch_bytes)?;
+            let mut report = empty_report("/dev/shm (no pool named: ordinary memory)".into());
+            self.measure(&mut report, &scratch)?;
+            self.report.devices.push(report);
+            return Ok(());
+        };
+        let mut infos = Vec::new();
+        for path in spec.devices() {
+            let (device, info) = self.examine_device(path, &sysfs)?;
+            self.report.devices.push(device);
+            infos.extend(info);
+        }
+        if infos.len() == spec.devices().len() {
+            self.judge_together(&infos, spec.size_bytes());
+        }
+        Ok(())
+    }
+
+    fn judge_cpu_and_system(&mut self) {
+        let report = &mut self.report;
+        if !report.cpu.movdir64b && !report.cpu.avx512 {
+            report.find(
+                Level::Warning,
+                "this CPU has no 64-byte store (MOVDIR64B, AVX-512): lines are written by stores and a flush, and may be \
+                 seen half written; \
+                 the checksum shows it and they are fetched again",
+            );
+        }
+        if cfg!(target_arch = "x86_64") && !report.cpu.clflushopt {
+            report.find(Level::Warning, "this CPU has no CLFLUSHOPT: flushes of payload do not overlap, reads of blocks are slow");
+        }
+        if let Some((_, free)) = report.system.shm_bytes.filter(|&(_, free)| free < LEAST_SHM_BYTES) {
+            let free = bytes(free);
+            report.find(Level::Warning, format!("only {free} are free in /dev/shm, where a host keeps its local state: make it larger"));
+        }
+        if report.system.shm_bytes.is_none() {
+            report.find(Level::Warning, "/dev/shm is not there: mount a tmpfs on it, or set CXL_STATE_DIR to a directory in memory");
+        }
+        for (name, binding) in dax_devices(&self.args.sysfs) {
+            if let Some(advice) = binding.advice(&name) {
+                self.report.find(Level::Note, advice);
+            }
+        }
+    }
+
+    fn examine_device(&mut self, path: &Path, sysfs: &Sysfs) -> Result<(DeviceReport, Option<DeviceInfo>)> {
+        let mut report = empty_report(path.display().to_string());
+        let node = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let bindings = dax_devices(&self.args.sysfs);
+        report.dax_binding = bindings.into_iter().find(|(name, _)| *name == node && path.starts_with("/dev")).map(|(_, binding)| binding);
+        let device = match Device::open(path, Access::Read, sysfs) {
+            Ok(device) => device,
+            Err(error) => {
+                let advice = report.dax_binding.as_ref().and_then(|binding| binding.advice(&node));
+                self.report.find(Level::Error, advice.map_or(error.to_string(), |advice| format!("{error} ({advice})")));
+                return Ok((report, None));
+            }
+        };
+        let info = device.info().clone();
+        report.kind = Some(format!("{:?}", info.kind));
+        report.len_bytes = Some(info.len_bytes);
+        report.align_bytes = Some(info.align_bytes);
+        report.numa_node = info.numa_node;
+        match header_of(&device) {
+            Ok(found) => report.holds = Some(found.to_string()),
+            Err(error) => self.report.find(Level::Error, error.to_string()),
+        }
+        if let Err(error) = Device::open(path, Access::Write, sysfs) {
+            self.report.find(Level::Error, format!("this user may only read it: {error}"));
+            return Ok((report, Some(info)));
+        }
+        if info.kind == DeviceKind::Hugetlb && self.report.system.huge_pages.is_some_and(|(_, total, _)| total == 0) {
+            self.report.find(Level::Error, "a device is on hugetlbfs, but there are no huge pages: raise vm.nr_hugepages");
+        }
+        if !self.args.look {
+            match Scratch::beside(path, self.args.scratch_offset, self.args.scratch_bytes, self.args.force, sysfs) {
+                Ok(Ok(scratch)) => self.measure(&mut report, &scratch)?,
+                Ok(Err(reason)) => self.report.find(Level::Note, format!("{}: not measured: {reason}", info.name)),
+                Err(error) => self.report.find(Level::Error, error.to_string()),
+            }
+        }
+        Ok((report, Some(info)))
+    }
+
+    /// What concerns all devices of the pool at once.
+    fn judge_together(&mut self, infos: &[DeviceInfo], size_bytes: Option<u64>) {
+        let sizes: Vec<u64> = infos.iter().map(|info| size_bytes.map_or(info.len_bytes, |size| size.min(info.len_bytes))).collect();
+        let (limit, most) = (mapping_limit(), self.report.system.max_map_count);
+        if let (Ok(stripes), true) = (Stripes::fit(&sizes, DEFAULT_STRIPE_BYTES), infos.len() > 1) {
+            let wanted = stripes.pieces_len();
+            let text = format!("{wanted} mappings with stripes of {} bytes; half of vm.max_map_count is {limit}", stripes.stripe_bytes());
+            match Stripes::stripe_within(&sizes, DEFAULT_STRIPE_BYTES, limit) {
+                _ if wanted <= limit => self.report.find(Level::Note, format!("the pool takes {text}")),
+                Some(fits) => {
+                    self.report.find(Level::Note, format!("the pool would take {text}, so a format takes stripes of {fits} bytes"))
+                }
+                None => self.report.find(Level::Error, format!("the pool would take {text} ({most:?}): raise it")),
+            }
+        }
+        let total: u64 = sizes.iter().sum();
+        if let Some(limit) = self.report.system.memlock_bytes.filter(|&limit| limit < total) {
+            self.report.find(
+                Level::Note,
+                format!(
+                    "the memlock limit of {} is below the pool's {}: registering it with a NIC or GPU needs more (ulimit -l unlimited)",
+                    bytes(limit),
+                    bytes(total)
+                ),
+            );
+        }
+        let nodes: Vec<u32> = infos.iter().filter_map(|info| info.numa_node).collect();
+        if nodes.windows(2).any(|pair| pair[0] != pair[1]) {
+            self.report.find(
+                Level::Note,
+                format!("the devices are near different NUMA nodes ({nodes:?}): stripes make every block pay the farther one"),
+            );
+        }
+    }
+
+    /// Costs and visibility tests on memory that may be overwritten.
+    fn measure(&mut self, report: &mut DeviceReport, scratch: &Scratch) -> Result<()> {
+        if self.args.look {
+            return Ok(());
+        }
+        report.scratch = Some((scratch.path().display().to_string(), scratch.offset(), scratch.len_bytes()));
+        if self.args.peer_role.is_none() && self.options.emulator.is_none() {
+            match costs::measure(scratch, self.args.batches.clamp(1, 100_000)) {
+                Ok(costs) => report.costs = costs,
+                Err(error) => self.report.find(Level::Error, format!("{}: {error}", report.name)),
+            }
+        }
+        report.litmus = match self.args.peer_role {
+            Some(role) => self.litmus(scratch, role),
+            None => self.two_processes(scratch),
+        };
+        let name = report.name.clone();
+        self.report.judge(&name, &report.litmus);
+        Ok(())
+    }
+
+    /// One side of the visibility tests, in this process.
+    fn litmus(&self, scratch: &Scratch, role: Role) -> Litmus {
+        let timeout = Duration::from_millis(self.args.timeout_ms.max(1));
+        let region = Scratch::region(scratch.path(), scratch.offset(), scratch.len_bytes(), &Sysfs::at(&self.args.sysfs));
+        match region.and_then(|region| Party::meet(region, role, self.options, self.args.leave_out, timeout)) {
+            Err(error) => Litmus { error: Some(error.to_string()), ..Litmus::default() },
+            Ok(mut party) if role == Role::B => Litmus::follow(&mut party, self.chosen),
+            Ok(mut party) => {
+                // The emulator has one way to do each step.
+                let all = !self.args.chosen_only && self.options.emulator.is_none();
+                Litmus::lead(&mut party, &Trial::plan(self.chosen, all), self.args.rounds, self.chosen)
+            }
+        }
+    }
+
+    /// Both sides: the other one is this program once more.
+    fn two_processes(&self, scratch: &Scratch) -> Litmus {
+        let mut arguments: Vec<String> = ["--json", "doctor", "--peer-role", "b"].map(String::from).to_vec();
+        for (name, value) in [
+            ("--pool", scratch.path().display().to_string()),
+            ("--scratch-offset", scratch.offset().to_string()),
+            ("--scratch-bytes", scratch.len_bytes().to_string()),
+            ("--timeout-ms", self.args.timeout_ms.to_string()),
+            ("--sysfs", self.args.sysfs.display().to_string()),
+        ] {
+            arguments.extend([name.into(), value]);
+        }
+        if let Some(step) = self.args.leave_out.and_then(|step| clap::ValueEnum::to_possible_value(&step)) {
+            arguments.extend(["--leave-out".into(), step.get_name().into()]);
+        }
+        let peer = match Peer::start(&arguments, &[]) {
+            Ok(peer) => peer,
+            Err(error) => return Litmus { error: Some(error.to_string()), ..Litmus::default() },
+        };
+        let mut litmus = self.litmus(scratch, Role::A);
+        // Its checks came over with the result lines; only an end without a result is news.
+        if litmus.error.is_none() {
+            litmus.error = peer.wait(Duration::from_millis(self.args.timeout_ms.max(1))).err().map(|error| error.to_string());
+        }
+        litmus
+    }
+}
+
+fn empty_report(name: String) -> DeviceReport {
+    DeviceReport {
+        name,
+        kind: None,
+        len_bytes: None,
+        align_bytes: None,
+        numa_node: None,
+        dax_binding: None,
+        holds: None,
+        scratch: None,
+        costs: costs::Costs::default(),
+        litmus: Litmus::default(),
+    }
+}
+
+const _: () = assert!(MIN_SCRATCH_BYTES <= 16 << 20, "the default of --scratch-bytes must do");

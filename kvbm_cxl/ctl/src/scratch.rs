@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Memory that a diagnosis may write: never a byte that belongs to a pool.
+//!
+//! - A device that is a plain file is left alone: a scratch file is made beside it, on the same file system, and removed afterwards.
+//! - A region of a device is written only where the user states that it is free (`--scratch-offset`), and even then not where the
+//!   superblock says that the header or the metadata of a pool lie.
+//! - An unformatted devdax device is written only when that is forced: that its header is empty does not say that nobody uses the rest.
+
+use cxl_pool::coherence::{CoherenceOptions, MappedMemory, over_mapping};
+use cxl_pool::device::{Access, Device, DeviceKind, Sysfs, map_header, map_part};
+use cxl_pool::limits::DEVICE_HEADER_BYTES;
+use cxl_pool::line::Lines;
+use cxl_pool::media::{Found, Geometry, Layout, Stripes, Superblock, inspect_header};
+use cxl_pool::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Smallest scratch memory, in bytes: a device header's worth of room, the lines, and payload for both directions.
+pub const MIN_SCRATCH_BYTES: u64 = 8 << 20;
+/// Seed of the scratch lines' checksums, in the place of a pool's UUID.
+const SEED: [u8; 16] = *b"cxlctl scratch 1";
+
+/// A range of a file or device that may be overwritten.
+pub struct Scratch {
+    path: PathBuf,
+    offset: u64,
+    len_bytes: u64,
+    sysfs: Sysfs,
+    /// Removes the file when it was made here.
+    _file: Option<tempfile::TempPath>,
+}
+
+impl Scratch {
+    /// A file in `directory` that is removed with the result.
+    pub fn file(directory: &Path, len_bytes: u64) -> Result<Scratch> {
+        let len_bytes = checked_len(len_bytes)?;
+        let failed = |source| Error::Os { what: format!("making a scratch file in {}", directory.display()), source };
+        let path = tempfile::Builder::new().prefix(".cxlctl-scratch-").tempfile_in(directory).map_err(failed)?.into_temp_path();
+        let device = Device::open_or_create(&path, len_bytes, &Sysfs::default())?;
+        // A huge page rounds the length down.
+        let len_bytes = device.info().len_bytes;
+        Ok(Scratch { path: path.to_path_buf(), offset: 0, len_bytes, sysfs: Sysfs::default(), _file: Some(path) })
+    }
+
+    /// The `len_bytes` bytes from `offset` of an existing file or device, which the caller states to be free.
+    ///
+    /// # Errors
+    /// [`Error::NotAPool`] when it does not lie within the device, or a pool's header or metadata lie there.
+    pub fn region(path: &Path, offset: u64, len_bytes: u64, sysfs: &Sysfs) -> Result<Scratch> {
+        let len_bytes = checked_len(len_bytes)?;
+        let device = Device::open(path, Access::Write, sysfs)?;
+        if offset.checked_add(len_bytes).is_none_or(|end| end > device.info().len_bytes) {
+            return Err(device.refuse(format!("{len_bytes} bytes at {offset:#x} do not lie within its {} bytes", device.info().len_bytes)));
+        }
+        if let Found::Pool(superblock) = header_of(&device)? {
+            let end = metadata_end(&superblock)?;
+            if offset < end {
+                return Err(device.refuse(format!(
+                    "the header and metadata of a pool lie in its first {end:#x} bytes: give a --scratch-offset behind, in a block of yours"
+                )));
+            }
+        }
+        Ok(Scratch { path: path.to_path_buf(), offset, len_bytes, sysfs: sysfs.clone(), _file: None })
+    }
+
+    /// What may be written of a pool's device, or the reason why nothing may.
+    ///
+    /// The outer error is a device that cannot be used at all.
+    pub fn beside(
+        path: &Path,
+        offset: Option<u64>,
+        len_bytes: u64,
+        force: bool,
+        sysfs: &Sysfs,
+    ) -> Result<std::result::Result<Scratch, String>> {
+        if let Some(offset) = offset {
+            return Scratch::region(path, offset, len_bytes, sysfs).map(Ok);
+        }
+        let device = Device::open(path, Access::Read, sysfs)?;
+        if device.info().kind != DeviceKind::Devdax {
+            let directory = path.parent().unwrap_or(Path::new("/"));
+            return Ok(Scratch::file(directory, len_bytes).map_err(|error| {
+                format!("no scratch file can be made beside it ({error}): state a free region of it with --scratch-offset")
+            }));
+        }
+        Ok(match header_of(&device)? {
+            Found::Empty if force => {
+                let align = device.info().align_bytes;
+                Ok(Scratch::region(path, DEVICE_HEADER_BYTES.next_multiple_of(align), len_bytes.next_multiple_of(align), sysfs)?)
+            }
+            Found::Empty => Err("it is not formatted, but others may use it without a header: --force measures on it and overwrites \
+                 a part, --scratch-offset on a region that you know to be free"
+                .into()),
+            found => Err(format!("it holds {found}: state a free region of it with --scratch-offset, such as a block that you allocated")),
+        })
+    }
+
+    /// The file or device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where on it, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How much, in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Maps it once more. Every call is a mapping of its own, with its own view where hosts are emulated.
+    pub fn memory(&self, options: &CoherenceOptions) -> Result<MappedMemory> {
+        let device = Device::open(&self.path, Access::Write, &self.sysfs)?;
+        over_mapping(map_part(&device, self.offset, self.len_bytes)?, options)
+    }
+
+    /// How lines lie in it.
+    pub fn layout(&self, objects: u32) -> Result<Arc<Layout>> {
+        let geometry = Geometry { seats: 1, slots: 2, locks: 8, objects, chunk_bytes: 1 << 20, ..Geometry::with_len(self.len_bytes) };
+        Layout::new(geometry).map(Arc::new)
+    }
+}
+
+/// The lines of scratch memory.
+pub fn lines(memory: &MappedMemory, layout: &Arc<Layout>) -> Lines {
+    Lines::new(memory.memory.clone(), layout.clone(), &SEED)
+}
+
+/// What the first bytes of a device hold.
+pub fn header_of(device: &Device) -> Result<Found> {
+    if device.info().len_bytes < DEVICE_HEADER_BYTES.max(device.info().align_bytes) {
+        return Ok(Found::Unknown("too few bytes for a device header".into()));
+    }
+    let options = CoherenceOptions::default();
+    inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().name)
+}
+
+/// The offset on its device behind which the metadata of a pool's superblock has ended.
+fn metadata_end(superblock: &Superblock) -> Result<u64> {
+    let layout = superblock.layout();
+    let stripes = Stripes::of(layout.geometry())?;
+    let pieces = stripes.pieces().take_while(|piece| piece.start < layout.data_offset());
+    let end = |piece: cxl_pool::media::Piece| piece.device_offset + piece.len_bytes.min(layout.data_offset() - piece.start);
+    Ok(pieces.filter(|piece| piece.device == superblock.device_index()).map(end).max().unwrap_or(DEVICE_HEADER_BYTES))
+}
+
+fn checked_len(len_bytes: u64) -> Result<u64> {
+    if (MIN_SCRATCH_BYTES..=1 << 32).contains(&len_bytes) {
+        return Ok(len_bytes.next_multiple_of(1 << 20));
+    }
+    Err(Error::Invalid(format!("scratch memory of {len_bytes} bytes: between {MIN_SCRATCH_BYTES} and {} can be", 1u64 << 32)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cxl_pool::device::PoolSpec;
+    use cxl_pool::pool::{FormatOptions, Pool};
+
+    fn pool(devices: usize) -> (tempfile::TempDir, Vec<PathBuf>) {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let paths: Vec<PathBuf> = (0..devices).map(|index| directory.path().join(format!("d{index}"))).collect();
+        let spec = PoolSpec::new(paths.clone(), Some(24 << 20)).unwrap();
+        drop(Pool::format(&spec, &FormatOptions::default()).unwrap());
+        (directory, paths)
+    }
+
+    #[test]
+    fn a_region_never_covers_header_or_metadata() {
+        for devices in [1, 2] {
+            let (_directory, paths) = pool(devices);
+            for (index, path) in paths.iter().enumerate() {
+                let before = std::fs::read(path).unwrap();
+                // The metadata of these pools fill less than a stripe, which lies on the first device.
+                for offset in [0, 4096, DEVICE_HEADER_BYTES].into_iter().take(if index == 0 { 3 } else { 2 }) {
+                    let error = Scratch::region(path, offset, MIN_SCRATCH_BYTES, &Sysfs::default()).err().unwrap().to_string();
+                    assert!(error.contains("metadata"), "{error}");
+                }
+                let free = Scratch::region(path, 12 << 20, MIN_SCRATCH_BYTES, &Sysfs::default()).unwrap();
+                assert_eq!(free.memory(&CoherenceOptions::default()).unwrap().memory.len_bytes(), MIN_SCRATCH_BYTES);
+                assert_eq!(std::fs::read(path).unwrap(), before);
+            }
+            // Devices that take part in a pool at all are still one pool afterwards.
+            Pool::open(&PoolSpec::new(paths, None).unwrap(), &Default::default()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_region_lies_within_its_device() {
+        let (_directory, paths) = pool(1);
+        for offset in [17 << 20, u64::MAX - 4095] {
+            assert!(Scratch::region(&paths[0], offset, MIN_SCRATCH_BYTES, &Sysfs::default()).is_err());
+        }
+        assert!(Scratch::region(&paths[0], 12 << 20, 4096, &Sysfs::default()).is_err());
+    }
+
+    #[test]
+    fn a_scratch_file_stands_beside_the_device_and_goes() {
+        let (directory, paths) = pool(1);
+        let scratch = Scratch::beside(&paths[0], None, MIN_SCRATCH_BYTES, false, &Sysfs::default()).unwrap().unwrap();
+        assert_eq!(scratch.path().parent(), Some(directory.path()));
+        assert_ne!(scratch.path(), paths[0]);
+        let path = scratch.path().to_path_buf();
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl bench` as a process, with few batches: it ends well, its JSON parses, and what is counted and not timed is right.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cxlctl"));
+    command.arg("bench").args(arguments).env_remove("CXL_POOL").env_remove("CXL_COHERENCE");
+    command.output().unwrap()
+}
+
+fn json(what: &str) -> Value {
+    let output = bench(&[what, "--json", "--batches", "8"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn figure(report: &Value, name: &str) -> f64 {
+    let figures = report["figures"].as_array().unwrap();
+    let found = figures.iter().find(|figure| figure["name"].as_str().unwrap().starts_with(name));
+    found.unwrap_or_else(|| panic!("no figure {name} in {figures:?}"))["value"].as_f64().unwrap()
+}
+
+/// A target that is counted, so that no load of the machine can miss it.
+fn counted(report: &Value, text: &str) {
+    let targets = report["targets"].as_array().unwrap();
+    let found = targets.iter().find(|target| target["text"].as_str().unwrap().contains(text));
+    assert_eq!(found.unwrap_or_else(|| panic!("no target {text} in {targets:?}"))["is_met"], true, "{targets:?}");
+}
+
+#[test]
+fn lines_are_measured_beside_the_bare_instructions() {
+    let report = json("line");
+    for name in
+        ["publish", "fetch", "fetch_many", "bare CLFLUSH"].iter().filter(|name| cfg!(target_arch = "x86_64") || !name.starts_with("bare"))
+    {
+        assert!(figure(&report, name) > 0.0);
+    }
+    assert_eq!(report["ratios"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn a_sticky_lock_touches_no_shared_line_and_hand_overs_lose_no_increment() {
+    let report = json("lock");
+    counted(&report, "must be none");
+    assert!(figure(&report, "hand-overs measured") >= 8.0);
+    assert!(figure(&report, "increments under the lock") >= figure(&report, "hand-overs measured"));
+    let rows = report["grids"][0]["rows"].as_array().unwrap();
+    let hosts: Vec<&str> = rows[1..].iter().map(|row| row[0].as_str().unwrap()).collect();
+    assert_eq!(hosts, ["2", "4", "8", "16"]);
+    // The request and its summary; then the grant poll and the seats (LOCKS.md section 10).
+    assert!(rows[1..].iter().all(|row| row[1].as_str().unwrap().starts_with("2.0/")), "{rows:?}");
+}
+
+#[test]
+fn a_block_costs_no_shared_line_and_a_kept_one_costs_one() {
+    let report = json("alloc");
+    counted(&report, "must be none");
+    assert_eq!((figure(&report, "keep: lines written"), figure(&report, "free of a kept block: lines written")), (1.0, 1.0));
+}
+
+#[test]
+fn ratios_are_the_last_line() {
+    let output = bench(&["alloc", "--ratios", "--batches", "8"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let ratios: Value = serde_json::from_str(text.lines().last().unwrap().strip_prefix("RATIOS ").unwrap()).unwrap();
+    assert!(ratios.as_object().unwrap().values().all(|ratio| ratio.as_f64().unwrap() > 0.0));
+    assert_eq!(output.status.success(), !text.contains("MISSED"));
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let emulated = Command::new(env!("CARGO_BIN_EXE_cxlctl")).args(["bench", "line"]).env("CXL_COHERENCE", "emulated").output().unwrap();
+    assert_eq!(emulated.status.code(), Some(1));
+    assert_eq!(bench(&["line", "--batches", "0"]).status.code(), Some(2));
+    assert_eq!(bench(&["line", "--scratch-offset", "1G"]).status.code(), Some(1));
+}

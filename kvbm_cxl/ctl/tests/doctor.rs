@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl doctor` as a process: what it says, that its tests can fail, and that it leaves pools alone.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn doctor(arguments: &[&str], coherence: Option<&str>) -> Output {
+    let mut command = command(arguments);
+    if let Some(text) = coherence {
+        command.env("CXL_COHERENCE", text);
+    }
+    command.output().unwrap()
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cxlctl"));
+    command.args(["--json", "doctor", "--batches", "2", "--scratch-bytes", "8M"]).args(arguments);
+    command.env_remove("CXL_POOL").env_remove("CXL_COHERENCE");
+    command
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
+}
+
+fn findings(report: &Value) -> String {
+    report["findings"].to_string()
+}
+
+/// Violations by test.
+fn violations(report: &Value) -> Vec<(String, u64)> {
+    let trials = report["devices"][0]["litmus"]["trials"].as_array().unwrap();
+    trials.iter().map(|trial| (trial["test"].as_str().unwrap().to_string(), trial["violations"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn ordinary_memory_passes_with_every_instruction() {
+    let output = doctor(&["--rounds", "256"], None);
+    let report = report(&output);
+    assert!(output.status.success(), "{}", findings(&report));
+    assert_ne!(report["verdict"], "not-usable");
+    let device = &report["devices"][0];
+    let trials = device["litmus"]["trials"].as_array().unwrap();
+    assert!(trials.len() > 4, "one choice of instructions alone was tried");
+    for trial in trials {
+        assert!(trial["checks"].as_u64().unwrap() > 0 && trial["violations"] == 0, "{trial}");
+    }
+    for test in ["order", "payload", "buffering", "buffering-read-back"] {
+        assert!(
+            trials.iter().any(|trial| trial["test"] == test && trial["is_chosen"] == true),
+            "{test} was not run with the choice in force"
+        );
+    }
+    assert!(device["costs"]["lines"].as_array().unwrap().iter().all(|cost| cost["ns"].as_f64().unwrap() > 0.0));
+    assert!(device["costs"]["copies"].as_array().unwrap().iter().all(|cost| cost["gb_per_s"].as_f64().unwrap() > 0.0));
+    assert!(report["cannot_tell"].to_string().contains("--peer-role a"), "it does not say how to test two hosts");
+}
+
+#[test]
+fn emulated_hosts_pass_and_every_step_left_out_is_noticed() {
+    let run = |arguments: &[&str], seed: u32| {
+        let output = doctor(&[&["--rounds", "256", "--timeout-ms", "30000"], arguments].concat(), Some(&format!("emulated:seed={seed}")));
+        (output.status.code(), report(&output))
+    };
+    for seed in 1..=3 {
+        let (code, report) = run(&[], seed);
+        assert_eq!(code, Some(0), "seed {seed}: {}", findings(&report));
+        assert!(violations(&report).len() == 4 && violations(&report).iter().all(|(_, count)| *count == 0), "{report}");
+    }
+    // What each step is for must be among what fails without it.
+    for (step, tests) in [
+        ("flush", &["order", "payload", "buffering", "buffering-read-back"][..]),
+        ("store-fence", &["order", "payload"]),
+        ("full-fence", &["order", "payload", "buffering"]),
+        ("payload-flush", &["payload"]),
+    ] {
+        let (code, report) = run(&["--leave-out", step], 1);
+        assert_eq!((code, report["verdict"].as_str()), (Some(1), Some("not-usable")), "{step}: {report}");
+        let failed = violations(&report);
+        for test in tests {
+            assert!(failed.iter().any(|(name, count)| name == test && *count > 0), "{step} left out, and {test} passed: {failed:?}");
+        }
+    }
+    let refused = doctor(&["--leave-out", "flush"], None);
+    assert_eq!(refused.status.code(), Some(2), "a step left out of native memory shows nothing");
+}
+
+/// Makes a pool; its bytes.
+fn pool(path: &Path) -> Vec<u8> {
+    let spec = format!("{},size=32M", path.display());
+    let made = Command::new(env!("CARGO_BIN_EXE_cxlctl")).args(["--pool", &spec, "format"]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn an_existing_pool_keeps_every_byte() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("pool");
+    let before = pool(&path);
+    let name = path.to_str().unwrap();
+    let output = doctor(&["--pool", name, "--rounds", "64", "--chosen-only", "--force"], None);
+    let found = report(&output);
+    assert!(output.status.success(), "{}", findings(&found));
+    assert_ne!(found["devices"][0]["scratch"][0], name);
+    assert!(found["devices"][0]["holds"].as_str().unwrap().starts_with("a pool"));
+    for offset in ["0", "2M"] {
+        let output = doctor(&["--pool", name, "--scratch-offset", offset], None);
+        assert_eq!(output.status.code(), Some(1), "{offset}");
+        assert!(findings(&report(&output)).contains("metadata"), "{offset}");
+    }
+    assert!(std::fs::read(&path).unwrap() == before, "the doctor wrote into a pool");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "a scratch file was left behind");
+}
+
+#[test]
+fn two_roles_meet_on_a_stated_region_and_nothing_else_changes() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("pool");
+    let before = pool(&path);
+    let side = |role: &'static str| {
+        let shared = ["--scratch-offset", "16M", "--timeout-ms", "30000", "--rounds", "128", "--chosen-only"];
+        let mut command = command(&[&["--pool", path.to_str().unwrap(), "--peer-role", role], &shared[..]].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    // Twice on the same bytes: what the first pair left there must not be taken for the second one's.
+    for _ in 0..2 {
+        let (a, b) = (side("a"), side("b"));
+        for side in [a, b] {
+            let output = side.wait_with_output().unwrap();
+            let report = report(&output);
+            assert!(output.status.success(), "{}", findings(&report));
+            assert_eq!(violations(&report).len(), 4);
+        }
+    }
+    let after = std::fs::read(&path).unwrap();
+    let (from, to) = (16 << 20, 24 << 20);
+    assert!(before[..from] == after[..from] && before[to..] == after[to..], "bytes outside of the region changed");
+    assert!(before[from..to] != after[from..to]);
+}
+
+#[test]
+fn a_role_alone_gives_up_at_its_deadline() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("file");
+    std::fs::write(&path, vec![0; 16 << 20]).unwrap();
+    let output = doctor(&["--pool", path.to_str().unwrap(), "--peer-role", "a", "--scratch-offset", "4M", "--timeout-ms", "200"], None);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(findings(&report(&output)).contains("no answer within 200 ms"));
+}
+
+#[test]
+fn what_cannot_be_used_is_named_with_advice() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = directory.path().join("bus/dax/devices/dax7.0");
+    std::fs::create_dir_all(&bus).unwrap();
+    std::os::unix::fs::symlink("../../drivers/kmem", bus.join("driver")).unwrap();
+    let output = doctor(&["--pool", "/dev/dax7.0", "--sysfs", directory.path().to_str().unwrap()], None);
+    let found = report(&output);
+    assert_eq!((output.status.code(), found["verdict"].as_str()), (Some(1), Some("not-usable")));
+    assert!(findings(&found).contains("daxctl reconfigure-device"), "{}", findings(&found));
+    let looked = doctor(&["--look"], None);
+    assert!(looked.status.success() && report(&looked)["devices"][0]["scratch"].is_null());
+    assert_eq!(doctor(&["--scratch-offset", "1G"], None).status.code(), Some(2));
+    assert_eq!(doctor(&["--peer-role", "a"], None).status.code(), Some(2));
+}
