@@ -56,7 +56,7 @@ impl Scratch {
             let end = metadata_end(&superblock)?;
             if offset < end {
                 return Err(device.refuse(format!(
-                    "the header and metadata of a pool lie in its first {end:#x} bytes: give a --scratch-offset behind them, in a block of yours"
+                    "the header and metadata of a pool lie in its first {end:#x} bytes: give a --scratch-offset behind, in a block of yours"
                 )));
             }
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One lock, wanted all the time by two processes that are two hosts.
 //!
-//! Under the lock each increments a counter in a line of the pool and notes who did; a lost increment is an error. A sample is the time of an
-//! acquisition after which the line shows that the other one had the lock last.
+//! Under the lock each increments a counter in a line of the pool and notes who did; a lost increment is an error. A sample is the time of
+//! an acquisition after which the line shows that the other one had the lock last.
 
 use super::hosts::{Lab, config, real_machine};
 use super::lock::{POOL_BYTES, TIMEOUT_MS};

@@ -2,8 +2,9 @@
 //! Publish and fetch beside the bare instructions.
 //!
 //! Base lines: one 64-byte non-temporal store and SFENCE; CLFLUSH, MFENCE and one load; for many lines at once the flushes, one MFENCE, the
-//! loads. Lines are taken in strides that no prefetcher follows, and who goes first changes from batch to batch, because the second finds
-//! what the first has left in caches and buffers.
+//! loads. Lines are taken in strides that no prefetcher follows. Before each measurement they are brought into the same state: a line to
+//! be published is in no cache, as a host's own lines are, and one to be fetched is, as after the last poll. Without that, what was
+//! measured before decides a good part of the cost.
 
 use super::{Bench, wrong};
 use crate::scratch::{self, Scratch};
@@ -103,14 +104,25 @@ fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mu
     let check = |what: &str, found: u64| {
         if found == expected { Ok(()) } else { Err(wrong(format!("batch {batch}: {what} gave something else than was published"))) }
     };
+    // Whatever was measured before has left the lines in this cache or not, and a publish or flush costs differently then.
+    let uncached = || {
+        indexes.iter().for_each(|&index| bare.flush(index));
+        bare.fence_all();
+    };
+    let cached = || {
+        indexes.iter().for_each(|&index| _ = black_box(bare.load(index)));
+        bare.fence_all();
+    };
     for turn in 0..3 {
         match (turn + batch) % 3 {
             0 => {
+                uncached();
                 let start = Instant::now();
                 for (&index, record) in indexes.iter().zip(&records) {
                     lines.publish(index, *black_box(record))?;
                 }
                 taken.publish.push(per_line(start));
+                cached();
                 let start = Instant::now();
                 let mut found = 0u64;
                 for &index in &indexes {
@@ -120,6 +132,7 @@ fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mu
                 check("fetch", found)?;
                 let mut several: Vec<Result<Record>> = Vec::with_capacity(MANY);
                 let mut found = 0u64;
+                cached();
                 let start = Instant::now();
                 for part in indexes.chunks_exact(MANY) {
                     lines.fetch_many(part, &mut several)?;
@@ -131,11 +144,13 @@ fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mu
                 check("fetch_many", found)?;
             }
             1 => {
+                uncached();
                 let start = Instant::now();
                 for (&index, line) in indexes.iter().zip(&sealed) {
                     bare.publish(index, black_box(line));
                 }
                 taken.publish_bare.push(per_line(start));
+                cached();
                 let start = Instant::now();
                 let mut found = [0u64; (LINE_BYTES / 8) - 1];
                 for &index in &indexes {
@@ -144,6 +159,7 @@ fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mu
                 }
                 taken.fetch_bare.push(per_line(start));
                 black_box(found);
+                cached();
                 let start = Instant::now();
                 for part in indexes.chunks_exact(MANY) {
                     part.iter().for_each(|&index| bare.flush(index));
@@ -156,6 +172,7 @@ fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mu
                 }
             }
             _ => {
+                uncached();
                 let start = Instant::now();
                 for (&index, line) in indexes.iter().zip(&sealed) {
                     same.publish(index, black_box(line));

@@ -170,7 +170,8 @@ pub fn measure(bench: &mut Bench, batches: u64) -> Result<()> {
         modelled.push(time(here));
     }
     let title = format!(
-        "By number of hosts: lines written/read per hand-over, {handovers} hand-overs each (counted on driven hosts; time modelled from the counts: \
+        "By number of hosts: lines written/read per hand-over, {handovers} hand-overs each (counted on driven hosts; time modelled \
+         from the counts: \
          {:.0} ns a write, {:.0} ns a fetch, {:.1} ns each further line of a group here; {:.0}, {:.0}, {:.0} ns assumed of a device)",
         here.write, here.wait, here.line, ASSUMED.write, ASSUMED.wait, ASSUMED.line
     );

@@ -146,7 +146,8 @@ impl Doctor<'_> {
         if !report.cpu.movdir64b && !report.cpu.avx512 {
             report.find(
                 Level::Warning,
-                "this CPU has no 64-byte store (MOVDIR64B, AVX-512): lines are written by stores and a flush, and may be seen half written; \
+                "this CPU has no 64-byte store (MOVDIR64B, AVX-512): lines are written by stores and a flush, and may be \
+                 seen half written; \
                  the checksum shows it and they are fetched again",
             );
         }
@@ -226,7 +227,7 @@ impl Doctor<'_> {
             self.report.find(
                 Level::Note,
                 format!(
-                    "the memlock limit of {} is below the pool's {}: registering the pool with a NIC or GPU needs more (ulimit -l unlimited)",
+                    "the memlock limit of {} is below the pool's {}: registering it with a NIC or GPU needs more (ulimit -l unlimited)",
                     bytes(limit),
                     bytes(total)
                 ),

@@ -88,18 +88,21 @@ pub struct Report {
 
 /// What a run on one machine leaves open.
 pub const ONE_HOST: [&str; 3] = [
-    "Both processes ran on this machine, whose caches are coherent: a fabric without coherence was not exercised, and a flush or fence that \
+    "Both processes ran on this machine, whose caches are coherent: a fabric without coherence was not exercised, and a flush or fence \
+     that \
      does too little does not show here.",
     "Whether a published line is at the device before a following fetch is answered (the store-buffering test) is a property of the path \
      from each host to the device: only two hosts can show it.",
-    "Run the same tests on two hosts that share the device: `cxlctl doctor --pool /dev/daxX.Y --scratch-offset OFFSET --peer-role a` on one, \
+    "Run the same tests on two hosts that share the device: `cxlctl doctor --pool /dev/daxX.Y --scratch-offset OFFSET --peer-role a` \
+     on one, \
      `--peer-role b` on the other, with an OFFSET that neither uses for anything else.",
 ];
 
 /// What a run on two hosts leaves open.
 pub const TWO_ROLES: [&str; 2] = [
     "The two roles tell nothing about caches unless they ran on two hosts: this program cannot see where the other one ran.",
-    "No violation in these rounds bounds how often one occurs; it is no proof that none can. Faults of the fabric, power loss and DMA were not \
+    "No violation in these rounds bounds how often one occurs; it is no proof that none can. Faults of the fabric, power loss and DMA were \
+     not \
      tested.",
 ];
 

@@ -5,7 +5,7 @@ use super::party::{Message, Party, Role, mixed};
 use super::plan::{Outcome, Test, Violation};
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Lines;
-use cxl_pool::media::Region;
+use cxl_pool::media::{Record, Region};
 use cxl_pool::{Error, Result};
 
 /// Lines of one batch of the buffering test: one bit each in a word.
@@ -47,8 +47,9 @@ const WRONG: u64 = u64::MAX;
 /// Fetches a line of a series once: its number, or [`WRONG`], or `None` for one that is half written.
 fn look(party: &Party, lines: &Lines, writer: Role, index: u64, outcome: &mut Outcome) -> Result<Option<u64>> {
     let raw = lines.fetch_raw(lines.layout().line_offset(Region::Record, index)?)?;
-    match lines.open::<Message>(index, &raw) {
-        Ok(found) => {
+    match lines.open::<Record>(index, &raw) {
+        Ok(record) => {
+            let found = Message::of(record);
             let expected = numbered(party, writer, found.words[0]);
             if found.words == expected.words {
                 return Ok(Some(found.words[0]));
@@ -96,8 +97,8 @@ const BURST: u64 = 32;
 fn write_in_order(party: &Party, _outcome: &mut Outcome) -> Result<()> {
     let (writer, first, start) = (party.role, place::first(party.role), base(party, party.role));
     let publish = |number: u64| {
-        party.tested.publish(first, numbered(party, writer, number))?;
-        party.tested.publish(first + 1, numbered(party, writer, number))
+        party.tested.publish(first, numbered(party, writer, number).record())?;
+        party.tested.publish(first + 1, numbered(party, writer, number).record())
     };
     publish(0)?;
     party.report(start, 0, 0)?;
@@ -175,7 +176,7 @@ fn write_payloads(party: &Party, _outcome: &mut Outcome) -> Result<()> {
     let (writer, start) = (party.role, base(party, party.role));
     let mut bytes = Vec::new();
     for slot in 0..SLOTS {
-        party.tested.publish(place::flag(writer, slot), numbered(party, writer, 0))?;
+        party.tested.publish(place::flag(writer, slot), numbered(party, writer, 0).record())?;
     }
     party.report(start, 0, 0)?;
     for number in 1..=(party.rounds / PAYLOAD_SHARE).max(1) {
@@ -185,7 +186,7 @@ fn write_payloads(party: &Party, _outcome: &mut Outcome) -> Result<()> {
         payload(party, writer, number, &mut bytes, len_bytes);
         party.memory.copy_in(offset, &bytes)?;
         party.memory.fence_stores();
-        party.tested.publish(place::flag(writer, number % SLOTS), numbered(party, writer, number))?;
+        party.tested.publish(place::flag(writer, number % SLOTS), numbered(party, writer, number).record())?;
         party.report(start + number, 0, 0)?;
     }
     party.await_progress(start + (party.rounds / PAYLOAD_SHARE).max(1)).map(drop)
@@ -238,7 +239,7 @@ fn buffering(party: &Party, read_back: bool) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let (own, other) = (party.role, party.role.other());
     for index in 0..BATCH {
-        party.tested.publish(place::buffered(own, index), numbered(party, own, index))?;
+        party.tested.publish(place::buffered(own, index), numbered(party, own, index).record())?;
     }
     let batches = party.rounds.div_ceil(BATCH);
     let (mut saw_last, mut saw_before) = (0, 0);
@@ -259,7 +260,7 @@ fn buffering(party: &Party, read_back: bool) -> Result<Outcome> {
             let (before, now) = (batch * BATCH + index, (batch + 1) * BATCH + index);
             // The sides drift against each other by less than a step's time, so that every overlap occurs.
             (0..mixed(party.seed() ^ now << 1 ^ own.index()) % 16).for_each(|_| std::hint::spin_loop());
-            party.tested.publish(place::buffered(own, index), numbered(party, own, now))?;
+            party.tested.publish(place::buffered(own, index), numbered(party, own, now).record())?;
             if read_back && look(party, &party.tested, own, place::buffered(own, index), &mut outcome)? != Some(now) {
                 outcome.violated(Violation::WrongLine);
             }

@@ -7,11 +7,10 @@
 use super::left_out::{LeftOut, Step};
 use super::plan::{Outcome, Trial, Violation};
 use crate::scratch::{self, Scratch};
-use bytemuck::{Pod, Zeroable};
 use cxl_pool::coherence::{Coherence, CoherenceOptions};
 use cxl_pool::line::Lines;
 use cxl_pool::machine::random_bytes;
-use cxl_pool::media::{Layout, MediaLine, Region};
+use cxl_pool::media::{Layout, Record};
 use cxl_pool::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,24 +41,30 @@ impl Role {
     }
 }
 
-/// A line of the tests.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+/// What a line of the tests says, in the form of a record, whose meaning to a pool plays no part here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    crc: u32,
-    reserved: u32,
-    /// What it says.
+    /// All of it.
     pub words: [u64; 7],
-}
-
-impl MediaLine for Message {
-    const REGION: Region = Region::Record;
 }
 
 impl Message {
     /// A line of these words.
     pub fn new(words: [u64; 7]) -> Message {
-        Message { crc: 0, reserved: 0, words }
+        Message { words }
+    }
+
+    /// As a line to publish.
+    pub fn record(self) -> Record {
+        let mut line = [0; 8];
+        line[1..].copy_from_slice(&self.words);
+        bytemuck::cast(line)
+    }
+
+    /// From a line that verified.
+    pub fn of(record: Record) -> Message {
+        let [_, words @ ..]: [u64; 8] = bytemuck::cast(record);
+        Message { words }
     }
 }
 
@@ -150,7 +155,7 @@ impl Party {
     }
 
     fn say_hello(&self, other: u64, trial: u64) -> Result<()> {
-        self.control.publish(place::hello(self.role), Message::new([self.session[0], other, trial, 0, 0, 0, 0]))
+        self.control.publish(place::hello(self.role), Message::new([self.session[0], other, trial, 0, 0, 0, 0]).record())
     }
 
     /// A number that both sides share and no earlier session had.
@@ -161,7 +166,7 @@ impl Party {
     /// The control line `index`, if there is one; what an earlier user of the memory left does not verify.
     fn look(&self, index: u64) -> Result<Option<Message>> {
         match self.control.fetch(index) {
-            Ok(message) => Ok(Some(message)),
+            Ok(record) => Ok(Some(Message::of(record))),
             Err(Error::BadLine { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -201,14 +206,14 @@ impl Party {
         let word = trial.encode();
         self.begin(self.trial + 1, Some(trial), rounds)?;
         let [own, other] = self.session;
-        self.control.publish(place::hello(self.role), Message::new([own, other, self.trial, word, rounds, 0, 0]))?;
+        self.control.publish(place::hello(self.role), Message::new([own, other, self.trial, word, rounds, 0, 0]).record())?;
         self.await_hello("the other side to begin a trial", |words| words[2] == self.trial).map(drop)
     }
 
     /// Leader: says that there is nothing more.
     pub fn finish(&self) -> Result<()> {
         let [own, other] = self.session;
-        self.control.publish(place::hello(self.role), Message::new([own, other, END, 0, 0, 0, 0]))
+        self.control.publish(place::hello(self.role), Message::new([own, other, END, 0, 0, 0, 0]).record())
     }
 
     /// Follower: the next trial, ready to run; `None` after the last.
@@ -241,7 +246,7 @@ impl Party {
 
     /// Says how far this side is: `value` rises within a trial; `more` goes with it, and `before` with the value before.
     pub fn report(&self, value: u64, more: u64, before: u64) -> Result<()> {
-        self.control.publish(place::progress(self.role), Message::new([self.session[0], self.trial, value, more, before, 0, 0]))
+        self.control.publish(place::progress(self.role), Message::new([self.session[0], self.trial, value, more, before, 0, 0]).record())
     }
 
     /// How far the other side is in this trial: what it reported.
@@ -263,7 +268,7 @@ impl Party {
         let first = outcome.first.map_or(0, Violation::code);
         let counts = [outcome.checks, outcome.overlapping, outcome.violations, outcome.torn];
         let [checks, overlapping, violations, torn] = counts;
-        self.control.publish(place::RESULT, Message::new([self.seed(), self.trial, checks, overlapping, violations, torn, first]))
+        self.control.publish(place::RESULT, Message::new([self.seed(), self.trial, checks, overlapping, violations, torn, first]).record())
     }
 
     /// Leader: takes over what the follower saw.

@@ -130,8 +130,8 @@ fn allocate(choices: &mut Choices, world: &mut World, machine: usize) -> Result<
     let mut outcome = Ok(());
     for _ in 0..=choices.below(6) {
         let len_bytes = match choices.below(6) {
-            0 => choices.pick(&[0, 1, u64::MAX, 1 << 40, (24 * 64 << 10) + 1]),
-            1 => 1 + choices.below(4 * 64 << 10),
+            0 => choices.pick(&[0, 1, u64::MAX, 1 << 40, ((24 * 64) << 10) + 1]),
+            1 => 1 + choices.below((4 * 64) << 10),
             _ => 1 + choices.below(3000),
         };
         let block = match allocator.alloc(len_bytes) {
