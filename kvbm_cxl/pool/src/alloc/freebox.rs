@@ -67,7 +67,13 @@ impl Allocator {
     fn take_pending(&self) -> Result<()> {
         let waiting: Vec<u64> = self.local.pending().collect();
         for offset in waiting {
-            let Some(chunk) = self.layout().chunk_of(offset) else { continue };
+            let Some(chunk) = self.layout().chunk_of(offset) else {
+                // Nobody of this build puts such a thing there; it must not take up the place for ever.
+                if self.local.pull(offset) {
+                    self.local.count_rejected(1);
+                }
+                continue;
+            };
             if self.place(chunk) != Place::None && self.local.pull(offset) {
                 self.free_asked(chunk, offset)?;
             }

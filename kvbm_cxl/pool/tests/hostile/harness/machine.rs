@@ -8,7 +8,7 @@ use cxl_pool::platform::{LocalMemory, MachineId, MachineLock, MachineLockGuard, 
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Time that a look at the clock takes, in nanoseconds.
 const LOOK_NS: u64 = 100;
@@ -38,6 +38,12 @@ impl Clock {
     /// The host serves no more.
     pub fn forget(&self, machine: MachineId) {
         self.hosts.lock().unwrap().retain(|host| host.platform().machine() != machine);
+    }
+
+    /// No host serves any more.
+    pub fn forget_all(&self) {
+        let hosts = std::mem::take(&mut *self.hosts.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(hosts);
     }
 
     /// Time passes, and the next host has a round.

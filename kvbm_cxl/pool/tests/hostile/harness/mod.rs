@@ -21,7 +21,7 @@ const LONGEST_NS: u64 = 20_000_000_000;
 /// One case: any damage, any operation.
 pub fn pool_image(choices: &mut Choices) {
     let mut world = World::lived_in();
-    let header = world.headers();
+    let superblock = world.superblock();
     for _ in 0..=choices.below(4) {
         for _ in 0..=choices.below(4) {
             damage::damage(choices, &world);
@@ -30,7 +30,7 @@ pub fn pool_image(choices: &mut Choices) {
             operate(choices, &mut world, &operations::ALL);
         }
     }
-    assert!(world.headers() == header, "something wrote to the superblock of a damaged pool");
+    assert!(world.superblock() == superblock, "something wrote to the superblock of a damaged pool");
 }
 
 /// What managers and joining machines write, against joins, take-overs and locks.
@@ -68,7 +68,7 @@ pub fn fsck(choices: &mut Choices) {
 /// Well-sealed patches of some regions, so that a fuzzer finds its way into what reads those.
 fn focused(choices: &mut Choices, regions: &[Region], numbers: &[u8]) {
     let mut world = World::lived_in();
-    let header = world.headers();
+    let superblock = world.superblock();
     for _ in 0..=choices.below(3) {
         for _ in 0..=choices.below(6) {
             damage::patch(choices, &world, regions);
@@ -77,7 +77,7 @@ fn focused(choices: &mut Choices, regions: &[Region], numbers: &[u8]) {
             operate(choices, &mut world, numbers);
         }
     }
-    assert!(world.headers() == header, "something wrote to the superblock of a damaged pool");
+    assert!(world.superblock() == superblock, "something wrote to the superblock of a damaged pool");
 }
 
 /// One operation, within its bounds.

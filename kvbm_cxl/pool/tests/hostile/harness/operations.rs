@@ -7,7 +7,7 @@ use super::world::{TIMEOUT_MS, World};
 use cxl_pool::alloc::{Block, audit, block_of, owner_of};
 use cxl_pool::fsck;
 use cxl_pool::line::Lines;
-use cxl_pool::media::{Region, Superblock, fetch_superblock, inspect_header};
+use cxl_pool::media::{Region, SUPERBLOCK_BYTES, Superblock, fetch_superblock, inspect_header};
 use cxl_pool::{Result, lock_table};
 use std::sync::Arc;
 
@@ -238,8 +238,8 @@ fn repair(choices: &mut Choices, world: &World) -> Result<()> {
     let lines = Lines::new(memory.clone(), world.lines.layout().clone(), &uuid);
     let repaired = fsck::repair(&lines, &world.seats, choices.one_in(2))?;
     assert!(repaired.lines_written == 0 || !repaired.before.findings.is_empty());
-    let header = memory.with(|bytes| bytes[..4096].to_vec());
-    assert_eq!(header, world.headers()[..4096], "a repair changed the superblock");
+    let superblock = memory.with(|bytes| bytes[..SUPERBLOCK_BYTES].to_vec());
+    assert!(superblock == world.superblock(), "a repair changed the superblock");
     Ok(())
 }
 

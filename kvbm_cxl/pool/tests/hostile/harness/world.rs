@@ -181,7 +181,15 @@ impl World {
     }
 
     /// The part of the memory that says that it is a pool.
-    pub fn headers(&self) -> Vec<u8> {
-        self.memory.with(|bytes| bytes[..DEVICE_HEADER_BYTES as usize].to_vec())
+    pub fn superblock(&self) -> Vec<u8> {
+        self.memory.with(|bytes| bytes[..SUPERBLOCK_BYTES].to_vec())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // The clock knows the hosts and their processes know the clock: nothing of it would ever be freed.
+        self.members.clear();
+        self.clock.forget_all();
     }
 }
