@@ -276,7 +276,8 @@ impl<'s> Field<'s> {
         host.leave().unwrap();
         drop(service);
         println!(
-            "storm {}: {:.0} s, {} starts, {} kills, {} stops, counted to {value} ({unclaimed} unclaimed), {named} objects, {nameless} nameless blocks",
+            "storm {}: {:.0} s, {} starts, {} kills, {} stops, counted to {value} ({unclaimed} unclaimed), {named} objects, {nameless} \
+             nameless blocks",
             self.storm.name,
             begun.elapsed().as_secs_f64(),
             self.starts,
