@@ -37,4 +37,5 @@ scenarios! {
     rebind: 1500,
     stall: 1000,
     alloc: 200,
+    records: 200,
 }

@@ -281,7 +281,8 @@ impl<'s> Field<'s> {
         let found: Vec<_> = report.findings.iter().filter(|finding| finding.severity > Severity::Note).collect();
         assert!(report.is_clean(), "{found:?}");
         println!(
-            "storm {}: {:.0} s, {} starts, {} kills, {} stops, counted to {value} ({unclaimed} unclaimed), {named} objects, {nameless} nameless blocks",
+            "storm {}: {:.0} s, {} starts, {} kills, {} stops, counted to {value} ({unclaimed} unclaimed), {named} objects, {nameless} \
+             nameless blocks",
             self.storm.name,
             begun.elapsed().as_secs_f64(),
             self.starts,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Progress: a machine goes away for good, or somebody keeps a lock that others want. Everybody else gets through all the same (V9).
 //!
-//! What can stop a lock: the manager is gone, the holder is gone, the holder does not know that others wait. Under a lock of mode S a holder
-//! that is gone for good blocks the others until an operator says that it is.
+//! What can stop a lock: the manager is gone, the holder is gone, the holder does not know that others wait. Under a lock of mode S a
+//! holder that is gone for good blocks the others until an operator says that it is.
 
 use super::directed::{self, LONG_MS, MS, at};
 use super::history::{History, Shared};

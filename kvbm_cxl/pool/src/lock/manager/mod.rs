@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The manager role: who has it, how it moves (LOCKS.md section 2).
 //!
-//! Each seat writes copies of its own of every manager line; the copy with the highest epoch counts. So a manager that was paused and goes on
-//! is outvoted, not stopped, and nothing here relies on a time-out for more than progress.
+//! Each seat writes copies of its own of every manager line; the copy with the highest epoch counts. So a manager that was paused and goes
+//! on is outvoted, not stopped, and nothing here relies on a time-out for more than progress.
 
 mod bind;
 mod grants;
