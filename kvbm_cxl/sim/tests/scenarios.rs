@@ -37,5 +37,6 @@ scenarios! {
     rebind: 1500,
     stall: 1000,
     alloc: 200,
-    records: 200,
+    records: 100,
+    objects: 100,
 }

@@ -10,7 +10,9 @@ pub mod duel;
 pub mod history;
 pub mod join;
 pub mod ledger;
+pub mod linear;
 pub mod lock;
+pub mod objects;
 pub mod rebind;
 pub mod records;
 pub mod setup;
@@ -32,4 +34,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("stall", stall::run),
     ("alloc", alloc::run),
     ("records", records::run),
+    ("objects", objects::run),
 ];
