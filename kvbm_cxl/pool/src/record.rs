@@ -272,6 +272,7 @@ impl<'h> Locked<'h> {
         }
         if mutant!("record.intent_after_check") {
             self.confirm()?;
+            point!("record.intent");
             host.lines().publish(self.structure.intent_line(slot), intent)?;
         } else {
             if !mutant!("record.no_intent") {

@@ -10,6 +10,7 @@ pub mod duel;
 pub mod history;
 pub mod join;
 pub mod lock;
+pub mod order;
 pub mod rebind;
 pub mod records;
 pub mod setup;
@@ -23,6 +24,7 @@ pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 
 /// Every scenario with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
+    ("order", order::run),
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),
