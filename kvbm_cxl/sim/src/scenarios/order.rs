@@ -5,8 +5,8 @@
 //! one before it.
 
 use crate::{Env, Failure, Random, Stats, World, WorldConfig, WritePath};
-use cxl_pool::Result;
 use cxl_pool::media::Summary;
+use cxl_pool::{Error, Result};
 
 /// Rounds of the writer.
 const ROUNDS: u64 = 12;
@@ -32,8 +32,16 @@ fn read(env: &Env) -> Result<()> {
     let (lines, platform) = (env.lines(), env.platform());
     let mut last = 0;
     for round in 0.. {
-        let second = lines.fetch::<Summary>(1)?.heartbeat;
-        let first = lines.fetch::<Summary>(0)?.heartbeat;
+        let fetched = lines.fetch::<Summary>(1).and_then(|second| Ok((second.heartbeat, lines.fetch::<Summary>(0)?.heartbeat)));
+        let (second, first) = match fetched {
+            Ok(fetched) => fetched,
+            // Half written so far.
+            Err(Error::BadLine { .. }) => {
+                platform.relax(round);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if first < second || second < last {
             env.fail(format!("I3: {first} was published before {second}, which was fetched before it, and {last} before"));
         }
