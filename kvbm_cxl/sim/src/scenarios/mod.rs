@@ -13,6 +13,7 @@ pub mod ledger;
 pub mod linear;
 pub mod lock;
 pub mod objects;
+pub mod order;
 pub mod rebind;
 pub mod records;
 pub mod setup;
@@ -26,6 +27,7 @@ pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 
 /// Every scenario with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
+    ("order", order::run),
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),

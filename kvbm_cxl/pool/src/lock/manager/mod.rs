@@ -197,6 +197,7 @@ impl Inner {
             active.beat += 1;
             self.publish_seat(active, active.beat)?;
             self.publish_declared_deaths(active)?;
+            self.adopt_blocked(active, now_ns)?;
         }
         for (slot, incarnation) in std::mem::take(&mut active.late_fences) {
             self.publish_fence(active, slot, incarnation)?;
