@@ -170,7 +170,7 @@ impl Inner {
     }
 
     /// This seat's fence and death rows: kept for ever, so they are read back from where this machine wrote them.
-    fn own_rows(&self, seat: u64) -> Result<(Vec<FenceLine>, Vec<DeathLine>)> {
+    pub(super) fn own_rows(&self, seat: u64) -> Result<(Vec<FenceLine>, Vec<DeathLine>)> {
         let per_seat = self.geometry().fence_lines();
         let indexes: Vec<u64> = (seat * per_seat..(seat + 1) * per_seat).collect();
         let mut fences: Vec<Result<FenceLine>> = Vec::new();
