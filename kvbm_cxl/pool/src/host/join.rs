@@ -150,7 +150,7 @@ impl Inner {
             }
             self.platform.relax(round);
             round += 1;
-            match self.ask_for_slot(wish, &nonce) {
+            match self.ask_for_slot(wish, &nonce, deadline_ns) {
                 Ok(Some((slot, binding))) => return self.open_slot(slot, &binding, fresh),
                 Ok(None) => {}
                 // Slots come free, and a damaged line may only have a writer that is stopped in the middle of it.
@@ -161,7 +161,7 @@ impl Inner {
     }
 
     /// One attempt at J2 to J4: the slot that is ours, for every later manager too, or `None` when nobody answered in time.
-    fn ask_for_slot(&self, wish: Option<u32>, nonce: &[u8; 16]) -> Result<Option<(u32, Binding)>> {
+    fn ask_for_slot(&self, wish: Option<u32>, nonce: &[u8; 16], deadline_ns: u64) -> Result<Option<(u32, Binding)>> {
         // J2
         let Some(newest) = seat::newest(&self.lines)? else { return Ok(None) };
         let bindings = self.bindings_of(newest.seat)?;
@@ -177,7 +177,7 @@ impl Inner {
                 slot
             }
         };
-        let Some(binding) = self.await_binding(newest.seat, slot, nonce)? else { return Ok(None) };
+        let Some(binding) = self.await_binding(newest.seat, slot, nonce, deadline_ns)? else { return Ok(None) };
         self.lines.settle::<Binding>(newest.seat * self.geometry().bindings() + slot as u64)?;
         Ok(self.accept_binding(&binding)?.then_some((slot as u32, binding)))
     }
@@ -235,11 +235,15 @@ impl Inner {
         Err(Error::Full { what: "host slots", limit: bindings.len() as u64, advice })
     }
 
-    fn await_binding(&self, seat: u64, slot: usize, nonce: &[u8; 16]) -> Result<Option<Binding>> {
+    fn await_binding(&self, seat: u64, slot: usize, nonce: &[u8; 16], deadline_ns: u64) -> Result<Option<Binding>> {
         for round in 0..POLLS_PER_BOX {
             let binding: Binding = self.lines.fetch(seat * self.geometry().bindings() + slot as u64)?;
             if self.is_mine(&binding, nonce) {
                 return Ok(Some(binding));
+            }
+            // A round of the manager's work may take long on a pool in a bad state.
+            if self.platform.now_ns() >= deadline_ns {
+                return Ok(None);
             }
             self.manage_leniently()?;
             self.platform.relax(round);

@@ -108,7 +108,7 @@ planted! {
         lines.publish(1, FreeBox { incarnation: 2, receiver: 2, sequence: 1, offsets: [65; BLOCKS_PER_FREE_BOX], ..FreeBox::default() })
     };
     unclaimed_seat_with_a_machine: "seat.unclaimed", |lines| lines.publish(1, Seat { machine: [4; 16], ..Seat::default() });
-    epoch_beyond_the_limit: "seat.limit", |lines| lines.publish(0, Seat { epoch: MAX_NUMBER + 1, machine: MACHINES[0], ..Seat::default() });
+    epoch_beyond_the_limit: "seat.limit", |lines| lines.publish(0, Seat { epoch: MAX_NUMBER, machine: MACHINES[0], ..Seat::default() });
     copy_that_was_never_adopted: "copy.unadopted", |lines| {
         lines.publish(at(lines, Geometry::bindings), Binding { incarnation: 1, machine: MACHINES[1], nonce: [1; 16], ..Binding::default() })
     };
@@ -151,7 +151,7 @@ planted! {
         lines.publish(at(lines, Geometry::request_lines) - 1, line)
     };
     grant_with_unknown_flags: "grant.form", |lines| change_grant(lines, |grant| grant.flags = 128);
-    grant_to_no_slot: "grant.slot", |lines| change_grant(lines, |grant| grant.slot = 200);
+    grant_to_no_slot: "grant.slot", |lines| change_grant(lines, |grant| grant.slot = 60);
     grant_without_a_number: "grant.empty", |lines| change_grant(lines, |grant| grant.number = 0);
     lock_of_a_fenced_holder: "grant.fenced_holder", |lines| {
         let mut row = FenceLine::default();
@@ -181,7 +181,7 @@ planted! {
         lines.publish(first + (object_cell(lines) - first + 1) % 8, record)
     };
     intent_under_no_lock: "intent.lock", |lines| lines.publish(0, Intent { incarnation: 2, lock: 99, count: 1, ..Intent::default() });
-    chunk_of_no_slot: "chunk.slot", |lines| lines.publish(2, ChunkHead { slot: 77, ..lines.fetch::<ChunkHead>(2)? });
+    chunk_of_no_slot: "chunk.slot", |lines| lines.publish(2, ChunkHead { slot: 60, ..lines.fetch::<ChunkHead>(2)? });
     chunk_of_an_unbound_incarnation: "chunk.unbound", |lines| {
         lines.publish(2, ChunkHead { incarnation: 3, ..lines.fetch::<ChunkHead>(2)? })
     };

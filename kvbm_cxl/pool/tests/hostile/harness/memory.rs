@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Accesses that one operation may make. The largest need some ten thousand.
-const MOST_ACCESSES: u64 = 20_000_000;
+/// Accesses that one operation may make. Most need some ten thousand, a hundred service rounds that all wait some ten million.
+const MOST_ACCESSES: u64 = 100_000_000;
 
 /// Coherent memory of a pool.
 pub struct Memory {
