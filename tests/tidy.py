@@ -26,6 +26,8 @@ SHARED_FAULT_NAMES = {
     "check_before_grant_read": "the check moves: added before the read of the grant, left out after it",
     "check_then_write": "the check moves: added before the write of the record, left out after it",
     "join.suspicion_is_proof": "the claimant and the manager each ask whether a slot is free",
+    "locks.no_confirm": "each answer that commits nothing is confirmed",
+    "objects.no_confirm": "each answer that commits nothing is confirmed",
     "no_incarnation": "requester and manager both compare it",
     "no_recall": "one decision, at the first grant and at a grant already out",
     "no_reqno": "requester and manager both compare it",
