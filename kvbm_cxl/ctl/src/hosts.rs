@@ -146,8 +146,8 @@ fn state_death(pool: &Pool, host: &Host, args: &DeclareDeadArgs) -> Result<(), F
     while !is_declared(pool, args)? {
         if Instant::now() >= deadline {
             let message = format!(
-                "not published within {} ms: this machine has no manager seat, or its manager does not run; run this on a machine \
-                 that has one (cxlctl hosts)",
+                "not published within {} ms: this machine has no manager seat; run this on a machine that has one \
+                 (cxlctl hosts)",
                 args.timeout_ms
             );
             return Err(Failure::new(Exit::Failed, message));

@@ -61,7 +61,7 @@ const HARMLESS: &[(&str, &str)] = &[];
 /// Rules that are hunted in a test of their own: alloc.rs and objects.rs.
 const ELSEWHERE: [&str; 3] = ["alloc.", "objects.", "locks."];
 /// Seeds per scenario after which a mutant has survived.
-const MAX_SEEDS: u64 = 1 << 12;
+const MAX_SEEDS: u64 = 1 << 14;
 
 /// Whether a run failed by what the rule is there for.
 fn is_broken(breaks: Breaks, reason: &str) -> bool {

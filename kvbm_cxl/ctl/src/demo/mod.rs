@@ -78,7 +78,8 @@ pub fn run(pool: Option<&str>, args: &DemoArgs, out: &mut Out) -> Result<Exit, F
         host.finish()?;
     }
     if !out.is_json() {
-        out.line(format!("{round} rounds, every byte verified; both hosts left the pool"))?;
+        let rounds = if round == 1 { "round" } else { "rounds" };
+        out.line(format!("{round} {rounds}, every byte verified; both hosts left the pool"))?;
     }
     Ok(Exit::Done)
 }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 const POLLS_PER_BOX: u32 = 100;
 
 /// Takes a machine-wide lock, waiting until `deadline_ns`.
-fn machine_lock(platform: &dyn Platform, lock: MachineLock, deadline_ns: u64) -> Result<MachineLockGuard> {
+fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig, deadline_ns: u64) -> Result<MachineLockGuard> {
     let mut round = 0;
     loop {
         if let Some(guard) = platform.try_lock(lock, true)? {
@@ -28,7 +28,7 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, deadline_ns: u64) ->
         if platform.now_ns() >= deadline_ns {
             return Err(Error::Timeout {
                 what: format!("machine-wide lock {lock:?} (another process of this machine is joining)"),
-                timeout_ms: 0,
+                timeout_ms: config.join_timeout_ms,
             });
         }
         platform.relax(round);
@@ -43,7 +43,8 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
     let above_bytes = LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * lines.layout().chunks() as usize;
     let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry) + above_bytes)?, &geometry)?;
     // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
-    let joining = if mutant!("join.no_local_lock") { None } else { Some(machine_lock(&*platform, MachineLock::Join, deadline_ns)?) };
+    let joining =
+        if mutant!("join.no_local_lock") { None } else { Some(machine_lock(&*platform, MachineLock::Join, &config, deadline_ns)?) };
     let mut round = 0;
     let (members, first) = loop {
         if joining.is_none() {
@@ -341,7 +342,7 @@ pub(super) fn leave(inner: &Inner) -> Result<()> {
 fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
     let own = &inner.segment.header().processes[inner.index].operations;
     wait_until(inner, deadline_ns, || own.load(Ordering::SeqCst) == 0)?;
-    let _joining = machine_lock(&*inner.platform, MachineLock::Join, deadline_ns)?;
+    let _joining = machine_lock(&*inner.platform, MachineLock::Join, &inner.config, deadline_ns)?;
     // A service round of this host, of whichever process, must not publish a slot line after the slot is given up.
     let is_alive = |tag| inner.is_tag_alive(tag);
     let service = &inner.segment.header().service;
@@ -358,19 +359,29 @@ fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
 fn give_slot_up(inner: &Inner) -> Result<()> {
     let Ok(mut members) = inner.members.try_lock() else { return Err(Error::Closed) };
     drop(members.take());
-    let Some(_last) = inner.platform.try_lock(MachineLock::Members, true)? else { return Ok(()) };
+    let Some(last) = inner.platform.try_lock(MachineLock::Members, true)? else { return Ok(()) };
     let header = inner.segment.header();
-    match header.state.swap(state::LEFT, Ordering::SeqCst) {
-        state::LIVE => inner.give_all_back()?,
-        state::FENCED => {}
+    let before = header.state.swap(state::LEFT, Ordering::SeqCst);
+    let result = match before {
+        state::LIVE => inner.give_all_back(),
+        state::FENCED => Ok(()),
         // Not ours to say: another machine writes these lines, or the slot was never opened.
         _ => return Ok(()),
+    };
+    let result = result.and_then(|()| {
+        // A fenced host leaves as well: nothing of it runs any more, and saying so is the proof that others may be waiting for.
+        let incarnation = inner.incarnation();
+        header.drained.store(incarnation, Ordering::Release);
+        point!("leave.released");
+        inner.publish_identity(Identity::LEFT, incarnation)
+    });
+    if result.is_err() {
+        // Nobody was told, so the membership goes on and may be left another time.
+        header.state.store(before, Ordering::SeqCst);
+        drop(last);
+        *members = inner.platform.try_lock(MachineLock::Members, false)?;
     }
-    // A fenced host leaves as well: nothing of it runs any more, and saying so is the proof that others may be waiting for.
-    let incarnation = inner.incarnation();
-    header.drained.store(incarnation, Ordering::Release);
-    point!("leave.released");
-    inner.publish_identity(Identity::LEFT, incarnation)
+    result
 }
 
 fn wait_until(inner: &Inner, deadline_ns: u64, is_done: impl Fn() -> bool) -> Result<()> {

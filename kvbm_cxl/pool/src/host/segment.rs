@@ -95,8 +95,6 @@ pub(crate) struct LocalLock {
     pub number: AtomicU32,
     /// Grant number accepted.
     pub grant: AtomicU32,
-    /// Epoch of the accepted grant.
-    pub tag: AtomicU32,
     /// Rises with every use; written by the mutex's owner alone.
     pub uses: AtomicU32,
     /// `uses` when the service last saw it change, and when that was.
@@ -218,7 +216,6 @@ impl Segment {
             // DIRTY may go: a grant that ends because its incarnation did makes the next holder repair anyway.
             lock.flags.store(0, Ordering::Release);
             lock.grant.store(0, Ordering::Release);
-            lock.tag.store(0, Ordering::Release);
         }
         for line in self.request_lines() {
             line.held.store(0, Ordering::Release);

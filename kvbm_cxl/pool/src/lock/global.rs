@@ -133,7 +133,6 @@ impl Inner {
             flags |= flag::RECALL;
         }
         local.grant.store(seen.grant.number, Ordering::Release);
-        local.tag.store(seen.tag, Ordering::Release);
         // Last, so that who inherits the mutex from a dead process finds a complete grant or none.
         local.flags.store(flags, Ordering::Release);
         self.mark_held(lock, true);

@@ -9,8 +9,8 @@ use crate::limits::MAX_NUMBER;
 use crate::lock::{LockId, LockMode, mode_of, seat};
 use crate::media::{Grant, Identity, LOCKS_PER_GRANT, Request};
 
-/// How the last grant of a lock stands.
-enum Standing {
+/// How the holder named by the last grant of a lock stands.
+enum Holder {
     Held,
     Over { repair: bool },
 }
@@ -34,15 +34,15 @@ impl Inner {
         let last = copy.grants[place];
         active.forget_void_waiters(lock, &last);
         let Some(&next) = active.queues[lock as usize].front() else { return Ok(false) };
-        let grant = match self.standing(active, lock, &last)? {
-            Standing::Held => {
+        let grant = match self.holder(active, lock, &last)? {
+            Holder::Held => {
                 if last.flags & Grant::RECALL != 0 || mutant!("no_recall") {
                     return Ok(true);
                 }
                 // S4
                 Grant { flags: last.flags | Grant::RECALL, ..last }
             }
-            Standing::Over { repair } => {
+            Holder::Over { repair } => {
                 // S3
                 let (incarnation, request) = active.hosts[next as usize].request(lock);
                 if last.number >= MAX_NUMBER - 1 {
@@ -64,21 +64,21 @@ impl Inner {
     }
 
     /// S1 and S2: whether the holder of `last` is over, and how it ended.
-    fn standing(&self, active: &Active, lock: LockId, last: &Grant) -> Result<Standing> {
+    fn holder(&self, active: &Active, lock: LockId, last: &Grant) -> Result<Holder> {
         if last.number == 0 {
-            return Ok(Standing::Over { repair: false });
+            return Ok(Holder::Over { repair: false });
         }
         if active.ended[lock as usize] == last.number {
-            return Ok(Standing::Over { repair: false });
+            return Ok(Holder::Over { repair: false });
         }
         let holder = u32::from(last.slot);
         let Some(view) = active.hosts.get(holder as usize) else {
-            return Ok(Standing::Over { repair: true });
+            return Ok(Holder::Over { repair: true });
         };
         let (incarnation, request) = view.request(lock);
         let repair_was_due = last.flags & Grant::REPAIR != 0;
         if incarnation > last.incarnation && !mutant!("no_incarnation") {
-            return Ok(Standing::Over { repair: true });
+            return Ok(Holder::Over { repair: true });
         }
         if incarnation == last.incarnation || mutant!("no_incarnation") {
             // Numbers in grants are cut to 16 bits; one request is open per lock and host, so the distance is small.
@@ -87,12 +87,12 @@ impl Inner {
             let gave_back = request.flags & Request::WANT == 0;
             if mutant!("no_reqno") {
                 if gave_back {
-                    return Ok(Standing::Over { repair: dirty || (repair_was_due && request.flags & Request::CLEAN == 0) });
+                    return Ok(Holder::Over { repair: dirty || (repair_was_due && request.flags & Request::CLEAN == 0) });
                 }
             } else if ahead > 0 {
-                return Ok(Standing::Over { repair: dirty || repair_was_due });
+                return Ok(Holder::Over { repair: dirty || repair_was_due });
             } else if ahead == 0 && gave_back {
-                return Ok(Standing::Over { repair: dirty || (repair_was_due && request.flags & Request::CLEAN == 0) });
+                return Ok(Holder::Over { repair: dirty || (repair_was_due && request.flags & Request::CLEAN == 0) });
             }
         }
         let fenced = active.standings[holder as usize].fenced >= last.incarnation;
@@ -103,10 +103,10 @@ impl Inner {
             };
             if passes {
                 point!("manager.passes_on");
-                return Ok(Standing::Over { repair: true });
+                return Ok(Holder::Over { repair: true });
             }
         }
-        Ok(Standing::Held)
+        Ok(Holder::Held)
     }
 
     /// The proof that mode S waits for (LOCKS.md section 6): the holder says so itself, its machine joined again, or an operator stated it.
