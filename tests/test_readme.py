@@ -40,6 +40,23 @@ def packages(text):
     return {name for line in re.findall(r"cargo [^`\n]*", text) for name in re.findall(r"-p ([a-z][a-z0-9-]*)", line)}
 
 
+def named_tests(text):
+    """(package, test program or None, filter or None) of every `cargo test -p PACKAGE ...`; --doc names no test."""
+    for line in re.findall(r"\bcargo test ((?:-p|--doc) [^`#\n]*)", text):
+        words = line.split(" -- ")[0].split()
+        if "--doc" not in words:
+            program = words[words.index("--test") + 1] if "--test" in words else None
+            filters = [word for before, word in zip([""] + words, words) if not word.startswith("-") and before not in ("-p", "--test")]
+            yield words[words.index("-p") + 1], program, filters[0] if filters else None
+
+
+def sources_of(package, program):
+    """The text in which the tests of a package, or of one test program of it, are found: paths and contents."""
+    folder = {"cxl-pool": "pool", "cxl-capi": "capi", "cxlctl": "ctl", "cxl-sim": "sim"}[package]
+    inside = f"kvbm_cxl/{folder}/" + (f"tests/{program}" if program else "")
+    return {name: tidy.read(name) for name in tidy.tracked() if name.startswith(inside) and name.endswith(".rs")}
+
+
 @pytest.fixture(scope="module")
 def targets():
     return make_targets((tidy.ROOT / "Makefile").read_text())
@@ -75,6 +92,21 @@ def test_named_packages_exist(document):
     assert packages((tidy.ROOT / document).read_text()) <= known
 
 
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/PROOFS.md"])
+def test_named_tests_exist(document):
+    named = list(named_tests((tidy.ROOT / document).read_text()))
+    assert named, "the document names no test: the pattern or the document is wrong"
+    for package, program, wanted in named:
+        files = sources_of(package, program)
+        assert files, f"{package} has no tests/{program}"
+        # A filter is a part of a path: of a module, which is a file, of a function, or of a scenario in a macro's list.
+        module = (wanted or "").removesuffix("::")
+        is_there = any(f"{module}." in name or f"/{module}/" in name for name in files) or any(
+            re.search(rf"\bfn \w*{module}|^    {module}: \d", text, re.MULTILINE) for text in files.values()
+        )
+        assert is_there, f"{package} {program or ''}: nothing matches {wanted}"
+
+
 def test_readme_names_the_test_command():
     assert "test" in named_targets((tidy.ROOT / "README.md").read_text())
 
@@ -86,4 +118,6 @@ def test_the_readers_of_documents_find_what_is_there():
     assert links(text) == ["docs/x.md"]
     assert make_targets(".PHONY: a b\nc: a\n") == {"a", "b"}
     assert quickstart("## Quickstart\ntext\n```sh\nmake a\nmake b\n```\n") == ["make a", "make b"]
+    commands = "`cargo test -p a --test b c`, `cargo test -p a d::`  # e\n`cargo test --doc -p a`, `cargo test -p a -- --nocapture`"
+    assert list(named_tests(commands)) == [("a", "b", "c"), ("a", None, "d::"), ("a", None, None)]
     assert packages("`cargo test -q -p cxl-pool -p cxl-sim name`") == {"cxl-pool", "cxl-sim"}

@@ -130,3 +130,25 @@ fn a_program_with_the_short_names_of_its_own_links_the_archive() {
     let pool = format!("{},size=32M", folder.path("pool").display());
     succeed(vec![start(&folder, &program, "one", NATIVE, &[OsStr::new(&pool)])]);
 }
+
+#[test]
+fn the_program_of_the_readme_runs() {
+    let readme = std::fs::read_to_string(common::here().join("../../README.md")).unwrap();
+    let code = readme.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the README has a C program");
+    let folder = Folder::new();
+    let source = folder.path("readme.c");
+    std::fs::write(&source, code).unwrap();
+    let Some(program) = common::program_of(&folder, &source, Link::Shared) else { return };
+    // `kept.c` formats the pool, and leaves it.
+    let Some(formats) = common::program(&folder, "kept.c", Link::Shared) else { return };
+    let pool = format!("{},size=8M", folder.path("pool").display());
+    succeed(vec![start(&folder, &formats, "one", NATIVE, &[OsStr::new("leaves"), OsStr::new(&pool)])]);
+    let output = std::process::Command::new(program)
+        .env("CXL_POOL", &pool)
+        .env("CXL_MACHINE_ID", "one")
+        .env("CXL_STATE_DIR", folder.path("state"))
+        .env_remove("CXL_COHERENCE")
+        .output()
+        .unwrap();
+    assert!(output.status.success() && output.stdout == b"hello\n", "{output:?}");
+}

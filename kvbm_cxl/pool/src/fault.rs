@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named fault points of the production code, compiled in only with the feature `faults`.
 //!
-//! - `mutant!("H3.skip")` is true while the test drops that rule; a shipped build folds it to `false`.
+//! - `mutant!("no_seal")` is true while the test drops that rule; a shipped build folds it to `false`.
 //! - `point!("lock.requested")` is a place where a test may crash or pause the running host.
 //!
 //! Both names are string literals, so `cxl-sim` can list every one of them from the sources and prove that each was visited or killed.

@@ -1,8 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A memory pool that several hosts map at once, **without cache coherence and without atomics between them**, made safe to use.
 //!
-//! Layers, each of which knows only those below it: [`coherence`] (flushes, fences, non-temporal stores), [`line`](mod@line) (publish and
-//! fetch a 64-byte line), [`media`] (the on-media format), [`host`] (slots, liveness, fences), [`lock`] (the two-tier lock).
+//! # Layers
+//!
+//! Each knows only those below it.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
+//! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
+//! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
+//! | [`alloc`] | chunks for hosts, blocks for everybody |
+//! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
+//! | [`lock`], [`host`] | the two-tier lock and its manager; slots, heartbeats, fences. One layer: a manager serves both |
+//! | [`media`] | the on-media format: every line, its writer, its checks |
+//! | [`line`](mod@line) | publish and fetch of a 64-byte line, the two recipes that everything above is made of |
+//! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
+//! | [`device`], [`machine`] | what a pool lies on; clock, processes and shared memory of this machine ([`platform`] is their trait) |
+//!
+//! Beside them: [`limits`] has every bound, [`fault`] the named rules and points that tests drop and strike.
+//!
+//! # Example
+//!
+//! One process as one host. Another machine that opens the same devices finds the same object.
+//!
+//! ```
+//! use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+//! use cxl_pool::device::PoolSpec;
+//! use cxl_pool::host::HostConfig;
+//! use cxl_pool::lock_table::allocate_lock;
+//! use cxl_pool::objects::Objects;
+//! use cxl_pool::pool::{FormatOptions, OpenOptions, Pool};
+//!
+//! const TIMEOUT_MS: u64 = 10_000;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let directory = tempfile::tempdir()?;
+//! # // SAFETY: this program has only one thread so far.
+//! # unsafe { std::env::set_var("CXL_STATE_DIR", directory.path()) };
+//! let spec = PoolSpec::parse(&format!("{},size=64M", directory.path().join("pool").display()))?;
+//! Pool::format(&spec, &FormatOptions::default())?; // once in the life of a pool
+//!
+//! let pool = Pool::open(&spec, &OpenOptions::default())?;
+//! let host = pool.join(HostConfig::default())?;
+//! let service = host.serve()?; // heartbeat, recalls, fences, and the manager's work if it falls to this machine
+//! let allocator = Allocator::attach(&host, LocalArea::of(&host)?, AllocConfig::default())?;
+//! let objects = Objects::new(&host);
+//! let memory = pool.lines().memory();
+//!
+//! // Publish: a kept block outlives this process and host. Its bytes are in the memory before its name is.
+//! let text = b"the same bytes on every host";
+//! let block = allocator.alloc(text.len() as u64)?;
+//! allocator.keep(block.offset)?;
+//! memory.copy_in(block.offset, text)?;
+//! memory.fence_stores();
+//! objects.put(b"greeting", block.offset, text.len() as u64, TIMEOUT_MS)?;
+//!
+//! // Fetch, on any host: drop what this host's caches may hold, then copy.
+//! let found = objects.get(b"greeting", TIMEOUT_MS)?;
+//! let mut bytes = vec![0; found.len_bytes as usize];
+//! memory.flush_range(found.offset, found.len_bytes)?;
+//! memory.fence_all();
+//! memory.copy_out(found.offset, &mut bytes)?;
+//! memory.fence_loads();
+//! assert_eq!(bytes, text);
+//!
+//! // Change it under a lock, which excludes threads, processes and hosts. A number of a lock means the same everywhere.
+//! let lock = allocate_lock(&host, TIMEOUT_MS)?;
+//! let mut guard = host.acquire(lock, TIMEOUT_MS)?;
+//! if guard.needs_repair() {
+//!     // A holder before did not get to the end: make what the lock protects whole, then say so.
+//!     guard.repaired();
+//! }
+//! memory.copy_in(block.offset, b"THE")?;
+//! memory.fence_stores();
+//! drop(guard);
+//!
+//! objects.destroy(b"greeting", TIMEOUT_MS)?;
+//! allocator.free(block.offset)?;
+//! allocator.close()?;
+//! drop(service);
+//! host.leave()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every error says what failed, where and what to do. After [`Error::Fenced`] the outcome of the call is *unknown*: this host was taken
+//! for dead, it joins again by itself, and the caller looks whether its change is there.
+//!
+//! # Environment
+//!
+//! | variable | what it says | without it |
+//! |---|---|---|
+//! | `CXL_POOL` | the pool's devices, as [`PoolSpec`](device::PoolSpec) reads them: `/dev/dax0.0,/dev/dax1.0` or `/dev/shm/kv,size=1G` | to be named by the caller |
+//! | `CXL_POOL_SIZE` | the size of each device, where `CXL_POOL` carries none | what the devices have |
+//! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
+//! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
+//! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 
 pub mod alloc;
 pub mod coherence;

@@ -126,6 +126,16 @@ impl Lines {
         Ok(())
     }
 
+    /// Sees to it that what a fetch of line `index` returned is in the memory itself.
+    ///
+    /// On the path of stores and a flush a sibling on this host may so far have written it into this host's cache only. Whoever goes on to
+    /// check that nobody overlooks the line settles it first.
+    pub fn settle<T: MediaLine>(&self, index: u64) -> Result<()> {
+        self.flush(self.layout.line_offset(T::REGION, index)?)?;
+        self.fence_flushed();
+        Ok(())
+    }
+
     /// Fetches 64 bytes without looking at what they mean: for the superblock and for inspection.
     pub fn fetch_raw(&self, offset: u64) -> Result<Line> {
         self.flush(offset)?;

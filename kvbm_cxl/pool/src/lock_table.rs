@@ -5,6 +5,7 @@
 //! it costs one number and is told from a used one by nobody, so callers store the number in a named object right away.
 
 use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
 use crate::host::Host;
 use crate::lock::{FIRST_USER_LOCK, LockId};
 use crate::media::{Geometry, LOCKS_PER_RECORD, RECORD_BYTES};
@@ -51,6 +52,7 @@ pub fn allocate_lock(host: &Host, timeout_ms: u64) -> Result<LockId> {
             let mut data = best.copy.data;
             let (_, byte, mask) = place(lock);
             data[byte] |= mask;
+            point!("locks.found");
             locked.commit(&[(best, data)])?;
             return Ok(lock);
         }
@@ -69,11 +71,14 @@ pub fn free_lock(host: &Host, lock: LockId, timeout_ms: u64) -> Result<()> {
     let (number, byte, mask) = place(lock);
     let best = locked.read(number)?;
     if !is_set(&best, lock) {
-        locked.confirm()?;
+        if !mutant!("locks.no_confirm") {
+            locked.confirm()?;
+        }
         return Err(Error::NotFound(format!("lock {lock}")));
     }
     let mut data = best.copy.data;
     data[byte] &= !mask;
+    point!("locks.freeing");
     locked.commit(&[(best, data)])
 }
 
@@ -86,7 +91,10 @@ pub fn is_allocated(host: &Host, lock: LockId, timeout_ms: u64) -> Result<bool> 
     }
     let mut locked = Locked::acquire(host, Structure::LockTable, timeout_ms)?;
     let best = locked.settle(number)?;
-    locked.confirm()?;
+    point!("locks.settled");
+    if !mutant!("locks.no_confirm") {
+        locked.confirm()?;
+    }
     Ok(is_set(&best, lock))
 }
 

@@ -6,6 +6,7 @@
 //! leaves a tombstone, which becomes empty again once the cell behind it is.
 
 use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
 use crate::host::Host;
 use crate::limits::{INTENT_LINES, MAX_OBJECT_NAME_BYTES, OBJECT_PROBES};
 use crate::media::{Layout, ObjectValue, RECORD_BYTES, Region};
@@ -137,7 +138,9 @@ impl Objects {
         let found = self.find(&locked, name)?;
         let place = match (found.bound, found.room) {
             (Some(_), _) if !replace => {
-                locked.confirm()?;
+                if !mutant!("objects.no_confirm") {
+                    locked.confirm()?;
+                }
                 return Err(Error::Exists(quoted(name)));
             }
             (Some(best), _) | (None, Some(best)) => best,
@@ -150,6 +153,7 @@ impl Objects {
                 });
             }
         };
+        point!("objects.found");
         locked.commit(&[(place, compose(name, offset, stored_len))])
     }
 
@@ -164,7 +168,7 @@ impl Objects {
             if value.state != ObjectValue::LIVE {
                 room = room.or(Some(best));
             }
-            if value.state == ObjectValue::EMPTY {
+            if value.state == ObjectValue::EMPTY || (mutant!("objects.put_no_probe") && room.is_some()) {
                 break;
             }
         }
@@ -189,6 +193,7 @@ impl Objects {
             if value.state == ObjectValue::EMPTY {
                 break;
             }
+            point!("objects.passed");
         }
         Err(Error::NotFound(quoted(name)))
     }
@@ -205,7 +210,10 @@ impl Objects {
                 break;
             }
         }
-        locked.confirm()?;
+        point!("objects.settled");
+        if !mutant!("objects.no_confirm") {
+            locked.confirm()?;
+        }
         found.ok_or_else(|| Error::NotFound(quoted(name)))
     }
 
@@ -217,14 +225,17 @@ impl Objects {
         check_name(name)?;
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
         let Some(bound) = self.find(&locked, name)?.bound else {
-            locked.confirm()?;
+            if !mutant!("objects.no_confirm") {
+                locked.confirm()?;
+            }
             return Err(Error::NotFound(quoted(name)));
         };
         let records = Structure::Objects.records(self.layout().geometry());
         let cells = records.end - records.start;
         let beside = |number: u64, steps: u64| records.start + (number - records.start + steps) % cells;
         let behind = open(&locked.read(beside(bound.number, 1))?, self.layout())?;
-        if behind.state != ObjectValue::EMPTY || cells == 1 {
+        point!("objects.found_behind");
+        if (behind.state != ObjectValue::EMPTY && !mutant!("objects.destroy_empty")) || cells == 1 {
             return locked.commit(&[(bound, unbound(ObjectValue::TOMB))]);
         }
         // Nobody's probe goes on behind this cell, so it may end here, and with it the tombstones right before it. The order matters: a
@@ -237,6 +248,10 @@ impl Objects {
             }
             changes.push((before, unbound(ObjectValue::EMPTY)));
         }
+        if mutant!("objects.clear_backwards") {
+            changes.reverse();
+        }
+        point!("objects.clearing");
         locked.commit(&changes)
     }
 
@@ -257,6 +272,7 @@ impl Objects {
             if value.state == ObjectValue::LIVE {
                 objects.push(object(&value));
             }
+            point!("objects.listed");
         }
         Ok(objects)
     }

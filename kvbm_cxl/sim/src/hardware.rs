@@ -84,7 +84,8 @@ impl SimMemory {
             engine.record(op, u64::from(line) * 64, value(&bytes), None);
             let queue = engine.memory.queue_mut(thread);
             if engine.mood.stores_and_flush {
-                for start in (from..from + len).step_by(8) {
+                // The word with the CRC comes last, as in the production code.
+                for start in (from..from + len).step_by(8).rev() {
                     let count = (from + len - start).min(8);
                     queue.push(line, What::Store { from: start as u8, len: count as u8, bytes });
                 }

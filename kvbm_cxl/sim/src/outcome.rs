@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::sync::Once;
 
 /// Numbers of a run that passed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Its seed.
     pub seed: u64,

@@ -30,11 +30,14 @@ macro_rules! scenarios {
 }
 
 scenarios! {
+    order: 2000,
     lock: 200,
     join: 200,
-    duel: 1500,
-    zombie: 1500,
-    rebind: 1500,
+    duel: 1000,
+    zombie: 1000,
+    rebind: 1000,
     stall: 1000,
     alloc: 200,
+    records: 100,
+    objects: 100,
 }

@@ -97,6 +97,12 @@ pub fn compiles(folder: &Folder, source: &Path) -> Option<Result<(), String>> {
 
 /// Builds a test program; `None`, with the reason printed, where there is no compiler.
 pub fn program(folder: &Folder, source: &str, link: Link) -> Option<PathBuf> {
+    program_of(folder, &here().join("tests/c").join(source), link)
+}
+
+/// As [`program`], of a source anywhere.
+pub fn program_of(folder: &Folder, path: &Path, link: Link) -> Option<PathBuf> {
+    let source = &*path.file_name()?.to_string_lossy();
     let compiler = match compiler(source) {
         Ok(compiler) => compiler,
         Err(reason) => {
@@ -112,7 +118,7 @@ pub fn program(folder: &Folder, source: &str, link: Link) -> Option<PathBuf> {
         .args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-D_DEFAULT_SOURCE", "-O1", "-g", "-pthread"])
         .arg("-I")
         .arg(prefix.join("include"))
-        .arg(here().join("tests/c").join(source))
+        .arg(path)
         .arg("-o")
         .arg(&program);
     let library = prefix.join("lib");

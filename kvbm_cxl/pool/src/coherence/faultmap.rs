@@ -132,7 +132,8 @@ impl FaultMap {
         devices.filter_map(|(index, device)| damage.lost(index).map(|code| LostDevice { device: device.clone(), code })).collect()
     }
 
-    /// Marks the 2 MiB around `offset` bad, as a poison fault there would: for lists of bad memory that are known beforehand, and for tests.
+    /// Marks the 2 MiB around `offset` bad, as a poison fault there would: for lists of bad memory that are known beforehand, and for
+    /// tests.
     pub fn mark_poisoned(&self, offset: u64) -> Result<()> {
         if offset >= self.len_bytes() {
             return Err(Error::OutOfRange { what: "pool", offset, len_bytes: 1, limit_bytes: self.len_bytes() });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The process-wide SIGBUS handler: keeps the process alive when memory behind a mapping goes bad, and notes what happened.
 //!
-//! A fault inside a registered mapping is noted in its [`Damage`], then ordinary zero pages are mapped over the 2 MiB around it, so that the
-//! faulting instruction goes on, whoever executed it. What it read or wrote does not count: the guarded operations look at the note
+//! A fault inside a registered mapping is noted in its [`Damage`], then ordinary zero pages are mapped over the 2 MiB around it, so that
+//! the faulting instruction goes on, whoever executed it. What it read or wrote does not count: the guarded operations look at the note
 //! afterwards and return an error. Any other SIGBUS goes to whoever handled it before.
 //!
 //! The handler takes no lock, allocates nothing and calls nothing but `mmap`, `sigaction` and `raise`. What it reads is allocated when a

@@ -132,7 +132,9 @@ pub(super) fn fence_loads() {
 #[inline]
 unsafe fn store_words(to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    for (index, word) in words.into_iter().enumerate() {
+    // The word with the CRC last: a line that is whole for others has no store left to come, which could bring it back after its next owner
+    // has written it.
+    for (index, word) in words.into_iter().enumerate().rev() {
         // SAFETY: the caller promises 64 writable bytes, aligned.
         unsafe { to.cast::<u64>().add(index).write_volatile(word) };
     }

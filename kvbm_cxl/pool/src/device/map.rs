@@ -152,7 +152,8 @@ pub fn map(devices: &[Device], stripes: &Stripes, mapping_limit: u64) -> Result<
             None => "use fewer devices".into(),
         };
         return Err(Error::Invalid(format!(
-            "stripes of {} bytes need {wanted} mappings, half of vm.max_map_count allows {mapping_limit}: {advice}, or raise vm.max_map_count to {}",
+            "stripes of {} bytes need {wanted} mappings, half of vm.max_map_count allows {mapping_limit}: {advice}, or raise \
+             vm.max_map_count to {}",
             stripes.stripe_bytes(),
             wanted.saturating_mul(2)
         )));
@@ -182,7 +183,8 @@ fn check_alignment(devices: &[Device], stripes: &Stripes) -> Result<()> {
         }
         if devices.len() > 1 && !DEVICE_HEADER_BYTES.is_multiple_of(align) {
             return Err(device.refuse(format!(
-                "it maps in units of {align} bytes, larger than the header of {DEVICE_HEADER_BYTES}: a pool over several devices needs devices with an align of at most that (daxctl create-device --align=2m)"
+                "it maps in units of {align} bytes, larger than the header of {DEVICE_HEADER_BYTES}: a pool over several devices needs \
+                 devices with an align of at most that (daxctl create-device --align=2m)"
             )));
         }
     }

@@ -69,7 +69,8 @@ impl PoolSpec {
                 devices.push(PathBuf::from(item));
             } else {
                 return Err(Error::Invalid(format!(
-                    "{item:?} in the pool name {text:?} is neither an absolute path nor size=: write it like /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G"
+                    "{item:?} in the pool name {text:?} is neither an absolute path nor size=: write it like /dev/dax0.0,/dev/dax1.0 \
+                     or /dev/shm/kv,size=1G"
                 )));
             }
         }

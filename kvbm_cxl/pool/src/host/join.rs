@@ -178,6 +178,7 @@ impl Inner {
             }
         };
         let Some(binding) = self.await_binding(newest.seat, slot, nonce, deadline_ns)? else { return Ok(None) };
+        self.lines.settle::<Binding>(newest.seat * self.geometry().bindings() + slot as u64)?;
         Ok(self.accept_binding(&binding)?.then_some((slot as u32, binding)))
     }
 

@@ -286,7 +286,8 @@ impl Inner {
 
     /// Runs `work` under a mutex of the local tier.
     pub fn with_mutex<T>(&self, mutex: &LocalMutex, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let timeout_ms = self.config.suspect_ms.max(1);
+        // Held for one publish at a time; whoever has it for longer is stopped, and the host goes on with it or is fenced.
+        let timeout_ms = self.config.join_timeout_ms;
         let deadline_ns = self.platform.now_ns() + timeout_ms * 1_000_000;
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };

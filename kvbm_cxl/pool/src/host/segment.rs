@@ -248,7 +248,8 @@ impl Segment {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "the local segment tells of slot {slot} and incarnation {incarnation}, which cannot be: stop this machine's processes and remove it"
+            "the local segment tells of slot {slot} and incarnation {incarnation}, which cannot be: stop this machine's processes and \
+             remove it"
         )))
     }
 

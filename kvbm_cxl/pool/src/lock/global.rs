@@ -87,8 +87,8 @@ impl Inner {
     fn poll(&self, lock: LockId, local: &LocalLock, incarnation: u32) -> Result<Option<Seen>> {
         let early = if mutant!("check_before_grant_read") { seat::newest(&self.lines)? } else { None };
         let seat = u64::from(self.segment.header().manager_seat.load(Ordering::Relaxed));
-        let line: GrantLine =
-            self.lines.fetch(seat::copy_of(seat) * self.geometry().grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64)?;
+        let index = seat::copy_of(seat) * self.geometry().grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64;
+        let line: GrantLine = self.lines.fetch(index)?;
         let grant = line.grants[lock as usize % LOCKS_PER_GRANT];
         let mine = line.tag != 0
             && grant.number != 0
@@ -99,6 +99,8 @@ impl Inner {
             return Ok(None);
         }
         let seen = Seen { seat, tag: line.tag, grant };
+        // A manager on this very host may have written the grant into our cache only, where no other manager can collect it.
+        self.lines.settle::<GrantLine>(index)?;
         point!("lock.seen");
         if mutant!("accept_without_check") {
             return Ok(Some(seen));

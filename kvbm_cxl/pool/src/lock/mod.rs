@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The two-tier lock (TraCT 3.3, made to survive failures). Follows protocols/LOCKS.md sections 3 and 6.
 //!
-//! Local tier: a mutex per lock in the host's segment, so that one thread of a host asks at a time. Global tier: the host's request line and
-//! the managers' grant lines. A grant is *sticky*: the next acquisition on the same host touches no shared line, until the manager recalls it.
+//! Local tier: a mutex per lock in the host's segment, so that one thread of a host asks at a time. Global tier: the host's request line
+//! and the managers' grant lines. A grant is *sticky*: the next acquisition on the same host touches no shared line, until the manager
+//! recalls it.
 
 mod global;
 pub(crate) mod manager;

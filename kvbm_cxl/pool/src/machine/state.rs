@@ -158,7 +158,8 @@ impl State {
         }
         if read_note(&self.namespace_path())? != namespace {
             return Err(Error::Invalid(format!(
-                "processes of another PID namespace use {}: share the PID namespace with them, or set CXL_MACHINE_ID and {ENV_STATE_DIR} to be a host of its own",
+                "processes of another PID namespace use {}: share the PID namespace with them, or set CXL_MACHINE_ID and \
+                 {ENV_STATE_DIR} to be a host of its own",
                 self.directory.display()
             )));
         }

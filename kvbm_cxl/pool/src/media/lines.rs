@@ -24,7 +24,8 @@ pub const BLOCKS_PER_KEEP: usize = 448;
 /// Blocks in one free-box line.
 pub const BLOCKS_PER_FREE_BOX: usize = 6;
 
-/// Refuses epochs, incarnations, grant, request and message numbers that no host can have reached: the code counts on, and nothing may wrap.
+/// Refuses epochs, incarnations, grant, request and message numbers that no host can have reached: the code counts on, and nothing may
+/// wrap.
 fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
     if numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
 }

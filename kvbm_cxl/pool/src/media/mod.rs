@@ -23,9 +23,9 @@
 //! | `FreeBox` | N x N | slot owner of the row (the sender) | chunk owners | sent again |
 //! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
-//! | `KeepMap` | C x 74 | chunk owner | adopters, fsck | adoption after proof of death |
+//! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
 //!
-//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records.
+//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records, B = chunk / 64 bytes.
 
 mod format;
 mod layout;

@@ -52,7 +52,8 @@ impl Stripes {
         };
         if smallest < device_len_bytes || device_len_bytes <= DEVICE_HEADER_BYTES {
             return Err(Error::Invalid(format!(
-                "a device of {smallest} bytes has no room for its header of {DEVICE_HEADER_BYTES} bytes and one stripe of {stripe_bytes} bytes"
+                "a device of {smallest} bytes has no room for its header of {DEVICE_HEADER_BYTES} bytes and one stripe of \
+                 {stripe_bytes} bytes"
             )));
         }
         Ok(Stripes { devices: count as u32, stripe_bytes, device_len_bytes })

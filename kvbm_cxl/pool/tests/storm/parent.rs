@@ -5,6 +5,7 @@ use crate::log::{self, Summary};
 use crate::worker::{self, COUNTER};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea, audit};
 use cxl_pool::device::PoolSpec;
+use cxl_pool::fsck::{self, Severity};
 use cxl_pool::machine;
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::{FormatOptions, OpenOptions, Pool};
@@ -273,10 +274,15 @@ impl<'s> Field<'s> {
         // A kill between keep and put, or between destroy and free, leaves a kept block without a name, and so does a fence in a clean-up.
         let nameless = found.kept_blocks - named;
         assert!(nameless <= self.kills + self.stops, "{nameless} nameless blocks, with {} kills", self.kills);
+        allocator.close().unwrap();
         host.leave().unwrap();
         drop(service);
+        let report = fsck::check(pool.lines(), &pool.superblock().seats()).unwrap();
+        let found: Vec<_> = report.findings.iter().filter(|finding| finding.severity > Severity::Note).collect();
+        assert!(report.is_clean(), "{found:?}");
         println!(
-            "storm {}: {:.0} s, {} starts, {} kills, {} stops, counted to {value} ({unclaimed} unclaimed), {named} objects, {nameless} nameless blocks",
+            "storm {}: {:.0} s, {} starts, {} kills, {} stops, counted to {value} ({unclaimed} unclaimed), {named} objects, {nameless} \
+             nameless blocks",
             self.storm.name,
             begun.elapsed().as_secs_f64(),
             self.starts,

@@ -5,7 +5,7 @@
 //! pins each to a visit of a named point, with lengths around the time-outs, so that takeovers race with grants and zombies wake up late.
 
 use super::setup::Cluster;
-use crate::{Chances, Fault, Planned, Random, SimHost, When, WritePath};
+use crate::{Chances, Env, Fault, Planned, Random, SimHost, When, WritePath};
 
 /// Time-out of hosts and managers, in milliseconds.
 pub const SUSPECT_MS: u64 = 3;
@@ -40,6 +40,13 @@ pub fn pause_ns(random: &mut Random) -> u64 {
     }
 }
 
+/// Rests between two sections, so that the locks change hands instead of staying where they are, and so that the sections spread over the
+/// time in which faults show.
+pub fn rest(env: &Env) {
+    let longest_us = [50, 500, 2_000, 8_000][env.below(4)];
+    env.platform().sleep_ns(env.below(longest_us) as u64 * 1_000 + 1);
+}
+
 /// Where a fault strikes: the n-th visit of a point, by one host or by all together.
 pub fn at(point: &'static str, visit: u64, host: Option<SimHost>, fault: Fault) -> Planned {
     Planned { when: When::Point(point, visit), host, fault }
@@ -61,6 +68,16 @@ pub fn crash(random: &mut Random, path: WritePath) -> Fault {
 }
 
 impl Cluster {
+    /// Orders `planned` and, in every other run, a host that stands still at `point` and is fenced: some points only exist after that.
+    pub fn plan_beside(&mut self, planned: Planned, point: &'static str) {
+        self.world.plan(planned);
+        let random = &mut self.random;
+        if random.one_in(2) {
+            let fault = Fault::PauseHost { for_ns: random.between(8 * MS, 20 * MS) };
+            self.world.plan(at(point, random.between(1, 3), None, fault));
+        }
+    }
+
     /// Orders `count` faults at points out of `points`: mostly pauses of a host, some of a thread, few crashes.
     pub fn disturb(&mut self, path: WritePath, points: &[&'static str], count: u64) {
         for _ in 0..count {

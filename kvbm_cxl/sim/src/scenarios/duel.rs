@@ -13,7 +13,7 @@ use cxl_pool::{Error, Result};
 use std::rc::Rc;
 
 /// Sections that each host wants to get through.
-const SECTIONS: u32 = 3;
+const SECTIONS: u32 = 4;
 /// Where managers and holders stand still.
 const POINTS: &[&str] = &[
     "duel.inside",
@@ -40,14 +40,14 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     run_with(seed, None)
 }
 
-/// One run, with that fault and no other if one is given.
+/// One run, with that fault, if one is given, in place of the scenario's own.
 pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
     let mut sizes = crate::Random::new(seed);
     let hosts = sizes.pick(&[2, 3, 3]);
     let path = directed::write_path(seed);
     let mut cluster = directed::cluster(seed, hosts, hosts, hosts, path);
     match planned {
-        Some(planned) => cluster.world.plan(planned),
+        Some(planned) => cluster.plan_beside(planned, "duel.inside"),
         None => order_faults(&mut cluster, path),
     }
     let history = History::shared();
@@ -70,7 +70,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
 fn order_faults(cluster: &mut Cluster, path: WritePath) {
     let random = &mut cluster.random;
     let pause = |random: &mut _| Fault::PauseHost { for_ns: directed::pause_ns(random) };
-    match random.below(6) {
+    match random.below(8) {
         // A manager stands still between its decision and its publish, and its own host waits for that very grant.
         0 => {
             let planned = at("manager.before_grant", random.between(1, 8), None, pause(random));
@@ -86,8 +86,30 @@ fn order_faults(cluster: &mut Cluster, path: WritePath) {
             ];
             planned.into_iter().for_each(|planned| cluster.world.plan(planned));
         }
-        // A holder stands still inside, and the manager right after it passed the lock on.
+        // The manager is slow with two grants in a row; meanwhile the one that was to get the first gives up, and asks again.
         2 => {
+            let visit = random.between(1, 8);
+            for visit in [visit, visit + 1] {
+                let slow = Fault::PauseThread { for_ns: random.between(MS / 2, 5 * MS) };
+                cluster.world.plan(at("manager.before_grant", visit, None, slow));
+            }
+        }
+        // The manager stands still with a grant that nobody will accept; its successor goes on from there and stands still in turn, so that
+        // a third one chooses between the two.
+        4 => {
+            let planned = [
+                at("manager.before_grant", random.between(1, 8), None, Fault::PauseHost { for_ns: random.between(8 * MS, 14 * MS) }),
+                at(
+                    "manager.granted",
+                    random.between(1, 2),
+                    Some(cluster.hosts[1]),
+                    Fault::PauseHost { for_ns: random.between(8 * MS, 30 * MS) },
+                ),
+            ];
+            planned.into_iter().for_each(|planned| cluster.world.plan(planned));
+        }
+        // A holder stands still inside, and the manager right after it passed the lock on.
+        3 => {
             let point = random.pick(&["manager.granted", "manager.suspects", "manager.fenced", "manager.passes_on"]);
             let planned = [
                 at("duel.inside", random.between(1, 6), None, pause(random)),
@@ -107,7 +129,7 @@ fn main(env: &Env, history: &Shared, config: &HostConfig, lock: u32) -> Result<(
     history.borrow_mut().joined(env, host.slot(), host.incarnation(), host.nonce());
     let mut done = 0;
     for round in 0.. {
-        let timeout_ms = if env.below(4) == 0 && round < 12 { env.below(8) as u64 } else { LONG_MS };
+        let timeout_ms = if env.below(3) == 0 && round < 12 { env.below(6) as u64 } else { LONG_MS };
         match section(env, &host, history, lock, timeout_ms) {
             Ok(()) => done += 1,
             // A line looks damaged while its writer stands still in the middle of it.
@@ -118,6 +140,7 @@ fn main(env: &Env, history: &Shared, config: &HostConfig, lock: u32) -> Result<(
         if done == SECTIONS {
             break;
         }
+        directed::rest(env);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! Recording has no scheduling point: it happens at one moment of the world, between two steps.
 
 use crate::{Env, SimProcess};
-use cxl_pool::media::{FenceLine, GrantLine, LOCKS_PER_GRANT, MediaLine, SLOTS_PER_FENCE};
+use cxl_pool::media::{Binding, FenceLine, GrantLine, LOCKS_PER_GRANT, MediaLine, SLOTS_PER_FENCE};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,6 +26,7 @@ struct Holder {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     slot: u16,
+    incarnation: u32,
     process: SimProcess,
     host: usize,
 }
@@ -139,6 +140,8 @@ impl History {
         for other in self.members.iter().filter(|other| other.slot == slot) {
             if other.host != host {
                 env.fail(format!("V8: slot {slot} bound to host {host} ({incarnation}) while {other:?} lives"));
+            } else if other.process != env.process() && other.incarnation < incarnation && !is_fenced(env, slot, other.incarnation) {
+                env.fail(format!("V8: host {host} runs incarnation {incarnation} of slot {slot} beside {other:?}"));
             }
         }
         // A re-join in place needs that no thread of the host is left in work of the old incarnation.
@@ -147,7 +150,27 @@ impl History {
             env.fail(format!("V8: host {host} runs incarnation {incarnation} of slot {slot} while {other:?} is inside"));
         }
         self.members.retain(|member| member.process != env.process());
-        self.members.push(Member { slot, process: env.process(), host });
+        self.members.push(Member { slot, incarnation, process: env.process(), host });
+    }
+
+    /// Checks V8 for this process between its calls: while it is a member, and not fenced, its slot is not bound anew.
+    pub fn stays_bound(&self, env: &Env) {
+        let Some(member) = self.members.iter().find(|member| member.process == env.process()) else { return };
+        let lines = env.lines();
+        let bound = env.view(|view| {
+            let geometry = *view.layout().geometry();
+            let mut newest = Binding::default();
+            for seat in 0..u64::from(geometry.seats) {
+                let index = seat * geometry.bindings() + u64::from(member.slot);
+                // A line that is being written says nothing.
+                let copy = lines.open::<Binding>(index, &view.line(view.layout().line_offset(Binding::REGION, index).ok()?)).ok()?;
+                newest = if copy.tag > newest.tag { copy } else { newest };
+            }
+            Some(newest.incarnation)
+        });
+        if bound.is_some_and(|bound| bound > member.incarnation) && !is_fenced(env, member.slot, member.incarnation) {
+            env.fail(format!("V8: bound anew as incarnation {bound:?} while {member:?} lives"));
+        }
     }
 
     /// A process left.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! More machines than slots come and go: they join, hold a lock for a moment, leave, crash, are fenced, restart, on pools left dirty by others.
+//! More machines than slots come and go: they join, hold a lock for a moment, leave, crash, are fenced, restart, on pools left dirty by
+//! others.
 //!
 //! Checked: V8 at every join and re-join, V1 and V2 at every entry, V9 by the run's end.
 

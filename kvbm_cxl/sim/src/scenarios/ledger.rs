@@ -34,8 +34,8 @@ struct Final {
 /// Everything recorded so far.
 #[derive(Default)]
 pub struct Ledger {
-    /// By commit: the value that it replaced. 0 = nothing was ever written.
-    parents: BTreeMap<u64, u64>,
+    /// By commit: the value that it replaced, and its grant. Value 0 = nothing was ever written.
+    commits: BTreeMap<u64, (u64, u32)>,
     finals: Vec<Final>,
     versions: BTreeMap<u32, u64>,
     /// Commits whose outcome stayed unknown.
@@ -43,10 +43,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Number of a new commit over `before`.
-    pub fn begin(&mut self, before: u64) -> u64 {
-        let value = self.parents.len() as u64 + 1;
-        self.parents.insert(value, before);
+    /// Number of a new commit over `before` under `grant`.
+    pub fn begin(&mut self, before: u64, grant: u32) -> u64 {
+        let value = self.commits.len() as u64 + 1;
+        self.commits.insert(value, (before, grant));
         value
     }
 
@@ -55,11 +55,13 @@ impl Ledger {
         self.finals.len()
     }
 
-    fn descends(&self, mut value: u64, from: u64) -> bool {
-        while value != from {
-            match self.parents.get(&value) {
-                Some(&parent) => value = parent,
-                None => return false,
+    /// Whether `value` is what was final before, or was made of it under no lower a grant. What was written earlier and is only seen now
+    /// was absent when somebody looked.
+    fn descends(&self, mut value: u64, from: &Final) -> bool {
+        while value != from.value {
+            match self.commits.get(&value) {
+                Some(&(parent, grant)) if grant >= from.grant => value = parent,
+                _ => return false,
             }
         }
         true
@@ -81,7 +83,7 @@ impl Ledger {
         for &old in &self.finals {
             let (earlier, later) = if old.grant <= grant { (old, new) } else { (new, old) };
             // Who accepts without the lock holds no grant, so nothing follows from what it did not see.
-            if earlier.grant == later.grant || !holds(&later) || self.descends(later.value, earlier.value) {
+            if earlier.grant == later.grant || !holds(&later) || self.descends(later.value, &earlier) {
                 continue;
             }
             let rule = match earlier.known {

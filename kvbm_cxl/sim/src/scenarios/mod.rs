@@ -10,7 +10,10 @@ pub mod duel;
 pub mod history;
 pub mod join;
 pub mod ledger;
+pub mod linear;
 pub mod lock;
+pub mod objects;
+pub mod order;
 pub mod rebind;
 pub mod records;
 pub mod setup;
@@ -24,6 +27,7 @@ pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 
 /// Every scenario with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
+    ("order", order::run),
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),
@@ -32,4 +36,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("stall", stall::run),
     ("alloc", alloc::run),
     ("records", records::run),
+    ("objects", objects::run),
 ];

@@ -41,7 +41,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     run_with(seed, None)
 }
 
-/// One run, with that fault and no other if one is given.
+/// One run, with that fault, if one is given, in place of the scenario's own.
 pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
     let mut sizes = crate::Random::new(seed);
     let hosts = sizes.pick(&[2, 3, 3]);
@@ -49,8 +49,12 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     let path = directed::write_path(seed);
     let mut cluster = directed::cluster(seed, hosts, 2, slots, path);
     match planned {
-        Some(planned) => cluster.world.plan(planned),
+        Some(planned) => cluster.plan_beside(planned, "rebind.inside"),
         None => order_faults(&mut cluster, path),
+    }
+    if cluster.random.one_in(3) {
+        // The other seat is bound while the pool runs.
+        cluster.host_config.seats.truncate(1);
     }
     let history = History::shared();
     history.borrow_mut().one_process = true;
@@ -106,6 +110,8 @@ fn visit(env: &Env, history: &Shared, config: &HostConfig, stays: bool, first: M
             Err(error) => return Err(error),
         };
         history.borrow_mut().joined(env, host.slot(), host.incarnation(), host.nonce());
+        let watched = Rc::clone(history);
+        env.spawn_daemon("watch", move |env| watch(&env, &watched));
         use_lock(env, &host, history)?;
         if stays {
             return Ok(());
@@ -117,6 +123,14 @@ fn visit(env: &Env, history: &Shared, config: &HostConfig, stays: bool, first: M
         }
     }
     Ok(())
+}
+
+/// Looks after this process's own binding.
+fn watch(env: &Env, history: &Shared) -> Result<()> {
+    loop {
+        history.borrow().stays_bound(env);
+        env.platform().sleep_ns(MS / 4);
+    }
 }
 
 fn use_lock(env: &Env, host: &Host, history: &Shared) -> Result<()> {

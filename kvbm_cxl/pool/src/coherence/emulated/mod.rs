@@ -10,8 +10,8 @@
 //! - A dirty line is written back as a whole, when it is flushed or at a random moment: neighbours in a line overwrite each other.
 //! - A flushed line is taken from the memory anew at the fence, as if prefetched at once, and then stays as it is: who does not flush
 //!   again never sees a change, except where a random prefetch shows it.
-//! - `write_line` and the whole lines of `copy_in` are pending until this thread fences, in any order. So are flushes: their write-back until
-//!   the next fence, their refill until the next [`Coherence::fence_all`]. The host itself sees its own pending writes.
+//! - `write_line` and the whole lines of `copy_in` are pending until this thread fences, in any order. So are flushes: their write-back
+//!   until the next fence, their refill until the next [`Coherence::fence_all`]. The host itself sees its own pending writes.
 //! - What is dirty when the host is dropped is lost; its pending writes arrive. A process that ends without dropping it loses both.
 //!
 //! What is not emulated

@@ -50,7 +50,8 @@ pub(super) struct View {
     load: LineLoad,
 }
 
-// SAFETY: the twin is touched under the line's lock only, the view through atomics or as the host's plain memory, the shared memory by value.
+// SAFETY: the twin is touched under the line's lock only, the view through atomics or as the host's plain memory, and the shared memory
+// by value.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}

@@ -89,7 +89,8 @@ impl Inner {
 
     /// Binds seats that the superblock leaves free to machines that have joined, so that the role survives this machine.
     ///
-    /// A seat's own lines were never written before it is bound, and a binding is decided like a grant, so no line ever gets a second writer.
+    /// A seat's own lines were never written before it is bound, and a binding is decided like a grant, so no line ever gets a second
+    /// writer.
     pub(super) fn seat_machines(&self, active: &mut Active, now_ns: u64) -> Result<()> {
         let geometry = *self.geometry();
         let slots = geometry.slots as usize;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The manager role: who has it, how it moves (LOCKS.md section 2).
 //!
-//! Each seat writes copies of its own of every manager line; the copy with the highest epoch counts. So a manager that was paused and goes on
-//! is outvoted, not stopped, and nothing here relies on a time-out for more than progress.
+//! Each seat writes copies of its own of every manager line; the copy with the highest epoch counts. So a manager that was paused and goes
+//! on is outvoted, not stopped, and nothing here relies on a time-out for more than progress.
 
 mod bind;
 mod grants;
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::fault::mutant;
 use crate::host::{Inner, Standing, fence};
 use crate::limits::MAX_NUMBER;
-use crate::media::{Binding, DeathLine, FenceLine, GrantLine, SLOTS_PER_FENCE, Seat};
+use crate::media::{Binding, DeathLine, FenceLine, GrantLine, MediaLine, SLOTS_PER_FENCE, Seat};
 use crate::platform::{MachineLock, MachineLockGuard};
 use hosts::HostView;
 use std::collections::VecDeque;
@@ -74,6 +74,14 @@ struct Active {
     late_fences: Vec<(u32, u32)>,
 }
 
+/// Raises the number of `slot` in the rows of a seat, which only ever grow; false when it is there already.
+fn raise<T>(rows: &mut [T], slot: u32, incarnation: u32, numbers: impl Fn(&mut T) -> &mut [u32; SLOTS_PER_FENCE]) -> bool {
+    let number = &mut numbers(&mut rows[slot as usize / SLOTS_PER_FENCE])[slot as usize % SLOTS_PER_FENCE];
+    let higher = *number < incarnation;
+    *number = incarnation.max(*number);
+    higher
+}
+
 impl Inner {
     /// The manager's work, if this machine has a seat and this process the role; true while a lock is about to change hands.
     pub(crate) fn manage(&self) -> Result<bool> {
@@ -104,6 +112,7 @@ impl Inner {
             manager.seat = self.find_seat()?;
         }
         let Some(seat) = manager.seat else { return Ok(false) };
+        self.publish_deaths_beside_manager(&mut manager, seat)?;
         if !self.is_manager_wanted(&mut manager, seat, now_ns)? {
             return Ok(false);
         }
@@ -197,6 +206,7 @@ impl Inner {
             active.beat += 1;
             self.publish_seat(active, active.beat)?;
             self.publish_declared_deaths(active)?;
+            self.adopt_blocked(active, now_ns)?;
         }
         for (slot, incarnation) in std::mem::take(&mut active.late_fences) {
             self.publish_fence(active, slot, incarnation)?;
@@ -220,30 +230,60 @@ impl Inner {
 
     /// FEN\[k\]\[slot\] = incarnation, in this seat's own row.
     fn publish_fence(&self, active: &mut Active, slot: u32, incarnation: u32) -> Result<()> {
-        let (line, place) = (slot as usize / SLOTS_PER_FENCE, slot as usize % SLOTS_PER_FENCE);
-        let row = &mut active.fences[line];
-        if row.fenced[place] >= incarnation {
+        if !raise(&mut active.fences, slot, incarnation, |row| &mut row.fenced) {
             return Ok(());
         }
-        row.fenced[place] = incarnation;
         active.standings[slot as usize].fenced = active.standings[slot as usize].fenced.max(incarnation);
-        self.lines.publish(active.seat * self.geometry().fence_lines() + line as u64, *row)
+        self.publish_row(active.seat, slot, &active.fences)
     }
 
-    /// DEAD\[k\]: what operators of this machine stated.
+    /// What operators of this machine stated: slots with the incarnation up to which they are dead. The segment is ordinary memory that a
+    /// broken process may have written to, so a number that nobody accepts is left out.
+    fn declared_deaths(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let declared = self.segment.header().declared_dead.iter().take(self.geometry().slots as usize);
+        let stated = declared.enumerate().map(|(slot, incarnation)| (slot as u32, incarnation.load(Ordering::Acquire)));
+        stated.filter(|(_, incarnation)| (1..MAX_NUMBER).contains(incarnation))
+    }
+
+    /// DEAD\[k\]: what operators of this machine stated. A fence goes before each, so that every dead incarnation is a fenced one.
     fn publish_declared_deaths(&self, active: &mut Active) -> Result<()> {
-        let declared = &self.segment.header().declared_dead;
-        for slot in 0..self.geometry().slots {
-            let incarnation = declared[slot as usize].load(Ordering::Acquire);
-            let (line, place) = (slot as usize / SLOTS_PER_FENCE, slot as usize % SLOTS_PER_FENCE);
-            // The segment is ordinary memory that a broken process may have written to: a number that nobody accepts is not published.
-            if active.deaths[line].dead[place] < incarnation && incarnation < MAX_NUMBER {
-                self.publish_fence(active, slot, incarnation)?;
-                active.deaths[line].dead[place] = incarnation;
-                self.lines.publish(active.seat * self.geometry().fence_lines() + line as u64, active.deaths[line])?;
+        for (slot, incarnation) in self.declared_deaths() {
+            self.publish_fence(active, slot, incarnation)?;
+            if raise(&mut active.deaths, slot, incarnation, |row| &mut row.dead) {
+                self.publish_row(active.seat, slot, &active.deaths)?;
             }
         }
         Ok(())
+    }
+
+    /// The same on a machine whose seat is not the one in charge: the rows of every seat count.
+    fn publish_deaths_beside_manager(&self, manager: &mut Manager, seat: u64) -> Result<()> {
+        if self.declared_deaths().next().is_none() {
+            return Ok(());
+        }
+        if manager.guard.is_none() {
+            manager.guard = self.platform.try_lock(MachineLock::Manager, true)?;
+            if manager.guard.is_none() {
+                // Another process of this machine writes the seat's lines, and this as well.
+                return Ok(());
+            }
+        }
+        let (mut fences, mut deaths) = self.own_rows(seat)?;
+        for (slot, incarnation) in self.declared_deaths() {
+            if raise(&mut fences, slot, incarnation, |row| &mut row.fenced) {
+                self.publish_row(seat, slot, &fences)?;
+            }
+            if raise(&mut deaths, slot, incarnation, |row| &mut row.dead) {
+                self.publish_row(seat, slot, &deaths)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes the line of a seat's row that holds `slot`.
+    fn publish_row<T: MediaLine>(&self, seat: u64, slot: u32, rows: &[T]) -> Result<()> {
+        let line = slot as usize / SLOTS_PER_FENCE;
+        self.lines.publish(seat * self.geometry().fence_lines() + line as u64, rows[line])
     }
 
     /// Gives the role up for good, so that another seat need not wait for a time-out.

@@ -98,35 +98,61 @@ impl Inner {
 
     /// M3: for each register the copy with the highest tag; `None` where a damaged copy may hide a higher one.
     fn collect<T: Tagged>(&self, own_seat: u64, per_seat: u64) -> Result<Vec<Option<T>>> {
+        (0..per_seat).map(|line| self.collect_line(own_seat, per_seat, line)).collect()
+    }
+
+    fn collect_line<T: Tagged>(&self, own_seat: u64, per_seat: u64, line: u64) -> Result<Option<T>> {
         let seats = u64::from(self.geometry().seats);
-        let mut copies: Vec<Result<T>> = Vec::with_capacity(seats as usize);
-        let mut adopted = Vec::with_capacity(per_seat as usize);
-        for line in 0..per_seat {
-            let indexes: Vec<u64> = if mutant!("no_collect") {
-                vec![own_seat * per_seat + line]
-            } else {
-                (0..seats).map(|seat| seat::copy_of(seat) * per_seat + line).collect()
+        let indexes: Vec<u64> = if mutant!("no_collect") {
+            vec![own_seat * per_seat + line]
+        } else {
+            (0..seats).map(|seat| seat::copy_of(seat) * per_seat + line).collect()
+        };
+        let mut copies: Vec<Result<T>> = Vec::with_capacity(indexes.len());
+        self.lines.fetch_many(&indexes, &mut copies)?;
+        let mut best: Option<T> = None;
+        for copy in copies {
+            let copy = match copy {
+                Ok(copy) => copy,
+                Err(Error::BadLine { .. }) => return Ok(None),
+                Err(other) => return Err(other),
             };
-            self.lines.fetch_many(&indexes, &mut copies)?;
-            let mut best: Option<T> = None;
-            let mut damaged = false;
-            for copy in copies.drain(..) {
-                match copy {
-                    Ok(copy) => {
-                        let better = best.as_ref().is_none_or(|best| {
-                            if mutant!("adopt_by_grant_number") { copy.number() > best.number() } else { copy.tag() > best.tag() }
-                        });
-                        if better {
-                            best = Some(copy);
-                        }
-                    }
-                    Err(Error::BadLine { .. }) => damaged = true,
-                    Err(other) => return Err(other),
+            let better = best
+                .as_ref()
+                .is_none_or(|best| if mutant!("adopt_by_grant_number") { copy.number() > best.number() } else { copy.tag() > best.tag() });
+            if better {
+                best = Some(copy);
+            }
+        }
+        Ok(best)
+    }
+
+    /// M3 and M4 again for the registers that a damaged copy blocks: its writer may only have been stopped in the middle of it.
+    pub(super) fn adopt_blocked(&self, active: &mut Active, now_ns: u64) -> Result<()> {
+        let (seat, epoch) = (active.seat, active.epoch);
+        for line in 0..active.grants.len() {
+            if active.grants[line].is_none() {
+                active.grants[line] = self.adopt_line(seat, epoch, active.grants.len() as u64, line as u64)?;
+            }
+        }
+        for line in 0..active.bindings.len() {
+            if active.bindings[line].is_none() {
+                active.bindings[line] = self.adopt_line(seat, epoch, active.bindings.len() as u64, line as u64)?;
+                // Nobody has watched this host yet.
+                if let Some(view) = active.hosts.get_mut(line) {
+                    *view = HostView::new(self.geometry(), now_ns);
                 }
             }
-            adopted.push(if damaged { None } else { best });
         }
-        Ok(adopted)
+        Ok(())
+    }
+
+    fn adopt_line<T: Tagged>(&self, seat: u64, epoch: u32, per_seat: u64, line: u64) -> Result<Option<T>> {
+        let value = self.collect_line::<T>(seat, per_seat, line)?.map(|value| value.with_tag(epoch));
+        if let Some(value) = value {
+            self.lines.publish(seat::copy_of(seat) * per_seat + line, value)?;
+        }
+        Ok(value)
     }
 
     /// M4: publishes every collected register as this seat's own copy under its epoch.
@@ -144,7 +170,7 @@ impl Inner {
     }
 
     /// This seat's fence and death rows: kept for ever, so they are read back from where this machine wrote them.
-    fn own_rows(&self, seat: u64) -> Result<(Vec<FenceLine>, Vec<DeathLine>)> {
+    pub(super) fn own_rows(&self, seat: u64) -> Result<(Vec<FenceLine>, Vec<DeathLine>)> {
         let per_seat = self.geometry().fence_lines();
         let indexes: Vec<u64> = (seat * per_seat..(seat + 1) * per_seat).collect();
         let mut fences: Vec<Result<FenceLine>> = Vec::new();
