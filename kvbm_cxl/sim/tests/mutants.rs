@@ -36,6 +36,10 @@ const REQUIRED: &[&str] = &[
     "no_seal",
     "no_suspicion",
     "no_takeover",
+    "objects.clear_backwards",
+    "objects.destroy_empty",
+    "objects.put_no_probe",
+    "objects.seal_keeps_empty",
     "publish.no_store_fence",
     "reader_no_fence_check",
     "record.intent_after_check",
@@ -47,7 +51,12 @@ const REQUIRED: &[&str] = &[
 /// Rules whose loss does no harm, with the reason.
 const HARMLESS: &[(&str, &str)] = &[];
 /// Which scenario notices the loss soonest, where it is not the first.
-const SOONEST: &[(&str, &str)] = &[];
+const SOONEST: &[(&str, &str)] = &[
+    ("objects.clear_backwards", "objects"),
+    ("objects.destroy_empty", "objects"),
+    ("objects.put_no_probe", "objects"),
+    ("objects.seal_keeps_empty", "seal"),
+];
 /// Seeds per scenario after which a mutant has survived.
 const MAX_SEEDS: u64 = 4096;
 

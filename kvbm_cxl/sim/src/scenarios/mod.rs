@@ -15,6 +15,7 @@ pub mod lock;
 pub mod objects;
 pub mod rebind;
 pub mod records;
+pub mod seal;
 pub mod setup;
 pub mod stall;
 pub mod zombie;
@@ -35,4 +36,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("alloc", alloc::run),
     ("records", records::run),
     ("objects", objects::run),
+    ("seal", seal::run),
 ];
