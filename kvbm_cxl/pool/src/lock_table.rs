@@ -5,7 +5,7 @@
 //! it costs one number and is told from a used one by nobody, so callers store the number in a named object right away.
 
 use crate::error::{Error, Result};
-use crate::fault::{mutant, point};
+use crate::fault::point;
 use crate::host::Host;
 use crate::lock::{FIRST_USER_LOCK, LockId};
 use crate::media::{Geometry, LOCKS_PER_RECORD, RECORD_BYTES};
@@ -57,6 +57,7 @@ pub fn allocate_lock(host: &Host, timeout_ms: u64) -> Result<LockId> {
             return Ok(lock);
         }
     }
+    locked.confirm()?;
     let limit = u64::from(geometry.locks - FIRST_USER_LOCK);
     Err(Error::Full { what: "the lock table", limit, advice: "free locks, or format the pool with more" })
 }
@@ -71,9 +72,7 @@ pub fn free_lock(host: &Host, lock: LockId, timeout_ms: u64) -> Result<()> {
     let (number, byte, mask) = place(lock);
     let best = locked.read(number)?;
     if !is_set(&best, lock) {
-        if !mutant!("locks.no_confirm") {
-            locked.confirm()?;
-        }
+        locked.confirm()?;
         return Err(Error::NotFound(format!("lock {lock}")));
     }
     let mut data = best.copy.data;
@@ -92,9 +91,7 @@ pub fn is_allocated(host: &Host, lock: LockId, timeout_ms: u64) -> Result<bool> 
     let mut locked = Locked::acquire(host, Structure::LockTable, timeout_ms)?;
     let best = locked.settle(number)?;
     point!("locks.settled");
-    if !mutant!("locks.no_confirm") {
-        locked.confirm()?;
-    }
+    locked.confirm()?;
     Ok(is_set(&best, lock))
 }
 

@@ -138,13 +138,12 @@ impl Objects {
         let found = self.find(&locked, name)?;
         let place = match (found.bound, found.room) {
             (Some(_), _) if !replace => {
-                if !mutant!("objects.no_confirm") {
-                    locked.confirm()?;
-                }
+                locked.confirm()?;
                 return Err(Error::Exists(quoted(name)));
             }
             (Some(best), _) | (None, Some(best)) => best,
             (None, None) => {
+                locked.confirm()?;
                 let advice = "destroy objects, or format the pool with a larger object table";
                 return Err(Error::Full {
                     what: "the part of the object table that this name may use",
@@ -211,9 +210,7 @@ impl Objects {
             }
         }
         point!("objects.settled");
-        if !mutant!("objects.no_confirm") {
-            locked.confirm()?;
-        }
+        locked.confirm()?;
         found.ok_or_else(|| Error::NotFound(quoted(name)))
     }
 
@@ -225,9 +222,7 @@ impl Objects {
         check_name(name)?;
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
         let Some(bound) = self.find(&locked, name)?.bound else {
-            if !mutant!("objects.no_confirm") {
-                locked.confirm()?;
-            }
+            locked.confirm()?;
             return Err(Error::NotFound(quoted(name)));
         };
         let records = Structure::Objects.records(self.layout().geometry());
@@ -255,7 +250,8 @@ impl Objects {
         locked.commit(&changes)
     }
 
-    /// Every bound name, in no order. Names bound or unbound meanwhile may or may not be in it; doubt is settled as in [`Objects::get`].
+    /// Every bound name, in no order. Names bound or unbound meanwhile may or may not be in it, and one that was unbound and bound anew
+    /// may be in it twice; doubt is settled as in [`Objects::get`].
     pub fn list(&self, timeout_ms: u64) -> Result<Vec<Object>> {
         let mut objects = Vec::new();
         for number in Structure::Objects.records(self.layout().geometry()) {

@@ -21,7 +21,7 @@ use crate::host::Host;
 use crate::limits::{INTENT_LINES, INTENTS, MAX_NUMBER};
 use crate::line::Lines;
 use crate::lock::{LOCK_OBJECTS, LOCK_TABLE, LockGuard, LockId};
-use crate::media::{Geometry, Intent, RECORD_BYTES, Record, Region};
+use crate::media::{Geometry, Intent, ObjectValue, RECORD_BYTES, Record, Region};
 use bytemuck::Zeroable;
 use std::ops::Range;
 
@@ -49,6 +49,20 @@ impl Structure {
             Structure::LockTable => 0..geometry.lock_table_records(),
             Structure::Objects => geometry.lock_table_records()..geometry.records(),
         }
+    }
+
+    /// What a repair writes in place of `copy`.
+    ///
+    /// A commit of several records is published in an order that keeps the structure sound, but a repair reads them one after the other
+    /// while zombies still write, some of them seals of older values: what it reads together need not have been there together. An object
+    /// cell that it saw empty may therefore lie before a live one that it saw earlier. A tombstone is right in either case.
+    fn sound(self, copy: &Record) -> [u8; RECORD_BYTES] {
+        let mut value: ObjectValue = bytemuck::cast(copy.data);
+        let is_emptied = self == Structure::Objects && copy.grant != 0 && value.state == ObjectValue::EMPTY;
+        if is_emptied && !mutant!("objects.seal_keeps_empty") {
+            value.state = ObjectValue::TOMB;
+        }
+        bytemuck::cast(value)
     }
 
     /// Line number of the structure's intent line of `slot`.
@@ -140,7 +154,7 @@ impl<'h> Locked<'h> {
         if locked.guard.needs_repair() {
             let named = locked.intended()?;
             for group in named.chunks(INTENT_LINES) {
-                locked.seal(group)?;
+                locked.seal_with(group, |best| structure.sound(&best.copy))?;
             }
             point!("record.repaired");
             locked.guard.repaired();
@@ -220,6 +234,10 @@ impl<'h> Locked<'h> {
 
     /// Writes the present values of `numbers` again under this guard's grant, so that no copy of an older grant counts any more.
     pub fn seal(&mut self, numbers: &[u64]) -> Result<()> {
+        self.seal_with(numbers, |best| best.copy.data)
+    }
+
+    fn seal_with(&mut self, numbers: &[u64], data: impl Fn(&Best) -> [u8; RECORD_BYTES]) -> Result<()> {
         if mutant!("no_seal") {
             return Ok(());
         }
@@ -227,7 +245,8 @@ impl<'h> Locked<'h> {
             // A record that was never written is sealed as well: what this holder takes for absent must not appear later.
             let best = self.read(number)?;
             self.check_grant(&best)?;
-            Ok((number, self.copy(best.copy.version, best.copy.data)))
+            point!("record.sealing");
+            Ok((number, self.copy(best.copy.version, data(&best))))
         });
         let copies = copies.collect::<Result<Vec<_>>>()?;
         self.write(&copies)?;

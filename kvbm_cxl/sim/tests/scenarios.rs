@@ -40,4 +40,5 @@ scenarios! {
     alloc: 200,
     records: 100,
     objects: 100,
+    seal: 100,
 }

@@ -16,6 +16,7 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod seal;
 pub mod setup;
 pub mod stall;
 pub mod zombie;
@@ -37,4 +38,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("alloc", alloc::run),
     ("records", records::run),
     ("objects", objects::run),
+    ("seal", seal::run),
 ];
