@@ -52,7 +52,7 @@ const REQUIRED: &[&str] = &[
 const HARMLESS: &[(&str, &str)] = &[];
 /// Which scenario notices the loss soonest, where it is not the first.
 const SOONEST: &[(&str, &str)] = &[
-    ("objects.clear_backwards", "objects"),
+    ("objects.clear_backwards", "seal"),
     ("objects.destroy_empty", "objects"),
     ("objects.put_no_probe", "objects"),
     ("objects.seal_keeps_empty", "seal"),
