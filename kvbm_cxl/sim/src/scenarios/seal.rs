@@ -36,7 +36,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     let config = cluster.host_config.clone();
     cluster.world.spawn(successor, "successor", move |env| if dies { watch(&env, &config) } else { bind(&env, &config) });
     let stats = cluster.world.run()?;
-    if stats.points.get("record.sealed").is_none() {
+    if !stats.points.contains_key("record.sealed") {
         return Err(cluster.world.failure("nobody sealed: nothing was tested"));
     }
     let report = fsck::check(&cluster.world.inspector(), &[]).map_err(|error| cluster.world.failure(error.to_string()))?;
