@@ -26,8 +26,6 @@ SHARED_FAULT_NAMES = {
     "check_before_grant_read": "the check moves: added before the read of the grant, left out after it",
     "check_then_write": "the check moves: added before the write of the record, left out after it",
     "join.suspicion_is_proof": "the claimant and the manager each ask whether a slot is free",
-    "locks.no_confirm": "one rule, where a lock is allocated and where it is freed",
-    "objects.no_confirm": "one rule, in each operation that ends without a commit",
     "no_incarnation": "requester and manager both compare it",
     "no_recall": "one decision, at the first grant and at a grant already out",
     "no_reqno": "requester and manager both compare it",

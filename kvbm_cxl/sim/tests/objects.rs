@@ -37,11 +37,10 @@ fn every_rule_of_the_tables_and_of_a_commit_is_needed() {
     let found = names::of_pool().expect("the pool's sources").mutants;
     let mut mutants = of_tables(found.clone());
     mutants.extend(found.into_iter().filter(|name| name.starts_with("record.") || of_commits.contains(name)));
-    assert_eq!(mutation_table(&mutants, &[("seal", seal::run), ("objects", objects::run)], 4096), [""; 0], "nothing noticed their loss");
+    assert_eq!(mutation_table(&mutants, &[("objects", objects::run), ("seal", seal::run)], 1024), [""; 0], "nothing noticed their loss");
 }
 
 #[test]
-fn a_seal_amid_a_zombies_writes_leaves_no_name_unreachable() {
-    let stats = explore("seal", 40, seal::run);
-    assert!(stats.points.get("record.sealed").is_some_and(|&sealed| sealed >= 40), "nobody sealed: nothing was tested");
+fn an_unbinding_cut_short_leaves_no_name_unreachable() {
+    explore("seal", 100, seal::run);
 }
