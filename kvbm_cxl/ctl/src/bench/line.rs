@@ -12,6 +12,7 @@ use crate::stats::{Estimate, median};
 use cxl_pool::coherence::{Bare, CoherenceOptions, CpuFeatures, Instructions, LineFlush, LineWrite};
 use cxl_pool::device::{PoolSpec, Sysfs};
 use cxl_pool::limits::LINE_BYTES;
+use cxl_pool::limits::MAX_NUMBER;
 use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::{Record, Region};
 use cxl_pool::{Error, Result};
@@ -45,7 +46,10 @@ fn record(index: u64, batch: u64) -> Record {
     for (word, value) in words.iter_mut().enumerate() {
         *value = (index * 8 + word as u64 + 1).wrapping_mul(batch + 0x9e37_79b9_7f4a_7c15);
     }
-    Record { crc: 0, ..bytemuck::cast(words) }
+    let filled: Record = bytemuck::cast(words);
+    let number = |value: u32| value & (MAX_NUMBER - 1);
+    let (grant, version, incarnation) = (number(filled.grant), number(filled.version), number(filled.incarnation));
+    Record { crc: 0, grant, version, incarnation, ..filled }
 }
 
 /// All that the caller put into a record, in one word.

@@ -110,7 +110,7 @@ struct Doctor<'a> {
 }
 
 impl Doctor<'_> {
-    fn examine(&mut self) -> Result<()> {
+    fn examine(&mut self) -> std::result::Result<(), Failure> {
         let sysfs = Sysfs::at(&self.args.sysfs);
         let spec = match self.pool {
             Some(text) => Some(PoolSpec::parse(text)?),
@@ -118,7 +118,7 @@ impl Doctor<'_> {
             None => None,
         };
         if self.args.scratch_offset.is_some() && spec.as_ref().is_none_or(|spec| spec.devices().len() != 1) {
-            return Err(Error::Invalid("--scratch-offset is a place on one device: name exactly one with --pool".into()));
+            return Err(Failure::usage("--scratch-offset is a place on one device: name exactly one with --pool"));
         }
         self.judge_cpu_and_system();
         let Some(spec) = spec else {

@@ -8,6 +8,7 @@ use super::left_out::{LeftOut, Step};
 use super::plan::{Outcome, Trial, Violation};
 use crate::scratch::{self, Scratch};
 use cxl_pool::coherence::{Coherence, CoherenceOptions};
+use cxl_pool::limits::MAX_NUMBER;
 use cxl_pool::line::Lines;
 use cxl_pool::machine::random_bytes;
 use cxl_pool::media::{Layout, Record};
@@ -54,16 +55,19 @@ impl Message {
         Message { words }
     }
 
-    /// As a line to publish.
+    /// As a line to publish. The first word is spread over the numbers of a record, each of which has 31 bits.
     pub fn record(self) -> Record {
-        let mut line = [0; 8];
-        line[1..].copy_from_slice(&self.words);
-        bytemuck::cast(line)
+        let [first, reserved, data @ ..] = self.words;
+        let part = |shift: u32| (first >> shift) as u32 & (MAX_NUMBER - 1);
+        Record { crc: 0, grant: part(62), version: part(0), incarnation: part(31), reserved, data: bytemuck::cast::<[u64; 5], _>(data) }
     }
 
     /// From a line that verified.
     pub fn of(record: Record) -> Message {
-        let [_, words @ ..]: [u64; 8] = bytemuck::cast(record);
+        let first = u64::from(record.grant) << 62 | u64::from(record.incarnation) << 31 | u64::from(record.version);
+        let data: [u64; 5] = bytemuck::cast(record.data);
+        let mut words = [first, record.reserved, 0, 0, 0, 0, 0];
+        words[2..].copy_from_slice(&data);
         Message { words }
     }
 }
