@@ -46,6 +46,8 @@ struct Ledger {
     doubtful: Vec<Block>,
     /// Which of the processes are through.
     done: BTreeMap<usize, (SimHost, bool)>,
+    /// The last start of each process. One that is dead is not waited for: a crash of the machine may have taken its restart with it.
+    starts: BTreeMap<usize, SimProcess>,
     /// The machine that does not come back once it is down.
     victim: Option<SimHost>,
     /// Rounds of upkeep that each process got through, and the frees that the last one left.
@@ -120,6 +122,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
             cluster.world.start(host, move |env| {
                 let (ledger, config) = (Rc::clone(&ledger), config.clone());
                 ledger.borrow_mut().done.insert(index, (host, false));
+                ledger.borrow_mut().starts.insert(index, env.process());
                 env.spawn("main", move |env| main(&env, &ledger, &config, index));
             });
         }
@@ -353,7 +356,9 @@ fn is_quiet(env: &Env, ledger: &Ledger) -> bool {
         };
         let waiting = |(process, (_, pending)): (&SimProcess, &(u64, u64))| *pending != 0 && view.is_alive(*process);
         !ledger.rounds.iter().any(waiting)
-            && ledger.done.values().all(|(host, done)| *done || is_gone(host))
+            && ledger.done.iter().all(|(index, (host, done))| {
+                *done || is_gone(host) || !ledger.starts.get(index).is_some_and(|process| view.is_alive(*process))
+            })
             && (0..slots).all(|receiver| {
                 left_slot.is_some_and(|slot| u64::from(*slot) == receiver) || (0..slots).all(|sender| taken(sender, receiver))
             })
