@@ -5,7 +5,7 @@
 //! Checked: V8 at every join and re-join, V1 and V2 at every entry, V9 by the run's end.
 
 use super::history::{History, Shared};
-use super::setup::{Cluster, join};
+use super::setup::{Cluster, join, no_line_half_done};
 use crate::{Env, Failure, Stats};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::lock::{FIRST_USER_LOCK, LockMode, mode_of};
@@ -18,7 +18,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     let hosts = sizes.pick(&[2, 3, 3, 4, 5, 8]);
     // Machine 0 never leaves, so that somebody can bind the others.
     let slots = sizes.between(2, hosts as u64) as usize;
-    let mut cluster = Cluster::new(seed, hosts, slots, |_, _| {});
+    let mut cluster = Cluster::new(seed, hosts, slots, |config, _| no_line_half_done(config, seed));
     let history = History::shared();
     let processes = cluster.random.pick(&[1, 1, 2]);
     for (index, host) in cluster.hosts.clone().into_iter().enumerate() {

@@ -5,7 +5,7 @@
 //! or a second holder shows in its value; V9 by the run's end.
 
 use super::history::{History, Shared};
-use super::setup::{Cluster, join};
+use super::setup::{Cluster, join, no_line_half_done};
 use crate::{Env, Failure, Stats};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::lock::{FIRST_USER_LOCK, LOCK_TABLE, LockMode, mode_of};
@@ -25,7 +25,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
 
 /// One run with so many hosts.
 pub fn run_with(seed: u64, hosts: usize) -> std::result::Result<Stats, Failure> {
-    let mut cluster = Cluster::new(seed, hosts, hosts.max(2), |_, _| {});
+    let mut cluster = Cluster::new(seed, hosts, hosts.max(2), |config, _| no_line_half_done(config, seed));
     let history = History::shared();
     let workers = cluster.random.pick(&[1, 1, 2]);
     for host in cluster.hosts.clone() {
