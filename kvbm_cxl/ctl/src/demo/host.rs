@@ -76,7 +76,7 @@ fn reply(out: &mut Out, reply: &Reply) -> std::result::Result<(), Failure> {
 
 fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
     // The two hosts share few cores with everything else: patience costs nothing here.
-    let config = HostConfig { seats: pool.superblock().seats(), suspect_ms: 5_000, join_timeout_ms: 30_000, ..HostConfig::default() };
+    let config = HostConfig { suspect_ms: 5_000, join_timeout_ms: 30_000, ..HostConfig::default() };
     let host = pool.join(config)?;
     let service = host.serve()?;
     let local = LocalArea::private(pool.layout().chunks())?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the scenarios have in common: their hosts, timings and faults.
 
+use super::directed;
 use crate::{Chances, Env, Random, SimHost, World, WorldConfig, WritePath};
 use cxl_pool::Result;
 use cxl_pool::host::{Host, HostConfig};
@@ -35,13 +36,10 @@ pub fn chances(random: &mut Random, hosts: usize) -> Chances {
     }
 }
 
-/// A machine that loses power while it writes a line in eight stores can leave it half done for ever. That such a seat, grant or binding
-/// line blocks what it may hide until an operator acts ends no run, so where machines crash lines are written as one unit.
+/// Keeps machines from leaving a line half written for ever, as [`directed::write_path`] says, where faults come by chance.
 pub fn no_line_half_done(config: &mut WorldConfig, seed: u64) {
-    if seed.is_multiple_of(2) {
-        config.write_path = WritePath::OneUnit;
-    } else {
-        config.write_path = WritePath::StoresAndFlush;
+    config.write_path = directed::write_path(seed);
+    if config.write_path == WritePath::StoresAndFlush {
         config.chances.crash_machine = 0;
     }
 }
