@@ -207,6 +207,16 @@ pub enum What {
     ChunkHead,
     /// Blocks that outlive their host
     KeepMap,
+    /// What is in a cell of the prefix cache
+    Descriptor,
+    /// Hash table of the prefix cache
+    Hint,
+    /// Cells that a host pins
+    Pin,
+    /// Cell chunks claimed by a host
+    CellClaim,
+    /// What a host asks the owners of cells to do
+    Ask,
     /// View: locks, who holds them and who waits
     Locks,
     /// View: named objects
@@ -236,6 +246,11 @@ impl What {
             What::FreeAck => Region::FreeAck,
             What::ChunkHead => Region::ChunkHead,
             What::KeepMap => Region::KeepMap,
+            What::Descriptor => Region::Descriptor,
+            What::Hint => Region::Hint,
+            What::Pin => Region::Pin,
+            What::CellClaim => Region::CellClaim,
+            What::Ask => Region::Ask,
         })
     }
 }
