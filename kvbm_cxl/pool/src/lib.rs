@@ -99,6 +99,7 @@
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 
 pub mod alloc;
+pub mod cache;
 pub mod coherence;
 mod crc;
 pub mod device;
