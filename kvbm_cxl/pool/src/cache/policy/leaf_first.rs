@@ -48,7 +48,7 @@ fn whole([low, high]: [u32; 2]) -> u64 {
 
 /// What is known of a name.
 #[derive(Clone, Copy)]
-struct Link {
+pub(super) struct Link {
     /// The cell that has the block, the latest of several; [`NONE`] where none has.
     cell: u32,
     /// Cells whose parent it is.
@@ -63,7 +63,7 @@ const UNKNOWN: Link = Link { cell: NONE, children: 0, out: 0 };
 pub struct LeafFirst<P> {
     inner: P,
     cells: Cells<Names>,
-    links: HashMap<u64, Link>,
+    pub(super) links: HashMap<u64, Link>,
     waiting: List,
     ready: List,
     out: usize,

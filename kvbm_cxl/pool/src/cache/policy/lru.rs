@@ -132,7 +132,10 @@ impl EvictionPolicy for Lru {
         match verdict {
             Verdict::Evicted => self.removed(cell),
             Verdict::InUse => self.use_at(number, self.now),
-            Verdict::Younger { tick } => self.use_at(number, tick.min(self.now).max(known)),
+            Verdict::Younger { tick } => {
+                self.advance(tick);
+                self.use_at(number, tick.max(known));
+            }
             Verdict::Kept if state == State::Recalled => self.use_at(number, known),
             Verdict::Kept => self.push_old(number),
         }

@@ -175,7 +175,7 @@ impl EvictionPolicy for S3Fifo {
                 self.removed(cell);
             }
             Verdict::InUse => self.use_by_another(number, self.now),
-            Verdict::Younger { tick } => self.use_by_another(number, tick.min(self.now)),
+            Verdict::Younger { tick } => self.use_by_another(number, tick),
             // A use since the offer is counted and decides when the queue's turn comes.
             Verdict::Kept => self.push(number, queue, Place::Old),
         }

@@ -134,7 +134,7 @@ impl EvictionPolicy for Sieve {
                 self.push_young(number);
             }
             Verdict::Younger { tick } => {
-                node.tick = node.tick.max(tick.min(now));
+                node.tick = node.tick.max(tick);
                 self.push_behind_hand(number);
             }
             // With the flag set where it was used since the offer, so that the hand passes it.
