@@ -207,6 +207,8 @@ pub enum What {
     ChunkHead,
     /// Blocks that outlive their host
     KeepMap,
+    /// What each host counted
+    Stats,
     /// View: locks, who holds them and who waits
     Locks,
     /// View: named objects
@@ -236,6 +238,7 @@ impl What {
             What::FreeAck => Region::FreeAck,
             What::ChunkHead => Region::ChunkHead,
             What::KeepMap => Region::KeepMap,
+            What::Stats => Region::Stats,
         })
     }
 }

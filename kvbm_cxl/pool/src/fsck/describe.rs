@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::limits::{INTENTS, MAX_OBJECT_NAME_BYTES};
 use crate::line::{Line, Lines};
 use crate::media::*;
+use crate::metrics::stats::Stat;
 use crate::platform::MachineId;
 
 /// A field's value.
@@ -61,6 +62,7 @@ pub fn line_name(layout: &Layout, region: Region, index: u64) -> String {
         Region::FreeAck => pair("FREEACK", geometry.slots.into()),
         Region::ChunkHead => format!("CHUNK[{index}]"),
         Region::KeepMap => pair("KEEP", geometry.keep_lines()),
+        Region::Stats => pair("STATS", STATS_LINES as u64),
     }
 }
 
@@ -82,6 +84,7 @@ pub fn line_owner(layout: &Layout, region: Region, index: u64) -> String {
         Region::Record => slot(geometry.records()),
         Region::Claim => slot(layout.claim_lines()),
         Region::FreeBox | Region::FreeAck => slot(geometry.slots.into()),
+        Region::Stats => slot(STATS_LINES as u64),
         Region::ChunkHead => format!("the owner of chunk {index}"),
         Region::KeepMap => format!("the owner of chunk {}", index / geometry.keep_lines().max(1)),
     }
@@ -332,5 +335,13 @@ impl Fields for KeepMap {
     fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
         let first = index % layout.geometry().keep_lines().max(1) * BLOCKS_PER_KEEP as u64;
         vec![("incarnation", number(self.incarnation)), ("kept_blocks", set_bits(&self.bits, first))]
+    }
+}
+
+impl Fields for StatsLine {
+    fn fields(&self, _: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let first = index as usize % STATS_LINES * COUNTERS_PER_STATS;
+        let known = self.counters.iter().enumerate().filter_map(|(place, &value)| Some((Stat::at(first + place)?.name(), number(value))));
+        std::iter::once(("incarnation", number(self.incarnation))).chain(known).collect()
     }
 }

@@ -167,6 +167,7 @@ impl Layout {
                 Region::FreeBox | Region::FreeAck => slots * slots,
                 Region::ChunkHead => chunks,
                 Region::KeepMap => chunks * geometry.keep_lines(),
+                Region::Stats => slots * super::STATS_LINES as u64,
             };
             let span = RegionSpan { region, offset, lines };
             // A page between regions would cost little, but neighbours in one line cost nothing: lines never share owners.

@@ -24,6 +24,7 @@
 //! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
+//! | `Stats` | N x 4 | slot owner | operators | next round of the host |
 //!
 //! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records, B = chunk / 64 bytes.
 
@@ -81,11 +82,13 @@ pub enum Region {
     ChunkHead = 15,
     /// Blocks of a chunk that outlive the process and host that allocated them.
     KeepMap = 16,
+    /// What a host counted, for operators.
+    Stats = 17,
 }
 
 impl Region {
     /// All regions, in the order in which they lie in the pool.
-    pub const ALL: [Region; 16] = [
+    pub const ALL: [Region; 17] = [
         Region::Seat,
         Region::Grant,
         Region::Binding,
@@ -102,6 +105,7 @@ impl Region {
         Region::FreeAck,
         Region::ChunkHead,
         Region::KeepMap,
+        Region::Stats,
     ];
 }
 

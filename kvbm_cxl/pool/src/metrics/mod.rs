@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a process counts, in the form in which Prometheus collects it.
+//! What a process counts, in the form in which Prometheus collects it, and what a host tells the whole pool of it.
 //!
 //! [`Metrics`] is the table: every metric is a field with a name that stays what it is. An update costs a relaxed add or two. The names,
 //! labels and meanings are in docs/METRICS.md, which a test holds against this table.
@@ -8,6 +8,7 @@
 //! so that a counter is an atomic at a fixed place.
 
 mod labels;
+pub mod stats;
 mod text;
 mod values;
 
