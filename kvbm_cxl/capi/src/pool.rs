@@ -181,7 +181,7 @@ impl OpenPool {
             let config = AllocConfig { lock_timeout_ms: self.config.join_timeout_ms, ..AllocConfig::default() };
             Ok(Member {
                 objects: Objects::new(&host),
-                locks: Locks::new(self.pool.layout().geometry().locks),
+                locks: Locks::new(self.pool.layout().geometry()),
                 allocator: Allocator::attach(&host, LocalArea::of(&host)?, config)?,
                 host: host.clone(),
                 _service: service,

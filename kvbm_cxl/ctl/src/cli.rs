@@ -209,6 +209,16 @@ pub enum What {
     KeepMap,
     /// What each host counted
     Stats,
+    /// What is in a cell of the prefix cache
+    Descriptor,
+    /// Hash table of the prefix cache
+    Hint,
+    /// Cells that a host pins
+    Pin,
+    /// Cell chunks claimed by a host
+    CellClaim,
+    /// What a host asks the owners of cells to do
+    Ask,
     /// View: locks, who holds them and who waits
     Locks,
     /// View: named objects
@@ -239,6 +249,11 @@ impl What {
             What::ChunkHead => Region::ChunkHead,
             What::KeepMap => Region::KeepMap,
             What::Stats => Region::Stats,
+            What::Descriptor => Region::Descriptor,
+            What::Hint => Region::Hint,
+            What::Pin => Region::Pin,
+            What::CellClaim => Region::CellClaim,
+            What::Ask => Region::Ask,
         })
     }
 }

@@ -25,6 +25,11 @@ pub(crate) fn format(lines: &Lines) {
             Region::ChunkHead => fill::<ChunkHead>(lines, span),
             Region::KeepMap => fill::<KeepMap>(lines, span),
             Region::Stats => fill::<StatsLine>(lines, span),
+            Region::Descriptor => fill::<Descriptor>(lines, span),
+            Region::Hint => fill::<HintLine>(lines, span),
+            Region::Pin => fill::<PinLine>(lines, span),
+            Region::CellClaim => fill::<CellClaim>(lines, span),
+            Region::Ask => fill::<Ask>(lines, span),
         }
     }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The prefix cache: what its blocks are called, and what happens to them.
+//! The shared prefix cache.
 
 pub mod events;
+mod local;
 pub mod namespace;
 
+pub(crate) use local::local_len_bytes;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};

@@ -30,7 +30,7 @@ pub const COUNTERS_PER_STATS: usize = 7;
 
 /// Refuses epochs, incarnations, grant, request and message numbers that no host can have reached: the code counts on, and nothing may
 /// wrap.
-fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
+pub(super) fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
     if numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
 }
 
@@ -59,6 +59,8 @@ macro_rules! media_line {
         }
     };
 }
+
+pub(super) use media_line;
 
 /// SEAT\[k\]: line k.
 #[repr(C)]

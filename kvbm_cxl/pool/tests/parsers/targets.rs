@@ -77,6 +77,7 @@ pub fn layout(data: &[u8]) {
         stripe_bytes: power(5, large(0)),
         chunk_bytes: power(6, large(1)),
         len_bytes: large(2) >> (small(5) >> 8 & 63),
+        ..Geometry::with_len(0)
     };
     if small(5) >> 14 & 1 == 0 {
         // Whole rounds of stripes, as a format makes them.
