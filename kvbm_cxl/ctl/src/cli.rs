@@ -207,6 +207,8 @@ pub enum What {
     ChunkHead,
     /// Blocks that outlive their host
     KeepMap,
+    /// What each host counted
+    Stats,
     /// What is in a cell of the prefix cache
     Descriptor,
     /// Hash table of the prefix cache
@@ -246,6 +248,7 @@ impl What {
             What::FreeAck => Region::FreeAck,
             What::ChunkHead => Region::ChunkHead,
             What::KeepMap => Region::KeepMap,
+            What::Stats => Region::Stats,
             What::Descriptor => Region::Descriptor,
             What::Hint => Region::Hint,
             What::Pin => Region::Pin,

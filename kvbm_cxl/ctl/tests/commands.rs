@@ -24,6 +24,7 @@ const REGIONS: [&str; 16] = [
     "free-ack",
     "chunk-head",
     "keep-map",
+    "stats",
 ];
 
 #[test]

@@ -106,7 +106,7 @@ fn metadata_overwritten_with_rubbish_is_survived_by_every_command() {
         std::fs::write(bench.file(), &rubbish).unwrap();
         assert_eq!(bench.run(&["info"]).code, 0);
         assert_eq!(bench.run(&["hosts", "--watch-ms", "30"]).code, 0);
-        for view in ["locks", "objects", "blocks", "seat", "record", "chunk-head", "keep-map", "claim"] {
+        for view in ["locks", "objects", "blocks", "seat", "record", "chunk-head", "keep-map", "claim", "stats"] {
             let ran = bench.run(&["inspect", view, "all"]);
             assert!(matches!(ran.code, 0 | 1), "{view}: {} {}", ran.code, ran.err);
         }

@@ -115,6 +115,7 @@ pub mod lock;
 pub mod lock_table;
 pub mod machine;
 pub mod media;
+pub mod metrics;
 pub mod objects;
 pub mod platform;
 pub mod pool;

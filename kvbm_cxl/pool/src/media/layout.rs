@@ -261,6 +261,7 @@ impl Layout {
                 Region::FreeBox | Region::FreeAck => slots * slots,
                 Region::ChunkHead => chunks,
                 Region::KeepMap => chunks * geometry.keep_lines(),
+                Region::Stats => slots * super::STATS_LINES as u64,
                 Region::Descriptor => geometry.cell_count(),
                 Region::Hint => u64::from(geometry.stripes) * geometry.hint_lines_per_stripe(),
                 Region::Pin => slots * geometry.pin_lines(),

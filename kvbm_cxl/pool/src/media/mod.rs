@@ -24,6 +24,7 @@
 //! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
+//! | `Stats` | N x 4 | slot owner | operators | next round of the host |
 //! | `Descriptor` | E, one per cell of the prefix cache | owner of the cell chunk | everybody | adoption (CACHE.md section 7) |
 //! | `Hint` | H | holder of the stripe lock | everybody | inserted again by the owner's scrub |
 //! | `Pin` | N x ceil(E/112) | slot owner | cell owners | void with the incarnation in it |
@@ -89,6 +90,8 @@ pub enum Region {
     ChunkHead = 15,
     /// Blocks of a chunk that outlive the process and host that allocated them.
     KeepMap = 16,
+    /// What a host counted, for operators.
+    Stats = 17,
     /// What is in a cell of the prefix cache.
     Descriptor = 18,
     /// Hash table of the prefix cache: fingerprint to cell.
@@ -103,7 +106,7 @@ pub enum Region {
 
 impl Region {
     /// All regions, in the order in which they lie in the pool.
-    pub const ALL: [Region; 21] = [
+    pub const ALL: [Region; 22] = [
         Region::Seat,
         Region::Grant,
         Region::Binding,
@@ -120,6 +123,7 @@ impl Region {
         Region::FreeAck,
         Region::ChunkHead,
         Region::KeepMap,
+        Region::Stats,
         Region::Descriptor,
         Region::Hint,
         Region::Pin,

@@ -135,6 +135,7 @@ pub fn lines(data: &[u8]) {
     check_line::<FreeAck>(index, &line);
     check_line::<ChunkHead>(index, &line);
     check_line::<KeepMap>(index, &line);
+    check_line::<StatsLine>(index, &line);
 }
 
 fn check_line<T: MediaLine>(index: u64, line: &Line) {
@@ -173,6 +174,7 @@ pub fn sealed_lines(words: [u64; 8], index: u64, other_index: u64) {
     check_sealed::<FreeAck>(words, index, other_index);
     check_sealed::<ChunkHead>(words, index, other_index);
     check_sealed::<KeepMap>(words, index, other_index);
+    check_sealed::<StatsLine>(words, index, other_index);
 }
 
 fn check_sealed<T: MediaLine>(words: [u64; 8], index: u64, other_index: u64) {
