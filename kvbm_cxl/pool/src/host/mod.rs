@@ -258,7 +258,13 @@ impl Host {
     /// # Errors
     /// [`Error::Timeout`] at the deadline; [`Error::BadLine`] when the lock is blocked by a damaged line.
     pub fn acquire(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
-        crate::lock::acquire(self, lock, timeout_ms)
+        crate::lock::acquire(self, lock, timeout_ms, true)
+    }
+
+    /// As [`Host::acquire`], for a caller that has begun other work: a fence is an error at once, because the re-join would wait for that
+    /// work and so for the caller.
+    pub(crate) fn acquire_within(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
+        crate::lock::acquire(self, lock, timeout_ms, false)
     }
 
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.
