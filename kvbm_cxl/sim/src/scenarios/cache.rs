@@ -26,6 +26,8 @@ const LOOK_STEPS: u64 = 256;
 const PIN_LOOK_STEPS: u64 = 16;
 /// Rounds of everybody's upkeep within which all that was left behind is taken over.
 const SETTLING_ROUNDS: u64 = 200;
+/// Times that a process asks for a cell while there is a chunk for it.
+const CLAIMING_ROUNDS: usize = 100;
 /// Where zombies are made.
 const ZOMBIES: &[&str] = &[
     "cache.adopt_read",
@@ -97,7 +99,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
         config.geometry.stripes = random.pick(&[1, 1, 2]);
         let classes = random.pick(&[1, 1, 2]);
         for (class, cell_bytes) in [128, 256].into_iter().enumerate().take(classes) {
-            let most = if roomy { all as u64 * names.div_ceil(config.geometry.cells_per_chunk.into()) } else { 3 + all as u64 };
+            let most = if roomy { 2 * all as u64 * names.div_ceil(config.geometry.cells_per_chunk.into()) } else { 3 + all as u64 };
             let least = if roomy { most } else { 1 };
             config.geometry.cells[class] = CellClass { cell_bytes, chunks: random.between(least, most) };
             habits.most_bytes = cell_bytes as usize;
@@ -121,7 +123,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
         cache: CacheConfig {
             policy: random.pick(&PolicyKind::ALL),
             checksums: random.one_in(2),
-            low_water_percent: random.pick(&[5, 40]),
+            low_water_percent: if roomy { 0 } else { random.pick(&[5, 40]) },
             high_water_percent: random.pick(&[40, 60]),
             lock_timeout_ms: 500_000,
             service_ms: 1,
@@ -264,7 +266,7 @@ fn open(env: &Env, ledger: &Shared, plan: &Plan, host: &Host, open: &Open) -> Re
 
 /// Repeats what a fence cut short.
 fn again<T>(env: &Env, plan: &Plan, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 0..400 {
+    for _ in 0..20_000 {
         match work() {
             Err(Error::Fenced { .. }) => env.platform().sleep_ns(500_000),
             Err(Error::BadLine { .. }) if plan.habits.half_written => env.platform().sleep_ns(500_000),
@@ -398,10 +400,17 @@ fn claim_what_is_left(env: &Env, ledger: &Shared, plan: &Plan, open: &Open) -> R
         let Some(chunk) = unclaimed else { continue };
         let name = Name(200, 1000 + class as u16);
         let wish = Wish { namespace: name.namespace(), key: name.key(), parent: None, len_bytes: cells.cell_bytes };
-        let answer = again(env, plan, || cache.reserve(&wish))?;
-        let still = env.view(|view| ledger.borrow().unclaimed(view, class)) == Some(chunk);
-        if still && matches!(answer, Reserved::NoCell) {
-            env.fail(format!("P4: chunk {chunk} is nobody's, and {:?} has no cell", env.process()));
+        let mut rounds = 0;
+        while matches!(again(env, plan, || cache.reserve(&wish))?, Reserved::NoCell) {
+            let still = env.view(|view| ledger.borrow().unclaimed(view, class)) == Some(chunk);
+            if !still {
+                break;
+            }
+            if rounds == CLAIMING_ROUNDS {
+                env.fail(format!("P4: chunk {chunk} is nobody's, and {:?} has no cell", env.process()));
+            }
+            rounds += 1;
+            env.platform().sleep_ns(2_000_000);
         }
     }
     Ok(())
