@@ -84,7 +84,12 @@ impl SimMemory {
             engine.record(op, u64::from(line) * 64, value(&bytes), None);
             let queue = engine.memory.queue_mut(thread);
             if engine.mood.stores_and_flush {
-                // The word with the CRC comes last, as in the production code.
+                // As in the production code: a whole line begins with a wrong CRC, and the word with the right one comes last.
+                if matches!(op, Op::Write) {
+                    let mut wrong = bytes;
+                    wrong[..4].iter_mut().for_each(|byte| *byte = !*byte);
+                    queue.push(line, What::Store { from: 0, len: 8, bytes: wrong });
+                }
                 for start in (from..from + len).step_by(8).rev() {
                     let count = (from + len - start).min(8);
                     queue.push(line, What::Store { from: start as u8, len: count as u8, bytes });

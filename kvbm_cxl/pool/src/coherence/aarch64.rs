@@ -61,8 +61,13 @@ pub(super) unsafe fn load_line(_choice: LineLoad, from: *const u8) -> Line {
 #[inline]
 pub(super) unsafe fn store_line(_choice: LineLoad, to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // The word with the CRC last, behind a barrier because stores are not ordered here: a line that is whole for others has no store left
-    // to come, which could bring it back after its next owner has written it.
+    // A wrong CRC first: whoever stands still in the middle has the rest of the line from his cache, perhaps as its next owner wrote it, and
+    // must not bring that back as a line that verifies. The right one last: a line that is whole for others has no store left to come, which
+    // could do the same. Behind barriers, because stores are not ordered here.
+    let first = words[0] ^ u64::from(u32::MAX);
+    // SAFETY: what the caller promises.
+    unsafe { to.cast::<u64>().write_volatile(first) };
+    fence_stores();
     for (index, word) in words.into_iter().enumerate().rev() {
         if index == 0 {
             fence_stores();

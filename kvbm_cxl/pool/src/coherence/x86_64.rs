@@ -142,9 +142,11 @@ pub(super) fn fence_loads() {
 #[inline]
 unsafe fn store_words(to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // The word with the CRC last: a line that is whole for others has no store left to come, which could bring it back after its next owner
-    // has written it.
-    for (index, word) in words.into_iter().enumerate().rev() {
+    // A wrong CRC first: whoever stands still in the middle has the rest of the line from his cache, perhaps as its next owner wrote it, and
+    // must not bring that back as a line that verifies. The right one last: a line that is whole for others has no store left to come, which
+    // could do the same.
+    let first = words[0] ^ u64::from(u32::MAX);
+    for (index, word) in std::iter::once((0, first)).chain(words.into_iter().enumerate().rev()) {
         // SAFETY: the caller promises 64 writable bytes, aligned.
         unsafe { to.cast::<u64>().add(index).write_volatile(word) };
     }
