@@ -14,6 +14,7 @@
 //! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
 //! | [`lock`], [`host`] | the two-tier lock and its manager; slots, heartbeats, fences. One layer: a manager serves both |
 //! | [`media`] | the on-media format: every line, its writer, its checks |
+//! | [`copy`](mod@copy) | payload in and out of the pool: gather, scatter, sparse lists, with flushes and fences in their places |
 //! | [`line`](mod@line) | publish and fetch of a 64-byte line, the two recipes that everything above is made of |
 //! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
 //! | [`device`], [`machine`] | what a pool lies on; clock, processes and shared memory of this machine ([`platform`] is their trait) |
@@ -101,6 +102,7 @@
 pub mod alloc;
 pub mod cache;
 pub mod coherence;
+pub mod copy;
 mod crc;
 pub mod device;
 mod error;

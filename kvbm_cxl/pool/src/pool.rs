@@ -455,6 +455,14 @@ impl Coherence for ReadOnly {
         self.0.copy_out(offset, destination)
     }
 
+    fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        self.0.copy_out_streaming(offset, destination)
+    }
+
+    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
+        self.0.store_streaming(source, destination);
+    }
+
     fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
         self.0.address(offset, len_bytes)
     }

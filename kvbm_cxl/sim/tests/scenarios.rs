@@ -31,6 +31,7 @@ macro_rules! scenarios {
 
 scenarios! {
     order: 2000,
+    copy: 1000,
     lock: 200,
     join: 200,
     duel: 1000,

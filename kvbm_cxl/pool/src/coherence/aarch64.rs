@@ -95,6 +95,16 @@ pub(super) unsafe fn copy_lines(_choice: LineCopy, to: *mut u8, from: *const u8,
     }
 }
 
+/// Copies `lines` whole lines to memory of this host alone: through the caches, which the non-temporal hint does not leave anyway.
+///
+/// # Safety
+/// As for [`copy_lines`].
+#[inline]
+pub(super) unsafe fn stream_lines(_choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: what the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, lines * LINE_BYTES) }
+}
+
 /// DSB SY: also completes the cleans before it.
 #[inline]
 pub(super) fn fence_stores() {

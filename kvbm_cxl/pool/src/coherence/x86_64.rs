@@ -108,6 +108,16 @@ pub(super) unsafe fn copy_lines(choice: LineCopy, to: *mut u8, from: *const u8, 
     }
 }
 
+/// Copies `lines` whole lines to memory of this host alone, past the caches.
+///
+/// # Safety
+/// As for [`copy_lines`].
+#[inline]
+pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: what the caller promises.
+    unsafe { copy_lines(choice, to, from, lines) }
+}
+
 /// SFENCE.
 #[inline]
 pub(super) fn fence_stores() {

@@ -5,6 +5,7 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod copy;
 pub mod directed;
 pub mod duel;
 pub mod history;
@@ -29,6 +30,7 @@ pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 /// Every scenario with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
     ("order", order::run),
+    ("copy", copy::run),
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),
