@@ -86,3 +86,6 @@ pub fn render(pool: &Pool, view: &PoolView, out: &mut String) {
         of_hosts(&name_of(*stat), stat.kind(), &help_of(*stat), &|host| host.stat(*stat).map(shown));
     }
 }
+
+#[cfg(test)]
+mod tests;
