@@ -10,7 +10,7 @@ use cxl_pool::media::{COUNTERS_PER_STATS, STATS_LINES, StatsLine};
 use cxl_pool::metrics::stats::Stat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use strict::{Family, parse};

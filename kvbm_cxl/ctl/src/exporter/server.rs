@@ -159,7 +159,8 @@ fn head_and_body(answer: &Answer, with_body: bool) -> Vec<u8> {
     let Answer { status, content_type, body } = answer;
     let len_bytes = body.len();
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len_bytes}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len_bytes}\r\n\
+         Cache-Control: no-store\r\nConnection: close\r\n\r\n"
     );
     let mut bytes = head.into_bytes();
     if with_body {
