@@ -10,6 +10,7 @@ use crate::host::Host;
 use crate::host::local_mutex::LocalMutex;
 use crate::limits::{LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_PINS, MAX_PROCESSES};
 use crate::media::{CELLS_PER_PIN, Geometry};
+use crate::metrics::stats::StatsBoard;
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -77,6 +78,7 @@ struct Offsets {
     notes: usize,
     entries: usize,
     owners: usize,
+    board: usize,
     end: usize,
 }
 
@@ -86,8 +88,8 @@ impl Offsets {
         let notes = rows + geometry.pin_lines() as usize * size_of::<PinRow>();
         let entries = notes + MAX_PROCESSES * size_of::<Notes>();
         let owners = entries + MAX_PROCESSES * notes_per_process(geometry) * size_of::<AtomicU64>();
-        let end = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU32>()).next_multiple_of(64);
-        Offsets { rows, notes, entries, owners, end }
+        let board = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU32>()).next_multiple_of(64);
+        Offsets { rows, notes, entries, owners, board, end: board + StatsBoard::LEN_BYTES }
     }
 }
 
@@ -122,6 +124,13 @@ impl LocalCells {
                 "the cache's local area has version {found}, this build {VERSION}: stop the older processes of this machine first"
             ))),
         }
+    }
+
+    /// The counters of this host's processes.
+    pub fn board(&self) -> Result<StatsBoard> {
+        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64; nothing
+        // else uses this part.
+        unsafe { StatsBoard::at(self.start.byte_add(Offsets::new(&self.geometry).board), self._owner.clone()) }
     }
 
     /// `count` structures of atomics, `at` bytes behind the start.

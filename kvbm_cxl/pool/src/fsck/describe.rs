@@ -411,7 +411,7 @@ impl Fields for CellClaim {
 
 impl Fields for Ask {
     fn fields(&self, _layout: &Layout, _index: u64) -> Vec<(&'static str, Value)> {
-        let requests = [(Ask::EVICT, "evict"), (Ask::CLEAR, "clear"), (Ask::CLEAR_ALL, "clear all")];
+        let requests = [(Ask::EVICT, "evict"), (Ask::CLEAR, "clear"), (Ask::CLEAR_ALL, "clear all"), (Ask::ROOM, "room")];
         vec![
             ("incarnation", number(self.incarnation)),
             ("number", number(self.number)),

@@ -214,10 +214,12 @@ pub struct Ask {
     pub incarnation: u32,
     /// Number of the request in that incarnation; 0 = none yet.
     pub number: u64,
-    /// [`Ask::EVICT`], [`Ask::CLEAR`] or [`Ask::CLEAR_ALL`].
+    /// [`Ask::EVICT`] to [`Ask::ROOM`].
     pub what: u32,
+    /// Class of the cells wanted, with [`Ask::ROOM`].
+    pub class: u32,
     /// Zero.
-    pub reserved: [u32; 3],
+    pub reserved: [u32; 2],
     /// Key to evict.
     pub key: [u8; 16],
     /// Namespace of the key, or to be cleared.
@@ -225,9 +227,9 @@ pub struct Ask {
 }
 media_line!(
     Ask,
-    Ask { crc @ 0, incarnation @ 4, number @ 8, what @ 16, reserved @ 20, key @ 32, namespace @ 48 },
+    Ask { crc @ 0, incarnation @ 4, number @ 8, what @ 16, class @ 20, reserved @ 24, key @ 32, namespace @ 48 },
     |line| {
-        if line.what > Ask::CLEAR_ALL {
+        if line.what > Ask::ROOM {
             return Err("unknown request");
         }
         within([line.incarnation])
@@ -241,4 +243,6 @@ impl Ask {
     pub const CLEAR: u32 = 1;
     /// Evict every block.
     pub const CLEAR_ALL: u32 = 2;
+    /// Give a chunk back: the host that asks has no cell and the pool no chunk.
+    pub const ROOM: u32 = 3;
 }
