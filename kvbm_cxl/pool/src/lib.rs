@@ -8,6 +8,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
+//! | [`metrics`] | what a process counts, and what a host tells the pool of it |
 //! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
 //! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
 //! | [`alloc`] | chunks for hosts, blocks for everybody |

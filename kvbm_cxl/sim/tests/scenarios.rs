@@ -42,4 +42,5 @@ scenarios! {
     records: 100,
     objects: 100,
     seal: 100,
+    stats: 300,
 }

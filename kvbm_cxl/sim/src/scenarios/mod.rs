@@ -20,6 +20,7 @@ pub mod records;
 pub mod seal;
 pub mod setup;
 pub mod stall;
+pub mod stats;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -41,4 +42,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("stats", stats::run),
 ];
