@@ -92,16 +92,18 @@ impl Rings {
         let patience_ms = shared.config.peer_timeout_ms.saturating_mul(2);
         let deadline_ns = deadline_ns(self.platform(), patience_ms);
         let gone = wait_until(self.platform(), deadline_ns, || match self.find(name) {
+            // A dead listener's name, bound to what was its memory and is ours by now.
+            Ok(found) if found.offset == block.offset => Ok(Some(true)),
             Ok(found) => match watch.look(self, &found.peer, None) {
-                Err(Error::PeerGone { .. }) => Ok(Some(())),
-                other => other.map(|_| None),
+                Err(Error::PeerGone { .. }) => Ok(Some(true)),
+                other => other.map(|_| watch.is_alive().then_some(false)),
             },
-            Err(Error::PeerGone { .. } | Error::NotFound(_)) => Ok(Some(())),
+            Err(Error::PeerGone { .. } | Error::NotFound(_)) => Ok(Some(true)),
             Err(error) => Err(error),
         });
         match gone? {
-            Some(()) => shared.objects.replace(name, block.offset, LINE_BYTES as u64, timeout_ms),
-            None => Err(Error::Exists(quoted(name))),
+            Some(true) => shared.objects.replace(name, block.offset, LINE_BYTES as u64, timeout_ms),
+            _ => Err(Error::Exists(quoted(name))),
         }
     }
 

@@ -67,6 +67,8 @@ pub struct Watch {
     next_ns: u64,
     beat: Option<u32>,
     beat_ns: u64,
+    /// The beat was seen to move.
+    is_alive: bool,
     bad_ns: Option<u64>,
 }
 
@@ -74,6 +76,11 @@ impl Watch {
     /// Something came from the other end.
     pub fn heard(&mut self) {
         self.beat = None;
+    }
+
+    /// It was seen to live since this watch began.
+    pub fn is_alive(&self) -> bool {
+        self.is_alive
     }
 
     /// Looks at the other end, if that is due; `half` is its half, once there is one.
@@ -131,6 +138,7 @@ impl Watch {
             None => self.beat,
         };
         if beat.is_none() || beat != self.beat {
+            self.is_alive |= self.beat.is_some() && beat.is_some();
             (self.beat, self.beat_ns) = (beat.or(Some(0)), now_ns);
         } else if now_ns.saturating_sub(self.beat_ns) >= patience_ns(rings) {
             return Err(peer.gone("it did not say that it is alive"));
