@@ -41,4 +41,5 @@ scenarios! {
     records: 100,
     objects: 100,
     seal: 100,
+    ring: 100,
 }

@@ -16,6 +16,7 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
@@ -39,4 +40,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("ring", ring::run),
 ];
