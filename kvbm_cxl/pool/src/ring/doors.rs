@@ -49,7 +49,8 @@ impl Doors {
 
     fn open(host: &Host, found: &Object) -> Result<Doors> {
         let (lines, slots) = (host.lines(), u64::from(host.lines().layout().geometry().slots));
-        let damaged = |reason| Error::Invalid(format!("object cxl.ring.doors is not usable ({reason}): stop all users of rings and destroy it"));
+        let damaged =
+            |reason| Error::Invalid(format!("object cxl.ring.doors is not usable ({reason}): stop all users of rings and destroy it"));
         super::check_place(lines.layout(), found.offset, lines_of(slots)).map_err(damaged)?;
         let head: DoorsHead = lines.fetch_in(lines.seal_of(&[SEAL]), 0, found.offset)?.map_err(damaged)?;
         if head.version != DoorsHead::VERSION || u64::from(head.slots) != slots || head.processes as usize != MAX_PROCESSES {
@@ -70,10 +71,8 @@ impl Doors {
             processes: MAX_PROCESSES as u32,
             ..DoorsHead::default()
         };
-        let bound = lines
-            .publish_in(lines.seal_of(&[SEAL]), 0, block.offset, head)
-            .and_then(|()| allocator.keep(block.offset))
-            .and_then(|()| {
+        let bound =
+            lines.publish_in(lines.seal_of(&[SEAL]), 0, block.offset, head).and_then(|()| allocator.keep(block.offset)).and_then(|()| {
                 point!("ring.doors_kept");
                 objects.put(NAME, block.offset, len_bytes, timeout_ms)
             });

@@ -119,7 +119,9 @@ impl Rings {
         check_place(lines.layout(), object.offset, 1 + shared.doors.count()).map_err(gone)?;
         let found = lines.fetch_in::<Listening>(lines.seal_of(&[SEAL]), object.offset, object.offset)?;
         match found {
-            Ok(listening) if listening.name.get(..listening.name_len as usize) != Some(name) => Err(gone("its memory is another listener's")),
+            Ok(listening) if listening.name.get(..listening.name_len as usize) != Some(name) => {
+                Err(gone("its memory is another listener's"))
+            }
             Ok(listening) if u64::from(listening.door) < shared.doors.count() && listening.doors == shared.doors.nonce => {
                 let number = listening.door.into();
                 match shared.doors.read(lines, number)? {

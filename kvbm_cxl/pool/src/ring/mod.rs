@@ -16,8 +16,8 @@
 //! goes with its process. Who reads a half that is gone finds lines that do not verify, and that is all that happens.
 
 mod doors;
-mod link;
 mod lines;
+mod link;
 mod listen;
 mod peer;
 mod receiver;

@@ -314,9 +314,8 @@ impl Server {
         }
         let rings = self.sender.link().rings().clone();
         let deadline_ns = deadline_ns(rings.platform(), timeout_ms);
-        let pushed = wait_until(rings.platform(), deadline_ns, || {
-            Ok(self.sender.try_push(&[bytemuck::bytes_of(&head), response])?.then_some(()))
-        })?;
+        let pushed =
+            wait_until(rings.platform(), deadline_ns, || Ok(self.sender.try_push(&[bytemuck::bytes_of(&head), response])?.then_some(())))?;
         pushed.ok_or_else(|| Error::Timeout { what: format!("room for a response to {}", self.sender.link().peer()), timeout_ms })
     }
 

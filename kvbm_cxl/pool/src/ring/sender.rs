@@ -64,7 +64,11 @@ impl Sender {
         if self.try_push(parts)? {
             return Ok(());
         }
-        Err(Error::Full { what: "the ring of a connection", limit: self.link.own().slots(), advice: "wait until the other end has received" })
+        Err(Error::Full {
+            what: "the ring of a connection",
+            limit: self.link.own().slots(),
+            advice: "wait until the other end has received",
+        })
     }
 
     /// [`Sender::push`]; false when the ring has no room.

@@ -258,7 +258,15 @@ fn a_late_answer_is_nobodys() {
     // The only place of the table is taken by another call by now.
     let call = client.submit(b"second", PATIENCE_MS).unwrap();
     client.flush();
-    assert_eq!(server.serve(8, 0, |request, response| { response.extend_from_slice(request); 2 }).unwrap(), 1);
+    assert_eq!(
+        server
+            .serve(8, 0, |request, response| {
+                response.extend_from_slice(request);
+                2
+            })
+            .unwrap(),
+        1
+    );
     assert_eq!(client.wait(call, &mut response).unwrap(), 2);
     assert_eq!(response, b"second");
     drop(server);

@@ -110,7 +110,8 @@ fn start(cluster: &mut Cluster, ledger: &Shared, host: crate::SimHost, caller: O
 /// The content of message `number` of end `end`, with a length of its own.
 fn message(key: u64, end: usize, number: u64) -> Vec<u8> {
     let seed = (key * 2 + end as u64) << 16 | number;
-    let len_bytes = if number == 0 && end == 0 { 8 } else { [0, 1, 40, 48, 49, 64, 100, 300][(seed.wrapping_mul(0x9e37_79b9) >> 7) as usize % 8] };
+    let len_bytes =
+        if number == 0 && end == 0 { 8 } else { [0, 1, 40, 48, 49, 64, 100, 300][(seed.wrapping_mul(0x9e37_79b9) >> 7) as usize % 8] };
     let mut bytes: Vec<u8> = (0..len_bytes).map(|at| (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (at % 57)) as u8 ^ at as u8).collect();
     if number == 0 && end == 0 {
         bytes.copy_from_slice(&key.to_le_bytes());
