@@ -48,6 +48,24 @@ const END: u8 = 2;
 
 type UnderWay = HashMap<cxl_pool::ring::rpc::CallId, (u64, Instant), BuildHasherDefault<DefaultHasher>>;
 
+/// Gives this thread a CPU of its own among those that this process may use: `number` counts from 0. With one CPU only there is nothing
+/// to give, and the figures say so by themselves.
+fn pin(number: usize) {
+    let mut allowed = [0u64; 16];
+    let len_bytes = size_of_val(&allowed);
+    // SAFETY: the mask is writable and as long as said.
+    if unsafe { libc::sched_getaffinity(0, len_bytes, allowed.as_mut_ptr().cast()) } <= 0 {
+        return;
+    }
+    let mut cpus = (0..allowed.len() * 64).filter(|cpu| allowed[cpu / 64] >> (cpu % 64) & 1 != 0);
+    if let Some(cpu) = cpus.nth(number) {
+        let mut mask = [0u64; 16];
+        mask[cpu / 64] = 1 << (cpu % 64);
+        // SAFETY: the mask is readable and as long as said. Where it is refused the figures are those of a thread that moves.
+        unsafe { libc::sched_setaffinity(0, len_bytes, mask.as_ptr().cast()) };
+    }
+}
+
 /// The allocator and the rings of a process of the bench.
 fn parts(host: &Host) -> Result<(Arc<Allocator>, Rings)> {
     let allocator = Arc::new(Allocator::attach(host, LocalArea::of(host)?, AllocConfig::default())?);
@@ -117,6 +135,7 @@ pub fn peer(arguments: &[PathBuf]) -> Result<()> {
     let objects = cxl_pool::objects::Objects::new(&host);
     let bare = bare_lines(pool.lines().memory().clone(), objects.get(LINES, TIMEOUT_MS)?.offset)?;
     let (_allocator, rings) = parts(&host)?;
+    pin(1);
     answer(&bare, rings.connect(NAME, TIMEOUT_MS)?)?;
     drop(rings);
     host.leave()?;
@@ -160,7 +179,7 @@ fn answer(bare: &Bare, connection: Connection) -> Result<()> {
 /// What the batches took, in nanoseconds.
 #[derive(Default)]
 struct Taken {
-    /// One call at a time, each batch's mean; and the bare line's to and fro, measured next to it.
+    /// One call at a time, each batch's median; and the same of the bare line's to and fro, measured next to it.
     rtt: Vec<f64>,
     bare_round: Vec<f64>,
     /// By depth: each call's latency, and each batch's time per call.
@@ -188,6 +207,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     arguments.extend([text(lab.path()), text(lab.state())]);
     let other = Peer::start(&arguments, &[])?;
     let mut client = Client::new(listener.accept(TIMEOUT_MS)?, DEPTHS[DEPTHS.len() - 1])?;
+    pin(0);
     let taken = measure(&mut client, &bare, batches)?;
     client.call(&[END; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
     drop(client);
@@ -212,10 +232,14 @@ fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<Taken> {
     let (mut rounds, mut number) = (0, 0);
     for batch in 0..batches {
         client.call(&[TURN; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
-        let start = Instant::now();
-        to_and_fro(bare, 0, rounds, BARE)?;
-        taken.bare_round.push(start.elapsed().as_nanos() as f64 / BARE as f64);
-        rounds += BARE;
+        let mut round_ns = Vec::with_capacity(BARE as usize);
+        for _ in 0..BARE {
+            let start = Instant::now();
+            to_and_fro(bare, 0, rounds, 1)?;
+            round_ns.push(start.elapsed().as_nanos() as f64);
+            rounds += 1;
+        }
+        taken.bare_round.push(median(&mut round_ns));
         for (depth, (latency, per_call)) in DEPTHS.iter().zip(taken.latency.iter_mut().zip(&mut taken.per_call)) {
             // Depth 1 is compared with the bare line in every batch; the others take longer and matter less.
             if *depth > 1 && batch % 8 != 0 {
@@ -223,11 +247,15 @@ fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<Taken> {
             }
             let calls = if *depth == 1 { BATCH } else { DEEP_BATCH };
             let start = Instant::now();
+            let first = latency.len();
             call_many(client, *depth, number, calls, latency)?;
             per_call.push(start.elapsed().as_nanos() as f64 / calls as f64);
             number += calls;
+            if *depth == 1 {
+                // The median, as of the bare line: a mean would show how often other programs came in between.
+                taken.rtt.push(median(&mut latency[first..].to_vec()));
+            }
         }
-        taken.rtt.extend(taken.per_call[0].last());
     }
     Ok(taken)
 }

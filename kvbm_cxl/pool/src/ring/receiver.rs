@@ -62,6 +62,11 @@ impl Receiver {
         }
     }
 
+    /// Lines have been fetched that were not looked at yet.
+    pub(super) fn has_fetched(&self) -> bool {
+        self.at < self.until
+    }
+
     /// More can come.
     pub(super) fn is_open(&self) -> bool {
         !self.is_ended

@@ -4,7 +4,7 @@
 //! The number of a call is never used again, so a response that comes after its call's deadline finds no call and is dropped. A response
 //! may come before that of an earlier call. Fences are batched: [`Client::submit`] and [`Server::reply`] only write, `flush` ends a group.
 
-use super::{Connection, Receiver, Sender, deadline_ns, wait_until};
+use super::{Connection, LOOKS, Receiver, Sender, deadline_ns, wait_until};
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use bytemuck::{Pod, Zeroable};
@@ -78,6 +78,8 @@ pub struct Client {
     numbers: u64,
     /// No call's deadline is before.
     earliest_ns: u64,
+    /// Looks in vain.
+    idle: u32,
     message: Vec<u8>,
 }
 
@@ -99,6 +101,7 @@ impl Client {
             done: VecDeque::with_capacity(depth),
             numbers: 0,
             earliest_ns: u64::MAX,
+            idle: 0,
             message: Vec::new(),
         })
     }
@@ -178,7 +181,6 @@ impl Client {
             let is_done = |client: &Self| client.calls.get(place).is_some_and(|of| of.done.is_some());
             if !is_done(self) {
                 self.receive_some()?;
-                self.expire();
             }
             Ok(is_done(self).then_some(()))
         })?;
@@ -194,7 +196,6 @@ impl Client {
     pub fn poll(&mut self, response: &mut Vec<u8>) -> Result<Option<Completion>> {
         if self.done.is_empty() {
             self.receive_some()?;
-            self.expire();
         }
         Ok(self.done.pop_front().map(|place| self.collect(place, response)))
     }
@@ -215,10 +216,18 @@ impl Client {
         Completion { call: CallId(number), status }
     }
 
-    /// Takes the responses that have arrived, as many as there can be.
+    /// Takes the responses that have arrived, and ends calls whose deadline has passed when none has for a while.
     fn receive_some(&mut self) -> Result<()> {
-        for _ in 0..self.calls.len() {
+        // No further than what was fetched together: one more look at the pool would hold up what is there.
+        for first in [true].into_iter().chain(std::iter::repeat_n(false, self.calls.len())) {
+            if !first && !self.receiver.has_fetched() {
+                break;
+            }
             if !self.receiver.try_recv(&mut self.message)? {
+                self.idle = self.idle.wrapping_add(1);
+                if self.idle.is_multiple_of(LOOKS as u32) {
+                    self.expire();
+                }
                 break;
             }
             let Some((head, content)) = Head::split(&self.message, Head::RESPONSE) else {
@@ -324,7 +333,7 @@ impl Server {
         self.sender.flush();
     }
 
-    /// Answers the requests that have arrived, at most `most`, with one fence; returns how many there were. `handler` gets the request
+    /// Answers requests that have arrived, at most `most`, with one fence; returns how many. `handler` gets the request
     /// and an empty response to fill, and returns the status.
     ///
     /// # Errors
@@ -333,7 +342,8 @@ impl Server {
         let (mut request, mut response) = (std::mem::take(&mut self.request), std::mem::take(&mut self.response));
         let mut served = 0;
         let mut result = Ok(());
-        while served < most && result.is_ok() {
+        // No further than what was fetched together: one more look at the pool would hold up the responses.
+        while served < most && result.is_ok() && (served == 0 || self.receiver.has_fetched()) {
             match self.next(&mut request) {
                 Ok(Some(ticket)) => {
                     response.clear();
