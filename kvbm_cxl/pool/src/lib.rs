@@ -10,6 +10,7 @@
 //! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
 //! | [`metrics`] | what a process counts, and what a host tells the pool of it |
 //! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
+//! | [`ring`] | messages and calls between two processes of any hosts |
 //! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
 //! | [`alloc`] | chunks for hosts, blocks for everybody |
 //! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
@@ -121,5 +122,6 @@ pub mod objects;
 pub mod platform;
 pub mod pool;
 pub mod record;
+pub mod ring;
 
 pub use error::{Error, Result};

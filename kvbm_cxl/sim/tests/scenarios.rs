@@ -43,4 +43,5 @@ scenarios! {
     objects: 100,
     seal: 100,
     stats: 300,
+    ring: 100,
 }

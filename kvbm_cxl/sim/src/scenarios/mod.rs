@@ -17,6 +17,7 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
@@ -43,4 +44,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("objects", objects::run),
     ("seal", seal::run),
     ("stats", stats::run),
+    ("ring", ring::run),
 ];
