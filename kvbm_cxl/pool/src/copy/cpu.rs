@@ -62,6 +62,10 @@ impl CpuEngine {
         &self.config
     }
 
+    pub(super) fn counted(&self) -> &Counters {
+        &self.counters
+    }
+
     /// Divides the checked lists among the workers if that is worth while, and copies.
     fn copy(
         &self,
@@ -118,8 +122,7 @@ impl CopyEngine for CpuEngine {
         let order = Order::now();
         let checked = lists.iter().map(|list| list.check(memory.len_bytes(), checksum.is_on())).collect();
         let total = lists.iter().fold(0u64, |sum, list| sum.saturating_add(list.len_bytes()));
-        let streams = total >= self.config.stream_from_bytes;
-        let pull = Pull { memory, window_bytes: self.config.window_bytes as u64, checksum, order, streams };
+        let pull = Pull::new(memory, &self.config, total, checksum, order);
         let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares));
         count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
         outcomes
@@ -159,7 +162,7 @@ fn publish(memory: &dyn Coherence, shares: &[Share<'_>], checksum: Checksum, ord
     done
 }
 
-fn write_pieces(memory: &dyn Coherence, pieces: &[Piece], mut sum: Option<&mut Running>) -> Result<()> {
+pub(super) fn write_pieces(memory: &dyn Coherence, pieces: &[Piece], mut sum: Option<&mut Running>) -> Result<()> {
     let mut stage = Stage::default();
     for piece in pieces {
         // SAFETY: the pieces are of a write list that the engine's caller holds.
@@ -289,7 +292,7 @@ impl<'s, 'p> Walk<'s, 'p> {
 }
 
 /// A pull of some lists.
-struct Pull<'c> {
+pub(super) struct Pull<'c> {
     memory: &'c dyn Coherence,
     window_bytes: u64,
     checksum: Checksum,
@@ -297,9 +300,14 @@ struct Pull<'c> {
     streams: bool,
 }
 
-impl Pull<'_> {
+impl<'c> Pull<'c> {
+    /// For lists of `total_bytes` together.
+    pub(super) fn new(memory: &'c dyn Coherence, config: &CopyConfig, total_bytes: u64, checksum: Checksum, order: Order) -> Self {
+        Pull { memory, window_bytes: config.window_bytes as u64, checksum, order, streams: total_bytes >= config.stream_from_bytes }
+    }
+
     /// Copies shares out of the pool: while one window is copied, the flushes of the next are under way.
-    fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
+    pub(super) fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
         let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
         let mut sums: Vec<Option<Running>> = shares.iter().map(|_| self.checksum.start()).collect();
         let (mut flushing, mut copying) = (Walk::new(shares), Walk::new(shares));

@@ -35,6 +35,7 @@ mod checksum;
 mod config;
 mod counters;
 mod cpu;
+pub mod dsa;
 mod list;
 mod order;
 mod spread;
@@ -43,6 +44,7 @@ pub use checksum::{Checksum, checksum_of};
 pub use config::CopyConfig;
 pub use counters::Copied;
 pub use cpu::CpuEngine;
+pub use dsa::DsaEngine;
 pub use list::{LocalRange, ReadList, WriteList};
 
 use crate::coherence::Coherence;
