@@ -182,7 +182,10 @@ impl CopyEngine for DsaEngine {
         let total: u64 = lists.iter().map(|list| list.len_bytes()).fold(0, u64::saturating_add);
         let target = if total >= self.cpu.config().stream_from_bytes { Target::Memory } else { Target::Cache };
         let pull = Pull::new(memory, self.cpu.config(), total, Checksum::Off, order);
-        let copy = |pieces: &[Piece]| pull.run(&[Share { list: 0, pieces }]).pop().map_or(Ok(None), |(_, outcome)| outcome);
+        let copy = |pieces: &[Piece]| match pieces {
+            [] => Ok(None),
+            _ => pull.run(&[Share { list: 0, pieces }]).pop().map_or(Ok(None), |(_, outcome)| outcome),
+        };
         let mut rest: Vec<Outcome> = Vec::new();
         let meanwhile = || rest = divided.iter().map(|list| list.as_ref().map_or(Ok(None), |list| copy(&list.by_cpu))).collect();
         let ran = transfer::run(&mut queue, &moves, target, self.timeout, meanwhile);
