@@ -66,6 +66,10 @@ impl CpuEngine {
         &self.counters
     }
 
+    fn is_divided(&self, total_bytes: u64) -> bool {
+        self.config.workers > 0 && total_bytes >= self.config.parallel_from_bytes
+    }
+
     /// Divides the checked lists among the workers if that is worth while, and copies.
     fn copy(
         &self,
@@ -82,7 +86,7 @@ impl CpuEngine {
         let total = total_bytes(&shares);
         let is_mapped =
             || shares.iter().flat_map(|share| share.pieces).next().is_some_and(|first| memory.address(first.offset, 1).is_some());
-        let done = if self.config.workers > 0 && total >= self.config.parallel_from_bytes && is_mapped() {
+        let done = if self.is_divided(total) && is_mapped() {
             let tasks: Vec<Task> = self.crew.divide(&shares, total, checksum.is_on());
             self.crew.run(tasks, |task| work(&[Share { list: task.list, pieces: &task.pieces }]))
         } else {
@@ -126,6 +130,22 @@ impl CopyEngine for CpuEngine {
         let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares));
         count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
         outcomes
+    }
+
+    fn publish(&self, memory: &dyn Coherence, list: &WriteList<'_>, checksum: Checksum) -> Outcome {
+        if self.is_divided(list.len_bytes()) {
+            return super::only(self.publish_each(memory, std::slice::from_ref(list), checksum));
+        }
+        // One list that is not divided needs none of the lists around lists.
+        let order = Order::now();
+        let mut sum = checksum.start();
+        let done = list.check(memory.len_bytes(), checksum.is_on()).and_then(|pieces| write_pieces(memory, &pieces, sum.as_mut()));
+        order.published(memory);
+        match done {
+            Ok(()) => self.counters.published(list.len_bytes()),
+            Err(_) => self.counters.failed(1),
+        }
+        done.map(|()| sum.map(|sum| sum.finish()))
     }
 
     fn counters(&self) -> Vec<Copied> {

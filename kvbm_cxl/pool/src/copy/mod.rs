@@ -35,6 +35,7 @@ mod checksum;
 mod config;
 mod counters;
 mod cpu;
+mod crew;
 pub mod dsa;
 mod list;
 mod order;
