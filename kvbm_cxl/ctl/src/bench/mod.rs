@@ -5,6 +5,7 @@
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
+mod copy;
 mod counting;
 mod handover;
 mod hosts;
@@ -52,6 +53,11 @@ enum What {
         /// The second process.
         #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
         peer: Option<Vec<PathBuf>>,
+    },
+    /// Copies of payload: publish, pull, gather, sparse reads, beside the bare instructions
+    Copy {
+        #[command(flatten)]
+        common: Common,
     },
     /// The allocator: blocks, kept blocks, chunks
     Alloc {
@@ -187,6 +193,7 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             return Ok(Exit::Done);
         }
         What::Rpc { common, .. } => (rpc::run(common.batches), common),
+        What::Copy { common } => (copy::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
     };
     let bench = bench.map_err(failed)?;
