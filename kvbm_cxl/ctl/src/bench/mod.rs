@@ -10,6 +10,7 @@ mod handover;
 mod hosts;
 mod line;
 mod lock;
+mod policies;
 mod scaling;
 
 use crate::output::{Exit, Failure, Out};
@@ -49,6 +50,8 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
+    /// Eviction policies: hit rates by cache size on synthetic requests, counted
+    Policies(policies::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -174,6 +177,7 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
         }
         What::Lock { common, .. } => (lock::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;
