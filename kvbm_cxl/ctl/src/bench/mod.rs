@@ -12,6 +12,7 @@ mod hosts;
 mod line;
 mod lock;
 mod rpc;
+mod policies;
 mod scaling;
 
 use crate::output::{Exit, Failure, Out};
@@ -64,6 +65,8 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
+    /// Eviction policies: hit rates by cache size on synthetic requests, counted
+    Policies(policies::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -195,6 +198,7 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
         What::Rpc { common, .. } => (rpc::run(common.batches), common),
         What::Copy { common } => (copy::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;

@@ -9,7 +9,7 @@
 //! A block whose parent is not known (adopted, or owned by another process) holds nothing back. Parents that go round in a circle can only
 //! come of wrong keys; when nothing else is left the block that waits longest goes.
 //!
-//! Bytes per cell: a node of 32 beside the inner policy's, and about 20 to 40 for the name.
+//! Bytes per cell: a node of 32 beside the inner policy's, and 30 to 60 for its name in the hash table, which doubles as it grows.
 
 use super::cells::{Cells, List, NONE, Node};
 use super::{Candidate, Entry, EvictionPolicy, Place, Verdict, fingerprint};
