@@ -5,7 +5,7 @@ use crate::status::{Failure, Outcome, Status};
 use crate::types::{Block, BlockId, CacheOptions, Piece};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned, Pulled, Reservation, Reserved, Upkeep, Wish};
-use cxl_pool::copy::LocalRange;
+use cxl_pool::copy::{CopyConfig, LocalRange};
 use cxl_pool::host::Host;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -78,7 +78,7 @@ impl CacheMember {
             (config.low_water_percent, config.high_water_percent) = (options.low_water_percent, options.high_water_percent);
         }
         if options.copy_workers != 0 {
-            config.copy.workers = options.copy_workers as usize;
+            config.copy = Some(CopyConfig { workers: options.copy_workers as usize, ..CopyConfig::from_env()? });
         }
         let cache = Cache::open(host, config)?;
         let upkeep = cache.serve()?;
