@@ -8,6 +8,7 @@ use super::cells::State;
 use super::{Inner, held};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::limits::CELL_CLASSES;
 use crate::lock::{LOCK_CELLS, LockGuard, LockId};
 use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Region};
 use bytemuck::Zeroable;
@@ -116,6 +117,23 @@ impl Inner {
             Err(error) => Err(error),
         });
         Ok(Row { line, claims: claims.collect::<Result<_>>()? })
+    }
+
+    /// Without the lock: whether the pool has chunks again of classes of which it had none left. Others give some back now and then.
+    pub(super) fn look_for_unclaimed(&self) -> Result<()> {
+        if (0..CELL_CLASSES).all(|class| self.may_claim(class)) {
+            return Ok(());
+        }
+        for line in 0..self.geometry().cell_claim_lines() {
+            let row = self.fetch_row(line)?;
+            for bit in (0..self.bits_in(line)).filter(|&bit| !row.is_claimed(bit)) {
+                let class = self.lines().layout().cell_class(row.first() + bit as u64);
+                if let Some(exhausted) = class.and_then(|class| self.exhausted.get(class)) {
+                    exhausted.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The row and bit that tell about a chunk.

@@ -71,6 +71,8 @@ mod config;
 pub mod events;
 mod evict;
 mod index;
+#[cfg(feature = "faults")]
+pub mod inspect;
 mod local;
 mod lookup;
 pub mod namespace;

@@ -5,6 +5,9 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod cache;
+pub mod cache_ledger;
+pub mod cache_ops;
 pub mod copy;
 pub mod directed;
 pub mod duel;
@@ -45,4 +48,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("seal", seal::run),
     ("stats", stats::run),
     ("ring", ring::run),
+    ("cache", cache::run),
 ];
