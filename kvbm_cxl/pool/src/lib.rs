@@ -8,7 +8,9 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
+//! | [`metrics`] | what a process counts, and what a host tells the pool of it |
 //! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
+//! | [`ring`] | messages and calls between two processes of any hosts |
 //! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
 //! | [`alloc`] | chunks for hosts, blocks for everybody |
 //! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
@@ -101,6 +103,7 @@
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=256K` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
 
 pub mod alloc;
+pub mod cache;
 pub mod coherence;
 pub mod copy;
 mod crc;
@@ -115,9 +118,11 @@ pub mod lock;
 pub mod lock_table;
 pub mod machine;
 pub mod media;
+pub mod metrics;
 pub mod objects;
 pub mod platform;
 pub mod pool;
 pub mod record;
+pub mod ring;
 
 pub use error::{Error, Result};

@@ -214,6 +214,18 @@ impl<'m> ReadList<'m> {
         total(&self.pieces)
     }
 
+    /// Offset and length of a piece that does not lie within `len_bytes` from pool offset `offset` on, if there is one.
+    pub(crate) fn outside(&self, offset: u64, len_bytes: u64) -> Option<(u64, u64)> {
+        let end = offset.saturating_add(len_bytes);
+        let found = self.pieces.iter().find(|piece| piece.offset < offset || piece.end() > end)?;
+        Some((found.offset, found.len_bytes as u64))
+    }
+
+    /// Whether the pieces, as they are given, are one stretch of the pool.
+    pub(crate) fn is_one_stretch(&self) -> bool {
+        pairs(&self.pieces).all(|[one, other]| one.end() == other.offset)
+    }
+
     /// Checks the list against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one stretch.
     pub(super) fn check(&self, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
         in_range(&self.pieces, pool_bytes)?;

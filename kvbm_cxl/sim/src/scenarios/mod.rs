@@ -17,9 +17,11 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
+pub mod stats;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -41,4 +43,6 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("stats", stats::run),
+    ("ring", ring::run),
 ];
