@@ -41,6 +41,15 @@ fn lines_are_measured_beside_the_bare_instructions() {
 }
 
 #[test]
+fn copies_are_measured_beside_the_bare_loops() {
+    let report = json("copy");
+    for name in ["publish of 64 KiB", "pull of 1024 KiB", "pull of 4096 KiB with a checksum", "gather", "sparse read", "bare", "one safe"] {
+        assert!(figure(&report, name) > 0.0, "{name}");
+    }
+    assert_eq!(report["ratios"].as_array().unwrap().len(), 10);
+}
+
+#[test]
 fn a_sticky_lock_touches_no_shared_line_and_hand_overs_lose_no_increment() {
     let report = json("lock");
     counted(&report, "must be none");

@@ -38,6 +38,7 @@ mod cpu;
 mod crew;
 pub mod dsa;
 mod list;
+mod measure;
 mod order;
 mod spread;
 

@@ -381,3 +381,15 @@ fn the_engine_is_chosen_by_config_and_platform() {
     assert!(matches!(choose(EngineChoice::Dsa), Err(Error::NotFound(_))));
     assert!(engine(CopyConfig { workers: 999, ..config }, None).is_err());
 }
+
+#[test]
+fn a_measured_config_can_be_meant_and_leaves_the_pool_as_it_was() {
+    let [pool, _] = hosts("native").unwrap();
+    pool.memory.copy_in(0, &pattern(5, POOL_BYTES as usize)).unwrap();
+    let config = CopyConfig::measure(&*pool.memory, 4096).unwrap();
+    assert!(config.check().is_ok() && config.engine == EngineChoice::Auto, "{config}");
+    assert!(content(&pool) == pattern(5, POOL_BYTES as usize));
+    for offset in [POOL_BYTES - (4 << 20) + 1, u64::MAX] {
+        assert!(matches!(CopyConfig::measure(&*pool.memory, offset), Err(Error::OutOfRange { .. })));
+    }
+}

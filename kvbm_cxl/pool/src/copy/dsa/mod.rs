@@ -6,8 +6,8 @@
 //! as the specification says; speed was not measured. `engine=cpu` in `CXL_COPY` leaves it out.
 //!
 //! - The device moves whole lines of pieces above 4 KiB; the CPU copies the rest meanwhile, and everything that the device did not.
-//! - It is part of this host's coherence domain: what it reads may come from this host's caches, so a pull flushes first, as the CPU's does.
-//!   That a write goes past the caches is a hint to it, so a publish flushes what it wrote, then fences (I4).
+//! - It is part of this host's coherence domain: what it reads may come from this host's caches, so a pull flushes first, as the CPU's
+//!   does. That a write goes past the caches is a hint to it, so a publish flushes what it wrote, then fences (I4).
 //! - A move that is not done in time is waited out by closing the queue before anything else is written in its place. From then on the CPU
 //!   copies.
 //! - One caller at a time uses the queue; whoever finds it taken has the CPU copy.

@@ -117,8 +117,8 @@ impl HardwareQueue {
     }
 }
 
-// SAFETY: the device executes what the specification says. Unmapping the portal and closing the file, which is the last of this queue, waits
-// in the kernel until everything that was submitted is done.
+// SAFETY: the device executes what the specification says. Unmapping the portal and closing the file, which is the last of this queue,
+// waits in the kernel until everything that was submitted is done.
 unsafe impl WorkQueue for HardwareQueue {
     fn submit(&mut self, descriptor: &Descriptor) -> bool {
         // SAFETY: the portal is mapped for as long as `self` lives, aligned to a page, and `open` saw that the CPU has the instruction.

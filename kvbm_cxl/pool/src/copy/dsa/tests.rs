@@ -59,7 +59,7 @@ impl StandIn {
         assert_eq!(descriptor.completion % 32, 0);
         match descriptor.operation() {
             BATCH => {
-                assert!((2..=self.limits.batch_len).contains(&descriptor.size) && descriptor.source % 64 == 0);
+                assert!((2..=self.limits.batch_len).contains(&descriptor.size) && descriptor.source.is_multiple_of(64));
                 self.seen.batches.fetch_add(1, Ordering::Relaxed);
                 let list = std::ptr::with_exposed_provenance::<Descriptor>(descriptor.source as usize);
                 // SAFETY: the engine keeps the list until the batch is complete. All are executed, whatever becomes of the others.
