@@ -5,6 +5,7 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod copy;
 pub mod directed;
 pub mod duel;
 pub mod history;
@@ -16,9 +17,11 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
+pub mod stats;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -29,6 +32,7 @@ pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 /// Every scenario with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
     ("order", order::run),
+    ("copy", copy::run),
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),
@@ -39,4 +43,6 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("stats", stats::run),
+    ("ring", ring::run),
 ];

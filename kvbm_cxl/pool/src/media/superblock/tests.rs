@@ -190,6 +190,7 @@ proptest! {
             stripe_bytes: 1 << stripe,
             chunk_bytes: 1 << chunk,
             len_bytes: u64::from(devices) * (DEVICE_HEADER_BYTES + (rounds << stripe)),
+            ..Geometry::with_len(0)
         };
         let Ok(layout) = Layout::new(geometry) else { return Ok(()) };
         let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 1 << 40, name: name.clone() };
@@ -232,6 +233,7 @@ proptest! {
             stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
             chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },
             len_bytes: lens[2] >> shifts.2,
+            ..Geometry::with_len(0)
         };
         let start = std::time::Instant::now();
         if let Ok(layout) = Layout::new(geometry) {
