@@ -5,13 +5,13 @@
 //! (2027). What the table does not say is assumed here:
 //! - both lengths are lognormal, the unique and the shared part independent of each other, so that the shared part has a mean of input
 //!   minus unique and a variance of the difference of the variances;
-//! - the shared part is one of [`CONTEXTS`] contexts, asked for by Zipf's law with exponent [`CONTEXT_SKEW`], each request without regard to
-//!   those before; its first quarter is the start of one of [`SYSTEMS`] system prompts, which the contexts share evenly;
+//! - the shared part is one of [`CONTEXTS`] contexts, asked for by Zipf's law with exponent [`CONTEXT_SKEW`], each request without regard
+//!   to those before; its first quarter is the start of one of [`SYSTEMS`] system prompts, which the contexts share evenly;
 //! - the unique part comes after the shared one and is never asked for again.
 //!
 //! **Turns**: conversations. Of [`CONVERSATIONS`] that run at a time one is drawn evenly for each request, which repeats all before it and
-//! adds a question; the answer has the output length of table 1, 215 (263) tokens. System prompts by Zipf's law. **Turns and scans**: each
-//! tenth request is instead a long document that is read once.
+//! adds a question; the answer has the output length of table 1, 215 (263) tokens. System prompts by Zipf's law. **Scans**: the same, but
+//! each tenth request is instead a long document that is read once.
 //!
 //! Only full blocks are cached. Answers are cached when the next turn brings them in as input.
 
