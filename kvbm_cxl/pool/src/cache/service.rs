@@ -33,12 +33,9 @@ impl Inner {
         self.renew_tick()?;
         self.reap_pins()?;
         self.sweep(CHUNKS_PER_ROUND)?;
-        let adopted = self.adopt_abandoned(CHUNKS_PER_ROUND)?;
+        self.adopt_abandoned(CHUNKS_PER_ROUND)?;
         self.release_quarantine()?;
         self.scrub()?;
-        if adopted > 0 {
-            self.exhausted.iter().for_each(|exhausted| exhausted.store(false, Ordering::Relaxed));
-        }
         self.metrics.quarantined_cells.set(held(&self.cells).quarantined() as i64);
         self.metrics.pins.set(held(&self.pins).cells() as i64);
         self.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
