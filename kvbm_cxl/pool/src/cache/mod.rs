@@ -187,6 +187,13 @@ impl Inner {
         self.exhausted.get(class).is_some_and(|exhausted| !exhausted.load(Ordering::Relaxed))
     }
 
+    /// Notes whether the pool has no chunk of a class left.
+    fn has_exhausted(&self, class: usize, exhausted: bool) {
+        if let Some(known) = self.exhausted.get(class) {
+            known.store(exhausted, Ordering::Relaxed);
+        }
+    }
+
     /// Whether a namespace may have `count` more cells of a class, after evicting blocks of its own if need be.
     fn within_quota(&self, namespace: Namespace, class: usize, count: u64) -> Result<bool> {
         let Some(&quota) = self.config.quotas.get(&namespace) else { return Ok(true) };

@@ -37,7 +37,6 @@ impl Inner {
         self.adopt_abandoned(CHUNKS_PER_ROUND)?;
         self.release_quarantine()?;
         self.scrub()?;
-        self.look_for_unclaimed()?;
         self.metrics.quarantined_cells.set(held(&self.cells).quarantined() as i64);
         self.metrics.pins.set(held(&self.pins).cells() as i64);
         self.count_copies();
