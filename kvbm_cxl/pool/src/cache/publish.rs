@@ -15,7 +15,6 @@ use crate::host::HeldOp;
 use crate::media::Descriptor;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A block to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
