@@ -11,8 +11,8 @@ mod handover;
 mod hosts;
 mod line;
 mod lock;
-mod rpc;
 mod policies;
+mod rpc;
 mod scaling;
 
 use crate::output::{Exit, Failure, Out};
