@@ -59,7 +59,7 @@ pub(super) struct Link {
 
 const UNKNOWN: Link = Link { cell: NONE, children: 0, out: 0 };
 
-/// See the [module](self).
+/// Holds back what another policy would evict before the blocks that continue it.
 pub struct LeafFirst<P> {
     inner: P,
     cells: Cells<Names>,

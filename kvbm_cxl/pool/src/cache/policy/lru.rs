@@ -10,7 +10,7 @@ use super::tick::CYCLE_TICKS;
 use super::{Candidate, Entry, EvictionPolicy, Place, Verdict};
 use crate::error::Result;
 
-/// See the [module](self).
+/// Least recently used first: this process's uses in their exact order, those of other hosts by tick.
 pub struct Lru {
     cells: Cells<()>,
     /// By tick modulo the cycle.

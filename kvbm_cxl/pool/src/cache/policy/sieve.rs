@@ -15,7 +15,7 @@ use crate::error::Result;
 
 const USED: u8 = 1;
 
-/// See the [module](self).
+/// One queue in order of entry, and a hand that spares what was used since it last came by.
 pub struct Sieve {
     /// `mark` is [`USED`] or 0.
     cells: Cells<()>,
