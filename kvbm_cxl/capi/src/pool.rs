@@ -2,6 +2,7 @@
 //! A pool and this process's membership in it, as one handle has them.
 
 use crate::locks::Locks;
+use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, FormatOptions, Info, Options};
 use crate::upkeep::Upkeep;
@@ -34,8 +35,10 @@ pub struct Member {
     pub objects: Objects,
     /// The locks that threads hold.
     pub locks: Locks,
+    /// Listeners and connections.
+    pub rings: RingTable,
     /// Blocks.
-    pub allocator: Allocator,
+    pub allocator: Arc<Allocator>,
     /// Keeps the host alive; declared last, because it is needed to the end.
     _service: Service,
 }
@@ -179,10 +182,12 @@ impl OpenPool {
         let service = host.serve()?;
         let joined = || -> Outcome<Member> {
             let config = AllocConfig { lock_timeout_ms: self.config.join_timeout_ms, ..AllocConfig::default() };
+            let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, config)?);
             Ok(Member {
+                rings: RingTable::new(&host, &allocator),
                 objects: Objects::new(&host),
                 locks: Locks::new(self.pool.layout().geometry().locks),
-                allocator: Allocator::attach(&host, LocalArea::of(&host)?, config)?,
+                allocator,
                 host: host.clone(),
                 _service: service,
             })
@@ -221,9 +226,10 @@ impl OpenPool {
             return stay(Arc::new(member), busy(held));
         }
         *upkeep = None;
-        let Member { host, allocator, _service, .. } = member;
+        let Member { host, rings, allocator, _service, .. } = member;
+        rings.end();
         // What cannot be given back is found by whoever takes this host's chunks over.
-        let _ = allocator.close();
+        let _ = Arc::into_inner(allocator).map(Allocator::close);
         Ok(host.leave()?)
     }
 
