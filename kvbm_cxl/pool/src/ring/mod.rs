@@ -358,3 +358,6 @@ impl Connection {
         done.ok_or_else(|| Error::Timeout { what: format!("{} to receive everything", self.sender.link().peer()), timeout_ms })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@ const NAME: &[u8] = b"service";
 /// Size of a half: 14 slots.
 const RING_BYTES: u64 = 1024;
 /// Longest wait for an end that lives: far beyond every pause.
-const PATIENCE_MS: u64 = 1_000;
+const PATIENCE_MS: u64 = 500;
 /// Connections that each start of a process makes.
 const SESSIONS: usize = 4;
 /// Attempts to get one.
