@@ -120,3 +120,8 @@ perf-rpc: ## Calls between two processes
 perf-line perf-lock perf-alloc perf-rpc: perf-%: .venv/installed
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
+
+.PHONY: perf-hit-rate
+perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
+	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+	$(STEP) 'perf-hit-rate' $(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf

@@ -7,7 +7,8 @@
 
 use crate::status::{Failure, Outcome, Status};
 use cxl_pool::host::Host;
-use cxl_pool::lock::{FIRST_USER_LOCK, LockGuard, LockId};
+use cxl_pool::lock::{LockGuard, LockId};
+use cxl_pool::media::Geometry;
 use self_cell::self_cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -40,6 +41,8 @@ struct Place {
 /// The locks that threads hold through one handle, by number.
 pub struct Locks {
     places: Box<[Place]>,
+    /// The first lock that users may take.
+    first: LockId,
 }
 
 /// Number of the calling thread, from 1, never used again.
@@ -52,16 +55,16 @@ fn this_thread() -> u64 {
 }
 
 impl Locks {
-    /// An empty table for a pool with `locks` locks.
-    pub fn new(locks: u32) -> Self {
-        Locks { places: (0..locks).map(|_| Place::default()).collect() }
+    /// An empty table for a pool of this geometry.
+    pub fn new(geometry: &Geometry) -> Self {
+        Locks { places: (0..geometry.locks).map(|_| Place::default()).collect(), first: geometry.first_user_lock() }
     }
 
     fn place(&self, lock: LockId) -> Outcome<&Place> {
-        let place = self.places.get(lock as usize).filter(|_| lock >= FIRST_USER_LOCK);
+        let place = self.places.get(lock as usize).filter(|_| lock >= self.first);
         place.ok_or_else(|| {
             let last = self.places.len().saturating_sub(1);
-            Failure::invalid(format!("lock {lock} is not one of the locks {FIRST_USER_LOCK} to {last} that can be allocated"))
+            Failure::invalid(format!("lock {lock} is not one of the locks {} to {last} that can be allocated", self.first))
         })
     }
 

@@ -80,6 +80,24 @@ fn ratios_are_the_last_line() {
 }
 
 #[test]
+fn hit_rates_are_written_and_the_same_for_a_seed() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = directory.path().to_str().unwrap();
+    let output = bench(&["policies", "--requests", "200", "--seed", "4", "--ratios", "--write", written]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let ratios: Value = serde_json::from_str(text.lines().last().unwrap().strip_prefix("RATIOS ").unwrap()).unwrap();
+    assert!(ratios.as_object().unwrap().len() == 25 && ratios["optimal_over_lru_turns"].as_f64().unwrap() > 1.0, "{ratios}");
+    let csv = std::fs::read_to_string(directory.path().join("hit-rate.csv")).unwrap();
+    assert!(csv.lines().count() > 300 && std::fs::read_to_string(directory.path().join("hit-rate.svg")).unwrap().ends_with("</svg>\n"));
+    let again: Value = serde_json::from_slice(&bench(&["policies", "--requests", "200", "--seed", "4", "--json"]).stdout).unwrap();
+    let rate = again[3]["rows"][3]["rates"][1][1]["prefix"].as_f64().unwrap();
+    let line = csv.lines().find(|line| line.starts_with("turns,4,200,10,") && line.contains(",lru,")).unwrap();
+    assert!(line.contains(&format!(",lru,{rate:.6},")), "{line}, {rate}");
+    assert_eq!(bench(&["policies", "--requests", "200", "--write", "/nowhere"]).status.code(), Some(1));
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let emulated = Command::new(env!("CARGO_BIN_EXE_cxlctl")).args(["bench", "line"]).env("CXL_COHERENCE", "emulated").output().unwrap();
     assert_eq!(emulated.status.code(), Some(1));

@@ -8,6 +8,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
+//! | [`metrics`] | what a process counts, and what a host tells the pool of it |
 //! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
 //! | [`ring`] | messages and calls between two processes of any hosts |
 //! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
@@ -15,6 +16,7 @@
 //! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
 //! | [`lock`], [`host`] | the two-tier lock and its manager; slots, heartbeats, fences. One layer: a manager serves both |
 //! | [`media`] | the on-media format: every line, its writer, its checks |
+//! | [`copy`](mod@copy) | payload in and out of the pool: gather, scatter, sparse lists, with flushes and fences in their places |
 //! | [`line`](mod@line) | publish and fetch of a 64-byte line, the two recipes that everything above is made of |
 //! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
 //! | [`device`], [`machine`] | what a pool lies on; clock, processes and shared memory of this machine ([`platform`] is their trait) |
@@ -98,9 +100,12 @@
 //! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
+//! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=256K` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
 
 pub mod alloc;
+pub mod cache;
 pub mod coherence;
+pub mod copy;
 mod crc;
 pub mod device;
 mod error;
@@ -113,6 +118,7 @@ pub mod lock;
 pub mod lock_table;
 pub mod machine;
 pub mod media;
+pub mod metrics;
 pub mod objects;
 pub mod platform;
 pub mod pool;

@@ -51,3 +51,17 @@ pub const MAX_PROCESSES: usize = 64;
 pub const LOCAL_BYTES_ABOVE_HOST: usize = 16 << 10;
 /// Local memory of a host per chunk of the pool, in bytes.
 pub const LOCAL_BYTES_PER_CHUNK: usize = 4;
+/// Cell classes of one pool: sizes of cache cells.
+pub const CELL_CLASSES: usize = 4;
+/// Most cells of the prefix cache in one pool.
+pub const MAX_CELLS: u64 = 1 << 32;
+/// Largest cell, in bytes.
+pub const MAX_CELL_BYTES: u64 = 1 << 30;
+/// Default stripes of the hint table; each has a lock.
+pub const DEFAULT_STRIPES: usize = 16;
+/// Most stripes of the hint table.
+pub const MAX_STRIPES: usize = 1024;
+/// Hint lines that an insert or a lookup may visit.
+pub const HINT_WINDOW: u64 = 8;
+/// Cells that one process may have pinned at a time.
+pub const MAX_PINS: u64 = 1 << 16;

@@ -146,6 +146,21 @@ impl Lines {
         Ok(())
     }
 
+    /// Fetches the 64 bytes at each of `offsets` without looking at what they mean; flushes and misses overlap as in
+    /// [`Lines::fetch_many`]. `out` receives one line for each offset, to be read with [`Lines::open`].
+    pub fn fetch_group(&self, offsets: &[u64], out: &mut Vec<Line>) -> Result<()> {
+        out.clear();
+        for &offset in offsets {
+            self.flush(offset)?;
+        }
+        self.fence_flushed();
+        for &offset in offsets {
+            out.push(self.memory.load_line(offset)?);
+        }
+        self.fence_loaded();
+        Ok(())
+    }
+
     /// Sees to it that what a fetch of line `index` returned is in the memory itself.
     ///
     /// On the path of stores and a flush a sibling on this host may so far have written it into this host's cache only. Whoever goes on to

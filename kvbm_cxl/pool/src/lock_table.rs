@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::host::Host;
-use crate::lock::{FIRST_USER_LOCK, LockId};
+use crate::lock::LockId;
 use crate::media::{Geometry, LOCKS_PER_RECORD, RECORD_BYTES};
 use crate::record::{self, Best, Locked, Reading, Structure};
 
@@ -18,20 +18,21 @@ fn place(lock: LockId) -> (u64, usize, u8) {
 }
 
 /// The lowest lock of record `number` that can be allocated and is not.
-fn lowest_free(number: u64, data: &[u8; RECORD_BYTES], locks: u32) -> Option<LockId> {
+fn lowest_free(number: u64, data: &[u8; RECORD_BYTES], range: std::ops::Range<u32>) -> Option<LockId> {
     let first = number as u32 * LOCKS_PER_RECORD as u32;
-    let end = locks.min(first + LOCKS_PER_RECORD as u32);
-    (first.max(FIRST_USER_LOCK)..end).find(|&lock| {
+    let end = range.end.min(first + LOCKS_PER_RECORD as u32);
+    (first.max(range.start)..end).find(|&lock| {
         let (_, byte, mask) = place(lock);
         data[byte] & mask == 0
     })
 }
 
 fn check_number(lock: LockId, geometry: &Geometry) -> Result<()> {
-    if (FIRST_USER_LOCK..geometry.locks).contains(&lock) {
+    let first = geometry.first_user_lock();
+    if (first..geometry.locks).contains(&lock) {
         return Ok(());
     }
-    Err(Error::Invalid(format!("lock {lock} is not one of the locks {FIRST_USER_LOCK} to {} that can be allocated", geometry.locks - 1)))
+    Err(Error::Invalid(format!("lock {lock} is not one of the locks {first} to {} that can be allocated", geometry.locks - 1)))
 }
 
 fn is_set(best: &Best, lock: LockId) -> bool {
@@ -48,7 +49,7 @@ pub fn allocate_lock(host: &Host, timeout_ms: u64) -> Result<LockId> {
     let geometry = host.lines().layout().geometry();
     for number in Structure::LockTable.records(geometry) {
         let best = locked.read(number)?;
-        if let Some(lock) = lowest_free(number, &best.copy.data, geometry.locks) {
+        if let Some(lock) = lowest_free(number, &best.copy.data, geometry.first_user_lock()..geometry.locks) {
             let mut data = best.copy.data;
             let (_, byte, mask) = place(lock);
             data[byte] |= mask;
@@ -58,7 +59,7 @@ pub fn allocate_lock(host: &Host, timeout_ms: u64) -> Result<LockId> {
         }
     }
     locked.confirm()?;
-    let limit = u64::from(geometry.locks - FIRST_USER_LOCK);
+    let limit = u64::from(geometry.locks - geometry.first_user_lock());
     Err(Error::Full { what: "the lock table", limit, advice: "free locks, or format the pool with more" })
 }
 
@@ -98,6 +99,7 @@ pub fn is_allocated(host: &Host, lock: LockId, timeout_ms: u64) -> Result<bool> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::FIRST_USER_LOCK;
 
     #[test]
     fn every_lock_has_its_own_bit() {
@@ -111,14 +113,14 @@ mod tests {
 
     #[test]
     fn reserved_locks_and_locks_beyond_the_pool_are_never_given() {
-        assert_eq!(lowest_free(0, &[0; RECORD_BYTES], 256), Some(FIRST_USER_LOCK));
-        assert_eq!(lowest_free(0, &[0xff; RECORD_BYTES], 256), None);
+        assert_eq!(lowest_free(0, &[0; RECORD_BYTES], FIRST_USER_LOCK..256), Some(FIRST_USER_LOCK));
+        assert_eq!(lowest_free(0, &[0xff; RECORD_BYTES], FIRST_USER_LOCK..256), None);
         let mut data = [0xff; RECORD_BYTES];
         data[31] = 0x7f; // lock 255, the last of a pool of 256
-        assert_eq!(lowest_free(0, &data, 256), Some(255));
-        assert_eq!(lowest_free(0, &data, 255), None);
-        assert_eq!(lowest_free(1, &[0; RECORD_BYTES], 400), Some(LOCKS_PER_RECORD as u32));
-        assert_eq!(lowest_free(1, &[0; RECORD_BYTES], 320), None);
+        assert_eq!(lowest_free(0, &data, FIRST_USER_LOCK..256), Some(255));
+        assert_eq!(lowest_free(0, &data, FIRST_USER_LOCK..255), None);
+        assert_eq!(lowest_free(1, &[0; RECORD_BYTES], FIRST_USER_LOCK..400), Some(LOCKS_PER_RECORD as u32));
+        assert_eq!(lowest_free(1, &[0; RECORD_BYTES], FIRST_USER_LOCK..320), None);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use crate::limits::*;
 use crate::line::{Line, Lines};
 use crate::machine::{Machine, machine_id, random_bytes};
 use crate::media::{
-    CoherenceMode, DeviceRecord, Found, Geometry, Layout, Stripes, Superblock, SuperblockParts, erase_superblocks, fetch_superblock,
-    inspect_header, uuid_text, write_regions, write_superblocks,
+    CellClass, CoherenceMode, DeviceRecord, Found, Geometry, Layout, Stripes, Superblock, SuperblockParts, erase_superblocks,
+    fetch_superblock, inspect_header, uuid_text, write_regions, write_superblocks,
 };
 use crate::platform::MachineId;
 use std::sync::Arc;
@@ -24,6 +24,24 @@ pub struct OpenOptions {
     pub memory: Option<CoherenceOptions>,
     /// Where sysfs is.
     pub sysfs: Sysfs,
+}
+
+/// A part of the pool that is cut into cells of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellArea {
+    /// Bytes of a cell, a multiple of 64: the largest block that it takes.
+    pub cell_bytes: u64,
+    /// How much of the pool.
+    pub share: Share,
+}
+
+/// A part of the pool's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// So many bytes, rounded down to whole cell chunks.
+    Bytes(u64),
+    /// So many hundredths.
+    Percent(u32),
 }
 
 /// What a pool is formatted with. The numbers never change afterwards.
@@ -42,6 +60,8 @@ pub struct FormatOptions {
     pub objects: u32,
     /// Chunk, in bytes, a power of two.
     pub chunk_bytes: u64,
+    /// Cells of the prefix cache, smallest first; none = a pool without a cache. Each block takes a cell of the smallest size that holds it.
+    pub cells: Vec<CellArea>,
     /// The machine of seat 0; `None` = the one that formats.
     pub machine: Option<MachineId>,
     /// The machines of seats 1 and up; none or missing = bound at run time.
@@ -65,6 +85,7 @@ impl Default for FormatOptions {
             locks: DEFAULT_LOCKS as u32,
             objects: DEFAULT_OBJECTS as u32,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
+            cells: Vec::new(),
             machine: None,
             seats: Vec::new(),
             coherence: CoherenceMode::default(),
@@ -143,7 +164,9 @@ impl Pool {
             locks: options.locks,
             objects: options.objects,
             chunk_bytes: options.chunk_bytes,
+            ..Geometry::with_len(0)
         };
+        let geometry = with_cells(geometry, &options.cells)?;
         let layout = Layout::new(geometry)?;
         let superblock = Superblock::new(&SuperblockParts {
             uuid: random_bytes()?,
@@ -317,6 +340,39 @@ fn refuse_duplicates(devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
+/// Adds the cells: chunks as large as a pin line covers, or smaller where the hosts would have too few of them.
+fn with_cells(mut geometry: Geometry, areas: &[CellArea]) -> Result<Geometry> {
+    if areas.is_empty() {
+        return Ok(geometry);
+    }
+    if areas.len() > CELL_CLASSES {
+        return Err(Error::Invalid(format!("{} sizes of cells are more than {CELL_CLASSES}", areas.len())));
+    }
+    let cells = |area: &CellArea| {
+        let bytes = match area.share {
+            Share::Bytes(bytes) => bytes,
+            Share::Percent(percent) => (u128::from(geometry.len_bytes) * u128::from(percent.min(100)) / 100) as u64,
+        };
+        bytes.checked_div(area.cell_bytes).unwrap_or(0)
+    };
+    let least = areas.iter().map(cells).min().unwrap_or(0);
+    let wanted = (2 * u64::from(geometry.slots)).min(least);
+    let fits = |per_chunk: &u32| least / u64::from(*per_chunk) >= wanted;
+    geometry.cells_per_chunk = [112, 56, 28, 14, 7, 2].into_iter().find(fits).unwrap_or(1);
+    geometry.stripes = DEFAULT_STRIPES as u32;
+    for (class, area) in geometry.cells.iter_mut().zip(areas) {
+        let chunks = cells(area) / u64::from(geometry.cells_per_chunk);
+        if chunks == 0 {
+            return Err(Error::Invalid(format!(
+                "not one cell of {} bytes fits its share of a pool of {} bytes: use smaller cells, a larger share or a larger device",
+                area.cell_bytes, geometry.len_bytes
+            )));
+        }
+        *class = CellClass { cell_bytes: area.cell_bytes, chunks };
+    }
+    Ok(geometry)
+}
+
 /// The arrangement of a new pool.
 fn stripes_for(devices: &[Device], size_bytes: Option<u64>, options: &FormatOptions) -> Result<Stripes> {
     let mut sizes = Vec::with_capacity(devices.len());
@@ -397,6 +453,14 @@ impl Coherence for ReadOnly {
 
     fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
         self.0.copy_out(offset, destination)
+    }
+
+    fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        self.0.copy_out_streaming(offset, destination)
+    }
+
+    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
+        self.0.store_streaming(source, destination);
     }
 
     fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {

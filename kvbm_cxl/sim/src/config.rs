@@ -126,6 +126,7 @@ impl Default for WorldConfig {
                 locks: 16,
                 objects: 16,
                 chunk_bytes: 64 << 10,
+                ..Geometry::with_len(0)
             },
             write_path: WritePath::OneUnit,
             chances: Chances::default(),

@@ -24,6 +24,12 @@ pub(crate) fn format(lines: &Lines) {
             Region::FreeAck => fill::<FreeAck>(lines, span),
             Region::ChunkHead => fill::<ChunkHead>(lines, span),
             Region::KeepMap => fill::<KeepMap>(lines, span),
+            Region::Stats => fill::<StatsLine>(lines, span),
+            Region::Descriptor => fill::<Descriptor>(lines, span),
+            Region::Hint => fill::<HintLine>(lines, span),
+            Region::Pin => fill::<PinLine>(lines, span),
+            Region::CellClaim => fill::<CellClaim>(lines, span),
+            Region::Ask => fill::<Ask>(lines, span),
         }
     }
 }

@@ -31,6 +31,7 @@ macro_rules! scenarios {
 
 scenarios! {
     order: 2000,
+    copy: 1000,
     lock: 200,
     join: 200,
     duel: 1000,
@@ -41,5 +42,6 @@ scenarios! {
     records: 100,
     objects: 100,
     seal: 100,
+    stats: 300,
     ring: 100,
 }

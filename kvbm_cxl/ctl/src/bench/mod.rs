@@ -5,11 +5,13 @@
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
+mod copy;
 mod counting;
 mod handover;
 mod hosts;
 mod line;
 mod lock;
+mod policies;
 mod rpc;
 mod scaling;
 
@@ -53,11 +55,18 @@ enum What {
         #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
         peer: Option<Vec<PathBuf>>,
     },
+    /// Copies of payload: publish, pull, gather, sparse reads, beside the bare instructions
+    Copy {
+        #[command(flatten)]
+        common: Common,
+    },
     /// The allocator: blocks, kept blocks, chunks
     Alloc {
         #[command(flatten)]
         common: Common,
     },
+    /// Eviction policies: hit rates by cache size on synthetic requests, counted
+    Policies(policies::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -187,7 +196,9 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             return Ok(Exit::Done);
         }
         What::Rpc { common, .. } => (rpc::run(common.batches), common),
+        What::Copy { common } => (copy::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;

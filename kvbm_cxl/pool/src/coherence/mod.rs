@@ -23,6 +23,7 @@ mod mapping;
 mod native;
 mod options;
 mod sigbus;
+mod submission;
 
 pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
@@ -32,6 +33,7 @@ pub use mapping::{Mapping, Segment};
 pub use native::Native;
 pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
 pub use sigbus::{GRANULE_BYTES, MAX_MAPPINGS};
+pub use submission::Submission;
 
 use crate::error::Result;
 use crate::limits::LINE_BYTES;
@@ -73,6 +75,18 @@ pub trait Coherence: Send + Sync {
 
     /// Copies from the pool with ordinary loads. The caller has flushed and fenced the range if it wants other hosts' bytes.
     fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()>;
+
+    /// As [`Coherence::copy_out`], but where it can, the stores to the destination go past the caches: for what is too large to be wanted
+    /// there. [`Coherence::fence_all`] comes before another thread or a device reads the destination.
+    fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        self.copy_out(offset, destination)
+    }
+
+    /// Copies between two stretches of local memory of the same length with the stores of [`Coherence::copy_out_streaming`]: its second
+    /// half, for callers that look at the bytes on the way.
+    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
+        destination.copy_from_slice(source);
+    }
 
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;

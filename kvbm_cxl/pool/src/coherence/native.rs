@@ -60,6 +60,23 @@ impl Native {
             }
         }
     }
+
+    /// Copies with stores past the caches, but for the parts of lines at either end.
+    ///
+    /// # Safety
+    /// As many bytes as `destination` has may be read at `from`, and the two do not overlap.
+    unsafe fn stream(&self, from: *const u8, destination: &mut [u8]) {
+        let to = destination.as_mut_ptr();
+        let head = ((to as usize).wrapping_neg() % LINE_BYTES).min(destination.len());
+        let lines = (destination.len() - head) / LINE_BYTES;
+        let tail = head + lines * LINE_BYTES;
+        // SAFETY: what the caller promises; `to + head` starts a line, unless there is none, and head, lines and tail make up the whole.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, head);
+            arch::stream_lines(self.instructions.copy, to.add(head), from.add(head), lines);
+            std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), destination.len() - tail);
+        }
+    }
 }
 
 impl Coherence for Native {
@@ -148,6 +165,19 @@ impl Coherence for Native {
         // come out mixed; whoever reads them verifies.
         unsafe { std::ptr::copy_nonoverlapping(from, destination.as_mut_ptr(), destination.len()) };
         self.faults.leave(offset, destination.len() as u64)
+    }
+
+    fn copy_out_streaming(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        let from = self.faults.enter(offset, destination.len() as u64)?;
+        // SAFETY: the range lies in the mapping; for the rest as in `copy_out`.
+        unsafe { self.stream(from, destination) };
+        self.faults.leave(offset, destination.len() as u64)
+    }
+
+    fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
+        let len = source.len().min(destination.len());
+        // SAFETY: a shared and an exclusive slice do not overlap.
+        unsafe { self.stream(source.as_ptr(), &mut destination[..len]) };
     }
 
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {

@@ -36,6 +36,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     each(report, &view.claims, |index| claim(view, index));
     each(report, &view.free_boxes, |index| free_box(view, index));
     each(report, &view.free_acks, |index| free_ack(view, index));
+    each(report, &view.stats, |index| stats(view, index));
 }
 
 fn each<T: MediaLine>(report: &mut Report, table: &Table<T>, verdict: impl Fn(u64) -> Verdict) {
@@ -326,4 +327,9 @@ fn free_ack(view: &View<'_>, index: u64) -> Verdict {
     let what = "empties it; the receiver writes it again with its next join";
     let value = FreeAck { incarnation: joined(view, slot), ..FreeAck::default() };
     (Severity::Error, "what this host took out of a free box is unknown: its sender waits", loss(view, index, what, value))
+}
+
+fn stats(view: &View<'_>, index: u64) -> Verdict {
+    let meaning = "what this host counted is not shown; nothing else depends on it";
+    (Severity::Warning, meaning, safe(view, index, "empties it; a host that runs writes it again", StatsLine::zeroed()))
 }

@@ -4,7 +4,9 @@
 use crate::error::Error;
 use crate::limits::{INTENTS, MAX_OBJECT_NAME_BYTES};
 use crate::line::{Line, Lines};
+use crate::lock::FIRST_STRIPE_LOCK;
 use crate::media::*;
+use crate::metrics::stats::Stat;
 use crate::platform::MachineId;
 
 /// A field's value.
@@ -61,6 +63,12 @@ pub fn line_name(layout: &Layout, region: Region, index: u64) -> String {
         Region::FreeAck => pair("FREEACK", geometry.slots.into()),
         Region::ChunkHead => format!("CHUNK[{index}]"),
         Region::KeepMap => pair("KEEP", geometry.keep_lines()),
+        Region::Stats => pair("STATS", STATS_LINES as u64),
+        Region::Descriptor => format!("DESC[{index}]"),
+        Region::Hint => pair("HINT", geometry.hint_lines_per_stripe()),
+        Region::Pin => pair("PIN", geometry.pin_lines()),
+        Region::CellClaim => pair("CCLAIM", geometry.cell_claim_lines()),
+        Region::Ask => format!("ASK[{index}]"),
     }
 }
 
@@ -82,8 +90,14 @@ pub fn line_owner(layout: &Layout, region: Region, index: u64) -> String {
         Region::Record => slot(geometry.records()),
         Region::Claim => slot(layout.claim_lines()),
         Region::FreeBox | Region::FreeAck => slot(geometry.slots.into()),
+        Region::Stats => slot(STATS_LINES as u64),
         Region::ChunkHead => format!("the owner of chunk {index}"),
         Region::KeepMap => format!("the owner of chunk {}", index / geometry.keep_lines().max(1)),
+        Region::Descriptor => format!("the owner of cell chunk {}", index / u64::from(geometry.cells_per_chunk.max(1))),
+        Region::Hint => format!("the holder of lock {}", u64::from(FIRST_STRIPE_LOCK) + index / geometry.hint_lines_per_stripe().max(1)),
+        Region::Pin => slot(geometry.pin_lines()),
+        Region::CellClaim => slot(geometry.cell_claim_lines()),
+        Region::Ask => slot(1),
     }
 }
 
@@ -118,6 +132,10 @@ fn number(value: impl Into<u64>) -> Value {
 
 fn id(bytes: [u8; 16]) -> Value {
     Value::Text(MachineId(bytes).to_string())
+}
+
+fn hex(bytes: &[u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(*bytes))
 }
 
 fn word(state: u32, names: &[(u32, &str)]) -> Value {
@@ -332,5 +350,74 @@ impl Fields for KeepMap {
     fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
         let first = index % layout.geometry().keep_lines().max(1) * BLOCKS_PER_KEEP as u64;
         vec![("incarnation", number(self.incarnation)), ("kept_blocks", set_bits(&self.bits, first))]
+    }
+}
+
+impl Fields for StatsLine {
+    fn fields(&self, _: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let first = index as usize % STATS_LINES * COUNTERS_PER_STATS;
+        let known = self.counters.iter().enumerate().filter_map(|(place, &value)| Some((Stat::at(first + place)?.name(), number(value))));
+        std::iter::once(("incarnation", number(self.incarnation))).chain(known).collect()
+    }
+}
+
+impl Fields for Descriptor {
+    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let kinds = [(Descriptor::NO_CHECKSUM.into(), "none"), (Descriptor::XXH3.into(), "xxh3")];
+        vec![
+            ("offset", layout.cell(index).map_or(Value::Text("outside the pool".into()), |(offset, _)| Value::Hex(offset))),
+            ("state", Value::Text(self.state_name().into())),
+            ("owner", number(self.owner)),
+            ("incarnation", number(self.incarnation)),
+            ("seq", number(self.seq)),
+            ("len_bytes", number(self.len_bytes)),
+            ("namespace", Value::Text(hex(&self.namespace))),
+            ("key", Value::Text(hex(&self.key))),
+            ("checksum_kind", word(self.kind.into(), &kinds)),
+            ("checksum", Value::Hex(self.checksum)),
+        ]
+    }
+}
+
+impl Fields for HintLine {
+    fn fields(&self, _layout: &Layout, _index: u64) -> Vec<(&'static str, Value)> {
+        let hints = self.iter().map(|hint| match hint {
+            Hint::Empty => Value::Text("empty".into()),
+            Hint::Tomb => Value::Text("tomb".into()),
+            Hint::Cell { fingerprint, cell } => Value::Text(format!("{fingerprint:016x} -> cell {cell}")),
+        });
+        vec![("hints", Value::List(hints.collect()))]
+    }
+}
+
+impl Fields for PinLine {
+    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let first = index % layout.geometry().pin_lines().max(1) * CELLS_PER_PIN as u64;
+        let used = (0..CELLS_PER_PIN).filter(|&place| self.nibble(place) != 0).map(|place| {
+            let nibble = self.nibble(place);
+            let pinned = if nibble & PinLine::PINNED != 0 { " pinned" } else { "" };
+            Value::Text(format!("{} tick {}{pinned}", first + place as u64, nibble & PinLine::TICK))
+        });
+        vec![("incarnation", number(self.incarnation)), ("cells", Value::List(used.collect()))]
+    }
+}
+
+impl Fields for CellClaim {
+    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let first = index % layout.geometry().cell_claim_lines().max(1) * CHUNKS_PER_CELL_CLAIM as u64;
+        vec![("incarnation", number(self.incarnation)), ("cell_chunks", set_bits(&self.bits, first))]
+    }
+}
+
+impl Fields for Ask {
+    fn fields(&self, _layout: &Layout, _index: u64) -> Vec<(&'static str, Value)> {
+        let requests = [(Ask::EVICT, "evict"), (Ask::CLEAR, "clear"), (Ask::CLEAR_ALL, "clear all"), (Ask::ROOM, "room")];
+        vec![
+            ("incarnation", number(self.incarnation)),
+            ("number", number(self.number)),
+            ("what", word(self.what, &requests)),
+            ("namespace", Value::Text(hex(&self.namespace))),
+            ("key", Value::Text(hex(&self.key))),
+        ]
     }
 }

@@ -4,7 +4,6 @@
 use super::report::{Remedy, Report, Severity};
 use super::view::{View, found};
 use crate::limits::{MAX_NUMBER, MAX_OBJECT_NAME_BYTES, OBJECT_PROBES};
-use crate::lock::FIRST_USER_LOCK;
 use crate::media::*;
 use std::collections::HashMap;
 
@@ -79,14 +78,14 @@ fn lock_table(view: &View<'_>, report: &mut Report, records: &[Option<Best>]) {
         for bit in 0..LOCKS_PER_RECORD {
             let lock = (number * LOCKS_PER_RECORD + bit) as u32;
             let is_set = record.data[bit / 8] >> (bit % 8) & 1 == 1;
-            if is_set && !(FIRST_USER_LOCK..view.geometry.locks).contains(&lock) {
+            if is_set && !(view.geometry.first_user_lock()..view.geometry.locks).contains(&lock) {
                 let meaning = format!("says that lock {lock} is allocated, which cannot be");
                 let remedy = Remedy::None("none needed: the number is never given out");
                 found(report, Severity::Error, "lock_table.range", (Region::Record, record.index), meaning, remedy);
             }
         }
     }
-    for lock in FIRST_USER_LOCK..view.geometry.locks {
+    for lock in view.geometry.first_user_lock()..view.geometry.locks {
         if view.is_held(view.grant(lock).slot.into(), lock) && allocated(lock) == Some(false) {
             let line = u64::from(lock) / LOCKS_PER_GRANT as u64;
             let at = (Region::Grant, view.decided_grants[line as usize].seat * view.geometry.grant_lines() + line);

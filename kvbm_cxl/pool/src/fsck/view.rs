@@ -100,6 +100,7 @@ pub(super) struct View<'a> {
     pub claims: Table<Claim>,
     pub free_boxes: Table<FreeBox>,
     pub free_acks: Table<FreeAck>,
+    pub stats: Table<StatsLine>,
     /// What counts for each grant line.
     pub decided_grants: Vec<Register<GrantLine>>,
     /// What counts for each slot, then for each seat.
@@ -132,6 +133,7 @@ impl<'a> View<'a> {
             claims: Table::load(lines)?,
             free_boxes: Table::load(lines)?,
             free_acks: Table::load(lines)?,
+            stats: Table::load(lines)?,
             decided_grants: Vec::new(),
             decided_bindings: Vec::new(),
             fenced: vec![0; geometry.slots as usize],

@@ -77,6 +77,12 @@ pub(crate) fn is_proven_dead(lines: &Lines, slot: u32, incarnation: u32) -> Resu
     Ok(identity.drained >= incarnation || (identity.state == Identity::LEFT && identity.incarnation >= incarnation))
 }
 
+/// Whether (slot, incarnation) is proven dead, or has acknowledged its fence: that is published when no operation of it runs any more.
+pub(crate) fn has_ended(lines: &Lines, slot: u32, incarnation: u32) -> Result<bool> {
+    let identity: Identity = lines.fetch(slot.into())?;
+    Ok(identity.acknowledged >= incarnation || is_proven_dead(lines, slot, incarnation)?)
+}
+
 impl Inner {
     /// A3, B2: whether this incarnation may go on, read after everything it published.
     pub fn check_fences(&self, incarnation: u32) -> Result<()> {

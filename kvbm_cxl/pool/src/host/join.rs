@@ -40,7 +40,9 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig,
 pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
     let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
     let geometry = *lines.layout().geometry();
-    let above_bytes = LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * lines.layout().chunks() as usize;
+    let above_bytes = LOCAL_BYTES_ABOVE_HOST
+        + LOCAL_BYTES_PER_CHUNK * lines.layout().chunks() as usize
+        + crate::cache::local_len_bytes(lines.layout().geometry());
     let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry) + above_bytes)?, &geometry)?;
     // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
     let joining =

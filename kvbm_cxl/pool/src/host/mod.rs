@@ -14,13 +14,14 @@ pub use fence::Standing;
 pub use service::Service;
 
 use crate::error::{Error, Result};
+use crate::fault::mutant;
 use crate::limits::MAX_NUMBER;
 use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId};
 use crate::media::{Geometry, Superblock};
 use crate::platform::{MachineId, MachineLockGuard, Platform};
-use local_mutex::{Asker, LocalMutex};
+use local_mutex::{Asker, LocalMutex, Taken};
 use segment::{Segment, state};
 use std::any::Any;
 use std::ptr::NonNull;
@@ -112,6 +113,33 @@ impl Drop for Op<'_> {
     }
 }
 
+/// An [`Op`] that owns its host: for work that is handed on, such as a block that somebody fills.
+pub struct HeldOp {
+    host: Host,
+    incarnation: u32,
+}
+
+impl HeldOp {
+    /// The incarnation this work belongs to.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// As [`Host::check_fences`].
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when any row names the incarnation of this work or a later one.
+    pub fn check_fences(&self) -> Result<()> {
+        self.host.inner.check_fences(self.incarnation)
+    }
+}
+
+impl Drop for HeldOp {
+    fn drop(&mut self) {
+        self.host.inner.end_operation();
+    }
+}
+
 impl Host {
     /// Joins the pool, or attaches to the incarnation that another process of this machine runs.
     ///
@@ -176,6 +204,15 @@ impl Host {
         Ok(Op { host: self, incarnation })
     }
 
+    /// Begins work that may publish shared lines and is not bound to a stack frame.
+    ///
+    /// # Errors
+    /// As [`Host::enter`].
+    pub fn enter_held(&self) -> Result<HeldOp> {
+        let incarnation = self.inner.begin_operation()?;
+        Ok(HeldOp { host: self.clone(), incarnation })
+    }
+
     /// A3 and B2: fetches every seat's fence row of this host's slot, after everything published so far.
     ///
     /// # Errors
@@ -192,6 +229,15 @@ impl Host {
     /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more (LOCKS.md section 6).
     pub fn is_proven_dead(&self, slot: u16, incarnation: u32) -> Result<bool> {
         self.inner.patiently(|| fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
+    }
+
+    /// Whether every operation of incarnation `incarnation` of `slot` has ended: it writes no more of what is only written within one
+    /// (CACHE.md section 7). Proof of death is more: it is about everything that the host's processes may still write.
+    pub(crate) fn has_ended(&self, slot: u16, incarnation: u32) -> Result<bool> {
+        if mutant!("cache.timeout_is_proof") && self.is_fenced(slot, incarnation)? {
+            return Ok(true);
+        }
+        self.inner.patiently(|| fence::has_ended(&self.inner.lines, slot.into(), incarnation))
     }
 
     /// States, as an operator of this machine, that incarnation `incarnation` of `slot` is powered off or cut off from the memory for good.
@@ -214,7 +260,13 @@ impl Host {
     /// # Errors
     /// [`Error::Timeout`] at the deadline; [`Error::BadLine`] when the lock is blocked by a damaged line.
     pub fn acquire(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
-        crate::lock::acquire(self, lock, timeout_ms)
+        crate::lock::acquire(self, lock, timeout_ms, true)
+    }
+
+    /// As [`Host::acquire`], for a caller that has begun other work: a fence is an error at once, because the re-join would wait for that
+    /// work and so for the caller.
+    pub(crate) fn acquire_within(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
+        crate::lock::acquire(self, lock, timeout_ms, false)
     }
 
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.
@@ -288,13 +340,25 @@ impl Inner {
 
     /// Runs `work` under a mutex of the local tier.
     pub fn with_mutex<T>(&self, mutex: &LocalMutex, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.with_mutex_or_repair(mutex, || (), work)
+    }
+
+    /// Runs `work` under a mutex of the local tier, and `repair` before it when the last owner died with the mutex.
+    pub fn with_mutex_or_repair<T>(&self, mutex: &LocalMutex, repair: impl FnOnce(), work: impl FnOnce() -> Result<T>) -> Result<T> {
         // Held for one publish at a time; whoever has it for longer is stopped, and the host goes on with it or is fenced.
         let timeout_ms = self.config.join_timeout_ms;
         let deadline_ns = self.platform.now_ns() + timeout_ms * 1_000_000;
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
-        if mutex.lock(&asker, deadline_ns).is_none() {
-            return Err(Error::Timeout { what: "a mutex of the local segment (is a process of this host stopped?)".into(), timeout_ms });
+        match mutex.lock(&asker, deadline_ns) {
+            Some(Taken::Clean) => {}
+            Some(Taken::FromDead) => repair(),
+            None => {
+                return Err(Error::Timeout {
+                    what: "a mutex of the local segment (is a process of this host stopped?)".into(),
+                    timeout_ms,
+                });
+            }
         }
         let result = work();
         mutex.unlock(&*self.platform);

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::host::local_mutex::Asker;
 use crate::host::segment::{flag, state};
 use crate::host::{Host, Op};
+use crate::media::Geometry;
 use std::sync::atomic::Ordering;
 
 /// Number of a lock, from 0.
@@ -24,8 +25,12 @@ pub const LOCK_TABLE: LockId = 0;
 pub const LOCK_OBJECTS: LockId = 1;
 /// Lock of the chunk claims.
 pub const LOCK_CHUNKS: LockId = 2;
-/// First lock that can be allocated.
-pub const FIRST_USER_LOCK: LockId = 8;
+/// Lock of the claims on cell chunks.
+pub const LOCK_CELLS: LockId = 3;
+/// Lock of the first stripe of the hint table.
+pub const FIRST_STRIPE_LOCK: LockId = 8;
+/// First lock that can be allocated in a pool without cells; with cells it is [`Geometry::first_user_lock`].
+pub const FIRST_USER_LOCK: LockId = FIRST_STRIPE_LOCK;
 
 /// What a lock does while its holder is suspected and perhaps only paused (LOCKS.md section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +42,8 @@ pub enum LockMode {
 }
 
 /// The mode of a lock: the pool's own structures follow section 5, what users protect need not.
-pub fn mode_of(lock: LockId) -> LockMode {
-    if lock < FIRST_USER_LOCK { LockMode::Timed } else { LockMode::Safe }
+pub fn mode_of(geometry: &Geometry, lock: LockId) -> LockMode {
+    if lock < geometry.first_user_lock() { LockMode::Timed } else { LockMode::Safe }
 }
 
 /// A held lock; dropping it gives the local tier back and keeps the global grant (sticky) until it is recalled.
@@ -48,8 +53,8 @@ pub struct LockGuard<'h> {
     grant: u32,
 }
 
-/// [`Host::acquire`].
-pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'h>> {
+/// [`Host::acquire`], or, not through a fence, [`Host::acquire_within`].
+pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, through_fence: bool) -> Result<LockGuard<'h>> {
     let inner = &*host.inner;
     if lock >= inner.geometry().locks {
         return Err(Error::Invalid(format!("lock {lock} does not exist: the pool has {} locks", inner.geometry().locks)));
@@ -77,7 +82,7 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64) -> Resu
                     Err(error) => {
                         local.mutex.unlock(&*inner.platform);
                         drop(op);
-                        if !error.is_fenced() {
+                        if !error.is_fenced() || !through_fence {
                             return Err(error);
                         }
                     }
@@ -85,7 +90,7 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64) -> Resu
             }
             Err(error) => {
                 local.mutex.unlock(&*inner.platform);
-                if !error.is_fenced() {
+                if !error.is_fenced() || !through_fence {
                     return Err(error);
                 }
             }

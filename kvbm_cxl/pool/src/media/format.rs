@@ -5,8 +5,8 @@
 //! superblocks, each with its line 0 last. A crash anywhere in between leaves devices that are no pool.
 
 use super::{
-    Binding, ChunkHead, Claim, DeathLine, FenceLine, FreeAck, FreeBox, GrantLine, Identity, Intent, JoinBox, KeepMap, MediaLine, Record,
-    Region, RequestLine, SUPERBLOCK_BYTES, Seat, Summary, Superblock, uuid_text,
+    Ask, Binding, CellClaim, ChunkHead, Claim, DeathLine, Descriptor, FenceLine, FreeAck, FreeBox, GrantLine, HintLine, Identity, Intent,
+    JoinBox, KeepMap, MediaLine, PinLine, Record, Region, RequestLine, SUPERBLOCK_BYTES, Seat, StatsLine, Summary, Superblock, uuid_text,
 };
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
@@ -22,7 +22,8 @@ macro_rules! with_line_of {
         with_line_of!(@match $region, $line => $body;
             Seat = Seat, Grant = GrantLine, Binding = Binding, Fence = FenceLine, Death = DeathLine, JoinBox = JoinBox,
             Identity = Identity, Summary = Summary, Request = RequestLine, Intent = Intent, Record = Record, Claim = Claim,
-            FreeBox = FreeBox, FreeAck = FreeAck, ChunkHead = ChunkHead, KeepMap = KeepMap)
+            FreeBox = FreeBox, FreeAck = FreeAck, ChunkHead = ChunkHead, KeepMap = KeepMap, Stats = StatsLine, Descriptor = Descriptor,
+            Hint = HintLine, Pin = PinLine, CellClaim = CellClaim, Ask = Ask)
     };
     (@match $region:expr, $line:ident => $body:expr; $($name:ident = $structure:ty),*) => {
         match $region {

@@ -5,6 +5,15 @@ use super::Region;
 use crate::error::{Error, Result};
 use crate::limits::*;
 
+/// Cells of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CellClass {
+    /// Bytes of a cell: the largest block it takes; a multiple of 64.
+    pub cell_bytes: u64,
+    /// Cell chunks of this class.
+    pub chunks: u64,
+}
+
 /// The numbers a pool is formatted with. They never change afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -24,6 +33,12 @@ pub struct Geometry {
     pub objects: u32,
     /// Chunk, in bytes: a power of two of at least 4 KiB.
     pub chunk_bytes: u64,
+    /// Stripes of the hint table (S), each with a lock; 0 when the pool has no cells.
+    pub stripes: u32,
+    /// Cells in a cell chunk, a divisor of [`CELLS_PER_PIN`](super::CELLS_PER_PIN); 0 when the pool has no cells.
+    pub cells_per_chunk: u32,
+    /// The cell classes, smallest cells first; unused ones are all zero and come last.
+    pub cells: [CellClass; CELL_CLASSES],
 }
 
 impl Geometry {
@@ -38,6 +53,9 @@ impl Geometry {
             locks: DEFAULT_LOCKS as u32,
             objects: DEFAULT_OBJECTS as u32,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
+            stripes: 0,
+            cells_per_chunk: 0,
+            cells: [CellClass::default(); CELL_CLASSES],
         }
     }
 
@@ -58,7 +76,80 @@ impl Geometry {
         if !self.chunk_bytes.is_power_of_two() || !self.stripe_bytes.is_power_of_two() {
             return Err(Error::Invalid("chunk_bytes and stripe_bytes must be powers of two".into()));
         }
+        self.check_cells()
+    }
+
+    fn check_cells(&self) -> Result<()> {
+        let invalid = |what: String| Err(Error::Invalid(what));
+        let used = self.cells.iter().take_while(|class| class.chunks > 0).count();
+        let (used, unused) = self.cells.split_at(used);
+        if unused.iter().any(|class| *class != CellClass::default()) || !used.is_sorted_by(|a, b| a.cell_bytes < b.cell_bytes) {
+            return invalid("the cell classes must come with their cells in rising size and without gaps".into());
+        }
+        if used.is_empty() {
+            let none = self.stripes == 0 && self.cells_per_chunk == 0;
+            return if none { Ok(()) } else { invalid("stripes and cells_per_chunk are for pools with cells".into()) };
+        }
+        for class in used {
+            let bytes = class.cell_bytes;
+            if bytes == 0 || bytes > MAX_CELL_BYTES || !bytes.is_multiple_of(LINE_BYTES as u64) {
+                return invalid(format!("a cell of {bytes} bytes cannot be: it must be a multiple of 64 of at most {MAX_CELL_BYTES}"));
+            }
+            if class.chunks > MAX_CHUNKS {
+                return invalid(format!("{} cell chunks of one class are more than {MAX_CHUNKS}", class.chunks));
+            }
+        }
+        if self.cells_per_chunk == 0 || !(super::CELLS_PER_PIN as u32).is_multiple_of(self.cells_per_chunk) {
+            return invalid(format!("cells_per_chunk is {}, must divide {}", self.cells_per_chunk, super::CELLS_PER_PIN));
+        }
+        if self.stripes == 0 || self.stripes as usize > MAX_STRIPES || self.first_user_lock() >= self.locks {
+            return invalid(format!("stripes is {}, must be 1 to {MAX_STRIPES} and leave a lock for users", self.stripes));
+        }
+        if self.cell_count() > MAX_CELLS {
+            return invalid(format!("{} cells are more than {MAX_CELLS}: use larger ones", self.cell_count()));
+        }
         Ok(())
+    }
+
+    /// Cell chunks of all classes (D).
+    pub fn cell_chunks(&self) -> u64 {
+        self.cells.iter().map(|class| class.chunks).sum()
+    }
+
+    /// Cells of all classes (E).
+    pub fn cell_count(&self) -> u64 {
+        self.cell_chunks() * u64::from(self.cells_per_chunk)
+    }
+
+    /// Bytes of all cells.
+    pub fn cells_len_bytes(&self) -> u64 {
+        self.cells
+            .iter()
+            .map(|class| class.cell_bytes.saturating_mul(class.chunks * u64::from(self.cells_per_chunk)))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Hint lines of one stripe: twice as many hints as cells, and never less than a window.
+    pub fn hint_lines_per_stripe(&self) -> u64 {
+        match u64::from(self.stripes) {
+            0 => 0,
+            stripes => (self.cell_count() * 2).div_ceil(super::HINTS_PER_LINE as u64 * stripes).max(HINT_WINDOW),
+        }
+    }
+
+    /// Pin lines per slot.
+    pub fn pin_lines(&self) -> u64 {
+        self.cell_count().div_ceil(super::CELLS_PER_PIN as u64)
+    }
+
+    /// Lines of claims on cell chunks, per slot.
+    pub fn cell_claim_lines(&self) -> u64 {
+        self.cell_chunks().div_ceil(super::CHUNKS_PER_CELL_CLAIM as u64)
+    }
+
+    /// The first lock that users may allocate: those below are the pool's own, the last of them one for each stripe.
+    pub fn first_user_lock(&self) -> u32 {
+        crate::lock::FIRST_STRIPE_LOCK + self.stripes
     }
 
     /// Request lines per slot.
@@ -119,6 +210,7 @@ pub struct Layout {
     geometry: Geometry,
     chunks: u64,
     spans: [RegionSpan; Region::ALL.len()],
+    cells_offset: u64,
     data_offset: u64,
 }
 
@@ -133,16 +225,18 @@ impl Layout {
         // The per-chunk metadata depends on the number of chunks, so start from the most that could fit and go down.
         let mut chunks = (geometry.len_bytes.saturating_sub(header) / geometry.chunk_bytes).min(MAX_CHUNKS);
         while chunks > 0 {
-            let (spans, data_offset) = Self::place(&geometry, chunks);
+            let (spans, cells_offset) = Self::place(&geometry, chunks);
+            let align = geometry.chunk_bytes.min(DEVICE_HEADER_BYTES);
+            let data_offset = cells_offset.saturating_add(geometry.cells_len_bytes()).next_multiple_of(align);
             let room = geometry.len_bytes.saturating_sub(data_offset) / geometry.chunk_bytes;
             if room >= chunks {
-                return Ok(Layout { geometry, chunks, spans, data_offset });
+                return Ok(Layout { geometry, chunks, spans, cells_offset, data_offset });
             }
             chunks = room.min(chunks - 1);
         }
         Err(Error::Invalid(format!(
-            "a pool of {} bytes has no room for one chunk of {} bytes behind its metadata: \
-             use a larger device, fewer slots or locks, or smaller chunks",
+            "a pool of {} bytes has no room for one chunk of {} bytes behind its metadata and cells: \
+             use a larger device, fewer slots, locks or cells, or smaller chunks",
             geometry.len_bytes, geometry.chunk_bytes
         )))
     }
@@ -167,6 +261,19 @@ impl Layout {
                 Region::FreeBox | Region::FreeAck => slots * slots,
                 Region::ChunkHead => chunks,
                 Region::KeepMap => chunks * geometry.keep_lines(),
+                Region::Stats => slots * super::STATS_LINES as u64,
+                Region::Descriptor => geometry.cell_count(),
+                Region::Hint => u64::from(geometry.stripes) * geometry.hint_lines_per_stripe(),
+                Region::Pin => slots * geometry.pin_lines(),
+                Region::CellClaim => slots * geometry.cell_claim_lines(),
+                // Only owners of cells listen.
+                Region::Ask => {
+                    if geometry.cell_chunks() == 0 {
+                        0
+                    } else {
+                        slots
+                    }
+                }
             };
             let span = RegionSpan { region, offset, lines };
             // A page between regions would cost little, but neighbours in one line cost nothing: lines never share owners.
@@ -188,7 +295,9 @@ impl Layout {
 
     /// One region's place.
     pub fn span(&self, region: Region) -> RegionSpan {
-        self.spans[region as usize - 1]
+        // Every region is in the table; the order is that of `Region::ALL`.
+        let position = Region::ALL.iter().position(|&other| other == region).unwrap_or_default();
+        self.spans[position]
     }
 
     /// Number of chunks (C).
@@ -199,6 +308,59 @@ impl Layout {
     /// Claim lines per slot.
     pub fn claim_lines(&self) -> u64 {
         self.chunks.div_ceil(super::CHUNKS_PER_CLAIM as u64)
+    }
+
+    /// Pool offset of cell 0.
+    pub fn cells_offset(&self) -> u64 {
+        self.cells_offset
+    }
+
+    /// Class of a cell chunk, and how many chunks come before the first of that class; `None` when there is no such chunk.
+    fn class_of_cell_chunk(&self, chunk: u64) -> Option<(usize, u64)> {
+        let mut first = 0;
+        for (class, cells) in self.geometry.cells.iter().enumerate() {
+            if chunk < first + cells.chunks {
+                return Some((class, first));
+            }
+            first += cells.chunks;
+        }
+        None
+    }
+
+    /// Class of the cells of a cell chunk.
+    pub fn cell_class(&self, chunk: u64) -> Option<usize> {
+        self.class_of_cell_chunk(chunk).map(|(class, _)| class)
+    }
+
+    /// Pool offset and size in bytes of a cell.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when there is no such cell.
+    pub fn cell(&self, cell: u64) -> Result<(u64, u64)> {
+        let per_chunk = u64::from(self.geometry.cells_per_chunk);
+        let found = cell.checked_div(per_chunk).and_then(|chunk| self.class_of_cell_chunk(chunk));
+        let Some((class, first)) = found else {
+            return Err(Error::OutOfRange { what: "cell", offset: cell, len_bytes: 1, limit_bytes: self.geometry.cell_count() });
+        };
+        let before: u64 = self.geometry.cells[..class].iter().map(|class| class.chunks * per_chunk * class.cell_bytes).sum();
+        let cell_bytes = self.geometry.cells[class].cell_bytes;
+        Ok((self.cells_offset + before + (cell - first * per_chunk) * cell_bytes, cell_bytes))
+    }
+
+    /// The cell that a pool offset lies in, if it lies in one.
+    pub fn cell_at(&self, offset: u64) -> Option<u64> {
+        let per_chunk = u64::from(self.geometry.cells_per_chunk);
+        let mut within = offset.checked_sub(self.cells_offset)?;
+        let mut first = 0;
+        for class in &self.geometry.cells {
+            let cells = class.chunks * per_chunk;
+            if within < cells * class.cell_bytes {
+                return Some(first + within / class.cell_bytes);
+            }
+            within -= cells * class.cell_bytes;
+            first += cells;
+        }
+        None
     }
 
     /// Pool offset of chunk 0.
@@ -245,6 +407,7 @@ impl Layout {
             bytes.extend_from_slice(&span.offset.to_le_bytes());
             bytes.extend_from_slice(&span.lines.to_le_bytes());
         }
+        bytes.extend_from_slice(&self.cells_offset.to_le_bytes());
         bytes.extend_from_slice(&self.data_offset.to_le_bytes());
         bytes.extend_from_slice(&self.chunks.to_le_bytes());
         let low = crc32c::crc32c(&bytes);

@@ -23,10 +23,14 @@ pub const CHUNKS_PER_CLAIM: usize = 448;
 pub const BLOCKS_PER_KEEP: usize = 448;
 /// Blocks in one free-box line.
 pub const BLOCKS_PER_FREE_BOX: usize = 6;
+/// Stats lines per slot.
+pub const STATS_LINES: usize = 4;
+/// Counters in one stats line.
+pub const COUNTERS_PER_STATS: usize = 7;
 
 /// Refuses epochs, incarnations, grant, request and message numbers that no host can have reached: the code counts on, and nothing may
 /// wrap.
-fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
+pub(super) fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
     if numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
 }
 
@@ -55,6 +59,8 @@ macro_rules! media_line {
         }
     };
 }
+
+pub(super) use media_line;
 
 /// SEAT\[k\]: line k.
 #[repr(C)]
@@ -479,3 +485,16 @@ pub struct KeepMap {
     pub bits: [u8; BLOCKS_PER_KEEP / 8],
 }
 media_line!(KeepMap, KeepMap { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
+
+/// STATS\[s\]\[i\]: line s * STATS_LINES + i: counters 7i to 7i+6 of [`crate::metrics::stats::Stat`]. Nothing depends on them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct StatsLine {
+    /// CRC32C of the line.
+    pub crc: u32,
+    /// Incarnation of the slot's owner.
+    pub incarnation: u32,
+    /// The counters.
+    pub counters: [u64; COUNTERS_PER_STATS],
+}
+media_line!(StatsLine, Stats { crc @ 0, incarnation @ 4, counters @ 8 }, |line| within([line.incarnation]));

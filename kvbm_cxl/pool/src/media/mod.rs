@@ -24,20 +24,29 @@
 //! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
+//! | `Stats` | N x 4 | slot owner | operators | next round of the host |
+//! | `Descriptor` | E, one per cell of the prefix cache | owner of the cell chunk | everybody | adoption (CACHE.md section 7) |
+//! | `Hint` | H | holder of the stripe lock | everybody | inserted again by the owner's scrub |
+//! | `Pin` | N x ceil(E/112) | slot owner | cell owners | void with the incarnation in it |
+//! | `CellClaim` | N x ceil(D/448) | slot owner | holders of the cell lock | adoption |
+//! | `Ask` | N | slot owner | cell owners | asked again |
 //!
-//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records, B = chunk / 64 bytes.
+//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records, B = chunk / 64 bytes; E cells, D cell chunks,
+//! H = max(8, ceil(E/2/S)) lines for each of S stripes. Behind the regions lie the cells, and behind these the chunks.
 
+mod cells;
 mod format;
 mod layout;
 mod lines;
 mod stripes;
 mod superblock;
 
+pub use cells::*;
 pub(crate) use format::with_line_of;
 pub use format::{
     FORMAT_SAMPLES, Found, empty_line, erase_superblocks, fetch_superblock, inspect_header, verify_line, write_regions, write_superblocks,
 };
-pub use layout::{Geometry, Layout, RegionSpan};
+pub use layout::{CellClass, Geometry, Layout, RegionSpan};
 pub use lines::*;
 pub use stripes::{Piece, Stripes};
 pub use superblock::{
@@ -81,11 +90,23 @@ pub enum Region {
     ChunkHead = 15,
     /// Blocks of a chunk that outlive the process and host that allocated them.
     KeepMap = 16,
+    /// What a host counted, for operators.
+    Stats = 17,
+    /// What is in a cell of the prefix cache.
+    Descriptor = 18,
+    /// Hash table of the prefix cache: fingerprint to cell.
+    Hint = 19,
+    /// Cells that a host pins, and when it used them.
+    Pin = 20,
+    /// Cell chunks claimed by a host.
+    CellClaim = 21,
+    /// What a host asks the owners of cells to do.
+    Ask = 22,
 }
 
 impl Region {
     /// All regions, in the order in which they lie in the pool.
-    pub const ALL: [Region; 16] = [
+    pub const ALL: [Region; 22] = [
         Region::Seat,
         Region::Grant,
         Region::Binding,
@@ -102,6 +123,12 @@ impl Region {
         Region::FreeAck,
         Region::ChunkHead,
         Region::KeepMap,
+        Region::Stats,
+        Region::Descriptor,
+        Region::Hint,
+        Region::Pin,
+        Region::CellClaim,
+        Region::Ask,
     ];
 }
 

@@ -106,24 +106,38 @@ impl Stripes {
 
     /// Every piece, in the order of pool offsets.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> {
-        let (stripes, devices) = (*self, u64::from(self.devices));
-        (0..self.pieces_len()).map(move |number| {
-            let (round, device) = (number / devices, number % devices);
-            if devices == 1 {
-                Piece { start: 0, len_bytes: stripes.device_len_bytes, device: 0, device_offset: 0 }
-            } else if round == 0 {
-                let start = device * DEVICE_HEADER_BYTES;
-                Piece { start, len_bytes: DEVICE_HEADER_BYTES, device: device as usize, device_offset: 0 }
-            } else {
-                let stripe = number - devices;
-                Piece {
-                    start: devices * DEVICE_HEADER_BYTES + stripe * stripes.stripe_bytes,
-                    len_bytes: stripes.stripe_bytes,
-                    device: device as usize,
-                    device_offset: DEVICE_HEADER_BYTES + (round - 1) * stripes.stripe_bytes,
-                }
+        let stripes = *self;
+        (0..self.pieces_len()).map(move |number| stripes.piece(number))
+    }
+
+    /// The piece that a pool offset lies in; `None` behind the end.
+    pub fn piece_at(&self, offset: u64) -> Option<Piece> {
+        let headers = u64::from(self.devices) * DEVICE_HEADER_BYTES;
+        let number = match offset.checked_sub(headers) {
+            _ if self.devices == 1 => 0,
+            None => offset / DEVICE_HEADER_BYTES,
+            Some(striped) => u64::from(self.devices) + striped / self.stripe_bytes,
+        };
+        (offset < self.len_bytes()).then(|| self.piece(number))
+    }
+
+    fn piece(&self, number: u64) -> Piece {
+        let devices = u64::from(self.devices);
+        let (round, device) = (number / devices, number % devices);
+        if devices == 1 {
+            Piece { start: 0, len_bytes: self.device_len_bytes, device: 0, device_offset: 0 }
+        } else if round == 0 {
+            let start = device * DEVICE_HEADER_BYTES;
+            Piece { start, len_bytes: DEVICE_HEADER_BYTES, device: device as usize, device_offset: 0 }
+        } else {
+            let stripe = number - devices;
+            Piece {
+                start: devices * DEVICE_HEADER_BYTES + stripe * self.stripe_bytes,
+                len_bytes: self.stripe_bytes,
+                device: device as usize,
+                device_offset: DEVICE_HEADER_BYTES + (round - 1) * self.stripe_bytes,
             }
-        })
+        }
     }
 
     /// The smallest power of two, at least `least_bytes`, with which devices of these sizes need no more than `limit` mappings; `None`
@@ -184,10 +198,13 @@ mod tests {
             for piece in stripes.pieces() {
                 prop_assert_eq!(piece.start, next);
                 prop_assert_eq!(piece.device_offset, used[piece.device]);
+                prop_assert_eq!(stripes.piece_at(piece.start), Some(piece));
                 next += piece.len_bytes;
+                prop_assert_eq!(stripes.piece_at(next - 1), Some(piece));
                 used[piece.device] += piece.len_bytes;
             }
             prop_assert_eq!(next, stripes.len_bytes());
+            prop_assert_eq!(stripes.piece_at(next), None);
             for (used, size) in used.iter().zip(&sizes) {
                 prop_assert!(used <= size && *used == stripes.device_len_bytes());
             }

@@ -6,9 +6,9 @@
 //!
 //! Feature bits, for a program that does not know one: **compat** - ignore it; **ro-compat** - read, never write; **incompat** - refuse.
 
-use super::{Geometry, Layout, Region, Stripes};
+use super::{CellClass, Geometry, Layout, Region, Stripes};
 use crate::error::{Error, Result};
-use crate::limits::{MAX_DEVICES, MAX_SEATS};
+use crate::limits::{CELL_CLASSES, MAX_DEVICES, MAX_SEATS};
 use crate::platform::MachineId;
 use bytemuck::{Pod, Zeroable};
 
@@ -17,7 +17,7 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 /// The first bytes of every device of a pool.
 pub const MAGIC: [u8; 8] = *b"kvbmcxl\0";
 /// Version of the format. A program reads pools of its own major version only; what a minor version adds is told by feature bits.
-pub const VERSION: (u16, u16) = (1, 0);
+pub const VERSION: (u16, u16) = (2, 0);
 /// Compat feature bits that this program knows.
 pub const KNOWN_COMPAT: u64 = 0;
 /// Ro-compat feature bits that this program knows.
@@ -47,6 +47,14 @@ struct RegionEntry {
     reserved: u32,
     offset: u64,
     lines: u64,
+}
+
+/// A cell class as it was written.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+struct CellEntry {
+    cell_bytes: u64,
+    chunks: u64,
 }
 
 /// A device as it was written.
@@ -88,7 +96,10 @@ struct Raw {
     seat_table: [[u8; 16]; MAX_SEATS],
     region_table: [RegionEntry; REGION_ENTRIES],
     device_table: [DeviceEntry; MAX_DEVICES],
-    reserved: [u64; 128],
+    stripes: u32,
+    cells_per_chunk: u32,
+    cell_table: [CellEntry; CELL_CLASSES],
+    reserved: [u64; 119],
 }
 
 const _: () = {
@@ -101,7 +112,8 @@ const _: () = {
     assert!(offset_of!(Raw, devices) == 96 && offset_of!(Raw, device_index) == 100 && offset_of!(Raw, seats) == 104);
     assert!(offset_of!(Raw, slots) == 108 && offset_of!(Raw, locks) == 112 && offset_of!(Raw, objects) == 116);
     assert!(offset_of!(Raw, coherence) == 120 && offset_of!(Raw, regions) == 124 && offset_of!(Raw, seat_table) == 128);
-    assert!(offset_of!(Raw, region_table) == 256 && offset_of!(Raw, device_table) == 1024 && offset_of!(Raw, reserved) == 3072);
+    assert!(offset_of!(Raw, region_table) == 256 && offset_of!(Raw, device_table) == 1024 && offset_of!(Raw, stripes) == 3072);
+    assert!(offset_of!(Raw, cells_per_chunk) == 3076 && offset_of!(Raw, cell_table) == 3080 && offset_of!(Raw, reserved) == 3144);
     assert!(Region::ALL.len() <= REGION_ENTRIES);
 };
 
@@ -176,6 +188,8 @@ impl Superblock {
         raw.slots = geometry.slots;
         raw.locks = geometry.locks;
         raw.objects = geometry.objects;
+        (raw.stripes, raw.cells_per_chunk) = (geometry.stripes, geometry.cells_per_chunk);
+        raw.cell_table = geometry.cells.map(|class| CellEntry { cell_bytes: class.cell_bytes, chunks: class.chunks });
         raw.coherence = parts.coherence as u32;
         for (entry, machine) in raw.seat_table.iter_mut().zip(&parts.seats) {
             *entry = machine.0;
@@ -362,6 +376,9 @@ fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
         locks: raw.locks,
         objects: raw.objects,
         chunk_bytes: raw.chunk_bytes,
+        stripes: raw.stripes,
+        cells_per_chunk: raw.cells_per_chunk,
+        cells: raw.cell_table.map(|entry| CellClass { cell_bytes: entry.cell_bytes, chunks: entry.chunks }),
     };
     let stripes = Stripes::of(&geometry).map_err(|error| format!("malformed geometry: {error}"))?;
     let layout = Layout::new(geometry).map_err(|error| format!("malformed geometry: {error}"))?;

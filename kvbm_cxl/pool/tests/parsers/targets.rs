@@ -77,6 +77,7 @@ pub fn layout(data: &[u8]) {
         stripe_bytes: power(5, large(0)),
         chunk_bytes: power(6, large(1)),
         len_bytes: large(2) >> (small(5) >> 8 & 63),
+        ..Geometry::with_len(0)
     };
     if small(5) >> 14 & 1 == 0 {
         // Whole rounds of stripes, as a format makes them.
@@ -134,6 +135,7 @@ pub fn lines(data: &[u8]) {
     check_line::<FreeAck>(index, &line);
     check_line::<ChunkHead>(index, &line);
     check_line::<KeepMap>(index, &line);
+    check_line::<StatsLine>(index, &line);
 }
 
 fn check_line<T: MediaLine>(index: u64, line: &Line) {
@@ -172,6 +174,7 @@ pub fn sealed_lines(words: [u64; 8], index: u64, other_index: u64) {
     check_sealed::<FreeAck>(words, index, other_index);
     check_sealed::<ChunkHead>(words, index, other_index);
     check_sealed::<KeepMap>(words, index, other_index);
+    check_sealed::<StatsLine>(words, index, other_index);
 }
 
 fn check_sealed<T: MediaLine>(words: [u64; 8], index: u64, other_index: u64) {

@@ -147,7 +147,7 @@ fn main(env: &Env, history: &Shared, config: &HostConfig, lock: u32) -> Result<(
 
 fn section(env: &Env, host: &Host, history: &Shared, lock: u32, timeout_ms: u64) -> Result<()> {
     let mut guard = host.acquire(lock, timeout_ms)?;
-    let strict = mode_of(lock) == LockMode::Safe;
+    let strict = mode_of(host.lines().layout().geometry(), lock) == LockMode::Safe;
     let ticket = history.borrow_mut().enter(env, lock, host.slot(), guard.op().incarnation(), guard.grant(), strict);
     env.point("duel.inside");
     if env.below(4) != 0 {

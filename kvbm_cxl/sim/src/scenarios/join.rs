@@ -69,7 +69,7 @@ fn use_lock(env: &Env, host: &Host, history: &Shared) -> Result<()> {
         let lock = FIRST_USER_LOCK + env.below(2) as u32;
         match host.acquire(lock, 500_000) {
             Ok(mut guard) => {
-                let strict = mode_of(lock) == LockMode::Safe;
+                let strict = mode_of(host.lines().layout().geometry(), lock) == LockMode::Safe;
                 let incarnation = guard.op().incarnation();
                 history.borrow_mut().joined(env, host.slot(), incarnation, host.nonce());
                 let ticket = history.borrow_mut().enter(env, lock, host.slot(), incarnation, guard.grant(), strict);

@@ -73,7 +73,7 @@ fn work(env: &Env, host: &Host, history: &Shared) -> Result<()> {
 
 fn section(env: &Env, host: &Host, history: &Shared, lock: u32, timeout_ms: u64) -> Result<()> {
     let mut guard = host.acquire(lock, timeout_ms)?;
-    let strict = mode_of(lock) == LockMode::Safe;
+    let strict = mode_of(host.lines().layout().geometry(), lock) == LockMode::Safe;
     let ticket = history.borrow_mut().enter(env, lock, host.slot(), guard.op().incarnation(), guard.grant(), strict);
     if guard.needs_repair() {
         history.borrow_mut().repairs += 1;

@@ -5,6 +5,7 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod copy;
 pub mod directed;
 pub mod duel;
 pub mod history;
@@ -20,6 +21,7 @@ pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
+pub mod stats;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -30,6 +32,7 @@ pub type Scenario = fn(u64) -> Result<Stats, Failure>;
 /// Every scenario with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
     ("order", order::run),
+    ("copy", copy::run),
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),
@@ -40,5 +43,6 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("stats", stats::run),
     ("ring", ring::run),
 ];

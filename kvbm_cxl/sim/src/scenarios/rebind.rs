@@ -139,7 +139,7 @@ fn use_lock(env: &Env, host: &Host, history: &Shared) -> Result<()> {
             Ok(mut guard) => {
                 let incarnation = guard.op().incarnation();
                 history.borrow_mut().joined(env, host.slot(), incarnation, host.nonce());
-                let strict = mode_of(FIRST_USER_LOCK) == LockMode::Safe;
+                let strict = mode_of(host.lines().layout().geometry(), FIRST_USER_LOCK) == LockMode::Safe;
                 let ticket = history.borrow_mut().enter(env, FIRST_USER_LOCK, host.slot(), incarnation, guard.grant(), strict);
                 env.point("rebind.inside");
                 guard.repaired();

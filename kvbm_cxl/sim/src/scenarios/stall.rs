@@ -55,13 +55,13 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
 fn main(env: &Env, history: &Shared, config: &HostConfig, lock: u32, all: Vec<Machine>) -> Result<Host> {
     let host = join(env, config)?;
     // A lock of mode T has to pass on without anybody's word.
-    if mode_of(lock) == LockMode::Safe {
+    if mode_of(host.lines().layout().geometry(), lock) == LockMode::Safe {
         let operator = host.clone();
         env.spawn_daemon("operator", move |env| state_deaths(&env, &operator, &all));
     }
     for _ in 0..2 {
         let guard = host.acquire(lock, LONG_MS)?;
-        let strict = mode_of(lock) == LockMode::Safe;
+        let strict = mode_of(host.lines().layout().geometry(), lock) == LockMode::Safe;
         let ticket = history.borrow_mut().enter(env, lock, host.slot(), guard.op().incarnation(), guard.grant(), strict);
         env.point("stall.inside");
         history.borrow_mut().exit(ticket);

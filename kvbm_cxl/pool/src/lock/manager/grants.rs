@@ -97,7 +97,7 @@ impl Inner {
         }
         let fenced = active.standings[holder as usize].fenced >= last.incarnation;
         if fenced {
-            let passes = match mode_of(lock) {
+            let passes = match mode_of(self.geometry(), lock) {
                 LockMode::Timed => true,
                 LockMode::Safe => self.has_stopped(active, holder, last.incarnation)?,
             };

@@ -83,8 +83,8 @@ fn each_kind_of_wrong_has_its_own_reason() {
         (b"\x7fELF".repeat(2000), "foreign"),
         (good[..SUPERBLOCK_BYTES - 1].to_vec(), "truncated"),
         (vec![], "truncated"),
-        (altered(&good, 8, &2u16.to_le_bytes()), "version 2.0 is newer"),
-        (altered(&good, 8, &0u16.to_le_bytes()), "version 0.0 is older"),
+        (altered(&good, 8, &3u16.to_le_bytes()), "version 3.0 is newer"),
+        (altered(&good, 8, &1u16.to_le_bytes()), "version 1.0 is older"),
         (altered(&good, 56, &4u64.to_le_bytes()), "incompat bits 0x4"),
         (altered(&good, 16, &[0; 16]), "UUID or incarnation is zero"),
         (altered(&good, 32, &[0; 8]), "UUID or incarnation is zero"),
@@ -137,7 +137,7 @@ fn feature_bits_of_a_newer_minor_version() {
     let ro_compat = Superblock::decode("x", &altered(&good, 48, &2u64.to_le_bytes())).unwrap();
     assert_eq!(ro_compat.unknown_ro_compat(), 2);
     let minor = Superblock::decode("x", &altered(&good, 10, &9u16.to_le_bytes())).unwrap();
-    assert_eq!(minor.version(), (1, 9));
+    assert_eq!(minor.version(), (2, 9));
     let reserved = altered(&good, 4000, &[1, 2, 3]);
     assert_eq!(Superblock::decode("x", &reserved).unwrap().encode(), reserved);
 }
@@ -190,6 +190,7 @@ proptest! {
             stripe_bytes: 1 << stripe,
             chunk_bytes: 1 << chunk,
             len_bytes: u64::from(devices) * (DEVICE_HEADER_BYTES + (rounds << stripe)),
+            ..Geometry::with_len(0)
         };
         let Ok(layout) = Layout::new(geometry) else { return Ok(()) };
         let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 1 << 40, name: name.clone() };
@@ -232,6 +233,7 @@ proptest! {
             stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
             chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },
             len_bytes: lens[2] >> shifts.2,
+            ..Geometry::with_len(0)
         };
         let start = std::time::Instant::now();
         if let Ok(layout) = Layout::new(geometry) {

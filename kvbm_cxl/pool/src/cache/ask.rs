@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests to the owners of cells: only they can evict. Each host has one line to ask in; every process looks at all of them, and does
+//! for its own cells what is asked. A request is a favour: nobody waits for it in the pool, and whoever asked looks at the effect.
+
+use super::{BlockKey, Inner, Namespace, held};
+use crate::error::{Error, Result};
+use crate::fault::point;
+use crate::media::{Ask, Identity};
+use std::sync::atomic::Ordering;
+
+/// Rest between two requests of one process for room, in nanoseconds.
+const ROOM_PERIOD_NS: u64 = 100_000_000;
+
+impl Inner {
+    /// Publishes a request of this host.
+    pub(super) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
+        let op = self.work()?;
+        let header = self.local.header();
+        self.host.inner.with_mutex(&header.ask, || {
+            let number = header.asked.fetch_add(1, Ordering::Relaxed) + 1;
+            let line = Ask { incarnation: op.incarnation(), number, what, class, key: key.0, namespace: namespace.0, ..Ask::default() };
+            self.lines().publish(self.host.slot().into(), line)
+        })?;
+        point!("cache.asked");
+        Ok(())
+    }
+
+    /// Asks hosts with many chunks for one, if this process has not done so just now.
+    pub(super) fn ask_for_room(&self, class: usize) -> Result<()> {
+        let now_ns = self.host.platform().now_ns().max(1);
+        let last_ns = self.asked_room_ns.load(Ordering::Relaxed);
+        if last_ns != 0 && now_ns.saturating_sub(last_ns) < ROOM_PERIOD_NS {
+            return Ok(());
+        }
+        self.asked_room_ns.store(now_ns, Ordering::Relaxed);
+        self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
+    }
+
+    fn asks(&self) -> Result<Vec<Option<Ask>>> {
+        let slots: Vec<u64> = (0..u64::from(self.geometry().slots)).collect();
+        let mut fetched: Vec<Result<Ask>> = Vec::with_capacity(slots.len());
+        self.lines().fetch_many(&slots, &mut fetched)?;
+        Ok(fetched.into_iter().map(|ask| ask.ok().filter(|ask| ask.number != 0)).collect())
+    }
+
+    /// What was asked before this process came is not its business.
+    pub(super) fn skip_asks(&self) -> Result<()> {
+        let asks = self.asks()?;
+        *held(&self.answered) = asks.iter().map(|ask| ask.map(|ask| (ask.incarnation, ask.number))).collect();
+        Ok(())
+    }
+
+    /// Does what hosts have asked for since the last time.
+    pub(super) fn answer_asks(&self) -> Result<()> {
+        for (slot, ask) in self.asks()?.into_iter().enumerate() {
+            let Some(ask) = ask else { continue };
+            let id = Some((ask.incarnation, ask.number));
+            let is_new = held(&self.answered).get_mut(slot).is_some_and(|known| std::mem::replace(known, id) != id);
+            if !is_new {
+                continue;
+            }
+            point!("cache.ask_seen");
+            match ask.what {
+                Ask::EVICT => {
+                    self.remove_blocks(|block| block.key == ask.key && block.namespace == ask.namespace)?;
+                }
+                Ask::CLEAR => {
+                    self.clear_own(Some(Namespace(ask.namespace)))?;
+                }
+                Ask::CLEAR_ALL => {
+                    self.clear_own(None)?;
+                }
+                _ => self.make_room_for_others(ask.class as usize)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a chunk back if this process has more than its share of those of a class.
+    fn make_room_for_others(&self, class: usize) -> Result<()> {
+        let Some(chunks) = self.geometry().cells.get(class).map(|class| class.chunks).filter(|&chunks| chunks > 0) else { return Ok(()) };
+        let per_chunk = u64::from(self.geometry().cells_per_chunk);
+        let mine = held(&self.cells).counts(class).2 / per_chunk;
+        if mine <= chunks / self.live_hosts()?.max(1) || mine <= 1 {
+            return Ok(());
+        }
+        let Some(chunk) = held(&self.cells).emptiest(class) else { return Ok(()) };
+        held(&self.cells).drain(chunk, true);
+        let cells = self.cells_of(chunk);
+        let result = self.remove_cells(cells.collect()).and_then(|_| self.give_back(chunk));
+        if !matches!(result, Ok(true)) {
+            held(&self.cells).drain(chunk, false);
+        }
+        result.map(drop)
+    }
+
+    /// Hosts that are there, as far as their identities tell.
+    fn live_hosts(&self) -> Result<u64> {
+        let slots: Vec<u64> = (0..u64::from(self.geometry().slots)).collect();
+        let mut fetched: Vec<Result<Identity>> = Vec::with_capacity(slots.len());
+        self.lines().fetch_many(&slots, &mut fetched)?;
+        let mut live = 0;
+        for (slot, identity) in fetched.into_iter().enumerate() {
+            match identity {
+                Ok(identity) if identity.state == Identity::LIVE && identity.incarnation > 0 => {
+                    live += u64::from(!self.host.is_fenced(slot as u16, identity.incarnation)?);
+                }
+                Ok(_) | Err(Error::BadLine { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(live)
+    }
+}

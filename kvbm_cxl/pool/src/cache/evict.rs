@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Eviction: by the owner of a cell alone, without a lock (CACHE.md section 6).
+//!
+//! Pin and eviction are Dekker's pair: a reader publishes its pin and then fetches the descriptor, the owner publishes EVICTING and then
+//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, with the ticks beside them: most blocks that are
+//! in use, or were used by another host lately, never become EVICTING at all.
+
+use super::adopt::Use;
+use super::events::Change;
+use super::policy::{Candidate, Place, Verdict};
+use super::{BlockKey, Inner, Namespace, held};
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::host::Op;
+use crate::media::Descriptor;
+use crate::metrics::EvictionReason;
+
+/// Rounds in which the policy is asked for other candidates, because those before were in use.
+const ROUNDS: usize = 8;
+/// Blocks looked through for those of a namespace.
+const OFFERED: usize = 256;
+/// Blocks evicted together.
+pub(super) const BATCH: usize = 32;
+
+/// A block on its way out.
+#[derive(Clone, Copy)]
+pub(super) struct Victim {
+    pub cell: u64,
+    pub descriptor: Descriptor,
+    pub parent: Option<[u8; 16]>,
+}
+
+/// Why blocks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// Room is needed.
+    Room,
+    /// Its namespace has more than it may have.
+    Quota,
+    /// Another host has the same block.
+    Duplicate,
+    /// Somebody asked for it.
+    Asked,
+}
+
+impl Inner {
+    /// Evicts up to `count` blocks of a class, in the order of the policy; returns how many cells are free now that were not.
+    pub(super) fn evict(&self, class: usize, count: usize) -> Result<usize> {
+        let op = self.work()?;
+        self.host.check_fences(&op)?;
+        let mut freed = 0;
+        let mut candidates: Vec<Candidate> = Vec::new();
+        for _ in 0..ROUNDS {
+            if freed >= count {
+                break;
+            }
+            candidates.clear();
+            let tick = self.clock_now();
+            held(&self.cells).victims(class, (count - freed).min(BATCH), tick, &mut candidates);
+            if candidates.is_empty() {
+                break;
+            }
+            let victims = self.choose(&candidates)?;
+            freed += self.retire(&op, victims, Reason::Room)?;
+        }
+        Ok(freed)
+    }
+
+    /// Settles candidates: those that nobody uses are taken out of the order.
+    fn choose(&self, candidates: &[Candidate]) -> Result<Vec<Victim>> {
+        let cells: Vec<u64> = candidates.iter().map(|candidate| candidate.cell).collect();
+        let uses = match self.uses(&cells) {
+            Ok(uses) => uses,
+            Err(error) => {
+                let mut own = held(&self.cells);
+                for &cell in &cells {
+                    own.settle(cell, Verdict::Kept);
+                }
+                return Err(error);
+            }
+        };
+        let mut victims = Vec::with_capacity(candidates.len());
+        let mut own = held(&self.cells);
+        for (candidate, seen) in candidates.iter().zip(&uses) {
+            let verdict = match self.youngest(seen) {
+                _ if seen.pinned => Verdict::InUse,
+                Some(tick) if tick > candidate.tick => Verdict::Younger { tick },
+                _ => Verdict::Evicted,
+            };
+            let parent = own.parent(candidate.cell);
+            if let Some(descriptor) = own.settle(candidate.cell, verdict) {
+                victims.push(Victim { cell: candidate.cell, descriptor, parent });
+            }
+        }
+        Ok(victims)
+    }
+
+    /// The youngest of the ticks at which hosts used a cell.
+    fn youngest(&self, seen: &Use) -> Option<u32> {
+        let clock = *held(&self.clock);
+        (1..8).filter(|tick| seen.ticks >> tick & 1 == 1).filter_map(|tick| clock.tick_of(tick)).max()
+    }
+
+    /// Takes blocks out, unless somebody has pinned them. They are busy, in nobody's list; afterwards each is free or READY again.
+    /// Returns how many are free.
+    pub(super) fn retire(&self, op: &Op<'_>, victims: Vec<Victim>, reason: Reason) -> Result<usize> {
+        if victims.is_empty() {
+            return Ok(0);
+        }
+        let cells: Vec<u64> = victims.iter().map(|victim| victim.cell).collect();
+        let early = if mutant!("cache.evict_scans_first") { Some(self.uses(&cells)?) } else { None };
+        point!("cache.evict");
+        for victim in &victims {
+            self.lines().write(victim.cell, Descriptor { state: Descriptor::EVICTING, ..self.truth(victim)? })?;
+        }
+        self.lines().fence_published();
+        point!("cache.evicting");
+        let uses = match early {
+            Some(uses) => Ok(uses),
+            None => self.uses(&cells),
+        };
+        point!("cache.evict_scanned");
+        self.host.check_fences(op)?;
+        // What cannot be told counts as pinned.
+        let in_use = Use { pinned: true, ..Use::default() };
+        let (uses, failure) = match uses {
+            Ok(uses) => (uses, None),
+            Err(error) => (vec![in_use; cells.len()], Some(error)),
+        };
+        let mut gone = Vec::with_capacity(victims.len());
+        for (victim, seen) in victims.iter().zip(&uses) {
+            let line = if seen.pinned {
+                self.truth(victim)?
+            } else {
+                gone.push(*victim);
+                self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default())
+            };
+            self.lines().write(victim.cell, line)?;
+        }
+        self.lines().fence_published();
+        point!("cache.evicted");
+        let tick = self.clock_now();
+        for (victim, _) in victims.iter().zip(&uses).filter(|(_, seen)| seen.pinned) {
+            self.metrics.evictions_pinned_total.inc();
+            held(&self.cells).set_ready(victim.cell, victim.descriptor, victim.parent, Place::Young, tick)?;
+        }
+        if mutant!("cache.freed_before_hint_removed") {
+            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+            point!("cache.freed_early");
+        }
+        self.remove_hints(&gone)?;
+        gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+        self.tell_gone(&gone, reason);
+        failure.map_or(Ok(gone.len()), Err)
+    }
+
+    /// What an owner knows of a block: its own memory, never the line, on which a stray may lie (CACHE.md C12).
+    fn truth(&self, victim: &Victim) -> Result<Descriptor> {
+        if mutant!("cache.owner_reads_back")
+            && let Some(found) = self.descriptor(victim.cell)?
+        {
+            return Ok(Descriptor { state: Descriptor::READY, ..found });
+        }
+        Ok(victim.descriptor)
+    }
+
+    /// Removes the hints of blocks whose descriptors are FREE but whose cells are not given out yet (CACHE.md C10). A hint that cannot be
+    /// removed now is stale, and overwritten by the next insert that needs its place.
+    fn remove_hints(&self, gone: &[Victim]) -> Result<()> {
+        let mut homes: Vec<_> = gone
+            .iter()
+            .map(|victim| (self.home(Namespace(victim.descriptor.namespace), BlockKey(victim.descriptor.key)), victim.cell))
+            .collect();
+        homes.sort_by_key(|(home, _)| home.stripe);
+        for group in homes.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
+            let _guard = match self.lock_stripe(&group[0].0) {
+                Ok(guard) => guard,
+                Err(Error::Timeout { .. } | Error::BadLine { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            for (home, cell) in group {
+                self.remove(home, *cell)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_gone(&self, gone: &[Victim], reason: Reason) {
+        let counted = match reason {
+            Reason::Room => EvictionReason::Capacity,
+            Reason::Quota => EvictionReason::Quota,
+            Reason::Asked => EvictionReason::Cleared,
+            Reason::Duplicate => EvictionReason::Duplicate,
+        };
+        self.metrics.evictions_total.of(counted).add(gone.len() as u64);
+        self.events.emit_all(gone.iter().map(|victim| {
+            let (key, namespace, cell) = (BlockKey(victim.descriptor.key), Namespace(victim.descriptor.namespace), victim.cell);
+            match reason {
+                Reason::Room | Reason::Quota => Change::Evicted { key, namespace, cell },
+                Reason::Asked | Reason::Duplicate => Change::Removed { key, namespace, cell },
+            }
+        }));
+    }
+
+    /// Takes out those of this process's blocks that `wanted` says, as far as nobody has pinned them; returns how many went.
+    pub(super) fn remove_blocks(&self, wanted: impl FnMut(&Descriptor) -> bool) -> Result<usize> {
+        let cells = held(&self.cells).ready_cells(wanted);
+        self.remove_cells(cells)
+    }
+
+    /// Takes out the blocks of this process of one namespace, or all.
+    pub(super) fn clear_own(&self, namespace: Option<Namespace>) -> Result<usize> {
+        let removed = self.remove_blocks(|block| namespace.is_none_or(|namespace| block.namespace == namespace.0))?;
+        if let Some(namespace) = namespace.filter(|namespace| held(&self.cells).share(&namespace.0).blocks == 0) {
+            self.events.emit(Change::Cleared { namespace });
+        }
+        Ok(removed)
+    }
+
+    /// Evicts blocks of one namespace, oldest first as far as the policy offers them; returns how many went.
+    pub(super) fn evict_of(&self, namespace: Namespace, class: usize, count: usize) -> Result<usize> {
+        let op = self.work()?;
+        self.host.check_fences(&op)?;
+        let mut candidates: Vec<Candidate> = Vec::new();
+        let mut own = held(&self.cells);
+        own.victims(class, OFFERED, self.clock_now(), &mut candidates);
+        let is_its = |own: &super::cells::Cells, cell| own.ready(cell).is_some_and(|found| found.namespace == namespace.0);
+        let (mut chosen, others): (Vec<Candidate>, Vec<Candidate>) = candidates.into_iter().partition(|one| is_its(&own, one.cell));
+        let spared = chosen.split_off(count.min(chosen.len()));
+        for one in spared.iter().chain(&others) {
+            own.settle(one.cell, Verdict::Kept);
+        }
+        drop(own);
+        let victims = self.choose(&chosen)?;
+        self.retire(&op, victims, Reason::Quota)
+    }
+
+    /// Takes out the blocks in these cells of this process, as far as nobody has pinned them; returns how many went.
+    pub(super) fn remove_cells(&self, cells: Vec<u64>) -> Result<usize> {
+        self.remove_for(cells, Reason::Asked)
+    }
+
+    /// Takes a block out of which another host has the same.
+    pub(super) fn remove_duplicate(&self, cell: u64) -> Result<usize> {
+        self.remove_for(vec![cell], Reason::Duplicate)
+    }
+
+    fn remove_for(&self, cells: Vec<u64>, reason: Reason) -> Result<usize> {
+        let op = self.work()?;
+        self.host.check_fences(&op)?;
+        let mut removed = 0;
+        for batch in cells.chunks(BATCH) {
+            let mut own = held(&self.cells);
+            let victims = batch.iter().filter_map(|&cell| {
+                let parent = own.parent(cell);
+                own.take_ready(cell).map(|descriptor| Victim { cell, descriptor, parent })
+            });
+            let victims: Vec<Victim> = victims.collect();
+            drop(own);
+            removed += self.retire(&op, victims, reason)?;
+        }
+        Ok(removed)
+    }
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the processes of one host share about the cache, in ordinary coherent memory of that machine.
+//!
+//! Pins are the host's: a cell is pinned while any of its processes uses it. Each process writes down what it has pinned, so that the pins
+//! of one that died can be taken back; the counts beside the composed pin line only sum these notes up, and are made anew from them when
+//! a process died in the middle of a change. Only atomics live here; all zero is the empty state.
+
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::host::local_mutex::LocalMutex;
+use crate::limits::{LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_PINS, MAX_PROCESSES};
+use crate::media::{CELLS_PER_PIN, Geometry};
+use crate::metrics::stats::StatsBoard;
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Version of the structure: processes of different builds must not share an area that they lay out differently.
+const VERSION: u32 = 1;
+
+#[repr(C, align(64))]
+pub(super) struct Header {
+    version: AtomicU32,
+    /// Tick of the pool as this host last saw it, 1 to 7; 0 = never.
+    pub tick: AtomicU32,
+    /// (slot + 1) << 32 | incarnation under which this host's claims on cell chunks were last published; 0 = never.
+    pub attached: AtomicU64,
+    /// Sequence number last used in a stamp. It never goes back: stamps of one incarnation are unique (CACHE.md D4).
+    pub sequence: AtomicU64,
+    /// Number of the last request in this host's `Ask` line, and the mutex of whoever writes it.
+    pub asked: AtomicU64,
+    pub ask: LocalMutex,
+}
+
+/// One pin line of this host: the composed nibbles and what they are composed of.
+#[repr(C, align(64))]
+pub(super) struct PinRow {
+    /// Held from the change of a count to the fence behind the publish.
+    pub mutex: LocalMutex,
+    /// Incarnation under which the line was last published.
+    pub incarnation: AtomicU32,
+    pub nibbles: [AtomicU64; 7],
+    pub counts: [AtomicU16; CELLS_PER_PIN],
+}
+
+/// What one process has pinned.
+#[repr(C, align(64))]
+struct Notes {
+    /// Tag of the process; 0 = none.
+    tag: AtomicU32,
+    /// How many of the entries were ever used.
+    used: AtomicU32,
+}
+
+/// One note: (cell + 1) << 16 | how often it is pinned; 0 = free.
+pub(super) fn note(cell: u64, count: u16) -> u64 {
+    if count == 0 { 0 } else { (cell + 1) << 16 | u64::from(count) }
+}
+
+/// The cell and count of a note.
+pub(super) fn noted(note: u64) -> Option<(u64, u16)> {
+    (note != 0).then(|| ((note >> 16).wrapping_sub(1), note as u16))
+}
+
+fn notes_per_process(geometry: &Geometry) -> usize {
+    geometry.cell_count().min(MAX_PINS) as usize
+}
+
+/// Bytes of a host's local memory that the cache takes.
+pub(crate) fn local_len_bytes(geometry: &Geometry) -> usize {
+    if geometry.cell_chunks() == 0 { 0 } else { Offsets::new(geometry).end }
+}
+
+/// Where the parts lie behind the start of the area.
+struct Offsets {
+    rows: usize,
+    notes: usize,
+    entries: usize,
+    owners: usize,
+    board: usize,
+    end: usize,
+}
+
+impl Offsets {
+    fn new(geometry: &Geometry) -> Self {
+        let rows = size_of::<Header>();
+        let notes = rows + geometry.pin_lines() as usize * size_of::<PinRow>();
+        let entries = notes + MAX_PROCESSES * size_of::<Notes>();
+        let owners = entries + MAX_PROCESSES * notes_per_process(geometry) * size_of::<AtomicU64>();
+        let board = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU32>()).next_multiple_of(64);
+        Offsets { rows, notes, entries, owners, board, end: board + StatsBoard::LEN_BYTES }
+    }
+}
+
+/// The area, as mapped by this process.
+#[derive(Clone)]
+pub(super) struct LocalCells {
+    start: NonNull<u8>,
+    geometry: Geometry,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the area is only used through atomics, and `_owner` keeps it mapped.
+unsafe impl Send for LocalCells {}
+// SAFETY: as above.
+unsafe impl Sync for LocalCells {}
+
+impl LocalCells {
+    /// The area of `host`, behind that of the allocator.
+    pub fn of(host: &Host) -> Result<Self> {
+        let layout = host.lines().layout();
+        let (start, len_bytes, owner) = host.local_memory_above();
+        let before = (LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * layout.chunks() as usize).next_multiple_of(64) - 64;
+        if len_bytes < before + local_len_bytes(layout.geometry()) {
+            return Err(Error::Invalid("the local memory has no room for the cache: stop the older processes of this machine".into()));
+        }
+        // SAFETY: `before` lies inside the memory, as just checked.
+        let start = unsafe { start.byte_add(before) };
+        let area = LocalCells { start, geometry: *layout.geometry(), _owner: owner };
+        match area.header().version.compare_exchange(0, VERSION, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) | Err(VERSION) => Ok(area),
+            Err(found) => Err(Error::Invalid(format!(
+                "the cache's local area has version {found}, this build {VERSION}: stop the older processes of this machine first"
+            ))),
+        }
+    }
+
+    /// The counters of this host's processes.
+    pub fn board(&self) -> Result<StatsBoard> {
+        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64; nothing
+        // else uses this part.
+        unsafe { StatsBoard::at(self.start.byte_add(Offsets::new(&self.geometry).board), self._owner.clone()) }
+    }
+
+    /// `count` structures of atomics, `at` bytes behind the start.
+    fn slice<T>(&self, at: usize, count: usize) -> &[T] {
+        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64 (entries and
+        // owners to their size); T is one of the structures of atomics above, which are valid for any bytes.
+        unsafe { std::slice::from_raw_parts(self.start.byte_add(at).cast::<T>().as_ptr(), count) }
+    }
+
+    pub fn header(&self) -> &Header {
+        &self.slice::<Header>(0, 1)[0]
+    }
+
+    /// The pin lines of this host.
+    pub fn rows(&self) -> &[PinRow] {
+        self.slice(Offsets::new(&self.geometry).rows, self.geometry.pin_lines() as usize)
+    }
+
+    fn all_notes(&self) -> &[Notes] {
+        self.slice(Offsets::new(&self.geometry).notes, MAX_PROCESSES)
+    }
+
+    /// The entries of process `index`.
+    pub fn entries(&self, index: usize) -> &[AtomicU64] {
+        let per_process = notes_per_process(&self.geometry);
+        let at = Offsets::new(&self.geometry).entries + index * per_process * size_of::<AtomicU64>();
+        self.slice(at, per_process)
+    }
+
+    /// The entries of process `index` that were ever used.
+    pub fn used_entries(&self, index: usize) -> &[AtomicU64] {
+        let used = self.all_notes()[index].used.load(Ordering::Acquire) as usize;
+        let entries = self.entries(index);
+        &entries[..used.min(entries.len())]
+    }
+
+    /// States that entries below `used` of process `index` may be in use.
+    pub fn raise_used(&self, index: usize, used: usize) {
+        self.all_notes()[index].used.fetch_max(used as u32, Ordering::AcqRel);
+    }
+
+    /// Tag of the process that has notes `index`; 0 = none.
+    pub fn notes_tag(&self, index: usize) -> u32 {
+        self.all_notes()[index].tag.load(Ordering::Acquire)
+    }
+
+    /// Gives notes `index` to the process `tag`.
+    pub fn set_notes_tag(&self, index: usize, tag: u32) {
+        self.all_notes()[index].tag.store(tag, Ordering::Release);
+    }
+
+    fn owners(&self) -> &[AtomicU32] {
+        self.slice(Offsets::new(&self.geometry).owners, self.geometry.cell_chunks() as usize)
+    }
+
+    /// Tag of the process that has a cell chunk; 0 = none. Meaningless unless the host claims the chunk.
+    pub fn owner(&self, chunk: u64) -> u32 {
+        self.owners().get(chunk as usize).map_or(0, |owner| owner.load(Ordering::Acquire))
+    }
+
+    /// Gives a cell chunk to the process `tag`. The caller holds the lock of the claims.
+    pub fn set_owner(&self, chunk: u64, tag: u32) {
+        if let Some(owner) = self.owners().get(chunk as usize) {
+            owner.store(tag, Ordering::Release);
+        }
+    }
+
+    /// The next sequence number.
+    pub fn next_sequence(&self) -> u64 {
+        self.header().sequence.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_keep_cell_and_count() {
+        assert_eq!(noted(note(0, 3)), Some((0, 3)));
+        assert_eq!(noted(note(u64::from(u32::MAX), u16::MAX)), Some((u32::MAX.into(), u16::MAX)));
+        assert_eq!((note(7, 0), noted(0)), (0, None));
+    }
+}

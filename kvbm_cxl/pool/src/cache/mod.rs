@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The shared prefix cache: blocks of KV cache that one host publishes and every host of the pool pulls (TraCT sections 4.2 and 4.3).
+//!
+//! The specification is protocols/CACHE.md. In short: the truth about a block is the descriptor of its cell, written by the cell's owner
+//! alone; the hash table only says where to look; a pull looks at the descriptor before and after it copies. Whatever is in doubt is a
+//! miss.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`namespace`] | what blocks are called |
+//! | `index` | hints: from a key to a cell |
+//! | `lookup` | which blocks of a chain are there |
+//! | `publish` | reserve, fill, commit |
+//! | `pull` | pin, copy, verify |
+//! | `pins` | what this host uses, for others to see |
+//! | `evict`, [`policy`] | making room |
+//! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
+//! | `cells` | what this process knows of its own cells |
+//! | `ask` | requests to owners |
+//! | `service` | the upkeep that somebody has to run |
+//! | [`events`] | what happened, for listeners |
+//! | [`survey`] | what is in the cache of a pool, and why a key is not |
+//!
+//! # Example
+//!
+//! ```
+//! use cxl_pool::cache::{Cache, CacheConfig, NamespaceFields, Pulled, chain};
+//! use cxl_pool::device::PoolSpec;
+//! use cxl_pool::host::HostConfig;
+//! use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Pool, Share};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let directory = tempfile::tempdir()?;
+//! # // SAFETY: this program has only one thread so far.
+//! # unsafe { std::env::set_var("CXL_STATE_DIR", directory.path()) };
+//! let spec = PoolSpec::parse(&format!("{},size=64M", directory.path().join("pool").display()))?;
+//! let cells = vec![CellArea { cell_bytes: 64 << 10, share: Share::Percent(50) }];
+//! Pool::format(&spec, &FormatOptions { cells, ..FormatOptions::default() })?; // once in the life of a pool
+//!
+//! let pool = Pool::open(&spec, &OpenOptions::default())?;
+//! let host = pool.join(HostConfig::default())?;
+//! let _service = host.serve()?;
+//! let cache = Cache::open(&host, CacheConfig { checksums: true, ..CacheConfig::default() })?;
+//! let _upkeep = cache.serve()?;
+//!
+//! // A prefill worker publishes the blocks of a prompt. Their names say how they were made and of which tokens.
+//! let model = NamespaceFields { model: "tiny".into(), dtype: "bf16".into(), block_tokens: 4, ..NamespaceFields::default() }.namespace();
+//! let first = chain(None, &[1, 2, 3, 4], b"");
+//! let second = chain(Some(first), &[5, 6, 7, 8], b"");
+//! cache.publish(model, first, None, &[0x11; 5000])?;
+//! cache.publish(model, second, Some(first), &[0x22; 5000])?;
+//!
+//! // A decode worker, on any host, asks how much of the prompt is there and pulls it.
+//! assert_eq!(cache.lookup_chain(model, &[first, second, chain(Some(second), &[9], b"")])?.len(), 2);
+//! let mut block = vec![0; 5000];
+//! assert_eq!(cache.pull(model, second, &mut block)?, Pulled::Hit { len_bytes: 5000 });
+//! assert!(block.iter().all(|&byte| byte == 0x22));
+//! # drop(_upkeep);
+//! cache.close()?;
+//! # drop(_service);
+//! host.leave()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod adopt;
+mod ask;
+mod cells;
+mod claims;
+mod config;
+pub mod events;
+mod evict;
+mod index;
+mod local;
+mod lookup;
+pub mod namespace;
+mod pins;
+pub mod policy;
+mod publish;
+mod pull;
+mod service;
+mod standing;
+pub mod survey;
+
+pub use cells::Share;
+pub use config::CacheConfig;
+pub(crate) use local::local_len_bytes;
+pub use lookup::BlockInfo;
+pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
+pub use publish::{Published, Reservation, Reserved, Wish};
+pub use pull::{Pinned, Pulled};
+pub use service::Upkeep;
+
+use crate::copy::{CopyConfig, CopyEngine, LocalRange};
+use crate::error::{Error, Result};
+use crate::host::{HeldOp, Host, Op};
+use crate::limits::{CELL_CLASSES, MAX_SLOTS};
+use crate::line::Lines;
+use crate::media::{Ask, Descriptor, Geometry, Stripes};
+use crate::metrics::{Metrics, MissReason, RefusalReason};
+use events::{Events, Subscriber};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The cache as one process uses it. Cheap to clone; every clone is the same. All methods may be called from any thread.
+///
+/// Somebody has to call [`Cache::service_round`] regularly, or [`Cache::serve`] once: otherwise this process never makes room ahead, and
+/// nobody takes over what others leave behind.
+#[derive(Clone)]
+pub struct Cache {
+    inner: Arc<Inner>,
+}
+
+/// What the clones of a [`Cache`], its reservations and its pins share.
+struct Inner {
+    host: Host,
+    config: CacheConfig,
+    local: local::LocalCells,
+    cells: Mutex<cells::Cells>,
+    pins: Mutex<pins::PinTable>,
+    guesses: lookup::Guesses,
+    known_fences: lookup::KnownFences,
+    clock: Mutex<policy::TickClock>,
+    /// Incarnation of the host that `cells` follows.
+    incarnation: AtomicU32,
+    /// Claim line where the last chunk was found.
+    claim_hint: AtomicU64,
+    /// Classes of which the pool had no chunk left when this process last looked.
+    exhausted: [AtomicBool; CELL_CLASSES],
+    asked_room_ns: AtomicU64,
+    /// The last request of each slot that was dealt with.
+    answered: Mutex<Vec<Option<(u32, u64)>>>,
+    /// When the service last did what it does less often, and where its scrub stands.
+    upkeep_at_ns: AtomicU64,
+    scrubbed: AtomicU64,
+    board: crate::metrics::stats::StatsBoard,
+    engine: Arc<dyn CopyEngine>,
+    events: Events,
+    metrics: Arc<Metrics>,
+}
+
+/// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    fn lines(&self) -> &Lines {
+        self.host.lines()
+    }
+
+    fn geometry(&self) -> &Geometry {
+        self.host.lines().layout().geometry()
+    }
+
+    /// Begins work that publishes lines of this process's cells, after a re-join under the new incarnation.
+    fn work(&self) -> Result<Op<'_>> {
+        self.catch_up(Op::incarnation, || self.host.enter())
+    }
+
+    /// As [`Inner::work`], for what outlives the call.
+    fn work_held(&self) -> Result<HeldOp> {
+        self.catch_up(HeldOp::incarnation, || self.host.enter_held())
+    }
+
+    fn catch_up<T>(&self, incarnation_of: impl Fn(&T) -> u32, enter: impl Fn() -> Result<T>) -> Result<T> {
+        for _ in 0..2 {
+            let op = enter()?;
+            if incarnation_of(&op) == self.incarnation.load(Ordering::Acquire) {
+                return Ok(op);
+            }
+            drop(op);
+            drop(self.lock_claims()?);
+        }
+        Err(Error::Fenced { slot: self.host.slot(), incarnation: self.host.incarnation() })
+    }
+
+    /// Ticks that went by, as the eviction policies count them.
+    fn clock_now(&self) -> u32 {
+        held(&self.clock).now()
+    }
+
+    /// Whether it is worth looking for one more chunk of a class.
+    fn may_claim(&self, class: usize) -> bool {
+        self.exhausted.get(class).is_some_and(|exhausted| !exhausted.load(Ordering::Relaxed))
+    }
+
+    /// Whether a namespace may have `count` more cells of a class, after evicting blocks of its own if need be.
+    fn within_quota(&self, namespace: Namespace, class: usize, count: u64) -> Result<bool> {
+        let Some(&quota) = self.config.quotas.get(&namespace) else { return Ok(true) };
+        let wanted = count * self.geometry().cells[class].cell_bytes;
+        let over = |share: Share| (share.cell_bytes + wanted).saturating_sub(quota);
+        let excess = over(held(&self.cells).share(&namespace.0));
+        if excess > 0 && wanted <= quota {
+            self.evict_of(namespace, class, excess.div_ceil(self.geometry().cells[class].cell_bytes) as usize)?;
+        }
+        Ok(over(held(&self.cells).share(&namespace.0)) == 0)
+    }
+}
+
+impl Cache {
+    /// Opens the cache of the pool that `host` has joined, and takes over what this host has and no living process of it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the pool was formatted without cells; those of [`Host::acquire`].
+    pub fn open(host: &Host, config: CacheConfig) -> Result<Cache> {
+        let geometry = host.lines().layout().geometry();
+        let stripes = if geometry.devices > 1 { Some(Stripes::of(geometry)?) } else { None };
+        let copy = match config.copy {
+            Some(copy) => copy,
+            None => CopyConfig::from_env()?,
+        };
+        let engine = crate::copy::engine(copy, stripes)?;
+        Self::open_with(host, config, engine)
+    }
+
+    /// As [`Cache::open`], with a copy engine of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    pub fn open_with(host: &Host, config: CacheConfig, engine: Arc<dyn CopyEngine>) -> Result<Cache> {
+        config.check()?;
+        let geometry = *host.lines().layout().geometry();
+        if geometry.cell_chunks() == 0 {
+            return Err(Error::Invalid("the pool has no cells: format it with some to use it as a prefix cache".into()));
+        }
+        let local = local::LocalCells::of(host)?;
+        let claim_lines = geometry.cell_claim_lines();
+        let inner = Inner {
+            host: host.clone(),
+            cells: Mutex::new(cells::Cells::new(&geometry, config.policy)),
+            pins: Mutex::default(),
+            guesses: lookup::Guesses::new(config.remembered_keys),
+            known_fences: lookup::KnownFences::default(),
+            clock: Mutex::default(),
+            incarnation: AtomicU32::new(0),
+            claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
+            exhausted: Default::default(),
+            asked_room_ns: AtomicU64::new(0),
+            answered: Mutex::new(vec![None; MAX_SLOTS]),
+            upkeep_at_ns: AtomicU64::new(0),
+            scrubbed: AtomicU64::new(0),
+            board: local.board()?,
+            engine,
+            events: Events::new(),
+            metrics: Arc::new(Metrics::new()),
+            local,
+            config,
+        };
+        inner.open_notes()?;
+        let ready = inner.skip_asks().and_then(|()| inner.renew_tick()).and_then(|()| inner.lock_claims().map(drop));
+        ready.and_then(|()| inner.sweep(usize::MAX)).inspect_err(|_| inner.close_notes())?;
+        Ok(Cache { inner: Arc::new(inner) })
+    }
+
+    /// The host that this is the cache of.
+    pub fn host(&self) -> &Host {
+        &self.inner.host
+    }
+
+    /// How it behaves.
+    pub fn config(&self) -> &CacheConfig {
+        &self.inner.config
+    }
+
+    /// What this process counted.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.inner.metrics
+    }
+
+    /// What copies payload, with its counters.
+    pub fn copy_engine(&self) -> &dyn CopyEngine {
+        &*self.inner.engine
+    }
+
+    /// Listens to what happens to this process's blocks from now on.
+    pub fn subscribe(&self) -> Subscriber {
+        self.inner.events.subscribe()
+    }
+
+    /// The source of these events.
+    pub fn events(&self) -> &Events {
+        &self.inner.events
+    }
+
+    /// Whether a block is there. Advice: it may go right afterwards.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn lookup(&self, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
+        let found = self.inner.look_up(namespace, key)?;
+        self.count_lookup(usize::from(found.is_some()), 1);
+        Ok(found.map(info))
+    }
+
+    /// The leading blocks of a chain that are there; as many answers as blocks of the longest cached prefix. Advice, as [`Cache::lookup`].
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn lookup_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<BlockInfo>> {
+        let found = self.inner.look_up_chain(namespace, keys)?;
+        self.count_lookup(found.len(), keys.len());
+        Ok(found.into_iter().map(info).collect())
+    }
+
+    fn count_lookup(&self, hits: usize, asked: usize) {
+        self.inner.metrics.hits_total.add(hits as u64);
+        // Blocks behind the first that is missing were not looked for.
+        if hits < asked {
+            self.inner.metrics.misses_total.of(MissReason::Absent).inc();
+        }
+    }
+
+    /// Pins a block, so that it stays until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when this process has too many pins; [`Error::Fenced`]; those of the memory.
+    pub fn pin(&self, namespace: Namespace, key: BlockKey) -> Result<std::result::Result<Pinned, MissReason>> {
+        let answer = self.inner.pin_block(namespace, key)?;
+        match &answer {
+            Ok(_) => self.inner.metrics.hits_total.inc(),
+            Err(reason) => self.inner.metrics.misses_total.of(*reason).inc(),
+        }
+        Ok(answer)
+    }
+
+    /// Pins the leading blocks of a chain that are there: hits that stay, for a scheduler that skips their prefill.
+    ///
+    /// # Errors
+    /// As [`Cache::pin`].
+    pub fn pin_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
+        let pinned = self.inner.pin_chain(namespace, keys)?;
+        self.count_lookup(pinned.len(), keys.len());
+        Ok(pinned)
+    }
+
+    /// Copies a block into `destination`, which may be longer than the block.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the destination is too short; [`Error::Full`], [`Error::Fenced`]; those of the memory, except damage of the
+    /// block itself, which is a miss.
+    pub fn pull(&self, namespace: Namespace, key: BlockKey, destination: &mut [u8]) -> Result<Pulled> {
+        let start_ns = self.inner.host.platform().now_ns();
+        let address = std::ptr::NonNull::from(&mut *destination).cast::<u8>();
+        let len_bytes = destination.len();
+        let pulled = self.inner.pull_block(namespace, key, |block| match usize::try_from(block.len_bytes()) {
+            // SAFETY: the range lies inside `destination`, which this call borrows for longer than any list lives, and which is ordinary
+            // memory of the caller.
+            Ok(wanted) if wanted <= len_bytes => unsafe { block.scatter_raw([LocalRange { address, len_bytes: wanted }]) },
+            _ => Err(Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}", block.len_bytes()))),
+        });
+        self.count_pull(pulled, start_ns)
+    }
+
+    /// Copies a block into pieces by address, in order, which have the block's length together.
+    ///
+    /// # Safety
+    /// Until this returns each range may be written, nobody else uses it, and it is not memory of the pool itself.
+    ///
+    /// # Errors
+    /// As [`Cache::pull`].
+    pub unsafe fn pull_raw(&self, namespace: Namespace, key: BlockKey, pieces: &[LocalRange]) -> Result<Pulled> {
+        let start_ns = self.inner.host.platform().now_ns();
+        let pulled = self.inner.pull_block(namespace, key, |block| {
+            // SAFETY: as this function demands.
+            unsafe { block.scatter_raw(pieces.iter().copied()) }
+        });
+        self.count_pull(pulled, start_ns)
+    }
+
+    fn count_pull(&self, pulled: Result<Pulled>, start_ns: u64) -> Result<Pulled> {
+        let metrics = &self.inner.metrics;
+        match &pulled {
+            Ok(Pulled::Hit { len_bytes }) => {
+                metrics.hits_total.inc();
+                metrics.pull_total.inc();
+                metrics.pull_bytes_total.add(*len_bytes);
+            }
+            Ok(Pulled::Miss(reason)) => metrics.misses_total.of(*reason).inc(),
+            Err(Error::Fenced { .. }) => metrics.misses_total.of(MissReason::HostFenced).inc(),
+            Err(Error::Full { .. }) => metrics.misses_total.of(MissReason::PinsFull).inc(),
+            Err(Error::Invalid(_)) => metrics.misses_total.of(MissReason::Length).inc(),
+            Err(_) => metrics.misses_total.of(MissReason::Device).inc(),
+        }
+        metrics.pull_seconds.observe(self.inner.host.platform().now_ns().saturating_sub(start_ns));
+        pulled
+    }
+
+    /// Publishes a block: when it returns, every host can pull it.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when there is no cell or hint for it, or its namespace has no quota left; [`Error::Invalid`] when no cell is
+    /// large enough; [`Error::Fenced`]; those of the memory.
+    pub fn publish(&self, namespace: Namespace, key: BlockKey, parent: Option<BlockKey>, bytes: &[u8]) -> Result<Published> {
+        let mut reservation = match self.reserve(&Wish { namespace, key, parent, len_bytes: bytes.len() as u64 })? {
+            Reserved::Cell(reservation) => reservation,
+            Reserved::Exists => return Ok(Published::Exists),
+            Reserved::Busy => return Ok(Published::Busy),
+            Reserved::NoCell => return Err(no_cell(self.inner.geometry())),
+            Reserved::NoHint => return Err(no_hint(self.inner.geometry())),
+            Reserved::OverQuota => return Err(over_quota(self.inner.config.quotas.get(&namespace).copied().unwrap_or(0))),
+        };
+        reservation.fill([bytes])?;
+        reservation.commit()?;
+        Ok(Published::Stored)
+    }
+
+    /// Reserves a cell for one block.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
+    pub fn reserve(&self, wish: &Wish) -> Result<Reserved> {
+        let mut answers = self.reserve_all(std::slice::from_ref(wish))?;
+        answers.pop().ok_or_else(|| Error::Invalid("a wish was not answered".into()))
+    }
+
+    /// Reserves cells for several blocks, with shared fences and neighbouring cells; one answer for each wish, in order.
+    ///
+    /// # Errors
+    /// As [`Cache::reserve`]; then nothing is reserved.
+    pub fn reserve_all(&self, wishes: &[Wish]) -> Result<Vec<Reserved>> {
+        let answers = self.inner.reserve(wishes);
+        let refused = |reason: RefusalReason, count| self.inner.metrics.publish_refused_total.of(reason).add(count);
+        match &answers {
+            Ok(answers) => answers.iter().for_each(|answer| match answer {
+                Reserved::Cell(_) => {}
+                Reserved::Exists => refused(RefusalReason::Exists, 1),
+                Reserved::Busy => refused(RefusalReason::Busy, 1),
+                Reserved::NoCell => refused(RefusalReason::PoolFull, 1),
+                Reserved::NoHint => refused(RefusalReason::TableFull, 1),
+                Reserved::OverQuota => refused(RefusalReason::Quota, 1),
+            }),
+            Err(Error::Fenced { .. }) => refused(RefusalReason::Fenced, wishes.len() as u64),
+            Err(Error::Invalid(_)) => refused(RefusalReason::TooLong, wishes.len() as u64),
+            Err(_) => refused(RefusalReason::Device, wishes.len() as u64),
+        }
+        answers
+    }
+
+    /// Makes filled reservations visible to every host, with one fence.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]: none of them is visible, unless for a moment.
+    pub fn commit_all(&self, reservations: Vec<Reservation>) -> Result<()> {
+        self.inner.commit(reservations)
+    }
+
+    /// Evicts a block, whoever owns it: right away if this process does, else soon, by a request to its owner. True when it was this
+    /// process's. A pinned block stays.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], those of the memory.
+    pub fn evict(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
+        let mine = self.inner.remove_blocks(|block| block.key == key.0 && block.namespace == namespace.0)? > 0;
+        if !mine {
+            self.inner.ask(Ask::EVICT, 0, key, namespace)?;
+        }
+        Ok(mine)
+    }
+
+    /// Evicts the blocks of a namespace, or all blocks, of every process and host, as far as they are not pinned: this process's right
+    /// away, the others' soon. Returns how many were this process's.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], those of the memory.
+    pub fn clear(&self, namespace: Option<Namespace>) -> Result<usize> {
+        let what = if namespace.is_some() { Ask::CLEAR } else { Ask::CLEAR_ALL };
+        self.inner.ask(what, 0, BlockKey([0; 16]), namespace.unwrap_or(Namespace([0; 16])))?;
+        self.inner.clear_own(namespace)
+    }
+
+    /// What each namespace has in this process's cells.
+    pub fn shares(&self) -> Vec<(Namespace, Share)> {
+        held(&self.inner.cells).shares()
+    }
+
+    /// What this process's cells are.
+    pub fn usage(&self) -> CellUsage {
+        let own = held(&self.inner.cells);
+        let mut usage = CellUsage { quarantined: own.quarantined(), ..CellUsage::default() };
+        for class in 0..CELL_CLASSES {
+            let (free, ready, all) = own.counts(class);
+            usage.free += free;
+            usage.ready += ready;
+            usage.owned += all;
+        }
+        usage
+    }
+
+    /// Blocks that this process has pinned.
+    pub fn pinned(&self) -> usize {
+        held(&self.inner.pins).cells()
+    }
+
+    /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] while reservations or pins are alive; [`Error::Fenced`].
+    pub fn close(self) -> Result<()> {
+        let Some(inner) = Arc::into_inner(self.inner) else {
+            return Err(Error::Invalid("a clone, a reservation or a pin of the cache is still alive: drop it first".into()));
+        };
+        inner.shut()
+    }
+}
+
+/// Cells of one process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CellUsage {
+    /// All.
+    pub owned: u64,
+    /// With nothing in them.
+    pub free: u64,
+    /// With a block.
+    pub ready: u64,
+    /// Held back until their other claimants are proven to have ended.
+    pub quarantined: u64,
+}
+
+fn info((cell, found): (u64, Descriptor)) -> BlockInfo {
+    BlockInfo { cell, len_bytes: found.len_bytes.into(), owner: found.owner }
+}
+
+fn no_cell(geometry: &Geometry) -> Error {
+    let advice = "unpin blocks, wait until other hosts make room, or format the pool with more cells";
+    Error::Full { what: "the cells that this process can have", limit: geometry.cell_count(), advice }
+}
+
+fn no_hint(geometry: &Geometry) -> Error {
+    let limit = u64::from(geometry.stripes) * geometry.hint_lines_per_stripe() * crate::media::HINTS_PER_LINE as u64;
+    Error::Full { what: "the part of the hint table where this key belongs", limit, advice: "evict blocks" }
+}
+
+fn over_quota(limit: u64) -> Error {
+    Error::Full { what: "the quota of the namespace", limit, advice: "raise it, or unpin blocks of the namespace" }
+}

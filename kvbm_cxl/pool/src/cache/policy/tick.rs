@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The cyclic tick of the pool as a count that only rises.
+
+/// Ticks after which the number in the pool comes round: it has three bits, and 0 means "never".
+pub const CYCLE_TICKS: u32 = 7;
+
+/// How many ticks this process has seen go by (CACHE.md section 2). Not a clock: a stale or wrong number costs hits only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TickClock {
+    now: u32,
+}
+
+impl Default for TickClock {
+    /// Starts after one full cycle, so that whatever has no tick is older than what has one.
+    fn default() -> Self {
+        TickClock { now: CYCLE_TICKS }
+    }
+}
+
+impl TickClock {
+    /// The count.
+    pub fn now(&self) -> u32 {
+        self.now
+    }
+
+    /// The number that stands for the present in a pin line, 1 to 7.
+    pub fn cyclic(&self) -> u8 {
+        (self.now % CYCLE_TICKS) as u8 + 1
+    }
+
+    /// Takes over the number that the manager publishes, and gives the count. Any that is not 1 to 7 is not taken over.
+    ///
+    /// The first one may seem to lie up to six ticks ahead, and so does a step back: all that is known then looks older than it is.
+    pub fn observe(&mut self, cyclic: u8) -> u32 {
+        if let Some(age_ticks) = self.age_ticks(cyclic) {
+            self.now = self.now.saturating_add((CYCLE_TICKS - age_ticks) % CYCLE_TICKS);
+        }
+        self.now
+    }
+
+    /// The count at which a host wrote this number into its pin line; `None` for 0, which means never, and for what is no tick.
+    ///
+    /// A number that its host has not cleared in time looks up to six ticks younger than it is.
+    pub fn tick_of(&self, cyclic: u8) -> Option<u32> {
+        self.age_ticks(cyclic).map(|age_ticks| self.now.saturating_sub(age_ticks))
+    }
+
+    fn age_ticks(&self, cyclic: u8) -> Option<u32> {
+        let number = u32::from(cyclic).checked_sub(1).filter(|&number| number < CYCLE_TICKS)?;
+        Some((self.now % CYCLE_TICKS + CYCLE_TICKS - number) % CYCLE_TICKS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_follows_the_number_round_and_round() {
+        let mut clock = TickClock::default();
+        let start = clock.now();
+        for step in 1..=30u32 {
+            let cyclic = ((start + step) % 7) as u8 + 1;
+            assert_eq!(clock.observe(cyclic), start + step);
+            assert_eq!((clock.now(), clock.cyclic()), (start + step, cyclic));
+            assert_eq!(clock.observe(cyclic), start + step, "the same number again is no new tick");
+        }
+        assert_eq!(clock.observe((clock.now() % 7 + 3) as u8 % 7 + 1), start + 33, "missed ones are counted");
+        for none in [0, 8, 255] {
+            assert_eq!((clock.observe(none), clock.tick_of(none)), (start + 33, None));
+        }
+    }
+
+    #[test]
+    fn numbers_of_the_last_cycle_have_their_count() {
+        let mut clock = TickClock::default();
+        let mut written = Vec::new();
+        for _ in 0..20 {
+            written.push((clock.now(), clock.cyclic()));
+            for &(tick, cyclic) in written.iter().rev().take(7) {
+                assert_eq!(clock.tick_of(cyclic), Some(tick));
+            }
+            clock.observe(clock.cyclic() % 7 + 1);
+        }
+    }
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Verified pull: pin, fetch, copy, fetch again (CACHE.md section 5). Whatever is in doubt is a miss.
+
+use super::standing::Fences;
+use super::{BlockKey, Inner, Namespace, held};
+use crate::copy::{Checksum, LocalRange, ReadList};
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::media::Descriptor;
+use crate::metrics::MissReason;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Tries of a pull whose block changed under it: it may have been stamped anew by its next owner, which is no reason for a miss.
+const TRIES: usize = 3;
+
+/// What became of a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// The destination holds the block's bytes.
+    Hit {
+        /// Its length.
+        len_bytes: u64,
+    },
+    /// The destination may hold anything.
+    Miss(MissReason),
+}
+
+/// A block that stays: its cell is neither freed nor written until this is dropped, as long as this host is not fenced.
+///
+/// Bytes are right only after [`Pinned::is_unchanged`] said so behind their use; the methods that copy do that themselves.
+pub struct Pinned {
+    inner: Arc<Inner>,
+    cell: u64,
+    offset: u64,
+    descriptor: Descriptor,
+}
+
+impl Inner {
+    /// Pins the block of a key; an error of the caller's or the host's is an error, everything else a miss.
+    pub(super) fn pin_block(self: &Arc<Self>, namespace: Namespace, key: BlockKey) -> Result<std::result::Result<Pinned, MissReason>> {
+        let mut miss = MissReason::Absent;
+        for _ in 0..TRIES {
+            let Some((cell, _)) = self.look_up(namespace, key)? else { return Ok(Err(miss)) };
+            let mut pinned = self.confirm(namespace, &[key], &[cell])?;
+            match pinned.pop() {
+                Some(Ok(pinned)) => return Ok(Ok(pinned)),
+                Some(Err(found)) => miss = found,
+                None => {}
+            }
+        }
+        Ok(Err(miss))
+    }
+
+    /// Pins the leading blocks of a chain that are cached.
+    pub(super) fn pin_chain(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
+        let found = self.look_up_chain(namespace, keys)?;
+        let cells: Vec<u64> = found.iter().map(|(cell, _)| *cell).collect();
+        let mut pinned = Vec::with_capacity(cells.len());
+        for block in self.confirm(namespace, &keys[..cells.len()], &cells)? {
+            match block {
+                Ok(block) => pinned.push(block),
+                Err(_) => match self.pin_block(namespace, keys[pinned.len()])? {
+                    Ok(block) => pinned.push(block),
+                    Err(_) => break,
+                },
+            }
+        }
+        Ok(pinned)
+    }
+
+    /// Steps 0 to 2: pins `cells`, then looks whether each still holds the block of its key, by an owner that is not fenced.
+    fn confirm(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        cells: &[u64],
+    ) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
+        if cells.is_empty() {
+            return Ok(Vec::new());
+        }
+        let early = if mutant!("cache.fetched_before_pin") { Some(self.descriptors(cells)?) } else { None };
+        point!("cache.pin");
+        self.pin(cells)?;
+        let guard = Unpin { inner: self, cells };
+        let found = match early {
+            Some(early) => early,
+            None => self.descriptors(cells)?,
+        };
+        point!("cache.pin_fetched");
+        let blocks = |index: usize| found[index].filter(|found| Self::is_block(found, namespace, keys[index]));
+        let fences = self.fences((0..cells.len()).filter_map(blocks).map(|found| found.owner))?;
+        point!("cache.pin_confirmed");
+        std::mem::forget(guard);
+        let mut answers = Vec::with_capacity(cells.len());
+        for (index, &cell) in cells.iter().enumerate() {
+            let answer = match blocks(index) {
+                None => Err(MissReason::Changed),
+                Some(found) if is_void(&fences, &found) && !mutant!("cache.no_void_check_before_copy") => Err(MissReason::FencedOwner),
+                Some(found) => self.lines().layout().cell(cell).map(|place| (found, place)).map_err(|_| MissReason::Changed),
+            };
+            answers.push(match answer {
+                Ok((descriptor, (offset, cell_bytes))) if u64::from(descriptor.len_bytes) <= cell_bytes => {
+                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor })
+                }
+                Ok(_) => Err(MissReason::Changed),
+                Err(miss) => Err(miss),
+            });
+        }
+        let lost: Vec<u64> = answers.iter().zip(cells).filter(|(answer, _)| answer.is_err()).map(|(_, &cell)| cell).collect();
+        if !lost.is_empty() {
+            self.unpin(&lost);
+        }
+        self.metrics.pins_total.add((cells.len() - lost.len()) as u64);
+        let tick = self.clock_now();
+        let mut own = held(&self.cells);
+        cells.iter().for_each(|&cell| own.touched(cell, tick));
+        drop(own);
+        Ok(answers)
+    }
+
+    fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
+        let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
+        self.lines().fetch_many(cells, &mut fetched)?;
+        fetched
+            .into_iter()
+            .map(|found| match found {
+                Ok(found) => Ok(Some(found)),
+                Err(Error::BadLine { .. }) => Ok(None),
+                Err(error) => Err(error),
+            })
+            .collect()
+    }
+
+    /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.
+    pub(super) fn unchanged(&self, blocks: &[&Pinned]) -> Result<Vec<Option<MissReason>>> {
+        let cells: Vec<u64> = blocks.iter().map(|block| block.cell).collect();
+        point!("cache.copied");
+        let found = self.descriptors(&cells)?;
+        point!("cache.fetched_again");
+        let fences = self.fences(blocks.iter().map(|block| block.descriptor.owner))?;
+        let verdict = |(block, found): (&&Pinned, &Option<Descriptor>)| {
+            if found.is_none_or(|found| !is_same(&found, &block.descriptor)) && !mutant!("cache.no_refetch") {
+                Some(MissReason::Changed)
+            } else if is_void(&fences, &block.descriptor) && !mutant!("cache.no_void_check_after_copy") {
+                Some(MissReason::FencedDuring)
+            } else {
+                None
+            }
+        };
+        Ok(blocks.iter().zip(&found).map(verdict).collect())
+    }
+
+    /// Pulls one block into `list`, which takes its bytes from `offset` on, as told by `fill`.
+    pub(super) fn pull_block<'m>(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        key: BlockKey,
+        mut destination: impl FnMut(&Pinned) -> Result<ReadList<'m>>,
+    ) -> Result<Pulled> {
+        let mut miss = MissReason::Absent;
+        for _ in 0..TRIES {
+            let block = match self.pin_block(namespace, key)? {
+                Ok(block) => block,
+                Err(MissReason::Absent) => return Ok(Pulled::Miss(miss)),
+                Err(found) => return Ok(Pulled::Miss(found)),
+            };
+            let mut list = destination(&block)?;
+            match block.copy(&mut list)? {
+                None => return Ok(Pulled::Hit { len_bytes: block.len_bytes() }),
+                Some(MissReason::Changed) => miss = MissReason::Changed,
+                Some(other) => return Ok(Pulled::Miss(other)),
+            }
+        }
+        Ok(Pulled::Miss(miss))
+    }
+}
+
+/// The void rule (CACHE.md D2); what cannot be told is void.
+fn is_void(fences: &Fences, found: &Descriptor) -> bool {
+    fences.of(found.owner, found.incarnation) != Some(false) && !mutant!("cache.no_void_rule")
+}
+
+/// Every byte alike: state, key, length and the stamp.
+fn is_same(found: &Descriptor, before: &Descriptor) -> bool {
+    if mutant!("cache.stamp_not_compared") {
+        return (found.state, found.key, found.namespace) == (before.state, before.key, before.namespace);
+    }
+    found == before
+}
+
+/// Takes pins back when the work behind them fails.
+struct Unpin<'a> {
+    inner: &'a Inner,
+    cells: &'a [u64],
+}
+
+impl Drop for Unpin<'_> {
+    fn drop(&mut self) {
+        self.inner.unpin(self.cells);
+    }
+}
+
+impl Pinned {
+    /// Length of the block in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.descriptor.len_bytes.into()
+    }
+
+    /// Its key.
+    pub fn key(&self) -> BlockKey {
+        BlockKey(self.descriptor.key)
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> Namespace {
+        Namespace(self.descriptor.namespace)
+    }
+
+    /// The cell.
+    pub fn cell(&self) -> u64 {
+        self.cell
+    }
+
+    /// Pool offset of the first byte.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Slot of the host that owns the cell.
+    pub fn owner(&self) -> u16 {
+        self.descriptor.owner
+    }
+
+    /// Where this process maps the block, for use in place; `None` where there is no mapping. Drop what this host's caches may hold of it
+    /// first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
+    pub fn address(&self) -> Option<NonNull<u8>> {
+        self.inner.lines().memory().address(self.offset, self.len_bytes())
+    }
+
+    /// Drops what this host's caches hold of the block, so that what is read next comes from the memory.
+    pub fn invalidate(&self) -> Result<()> {
+        let memory = self.inner.lines().memory();
+        memory.flush_range(self.offset, self.len_bytes())?;
+        memory.fence_all();
+        Ok(())
+    }
+
+    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right.
+    pub fn is_unchanged(&self) -> Result<bool> {
+        self.inner.lines().memory().fence_loads();
+        Ok(self.inner.unchanged(&[self])?[0].is_none())
+    }
+
+    /// Copies the block into `destination`, which may be longer than the block; `None`, or why it is a miss.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the destination is too short; the errors of the host and of the memory, except damage of the block itself.
+    pub fn copy_to(&self, destination: &mut [u8]) -> Result<Option<MissReason>> {
+        let len_bytes = destination.len();
+        match destination.get_mut(..self.len_bytes() as usize) {
+            Some(destination) => self.copy(&mut ReadList::scatter(self.offset, [destination])),
+            None => Err(self.too_short(len_bytes)),
+        }
+    }
+
+    /// A list that scatters the block over pieces by address, in order; to be given to [`Pinned::copy`].
+    ///
+    /// # Safety
+    /// Until the last use of the list each range may be written, nobody else uses it, and it is not memory of the pool itself.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the pieces are not as long as the block.
+    pub unsafe fn scatter_raw(&self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
+        let (mut list, mut at) = (ReadList::new(), self.offset);
+        for piece in pieces {
+            // SAFETY: as this function demands.
+            unsafe { list.push_raw(at, piece) };
+            at = at.saturating_add(piece.len_bytes as u64);
+        }
+        if list.len_bytes() != self.len_bytes() { Err(self.too_short(list.len_bytes() as usize)) } else { Ok(list) }
+    }
+
+    fn too_short(&self, len_bytes: usize) -> Error {
+        Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}: give room for all of it", self.len_bytes()))
+    }
+
+    /// Copies parts of the block as `list` says, whose offsets lie inside it; `None`, or why it is a miss. The checksum is looked at when the
+    /// list takes the whole block.
+    ///
+    /// # Errors
+    /// As [`Pinned::copy_to`], and [`Error::OutOfRange`] for parts outside of the block.
+    pub fn copy(&self, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
+        if let Some((offset, len_bytes)) = list.outside(self.offset, self.len_bytes()) {
+            return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: self.len_bytes() });
+        }
+        let whole = list.len_bytes() == self.len_bytes() && list.is_one_stretch();
+        let checked = whole && self.descriptor.kind == Descriptor::XXH3 && self.inner.config.checksums;
+        let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
+        point!("cache.copying");
+        let found = match self.inner.engine.pull(&**self.inner.lines().memory(), list, checksum) {
+            Ok(found) => found,
+            Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
+            Err(error) => return Err(error),
+        };
+        let verdict = self.inner.unchanged(&[self])?[0];
+        if verdict.is_some() {
+            return Ok(verdict);
+        }
+        let wrong = checked && found != Some(self.descriptor.checksum);
+        Ok(wrong.then_some(MissReason::Checksum))
+    }
+
+    /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it
+    /// reads a copy.
+    ///
+    /// Until the check the bytes may be anything, if this host is fenced meanwhile: `use_bytes` must survive any bytes, and nothing of
+    /// what it does besides its result may count.
+    pub fn read<T>(&self, use_bytes: impl FnOnce(&[u8]) -> T) -> Result<std::result::Result<T, MissReason>> {
+        let Some(address) = self.address() else {
+            let mut copy = vec![0; self.len_bytes() as usize];
+            return Ok(match self.copy_to(&mut copy)? {
+                None => Ok(use_bytes(&copy)),
+                Some(miss) => Err(miss),
+            });
+        };
+        self.invalidate()?;
+        // SAFETY: the range lies inside the mapping, which lives as long as `self.inner`; the pin keeps every owner from writing to it, and
+        // a write by a host that disregards this is what the documentation warns of.
+        let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), self.len_bytes() as usize) };
+        let result = use_bytes(bytes);
+        Ok(if self.is_unchanged()? { Ok(result) } else { Err(MissReason::Changed) })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.inner.unpin(&[self.cell]);
+    }
+}

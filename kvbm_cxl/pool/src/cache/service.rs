@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The upkeep of the cache: what somebody has to do now and then, in the background of each process.
+
+use super::index::Inserted;
+use super::{BlockKey, Cache, Inner, Namespace, evict, held};
+use crate::error::{Error, Result};
+use crate::fault::point;
+use crate::limits::CELL_CLASSES;
+use crate::media::Seat;
+use crate::metrics::Engine;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Beats of the manager's seat in one tick of recency: about five seconds.
+const BEATS_PER_TICK: u64 = 100;
+/// Chunks taken over in one round.
+const CHUNKS_PER_ROUND: usize = 4;
+/// Blocks whose hints are looked after in one round.
+const SCRUBBED_PER_ROUND: usize = 32;
+
+impl Inner {
+    /// One round of the upkeep.
+    pub(super) fn service_round(&self) -> Result<()> {
+        drop(self.work()?);
+        self.answer_asks()?;
+        self.keep_water()?;
+        let now_ns = self.host.platform().now_ns().max(1);
+        let last_ns = self.upkeep_at_ns.load(Ordering::Relaxed);
+        if last_ns != 0 && now_ns.saturating_sub(last_ns) < self.config.upkeep_ms * 1_000_000 {
+            return Ok(());
+        }
+        self.upkeep_at_ns.store(now_ns, Ordering::Relaxed);
+        self.renew_tick()?;
+        self.reap_pins()?;
+        self.sweep(CHUNKS_PER_ROUND)?;
+        let adopted = self.adopt_abandoned(CHUNKS_PER_ROUND)?;
+        self.release_quarantine()?;
+        self.scrub()?;
+        if adopted > 0 {
+            self.exhausted.iter().for_each(|exhausted| exhausted.store(false, Ordering::Relaxed));
+        }
+        self.metrics.quarantined_cells.set(held(&self.cells).quarantined() as i64);
+        self.metrics.pins.set(held(&self.pins).cells() as i64);
+        self.count_copies();
+        self.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
+        Ok(())
+    }
+
+    /// Takes over what the copy engine counts by itself.
+    fn count_copies(&self) {
+        for copied in self.engine.counters() {
+            if let Some(engine) = Engine::ALL.into_iter().find(|engine| engine.text() == copied.engine) {
+                let counter = self.metrics.copy_bytes_total.of(engine);
+                counter.add((copied.published_bytes + copied.pulled_bytes).saturating_sub(counter.get()));
+            }
+        }
+    }
+
+    /// Evicts ahead of the need, once the pool has no chunk left for this process.
+    fn keep_water(&self) -> Result<()> {
+        for class in 0..CELL_CLASSES {
+            let (free, ready, all) = held(&self.cells).counts(class);
+            if all == 0 || self.may_claim(class) || free * 100 >= all * u64::from(self.config.low_water_percent) {
+                continue;
+            }
+            let wanted = (all * u64::from(self.config.high_water_percent)).div_ceil(100).saturating_sub(free).min(ready);
+            self.evict(class, (wanted as usize).min(8 * evict::BATCH))?;
+        }
+        Ok(())
+    }
+
+    /// Takes over the tick that the manager's beat stands for.
+    pub(super) fn renew_tick(&self) -> Result<()> {
+        let beat = match self.lines().fetch::<Seat>(self.host.manager_seat().into()) {
+            Ok(seat) => seat.beat,
+            // Recency stands still: that costs hits only.
+            Err(Error::BadLine { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let tick = (beat / BEATS_PER_TICK % 7) as u32 + 1;
+        held(&self.clock).observe(tick as u8);
+        let known = self.local.header().tick.swap(tick, Ordering::AcqRel);
+        if known != tick && known != 0 {
+            self.forget_tick(tick as u8)?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether cells may leave quarantine.
+    pub(super) fn release_quarantine(&self) -> Result<()> {
+        let chunks = held(&self.cells).chunks_in_quarantine();
+        for chunk in chunks {
+            let op = self.work()?;
+            self.release(&op, chunk)?;
+        }
+        Ok(())
+    }
+
+    /// Looks after the hints of some of this process's blocks: one without hint gets it back, or goes if another host has the same block.
+    fn scrub(&self) -> Result<()> {
+        let from = self.scrubbed.load(Ordering::Relaxed);
+        let blocks = held(&self.cells).ready_from(from, SCRUBBED_PER_ROUND);
+        let next = blocks.last().map_or(0, |(cell, _)| cell + 1);
+        self.scrubbed.store(if blocks.len() < SCRUBBED_PER_ROUND { 0 } else { next }, Ordering::Relaxed);
+        let mut named = Vec::new();
+        for (cell, found) in blocks {
+            let (namespace, key) = (Namespace(found.namespace), BlockKey(found.key));
+            let home = self.home(namespace, key);
+            named.clear();
+            self.candidates(&home, 0, &mut named)?;
+            if named.contains(&cell) {
+                continue;
+            }
+            let guard = self.lock_stripe(&home)?;
+            point!("cache.scrub");
+            let inserted = self.insert(&home, namespace, key, cell)?;
+            drop(guard);
+            if matches!(inserted, Inserted::Exists) {
+                self.remove_duplicate(cell)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends this process's part in the cache.
+    pub(super) fn shut(self) -> Result<()> {
+        self.close_notes();
+        self.count_copies();
+        // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
+        let published = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
+        let mine: Vec<u64> = held(&self.cells).chunks().collect();
+        for chunk in mine {
+            if held(&self.cells).is_all_free(chunk) {
+                self.give_back(chunk)?;
+            }
+            // Whoever of this host sweeps next takes it over.
+            if held(&self.cells).remove_chunk(chunk).is_empty() || self.local.owner(chunk) == self.host.inner.tag {
+                self.local.set_owner(chunk, 0);
+            }
+        }
+        published
+    }
+}
+
+impl Cache {
+    /// One round of the upkeep: requests of others, eviction ahead of the need; and less often, recency, pins of processes that died, chunks
+    /// that others left behind, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call it
+    /// on the thread that runs that one.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] and [`Error::Timeout`], after which the next round goes on; those of the memory.
+    pub fn service_round(&self) -> Result<()> {
+        self.inner.service_round()
+    }
+
+    /// Runs the upkeep on a thread of its own until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when no thread can be had.
+    pub fn serve(&self) -> Result<Upkeep> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (cache, stopped) = (self.clone(), stop.clone());
+        let run = move || {
+            while !stopped.load(Ordering::Acquire) {
+                let rest_ms = match cache.service_round() {
+                    Ok(()) => cache.inner.config.service_ms,
+                    Err(Error::Closed) => return,
+                    // Whatever it is: the calls of this process meet it too and report it.
+                    Err(_) => cache.inner.config.upkeep_ms,
+                };
+                std::thread::park_timeout(Duration::from_millis(rest_ms));
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("cxl-cache".into())
+            .spawn(run)
+            .map_err(|source| Error::Os { what: "start the upkeep thread of the cache".into(), source })?;
+        Ok(Upkeep { stop, thread: Some(thread) })
+    }
+}
+
+/// The upkeep on a thread of its own; dropping it stops the thread.
+pub struct Upkeep {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic of the upkeep is a bug of ours; it has been printed, and there is nobody to hand it to in a drop.
+            let _ = thread.join();
+        }
+    }
+}

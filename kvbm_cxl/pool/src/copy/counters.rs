@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How much an engine has moved.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What one engine has moved since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Name of the engine.
+    pub engine: &'static str,
+    /// Bytes of the lists that were copied into the pool without an error.
+    pub published_bytes: u64,
+    /// Bytes of the lists that were copied out of the pool without an error.
+    pub pulled_bytes: u64,
+    /// Lists that ended with an error, or that were given to another engine.
+    pub failed_lists: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    published_bytes: AtomicU64,
+    pulled_bytes: AtomicU64,
+    failed_lists: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn published(&self, len_bytes: u64) {
+        self.published_bytes.fetch_add(len_bytes, Relaxed);
+    }
+
+    pub(super) fn pulled(&self, len_bytes: u64) {
+        self.pulled_bytes.fetch_add(len_bytes, Relaxed);
+    }
+
+    pub(super) fn failed(&self, lists: u64) {
+        self.failed_lists.fetch_add(lists, Relaxed);
+    }
+
+    pub(super) fn look(&self, engine: &'static str) -> Copied {
+        Copied {
+            engine,
+            published_bytes: self.published_bytes.load(Relaxed),
+            pulled_bytes: self.pulled_bytes.load(Relaxed),
+            failed_lists: self.failed_lists.load(Relaxed),
+        }
+    }
+}

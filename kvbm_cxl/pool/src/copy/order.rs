@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The steps of order in a copy, each in one place so that a test can drop it: also for worker threads, which take the choice along.
+
+use crate::coherence::Coherence;
+use crate::error::Result;
+use crate::fault::mutant;
+
+/// Which steps are made. All of them, unless a test drops one on the thread that asks for the copy.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    publish_fence: bool,
+    moved_flush: bool,
+    pull_flush: bool,
+    full_fence: bool,
+    load_fence: bool,
+}
+
+impl Order {
+    /// The choice of this thread.
+    pub(super) fn now() -> Self {
+        Order {
+            publish_fence: !mutant!("copy.publish_no_fence"),
+            moved_flush: !mutant!("copy.dma_no_flush"),
+            pull_flush: !mutant!("copy.pull_no_flush"),
+            full_fence: !mutant!("copy.pull_no_full_fence"),
+            load_fence: !mutant!("copy.pull_no_load_fence"),
+        }
+    }
+
+    /// Behind the last store of a publish: no later line of this thread is seen before its payload (I4).
+    pub(super) fn published(self, memory: &dyn Coherence) {
+        if self.publish_fence {
+            memory.fence_stores();
+        }
+    }
+
+    /// Behind a write by a device that may have left it in this host's caches; [`Order::published`] comes after.
+    pub(super) fn flush_moved(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
+        if self.moved_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
+    }
+
+    /// Drops what this host's caches hold of a range that is to be pulled.
+    pub(super) fn flush(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
+        if self.pull_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
+    }
+
+    /// Between flushes and the loads of what was flushed.
+    pub(super) fn flushed(self, memory: &dyn Coherence) {
+        if self.full_fence {
+            memory.fence_all();
+        }
+    }
+
+    /// Behind the last load of a pull: a fetch of the entry that comes next is not older than the payload. Where the destination was
+    /// written past the caches, also those stores are complete, so that any thread or device of this host may read it.
+    pub(super) fn pulled(self, memory: &dyn Coherence, streamed: bool) {
+        match streamed {
+            _ if !self.load_fence => {}
+            true => memory.fence_all(),
+            false => memory.fence_loads(),
+        }
+    }
+}

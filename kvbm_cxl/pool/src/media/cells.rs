@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The 64-byte structures of the prefix cache (CACHE.md section 2); each states its line number within its region.
+
+use super::lines::{media_line, within};
+use super::{MediaLine, Region};
+use crate::limits::MAX_SLOTS;
+use bytemuck::{Pod, Zeroable};
+
+/// Hints in one hint line.
+pub const HINTS_PER_LINE: usize = 4;
+/// Cells in one pin line.
+pub const CELLS_PER_PIN: usize = 112;
+/// Cell chunks in one claim line.
+pub const CHUNKS_PER_CELL_CLAIM: usize = 448;
+
+/// DESC\[c\]: line c: what is in cell c.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Descriptor {
+    /// CRC32C of the line.
+    pub crc: u32,
+    /// [`Descriptor::FREE`] to [`Descriptor::RETIRING`].
+    pub state: u8,
+    /// [`Descriptor::NO_CHECKSUM`] or [`Descriptor::XXH3`]; the upper half is the version of the line, 0.
+    pub kind: u8,
+    /// Slot of the owner that wrote it.
+    pub owner: u16,
+    /// Incarnation of the owner that wrote it.
+    pub incarnation: u32,
+    /// Bytes of payload.
+    pub len_bytes: u32,
+    /// Counts up in the owner's incarnation and is never used again: with owner and incarnation the stamp.
+    pub seq: u64,
+    /// Key of the block.
+    pub key: [u8; 16],
+    /// Namespace of the key.
+    pub namespace: [u8; 16],
+    /// Checksum of the payload, as `kind` says.
+    pub checksum: u64,
+}
+media_line!(
+    Descriptor,
+    Descriptor {
+        crc @ 0, state @ 4, kind @ 5, owner @ 6, incarnation @ 8, len_bytes @ 12, seq @ 16, key @ 24, namespace @ 40, checksum @ 56
+    },
+    |line| {
+        if line.state > Descriptor::RETIRING {
+            return Err("unknown state");
+        }
+        if line.kind > Descriptor::XXH3 {
+            return Err("unknown version or checksum kind");
+        }
+        if usize::from(line.owner) >= MAX_SLOTS {
+            return Err("written by a slot that cannot be");
+        }
+        within([line.incarnation])
+    }
+);
+
+impl Descriptor {
+    /// Nothing in it.
+    pub const FREE: u8 = 0;
+    /// Reserved: its owner may be writing payload.
+    pub const WRITING: u8 = 1;
+    /// Holds a complete block.
+    pub const READY: u8 = 2;
+    /// Complete, and about to go unless somebody pins it.
+    pub const EVICTING: u8 = 3;
+    /// Content is void; about to be free unless somebody pins it.
+    pub const RETIRING: u8 = 4;
+    /// The payload has no checksum.
+    pub const NO_CHECKSUM: u8 = 0;
+    /// XXH3, 64 bits, seed 0, over the payload.
+    pub const XXH3: u8 = 1;
+
+    /// Name of the state.
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            Descriptor::FREE => "free",
+            Descriptor::WRITING => "writing",
+            Descriptor::READY => "ready",
+            Descriptor::EVICTING => "evicting",
+            _ => "retiring",
+        }
+    }
+}
+
+/// HINT\[i\]: line i of the table; stripe s has lines s * hint_lines_per_stripe and on.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct HintLine {
+    /// CRC32C of the line.
+    pub crc: u32,
+    /// Version of the line, 0.
+    pub version: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+    /// Fingerprint (8 bytes) and cell (6 bytes), little-endian.
+    pub hints: [[u8; 14]; HINTS_PER_LINE],
+}
+media_line!(HintLine, Hint { crc @ 0, version @ 4, reserved @ 5, hints @ 8 }, |line| {
+    if line.version == 0 { Ok(()) } else { Err("unknown version") }
+});
+
+/// One place of a hint line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Never used since the places behind it were: a probe ends here.
+    Empty,
+    /// Used once: a probe goes on.
+    Tomb,
+    /// A key with this fingerprint may be in this cell.
+    Cell {
+        /// Fingerprint of namespace and key; not 0.
+        fingerprint: u64,
+        /// Cell number.
+        cell: u64,
+    },
+}
+
+impl HintLine {
+    const TOMB: u64 = (1 << 48) - 1;
+
+    /// The hint at `place`, below [`HINTS_PER_LINE`].
+    pub fn get(&self, place: usize) -> Hint {
+        let bytes = &self.hints[place];
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[..8]);
+        let fingerprint = u64::from_le_bytes(word);
+        word = [0; 8];
+        word[..6].copy_from_slice(&bytes[8..]);
+        match (fingerprint, u64::from_le_bytes(word)) {
+            (0, _) => Hint::Empty,
+            (_, Self::TOMB) => Hint::Tomb,
+            (fingerprint, cell) => Hint::Cell { fingerprint, cell },
+        }
+    }
+
+    /// Changes the hint at `place`, below [`HINTS_PER_LINE`].
+    pub fn set(&mut self, place: usize, hint: Hint) {
+        let (fingerprint, cell) = match hint {
+            Hint::Empty => (0, 0),
+            Hint::Tomb => (u64::MAX, Self::TOMB),
+            Hint::Cell { fingerprint, cell } => (fingerprint, cell & Self::TOMB),
+        };
+        self.hints[place][..8].copy_from_slice(&fingerprint.to_le_bytes());
+        self.hints[place][8..].copy_from_slice(&cell.to_le_bytes()[..6]);
+    }
+
+    /// Its hints in order.
+    pub fn iter(&self) -> impl Iterator<Item = Hint> + '_ {
+        (0..HINTS_PER_LINE).map(|place| self.get(place))
+    }
+}
+
+/// PIN\[s\]\[i\]: line s * pin_lines + i: cells 112i to 112i+111 as host s uses them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct PinLine {
+    /// CRC32C of the line.
+    pub crc: u32,
+    /// Incarnation of the pinning host.
+    pub incarnation: u32,
+    /// 112 nibbles, lowest first: bit 3 pinned, bits 0 to 2 the tick of the last use (0 = never).
+    pub nibbles: [u64; 7],
+}
+media_line!(PinLine, Pin { crc @ 0, incarnation @ 4, nibbles @ 8 }, |line| within([line.incarnation]));
+
+impl PinLine {
+    /// Bit of a nibble that says pinned.
+    pub const PINNED: u8 = 8;
+    /// Bits of a nibble with the tick.
+    pub const TICK: u8 = 7;
+
+    /// The nibble of cell `place` of the line, below [`CELLS_PER_PIN`].
+    pub fn nibble(&self, place: usize) -> u8 {
+        (self.nibbles[place / 16] >> (place % 16 * 4)) as u8 & 15
+    }
+}
+
+/// CCLAIM\[s\]\[i\]: line s * cell_claim_lines + i: cell chunks 448i to 448i+447 that host s claims.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct CellClaim {
+    /// CRC32C of the line.
+    pub crc: u32,
+    /// Incarnation of the claimant.
+    pub incarnation: u32,
+    /// One bit per cell chunk.
+    pub bits: [u8; CHUNKS_PER_CELL_CLAIM / 8],
+}
+media_line!(CellClaim, CellClaim { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
+
+impl CellClaim {
+    /// Whether cell chunk `bit` of the line is claimed.
+    pub fn has(&self, bit: usize) -> bool {
+        self.bits[bit / 8] >> (bit % 8) & 1 != 0
+    }
+
+    /// Claims cell chunk `bit` of the line, or gives it up.
+    pub fn set(&mut self, bit: usize, value: bool) {
+        let mask = 1 << (bit % 8);
+        self.bits[bit / 8] = if value { self.bits[bit / 8] | mask } else { self.bits[bit / 8] & !mask };
+    }
+}
+
+/// ASK\[s\]: line s: what host s asks the owners of cells to do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Ask {
+    /// CRC32C of the line.
+    pub crc: u32,
+    /// Incarnation of the host that asks.
+    pub incarnation: u32,
+    /// Number of the request in that incarnation; 0 = none yet.
+    pub number: u64,
+    /// [`Ask::EVICT`] to [`Ask::ROOM`].
+    pub what: u32,
+    /// Class of the cells wanted, with [`Ask::ROOM`].
+    pub class: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
+    /// Key to evict.
+    pub key: [u8; 16],
+    /// Namespace of the key, or to be cleared.
+    pub namespace: [u8; 16],
+}
+media_line!(
+    Ask,
+    Ask { crc @ 0, incarnation @ 4, number @ 8, what @ 16, class @ 20, reserved @ 24, key @ 32, namespace @ 48 },
+    |line| {
+        if line.what > Ask::ROOM {
+            return Err("unknown request");
+        }
+        within([line.incarnation])
+    }
+);
+
+impl Ask {
+    /// Evict the block of one key.
+    pub const EVICT: u32 = 0;
+    /// Evict the blocks of one namespace.
+    pub const CLEAR: u32 = 1;
+    /// Evict every block.
+    pub const CLEAR_ALL: u32 = 2;
+    /// Give a chunk back: the host that asks has no cell and the pool no chunk.
+    pub const ROOM: u32 = 3;
+}

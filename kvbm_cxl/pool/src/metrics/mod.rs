@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a process counts, in the form in which Prometheus collects it, and what a host tells the whole pool of it.
+//!
+//! [`Metrics`] is the table: every metric is a field with a name that stays what it is. An update costs a relaxed add or two. The names,
+//! labels and meanings are in docs/METRICS.md, which a test holds against this table.
+//!
+//! The client libraries there are keep labelled counters behind locks and maps. Here the set of labels is known when the program is built,
+//! so that a counter is an atomic at a fixed place.
+
+mod labels;
+pub mod stats;
+mod text;
+mod values;
+
+pub use labels::{Direction, Engine, EvictionReason, Label, MissReason, RefusalReason};
+pub use text::{CONTENT_TYPE, Exposition, Kind, Seconds};
+pub use values::{BUCKETS, Bytes, Counter, Gauge, Histogram, Labelled, Metric, Scale, Time};
+
+/// Counters, one for each value of a label. `N` is the number of its values.
+pub type Counters<L, const N: usize> = Labelled<L, Counter, N>;
+
+/// What is known of a metric besides its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Its name.
+    pub name: &'static str,
+    /// Its kind.
+    pub kind: Kind,
+    /// Name and values of its label, if it has one.
+    pub label: Option<(&'static str, &'static [&'static str])>,
+    /// What it means.
+    pub help: &'static str,
+}
+
+/// Makes the structure, its text and its list from one table.
+macro_rules! metrics {
+    ($($field:ident: $kind:ty = $name:literal, $help:literal;)*) => {
+        /// Everything that a process counts.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $(#[doc = concat!("`", $name, "`: ", $help)] pub $field: $kind,)*
+        }
+
+        impl Metrics {
+            /// Every metric, in the order in which it is rendered.
+            pub const ALL: &'static [Descriptor] = &[
+                $(Descriptor { name: $name, kind: <$kind as Metric>::KIND, label: <$kind as Metric>::LABEL, help: $help },)*
+            ];
+
+            /// Appends the text for Prometheus to `out`.
+            pub fn render(&self, out: &mut String) {
+                let mut out = Exposition::new(out);
+                $(
+                    out.family($name, <$kind as Metric>::KIND, $help);
+                    self.$field.write($name, &[], &mut out);
+                )*
+            }
+        }
+    };
+}
+
+metrics! {
+    publish_total: Counter = "cxl_cache_publish_total", "Blocks published.";
+    publish_bytes_total: Counter = "cxl_cache_publish_bytes_total", "Payload of the blocks published.";
+    publish_seconds: Histogram<Time> = "cxl_cache_publish_seconds", "Time from the reservation of a block until hosts can pull it.";
+    publish_refused_total: Counters<RefusalReason, 8> = "cxl_cache_publish_refused_total", "Blocks that were not published.";
+    publish_aborted_total: Counter = "cxl_cache_publish_aborted_total", "Reserved blocks that were given up before they were published.";
+    block_bytes: Histogram<Bytes> = "cxl_cache_block_bytes", "Sizes of the blocks published.";
+    pull_total: Counter = "cxl_cache_pull_total", "Blocks pulled: copied, and verified afterwards.";
+    pull_bytes_total: Counter = "cxl_cache_pull_bytes_total", "Payload of the blocks pulled.";
+    pull_seconds: Histogram<Time> = "cxl_cache_pull_seconds", "Time of a pull, or of a batch of pulls, misses included.";
+    hits_total: Counter = "cxl_cache_hits_total", "Blocks asked for, by lookup or pull, and found.";
+    misses_total: Counters<MissReason, 16> = "cxl_cache_misses_total", "Blocks asked for and not served.";
+    lookup_seconds: Histogram<Time> = "cxl_cache_lookup_seconds", "Time of a lookup of one key or of a chain of keys.";
+    pins_total: Counter = "cxl_cache_pins_total", "Pins taken.";
+    pins: Gauge = "cxl_cache_pins", "Pins held now.";
+    evictions_total: Counters<EvictionReason, 4> = "cxl_cache_evictions_total", "Blocks evicted.";
+    evictions_pinned_total: Counter = "cxl_cache_evictions_pinned_total", "Evictions given up because a host had pinned the block.";
+    adopted_total: Counter = "cxl_cache_adopted_total", "Blocks of fenced hosts that this process took over.";
+    quarantined_cells: Gauge = "cxl_cache_quarantined_cells", "Cells held back until it is proven that nobody writes to them any more.";
+    lock_wait_seconds: Histogram<Time> = "cxl_lock_wait_seconds", "Time from asking for a lock of the pool until it was held.";
+    lock_timeouts_total: Counter = "cxl_lock_timeouts_total", "Locks that were not had within the time allowed.";
+    rejoins_total: Counter = "cxl_host_rejoins_total", "Times that this host was fenced and joined again.";
+    copy_bytes_total: Counters<Engine, 3> = "cxl_copy_bytes_total", "Bytes copied to and from the pool.";
+    copy_seconds: Labelled<Engine, Histogram<Time>, 3> = "cxl_copy_seconds", "Time of a copy, of however many pieces.";
+    ring_messages_total: Counters<Direction, 2> = "cxl_ring_messages_total", "Messages through rings.";
+    ring_bytes_total: Counters<Direction, 2> = "cxl_ring_bytes_total", "Payload of these messages.";
+}
+
+impl Metrics {
+    /// All zero.
+    pub fn new() -> Self {
+        Metrics::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

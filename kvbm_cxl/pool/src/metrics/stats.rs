@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What each host tells the whole pool of what it counted: lines that only that host writes, and anybody reads.
+//!
+//! Every process of a host counts for itself. Its counts lie in a row of its own in memory that the host's processes share
+//! ([`StatsBoard`]); one of them adds the rows up from time to time and publishes the sums. A row whose process is gone is added to a
+//! base first, so that no sum goes back for as long as the machine runs. After a restart of the machine counters start at zero, under
+//! another incarnation.
+//!
+//! Nothing in the pool depends on these lines. Their counters are of one moment within a line; between lines no order holds.
+
+mod board;
+
+pub use board::StatsBoard;
+
+use super::{Direction, Engine, Kind, Metrics, MissReason};
+use crate::error::{Error, Result};
+use crate::line::Lines;
+use crate::media::{COUNTERS_PER_STATS, STATS_LINES, StatsLine};
+
+/// Counters that the lines of a slot have room for.
+pub const STATS: usize = STATS_LINES * COUNTERS_PER_STATS;
+
+/// Makes the list of counters, each with its place in the lines of a slot, which is part of the format.
+macro_rules! stats {
+    ($($variant:ident = $place:literal, $name:literal, $kind:ident, $help:literal, $value:expr;)*) => {
+        /// A counter that a host publishes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Stat {
+            $(#[doc = $help] $variant = $place,)*
+        }
+
+        impl Stat {
+            /// All of them, in the order of their places.
+            pub const ALL: &'static [Stat] = &[$(Stat::$variant),*];
+
+            /// Its name in reports.
+            pub const fn name(self) -> &'static str {
+                match self { $(Stat::$variant => $name,)* }
+            }
+
+            /// Whether it only rises.
+            pub const fn kind(self) -> Kind {
+                match self { $(Stat::$variant => Kind::$kind,)* }
+            }
+
+            /// What it means.
+            pub const fn help(self) -> &'static str {
+                match self { $(Stat::$variant => $help,)* }
+            }
+
+            /// What a process has counted of it.
+            pub fn of(self, metrics: &Metrics) -> u64 {
+                match self {
+                    $(Stat::$variant => {
+                        let value: fn(&Metrics) -> u64 = $value;
+                        value(metrics)
+                    })*
+                }
+            }
+        }
+    };
+}
+
+stats! {
+    PublishedBlocks = 0, "published_blocks", Counter, "Blocks published.", |m| m.publish_total.get();
+    PublishedBytes = 1, "published_bytes", Counter, "Payload of the blocks published.", |m| m.publish_bytes_total.get();
+    PulledBlocks = 2, "pulled_blocks", Counter, "Blocks pulled.", |m| m.pull_total.get();
+    PulledBytes = 3, "pulled_bytes", Counter, "Payload of the blocks pulled.", |m| m.pull_bytes_total.get();
+    Hits = 4, "hits", Counter, "Blocks asked for and found.", |m| m.hits_total.get();
+    Misses = 5, "misses", Counter, "Blocks asked for and not served, for whatever reason.", |m| m.misses_total.total();
+    Refusals = 6, "refusals", Counter, "Blocks that were not published.", |m| m.publish_refused_total.total();
+    Evictions = 7, "evictions", Counter, "Blocks evicted.", |m| m.evictions_total.total();
+    PinsTaken = 8, "pins_taken", Counter, "Pins taken.", |m| m.pins_total.get();
+    Pins = 9, "pins", Gauge, "Pins held now.", |m| positive(m.pins.get());
+    Aborts = 10, "aborts", Counter, "Reserved blocks that were given up before they were published.", |m| m.publish_aborted_total.get();
+    Adopted = 11, "adopted", Counter, "Blocks of fenced hosts that this host took over.", |m| m.adopted_total.get();
+    QuarantinedCells = 12, "quarantined_cells", Gauge, "Cells held back until it is proven that nobody writes to them any more.",
+        |m| positive(m.quarantined_cells.get());
+    Rejoins = 13, "rejoins", Counter, "Times that this host was fenced and joined again.", |m| m.rejoins_total.get();
+    LockWaits = 14, "lock_waits", Counter, "Locks of the pool that were asked for and had.", |m| m.lock_wait_seconds.count();
+    LockWaitNs = 15, "lock_wait_ns", Counter, "Time from asking for these locks until they were held, in nanoseconds.",
+        |m| m.lock_wait_seconds.sum();
+    RingSent = 16, "ring_sent", Counter, "Messages sent through rings.", |m| m.ring_messages_total.of(Direction::Sent).get();
+    RingReceived = 17, "ring_received", Counter, "Messages received through rings.",
+        |m| m.ring_messages_total.of(Direction::Received).get();
+    CopiedByCpu = 18, "copied_by_cpu_bytes", Counter, "Bytes copied by loads and non-temporal stores.",
+        |m| m.copy_bytes_total.of(Engine::Cpu).get();
+    CopiedByDsa = 19, "copied_by_dsa_bytes", Counter, "Bytes copied by the data streaming accelerator.",
+        |m| m.copy_bytes_total.of(Engine::Dsa).get();
+    CopiedByCuda = 20, "copied_by_cuda_bytes", Counter, "Bytes copied by the GPU.", |m| m.copy_bytes_total.of(Engine::Cuda).get();
+    MissesAbsent = 21, "misses_absent", Counter, "Misses because nothing names the key.", |m| missed(m, &[MissReason::Absent]);
+    MissesFenced = 22, "misses_fenced", Counter, "Misses because a host is fenced.",
+        |m| missed(m, &[MissReason::FencedOwner, MissReason::FencedDuring, MissReason::HostFenced]);
+    MissesDamaged = 23, "misses_damaged", Counter, "Misses because a line, a checksum or the memory is bad: look at the devices.",
+        |m| missed(m, &[MissReason::BadLine, MissReason::Checksum, MissReason::Device]);
+}
+
+/// A gauge is shared by threads that add to it in any order, and may be below zero for a moment.
+fn positive(value: i64) -> u64 {
+    value.max(0) as u64
+}
+
+fn missed(metrics: &Metrics, reasons: &[MissReason]) -> u64 {
+    reasons.iter().map(|reason| metrics.misses_total.of(*reason).get()).sum()
+}
+
+impl Stat {
+    /// The counter at a place, if that is in use.
+    pub fn at(place: usize) -> Option<Stat> {
+        Stat::ALL.get(place).copied()
+    }
+
+    /// Its place in the lines of a slot: counter `place % 7` of line `place / 7`.
+    pub const fn place(self) -> usize {
+        self as usize
+    }
+}
+
+/// What a host published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostStats {
+    /// Its slot.
+    pub slot: u16,
+    /// The incarnation that counted; 0 = nothing was ever published.
+    pub incarnation: u32,
+    /// Lines of this slot that do not verify or cannot be read; their counters are zero here.
+    pub damaged_lines: usize,
+    values: [u64; STATS],
+}
+
+impl HostStats {
+    /// A counter.
+    pub fn get(&self, stat: Stat) -> u64 {
+        self.values.get(stat.place()).copied().unwrap_or(0)
+    }
+}
+
+/// Reads what every host published, one result for each slot.
+///
+/// # Errors
+/// Those of the memory, except where only single lines fail.
+pub fn read_all(lines: &Lines) -> Result<Vec<HostStats>> {
+    let slots = lines.layout().geometry().slots as u16;
+    let mut fetched: Vec<Result<StatsLine>> = Vec::with_capacity(STATS_LINES);
+    (0..slots).map(|slot| read(lines, slot, &mut fetched)).collect()
+}
+
+fn read(lines: &Lines, slot: u16, fetched: &mut Vec<Result<StatsLine>>) -> Result<HostStats> {
+    let indexes: [u64; STATS_LINES] = std::array::from_fn(|line| u64::from(slot) * STATS_LINES as u64 + line as u64);
+    if lines.fetch_many(&indexes, fetched).is_err() {
+        // Poison ends a whole batch; line by line it is only the line itself.
+        *fetched = indexes.iter().map(|&index| lines.fetch(index)).collect();
+    }
+    let mut stats = HostStats { slot, incarnation: 0, damaged_lines: 0, values: [0; STATS] };
+    let newest = fetched.iter().flatten().map(|line| line.incarnation).max().unwrap_or(0);
+    stats.incarnation = newest;
+    for (line, counters) in fetched.drain(..).zip(stats.values.as_chunks_mut().0) {
+        match line {
+            // Lines of the incarnation before are those that this one has not come to yet.
+            Ok(line) if line.incarnation == newest => *counters = line.counters,
+            Ok(_) => {}
+            Err(Error::BadLine { .. } | Error::Poisoned { .. } | Error::DeviceLost { .. }) => stats.damaged_lines += 1,
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(stats)
+}
+
+#[cfg(test)]
+mod tests;
