@@ -146,7 +146,6 @@ impl Inner {
         }
         if mutant!("cache.freed_before_hint_removed") {
             gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
-            point!("cache.freed_early");
         }
         self.remove_hints(&gone)?;
         gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));

@@ -83,6 +83,8 @@ pub(crate) struct Inner {
     pub manager: Mutex<Manager>,
     /// This process has detached.
     pub closed: AtomicBool,
+    /// Somebody has this membership's door line (`crate::ring`), which has one writer.
+    pub has_door: AtomicBool,
     /// The first line of every device's superblock as it was at the join: another one means another pool.
     pub superblocks: Vec<Line>,
 }
@@ -258,7 +260,13 @@ impl Host {
     /// # Errors
     /// [`Error::Timeout`] at the deadline; [`Error::BadLine`] when the lock is blocked by a damaged line.
     pub fn acquire(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
-        crate::lock::acquire(self, lock, timeout_ms)
+        crate::lock::acquire(self, lock, timeout_ms, true)
+    }
+
+    /// As [`Host::acquire`], for a caller that has begun other work: a fence is an error at once, because the re-join would wait for that
+    /// work and so for the caller.
+    pub(crate) fn acquire_within(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
+        crate::lock::acquire(self, lock, timeout_ms, false)
     }
 
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.

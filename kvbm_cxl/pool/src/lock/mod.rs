@@ -53,8 +53,8 @@ pub struct LockGuard<'h> {
     grant: u32,
 }
 
-/// [`Host::acquire`].
-pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'h>> {
+/// [`Host::acquire`], or, not through a fence, [`Host::acquire_within`].
+pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, through_fence: bool) -> Result<LockGuard<'h>> {
     let inner = &*host.inner;
     if lock >= inner.geometry().locks {
         return Err(Error::Invalid(format!("lock {lock} does not exist: the pool has {} locks", inner.geometry().locks)));
@@ -82,7 +82,7 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64) -> Resu
                     Err(error) => {
                         local.mutex.unlock(&*inner.platform);
                         drop(op);
-                        if !error.is_fenced() {
+                        if !error.is_fenced() || !through_fence {
                             return Err(error);
                         }
                     }
@@ -90,7 +90,7 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64) -> Resu
             }
             Err(error) => {
                 local.mutex.unlock(&*inner.platform);
-                if !error.is_fenced() {
+                if !error.is_fenced() || !through_fence {
                     return Err(error);
                 }
             }
