@@ -5,6 +5,9 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod cache_cases;
+pub mod cache_ledger;
+pub mod cache_stage;
 pub mod copy;
 pub mod directed;
 pub mod duel;
