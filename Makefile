@@ -119,3 +119,8 @@ perf-alloc: ## Allocator: blocks and chunks
 perf-line perf-lock perf-alloc: perf-%: .venv/installed
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
+
+.PHONY: perf-hit-rate
+perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
+	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+	$(STEP) 'perf-hit-rate' $(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf

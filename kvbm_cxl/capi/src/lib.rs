@@ -12,6 +12,7 @@
 //!   `upkeep`: what the allocator has to do meanwhile.
 
 mod api;
+mod cache;
 mod handle;
 mod locks;
 mod pool;

@@ -95,6 +95,10 @@ fn c_type(rust: &str) -> String {
         "FormatOptions" => "cxl_shm_format_options_t",
         "Info" => "cxl_shm_info_t",
         "LockInfo" => "cxl_lock_info_t",
+        "CacheOptions" => "cxl_shm_cache_options_t",
+        "BlockId" => "cxl_shm_block_id_t",
+        "Piece" => "cxl_shm_piece_t",
+        "Block" => "cxl_shm_block_t",
         other => panic!("no C type is known for {other}"),
     };
     c.to_owned()

@@ -6,6 +6,7 @@ use clap_complete::Shell;
 use cxl_pool::device::parse_size;
 use cxl_pool::limits::*;
 use cxl_pool::media::Region;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// What is printed below the help.
@@ -71,6 +72,12 @@ pub enum Command {
     Doctor(crate::doctor::Args),
     /// Measure lines, locks and the allocator
     Bench(crate::bench::Args),
+    /// Serve the metrics of the whole pool to Prometheus
+    ///
+    /// Opens the pool read-only and answers `GET /metrics` until it is stopped. One per pool is enough, on any machine that has it.
+    Exporter(ExporterArgs),
+    /// Watch what every host does with the pool
+    Top(TopArgs),
     /// Print a shell's completions
     Completions(CompletionsArgs),
     /// Write the manual pages
@@ -320,6 +327,31 @@ pub struct DemoHostArgs {
     /// Size of a block
     #[arg(long)]
     pub block: u64,
+}
+
+/// Options of `exporter`.
+#[derive(Args, Debug)]
+pub struct ExporterArgs {
+    /// The address to listen on. Whoever reaches it can read the metrics
+    #[arg(long, default_value = "127.0.0.1")]
+    pub address: IpAddr,
+    /// The port; 0 = any free one, which is printed
+    #[arg(long, default_value_t = 9477)]
+    pub port: u16,
+    /// An answer may be this old, in milliseconds, so that many readers do not read the pool more often
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    pub max_age_ms: u64,
+}
+
+/// Options of `top`.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Time between two looks, over which rates are taken, in milliseconds
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=600_000))]
+    pub interval_ms: u64,
+    /// Look twice, print once and end
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Options of `completions`.

@@ -9,6 +9,7 @@ mod cli;
 mod demo;
 mod docs;
 mod doctor;
+mod exporter;
 mod format;
 mod fsck;
 mod hosts;
@@ -17,9 +18,11 @@ mod inspect;
 mod output;
 mod peer;
 mod pool;
+mod pool_view;
 mod scratch;
 mod stats;
 mod text;
+mod top;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -52,6 +55,8 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::DemoHost(args) => demo::host::run(pool, &args, out),
         Command::Doctor(args) => doctor::run(pool, &args, out),
         Command::Bench(args) => bench::run(pool, &args, out),
+        Command::Exporter(args) => exporter::run(pool, &args, out),
+        Command::Top(args) => top::run(pool, &args, out),
         Command::Completions(args) => docs::completions(&args, out),
         Command::Man(args) => docs::man(&args, out),
     }

@@ -7,7 +7,7 @@ use common::{Bench, EXE, ran};
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-const REGIONS: [&str; 16] = [
+const REGIONS: [&str; 22] = [
     "seat",
     "grant",
     "binding",
@@ -25,6 +25,11 @@ const REGIONS: [&str; 16] = [
     "chunk-head",
     "keep-map",
     "stats",
+    "descriptor",
+    "hint",
+    "pin",
+    "cell-claim",
+    "ask",
 ];
 
 #[test]
@@ -35,7 +40,7 @@ fn format_tells_what_it_made_and_refuses_to_overwrite_it() {
     assert_eq!(info["geometry"]["slots"], 4);
     assert_eq!(info["geometry"]["chunk_bytes"], 65536);
     assert_eq!(info["geometry"]["len_bytes"], 16 << 20);
-    assert_eq!(info["layout"].as_array().unwrap().len(), 16);
+    assert_eq!(info["layout"].as_array().unwrap().len(), REGIONS.len());
     assert_eq!(info["usage"]["free_chunks"], info["geometry"]["chunks"]);
     let uuid = info["uuid"].as_str().unwrap().to_owned();
 

@@ -2,6 +2,7 @@
 //! The exported functions, as `cxl_shm.h` declares and explains them.
 
 mod block;
+mod cache;
 mod coherence;
 mod error;
 mod lock;

@@ -238,18 +238,27 @@ impl Inner {
         Ok(adopted)
     }
 
-    /// Without the lock: whether there may be anything to adopt.
+    /// Without the lock: whether there may be anything to adopt. Notes of which classes there are chunks that nobody has.
     fn is_any_abandoned(&self) -> Result<bool> {
         let mut judge = Judge::new(self);
+        let mut found = false;
         for line in 0..self.geometry().cell_claim_lines() {
             let row = self.fetch_row(line)?;
-            for bit in (0..self.bits_in(line)).filter(|&bit| row.is_claimed(bit)) {
-                if self.may_adopt(&mut judge, &row, bit)? {
-                    return Ok(true);
+            for bit in 0..self.bits_in(line) {
+                if row.is_claimed(bit) {
+                    found = found || self.may_adopt(&mut judge, &row, bit)?;
+                } else if let Some(class) = self.lines().layout().cell_class(row.first() + bit as u64) {
+                    self.has_exhausted(class, false);
                 }
             }
         }
-        Ok(false)
+        Ok(found)
+    }
+
+    /// Whether another host claims a chunk, or once did.
+    pub(super) fn is_claimed_by_others(&self, chunk: u64) -> Result<bool> {
+        let (row, bit) = self.row_of(chunk)?;
+        Ok(row.claimants(bit, self.host.slot()).next().is_some())
     }
 
     /// Follows this host into the incarnation under which `guard` was acquired: the claim lines once for the host, then this process's

@@ -23,6 +23,7 @@ mod mapping;
 mod native;
 mod options;
 mod sigbus;
+mod submission;
 
 pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
@@ -32,6 +33,7 @@ pub use mapping::{Mapping, Segment};
 pub use native::Native;
 pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
 pub use sigbus::{GRANULE_BYTES, MAX_MAPPINGS};
+pub use submission::Submission;
 
 use crate::error::Result;
 use crate::limits::LINE_BYTES;
