@@ -172,6 +172,11 @@ impl Env {
     pub fn resume(&self, host: SimHost) {
         with(|engine| engine.resume(host.0));
     }
+
+    /// Orders a fault while the world runs.
+    pub fn plan(&self, planned: Planned) {
+        with(|engine| engine.add_plan(planned));
+    }
 }
 
 impl World {
