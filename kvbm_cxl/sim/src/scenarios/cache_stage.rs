@@ -256,7 +256,7 @@ impl Actor {
             service_ms: 1,
             upkeep_ms: 1,
             remembered_keys: 64,
-            copy: CopyConfig { window_bytes: 4096, ..CopyConfig::alone() },
+            copy: Some(CopyConfig { window_bytes: 4096, ..CopyConfig::alone() }),
             ..CacheConfig::default()
         };
         let cache = Cache::open(&self.host, config)?;
