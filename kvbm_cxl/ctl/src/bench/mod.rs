@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl bench`: what lines, locks and blocks cost, each beside a primitive of this machine measured in turn with it in the same run.
+//! `cxlctl bench`: what lines, locks, blocks and calls cost, each beside a primitive of this machine measured in turn with it in the same run.
 //!
 //! A target is missed only where the 95 % confidence interval of the median lies beyond it. What was written is read back and compared:
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
+mod copy;
 mod counting;
 mod handover;
 mod hosts;
 mod line;
 mod lock;
+mod policies;
+mod rpc;
 mod scaling;
 
 use crate::output::{Exit, Failure, Out};
@@ -44,11 +47,26 @@ enum What {
         #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
         peer: Option<Vec<PathBuf>>,
     },
+    /// Calls between two processes: latency and rate by calls under way, beside the hand-over of a bare line
+    Rpc {
+        #[command(flatten)]
+        common: Common,
+        /// The second process.
+        #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
+        peer: Option<Vec<PathBuf>>,
+    },
+    /// Copies of payload: publish, pull, gather, sparse reads, beside the bare instructions
+    Copy {
+        #[command(flatten)]
+        common: Common,
+    },
     /// The allocator: blocks, kept blocks, chunks
     Alloc {
         #[command(flatten)]
         common: Common,
     },
+    /// Eviction policies: hit rates by cache size on synthetic requests, counted
+    Policies(policies::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -173,7 +191,14 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             return Ok(Exit::Done);
         }
         What::Lock { common, .. } => (lock::run(common.batches), common),
+        What::Rpc { peer: Some(peer), .. } => {
+            rpc::peer(peer).map_err(failed)?;
+            return Ok(Exit::Done);
+        }
+        What::Rpc { common, .. } => (rpc::run(common.batches), common),
+        What::Copy { common } => (copy::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;

@@ -33,6 +33,8 @@ impl Inner {
             return Ok(());
         }
         self.asked_room_ns.store(now_ns, Ordering::Relaxed);
+        // The answer to the request before may be a chunk that nobody has.
+        self.has_exhausted(class, false);
         self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
     }
 
@@ -76,22 +78,29 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives a chunk back if this process has more than its share of those of a class.
+    /// Gives a chunk back if this process has more than its share of those of a class: an equal part of its host's equal part.
     fn make_room_for_others(&self, class: usize) -> Result<()> {
         let Some(chunks) = self.geometry().cells.get(class).map(|class| class.chunks).filter(|&chunks| chunks > 0) else { return Ok(()) };
         let per_chunk = u64::from(self.geometry().cells_per_chunk);
         let mine = held(&self.cells).counts(class).2 / per_chunk;
-        if mine <= chunks / self.live_hosts()?.max(1) || mine <= 1 {
+        if mine <= chunks / self.live_hosts()?.max(1) / self.live_processes().max(1) || mine <= 1 {
             return Ok(());
         }
-        let Some(chunk) = held(&self.cells).emptiest(class) else { return Ok(()) };
-        held(&self.cells).drain(chunk, true);
-        let cells = self.cells_of(chunk);
-        let result = self.remove_cells(cells.collect()).and_then(|_| self.give_back(chunk));
-        if !matches!(result, Ok(true)) {
-            held(&self.cells).drain(chunk, false);
+        let settled = held(&self.cells).emptiest(class);
+        for chunk in settled {
+            // Otherwise its blocks would go for nothing.
+            if self.is_claimed_by_others(chunk)? {
+                continue;
+            }
+            held(&self.cells).drain(chunk, true);
+            let cells = self.cells_of(chunk);
+            let result = self.remove_cells(cells.collect()).and_then(|_| self.give_back(chunk));
+            if !matches!(result, Ok(true)) {
+                held(&self.cells).drain(chunk, false);
+            }
+            return result.map(drop);
         }
-        result.map(drop)
+        Ok(())
     }
 
     /// Hosts that are there, as far as their identities tell.

@@ -346,12 +346,14 @@ impl Cells {
         self.chunks.get(&chunk).is_some_and(|chunk| chunk.cells.iter().all(|cell| cell.state == State::Free))
     }
 
-    /// The chunk of a class with the fewest blocks among those without busy or quarantined cells.
-    pub fn emptiest(&self, class: usize) -> Option<u64> {
+    /// The chunks of a class without busy or quarantined cells, those with the fewest blocks first.
+    pub fn emptiest(&self, class: usize) -> Vec<u64> {
         let settled =
             |chunk: &Chunk| chunk.class == class && chunk.cells.iter().all(|cell| matches!(cell.state, State::Free | State::Ready));
-        let candidates = self.chunks.iter().filter(|(_, chunk)| settled(chunk));
-        candidates.max_by_key(|(_, chunk)| chunk.free.count_ones()).map(|(&number, _)| number)
+        let mut chunks: Vec<(u32, u64)> =
+            self.chunks.iter().filter(|(_, chunk)| settled(chunk)).map(|(&number, chunk)| (chunk.free.count_ones(), number)).collect();
+        chunks.sort_unstable_by_key(|&(free, number)| (std::cmp::Reverse(free), number));
+        chunks.into_iter().map(|(_, number)| number).collect()
     }
 }
 

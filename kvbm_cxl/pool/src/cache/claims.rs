@@ -8,7 +8,6 @@ use super::cells::State;
 use super::{Inner, held};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::limits::CELL_CLASSES;
 use crate::lock::{LOCK_CELLS, LockGuard, LockId};
 use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Region};
 use bytemuck::Zeroable;
@@ -94,10 +93,10 @@ impl Inner {
         Ok(guard)
     }
 
-    /// Takes a lock of the cache and counts the wait. Where this host is fenced that is an error at once.
+    /// Takes a lock of the cache and counts the wait. Much of the cache does so inside an operation, so nobody waits for a re-join here.
     pub(super) fn acquire(&self, lock: LockId) -> Result<LockGuard<'_>> {
         let start_ns = self.host.platform().now_ns();
-        let guard = self.host.acquire_within(lock, self.config.lock_timeout_ms);
+        let guard = self.host.acquire_inside(lock, self.config.lock_timeout_ms);
         match &guard {
             Ok(_) => self.metrics.lock_wait_seconds.observe(self.host.platform().now_ns().saturating_sub(start_ns)),
             Err(Error::Timeout { .. }) => self.metrics.lock_timeouts_total.inc(),
@@ -117,23 +116,6 @@ impl Inner {
             Err(error) => Err(error),
         });
         Ok(Row { line, claims: claims.collect::<Result<_>>()? })
-    }
-
-    /// Without the lock: whether the pool has chunks again of classes of which it had none left. Others give some back now and then.
-    pub(super) fn look_for_unclaimed(&self) -> Result<()> {
-        if (0..CELL_CLASSES).all(|class| self.may_claim(class)) {
-            return Ok(());
-        }
-        for line in 0..self.geometry().cell_claim_lines() {
-            let row = self.fetch_row(line)?;
-            for bit in (0..self.bits_in(line)).filter(|&bit| !row.is_claimed(bit)) {
-                let class = self.lines().layout().cell_class(row.first() + bit as u64);
-                if let Some(exhausted) = class.and_then(|class| self.exhausted.get(class)) {
-                    exhausted.store(false, Ordering::Relaxed);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// The row and bit that tell about a chunk.
@@ -256,18 +238,27 @@ impl Inner {
         Ok(adopted)
     }
 
-    /// Without the lock: whether there may be anything to adopt.
+    /// Without the lock: whether there may be anything to adopt. Notes of which classes there are chunks that nobody has.
     fn is_any_abandoned(&self) -> Result<bool> {
         let mut judge = Judge::new(self);
+        let mut found = false;
         for line in 0..self.geometry().cell_claim_lines() {
             let row = self.fetch_row(line)?;
-            for bit in (0..self.bits_in(line)).filter(|&bit| row.is_claimed(bit)) {
-                if self.may_adopt(&mut judge, &row, bit)? {
-                    return Ok(true);
+            for bit in 0..self.bits_in(line) {
+                if row.is_claimed(bit) {
+                    found = found || self.may_adopt(&mut judge, &row, bit)?;
+                } else if let Some(class) = self.lines().layout().cell_class(row.first() + bit as u64) {
+                    self.has_exhausted(class, false);
                 }
             }
         }
-        Ok(false)
+        Ok(found)
+    }
+
+    /// Whether another host claims a chunk, or once did.
+    pub(super) fn is_claimed_by_others(&self, chunk: u64) -> Result<bool> {
+        let (row, bit) = self.row_of(chunk)?;
+        Ok(row.claimants(bit, self.host.slot()).next().is_some())
     }
 
     /// Follows this host into the incarnation under which `guard` was acquired: the claim lines once for the host, then this process's

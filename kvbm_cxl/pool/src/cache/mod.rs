@@ -93,12 +93,13 @@ pub use publish::{Published, Reservation, Reserved, Wish};
 pub use pull::{Pinned, Pulled};
 pub use service::Upkeep;
 
-use crate::copy::{CopyEngine, CpuEngine, LocalRange};
+use crate::copy::{CopyConfig, CopyEngine, LocalRange};
 use crate::error::{Error, Result};
 use crate::host::{HeldOp, Host, Op};
 use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
-use crate::media::{Ask, Descriptor, Geometry};
+use crate::lock::LOCK_CELLS;
+use crate::media::{Ask, Descriptor, Geometry, Stripes};
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -136,7 +137,7 @@ struct Inner {
     upkeep_at_ns: AtomicU64,
     scrubbed: AtomicU64,
     board: crate::metrics::stats::StatsBoard,
-    engine: Box<dyn CopyEngine>,
+    engine: Arc<dyn CopyEngine>,
     events: Events,
     metrics: Arc<Metrics>,
 }
@@ -187,6 +188,13 @@ impl Inner {
         self.exhausted.get(class).is_some_and(|exhausted| !exhausted.load(Ordering::Relaxed))
     }
 
+    /// Notes whether the pool has no chunk of a class left.
+    fn has_exhausted(&self, class: usize, exhausted: bool) {
+        if let Some(known) = self.exhausted.get(class) {
+            known.store(exhausted, Ordering::Relaxed);
+        }
+    }
+
     /// Whether a namespace may have `count` more cells of a class, after evicting blocks of its own if need be.
     fn within_quota(&self, namespace: Namespace, class: usize, count: u64) -> Result<bool> {
         let Some(&quota) = self.config.quotas.get(&namespace) else { return Ok(true) };
@@ -206,7 +214,13 @@ impl Cache {
     /// # Errors
     /// [`Error::Invalid`] when the pool was formatted without cells; those of [`Host::acquire`].
     pub fn open(host: &Host, config: CacheConfig) -> Result<Cache> {
-        let engine = Box::new(CpuEngine::new(config.copy));
+        let geometry = host.lines().layout().geometry();
+        let stripes = if geometry.devices > 1 { Some(Stripes::of(geometry)?) } else { None };
+        let copy = match config.copy {
+            Some(copy) => copy,
+            None => CopyConfig::from_env()?,
+        };
+        let engine = crate::copy::engine(copy, stripes)?;
         Self::open_with(host, config, engine)
     }
 
@@ -214,12 +228,14 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::open`].
-    pub fn open_with(host: &Host, config: CacheConfig, engine: Box<dyn CopyEngine>) -> Result<Cache> {
+    pub fn open_with(host: &Host, config: CacheConfig, engine: Arc<dyn CopyEngine>) -> Result<Cache> {
         config.check()?;
         let geometry = *host.lines().layout().geometry();
         if geometry.cell_chunks() == 0 {
             return Err(Error::Invalid("the pool has no cells: format it with some to use it as a prefix cache".into()));
         }
+        // Through a fence and re-join of this host, if it is in the middle of one.
+        drop(host.acquire(LOCK_CELLS, config.lock_timeout_ms)?);
         let local = local::LocalCells::of(host)?;
         let claim_lines = geometry.cell_claim_lines();
         let inner = Inner {

@@ -236,6 +236,12 @@ impl Inner {
         Ok(reaped)
     }
 
+    /// Processes of this host that have the cache open.
+    pub(super) fn live_processes(&self) -> u64 {
+        let tags = (0..MAX_PROCESSES).map(|index| self.local.notes_tag(index));
+        tags.filter(|&tag| tag != 0 && self.host.inner.is_tag_alive(tag)).count() as u64
+    }
+
     /// Publishes the lines that a dead process was about to publish.
     fn publish_rows_of_the_dead(&self) -> Result<()> {
         for (number, row) in self.local.rows().iter().enumerate().filter(|(_, row)| row.mutex.is_locked()) {

@@ -15,7 +15,6 @@ use crate::host::HeldOp;
 use crate::media::Descriptor;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A block to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +231,7 @@ impl Inner {
     fn obtain_more(&self, class: usize, count: usize, cells: &mut Vec<u64>) -> Result<()> {
         while cells.len() < count && self.may_claim(class) {
             if !self.claim_chunk(class)? {
-                self.exhausted[class].store(true, Ordering::Relaxed);
+                self.has_exhausted(class, true);
                 break;
             }
             held(&self.cells).take_free(class, count - cells.len(), cells);

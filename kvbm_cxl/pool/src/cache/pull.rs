@@ -118,7 +118,8 @@ impl Inner {
         self.metrics.pins_total.add((cells.len() - lost.len()) as u64);
         let tick = self.clock_now();
         let mut own = held(&self.cells);
-        cells.iter().for_each(|&cell| own.touched(cell, tick));
+        // From the end of a chain to its start, so that the start is the younger: without it the rest is of no use.
+        cells.iter().rev().for_each(|&cell| own.touched(cell, tick));
         drop(own);
         Ok(answers)
     }

@@ -129,7 +129,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
             service_ms: 1,
             upkeep_ms: random.pick(&[1, 3]),
             remembered_keys: 64,
-            copy: CopyConfig::alone(),
+            copy: Some(CopyConfig::alone()),
             ..CacheConfig::default()
         },
         habits,

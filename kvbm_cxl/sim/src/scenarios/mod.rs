@@ -6,8 +6,10 @@
 
 pub mod alloc;
 pub mod cache;
+pub mod cache_cases;
 pub mod cache_ledger;
 pub mod cache_ops;
+pub mod cache_stage;
 pub mod copy;
 pub mod directed;
 pub mod duel;
@@ -20,9 +22,11 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
+pub mod stats;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -44,5 +48,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("stats", stats::run),
+    ("ring", ring::run),
     ("cache", cache::run),
 ];
