@@ -53,6 +53,12 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Check all metadata, and repair it when asked to
     Fsck(FsckArgs),
+    /// Look into the prefix cache, take blocks out of it, or copy one to a file
+    Cache(crate::cache::Args),
+    /// Tell why a lookup of a block hits or misses now
+    ///
+    /// Exit status: 0 = it hits, 1 = it misses.
+    Why(crate::cache::WhyArgs),
     /// Run two hosts on one pool: one publishes data blocks, the other finds and verifies every byte
     Demo(DemoArgs),
     /// One host of the demo
@@ -125,6 +131,15 @@ pub struct FormatArgs {
     /// Chunk: what the allocator hands to a host at a time
     #[arg(long, value_parser = size, default_value = "2M")]
     pub chunk: u64,
+    /// Cells of the prefix cache: their size, and how much of the pool they take (75% or 512G; default 75%)
+    ///
+    /// A block takes one cell of the smallest size that holds it, so a cell should be as large as a block. Give it up to 4 times for
+    /// blocks of several sizes, each then with its share, or `none` for a pool without a cache. What is left of the pool belongs to the
+    /// allocator. None of this can be changed afterwards.
+    ///
+    /// Without it: cells of 1M in 75% of the pool if at least 64 of them fit, else no cache.
+    #[arg(long, value_name = "SIZE[:SHARE]", value_parser = crate::format::cells)]
+    pub cells: Vec<crate::format::Cells>,
     /// Stripe over several devices; default: 2M, or more where that would take too many mappings
     #[arg(long, value_parser = size)]
     pub stripe: Option<u64>,

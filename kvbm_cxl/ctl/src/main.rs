@@ -5,6 +5,7 @@
 //! something would be lost or is in use.
 
 mod bench;
+mod cache;
 mod cli;
 mod demo;
 mod docs;
@@ -51,6 +52,8 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Hosts(args) => hosts::run(pool, &args, out),
         Command::Inspect(args) => inspect::run(pool, &args, out),
         Command::Fsck(args) => fsck::run(pool, &args, out),
+        Command::Cache(args) => cache::run(pool, &args, out),
+        Command::Why(args) => cache::why(pool, &args, out),
         Command::Demo(args) => demo::run(pool, &args, out),
         Command::DemoHost(args) => demo::host::run(pool, &args, out),
         Command::Doctor(args) => doctor::run(pool, &args, out),

@@ -186,6 +186,21 @@ impl CacheView {
         self.lines.layout().geometry()
     }
 
+    /// Cell chunks of the pool.
+    pub(crate) fn cell_chunks(&self) -> u64 {
+        self.geometry().cell_chunks()
+    }
+
+    /// Number of the claim line in which a slot's claim on a chunk stands.
+    pub(crate) fn claim_line(&self, slot: u16, chunk: u64) -> u64 {
+        u64::from(slot) * self.geometry().cell_claim_lines() + chunk / CHUNKS_PER_CELL_CLAIM as u64
+    }
+
+    /// What a hint for the block of a descriptor has in common with no other, as good as surely.
+    pub(crate) fn fingerprint(geometry: &Geometry, found: &Descriptor) -> u64 {
+        Home::of_key(geometry, Namespace(found.namespace), BlockKey(found.key)).fingerprint
+    }
+
     /// Cells of the pool.
     pub fn cell_count(&self) -> u64 {
         self.geometry().cell_count()
@@ -240,7 +255,10 @@ impl CacheView {
     }
 
     /// These cells of the pool, in this order.
-    fn look_at(&self, cells: &[u64]) -> Result<Vec<CellInfo>> {
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when one does not exist; those of the memory, except where only single lines fail.
+    pub fn look_at(&self, cells: &[u64]) -> Result<Vec<CellInfo>> {
         let descriptors: Vec<Option<Descriptor>> = fetch_all(&self.lines, cells)?;
         let mut found = Vec::with_capacity(cells.len());
         for (&cell, descriptor) in cells.iter().zip(descriptors) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The whole cache in numbers.
 
-use super::{BATCH, CacheView, CellInfo, CellState, ChunkInfo, ChunkState, Claimant, Home, Standing, fetch_all};
+use super::{BATCH, CacheView, CellInfo, CellState, ChunkInfo, ChunkState, Claimant, Standing, fetch_all};
 use crate::cache::Namespace;
 use crate::error::Result;
 use crate::media::{Descriptor, HINTS_PER_LINE, Hint, HintLine, Region};
@@ -248,11 +248,10 @@ impl CacheView {
     }
 
     /// Whether a descriptor is one that a hint with this fingerprint may stand for.
-    pub(in crate::cache) fn backs(&self, fingerprint: u64, found: Option<&Descriptor>) -> bool {
+    pub(crate) fn backs(&self, fingerprint: u64, found: Option<&Descriptor>) -> bool {
         found.is_some_and(|found| {
             let is_block = matches!(found.state, Descriptor::WRITING | Descriptor::READY | Descriptor::EVICTING);
-            let key = crate::cache::BlockKey(found.key);
-            is_block && Home::of_key(self.geometry(), Namespace(found.namespace), key).fingerprint == fingerprint
+            is_block && Self::fingerprint(self.geometry(), found) == fingerprint
         })
     }
 }

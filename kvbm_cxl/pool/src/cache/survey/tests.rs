@@ -228,6 +228,9 @@ fn a_block_without_hint_and_the_key_in_another_namespace_are_found_by_a_scan_alo
     let told = bench.view().why(NAMESPACE, key(1), true).unwrap();
     assert_eq!(told.answer().map(|seen| (seen.verdict, seen.cell, seen.line)), Some((Verdict::NoHint, 5, None)));
     assert_eq!((told.elsewhere, told.seen.len()), (vec![OTHER], 1));
+    bench.describe(11, Descriptor::RETIRING, 0, Namespace([3; 16]), key(1));
+    assert_eq!(bench.view().namespaces_of(key(1)).unwrap(), [NAMESPACE, OTHER]);
+    assert_eq!(bench.view().blocks_that(|namespace, _| namespace == OTHER).unwrap(), [9]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::{BATCH, CacheView, CellInfo, CellState, ChunkState, Home, fetch_all};
 use crate::cache::{BlockKey, Namespace};
 use crate::error::Result;
 use crate::limits::HINT_WINDOW;
-use crate::media::{Hint, HintLine};
+use crate::media::{Descriptor, Hint, HintLine};
 
 /// Namespaces and cells without hint that an explanation names at most.
 const MOST_NAMED: usize = 64;
@@ -155,6 +155,51 @@ impl CacheView {
         Ok(told)
     }
 
+    /// Namespaces of which some cell holds the key, complete or not; found by looking at every descriptor. At most 64 are named.
+    ///
+    /// # Errors
+    /// Those of the memory, except where only single lines fail.
+    pub fn namespaces_of(&self, key: BlockKey) -> Result<Vec<Namespace>> {
+        let mut namespaces = Vec::new();
+        self.scan(|_, found| {
+            let namespace = Namespace(found.namespace);
+            let is_block = matches!(found.state, Descriptor::WRITING | Descriptor::READY | Descriptor::EVICTING);
+            if is_block && found.key == key.0 && namespaces.len() < MOST_NAMED && !namespaces.contains(&namespace) {
+                namespaces.push(namespace);
+            }
+        })?;
+        Ok(namespaces)
+    }
+
+    /// Cells that hold complete blocks which `wanted` says, also those that are just being evicted.
+    ///
+    /// # Errors
+    /// Those of the memory, except where only single lines fail.
+    pub fn blocks_that(&self, wanted: impl Fn(Namespace, BlockKey) -> bool) -> Result<Vec<u64>> {
+        let mut cells = Vec::new();
+        self.scan(|cell, found| {
+            let is_block = matches!(found.state, Descriptor::READY | Descriptor::EVICTING);
+            if is_block && wanted(Namespace(found.namespace), BlockKey(found.key)) {
+                cells.push(cell);
+            }
+        })?;
+        Ok(cells)
+    }
+
+    /// Looks at every descriptor that verifies.
+    fn scan(&self, mut each: impl FnMut(u64, &Descriptor)) -> Result<()> {
+        for first in (0..self.cell_count()).step_by(BATCH as usize) {
+            let cells: Vec<u64> = (first..self.cell_count().min(first + BATCH)).collect();
+            let found: Vec<Option<Descriptor>> = fetch_all(&self.lines, &cells)?;
+            cells.iter().zip(&found).for_each(|(&cell, found)| {
+                if let Some(found) = found {
+                    each(cell, found);
+                }
+            });
+        }
+        Ok(())
+    }
+
     fn follow_hints(&self, home: &Home, told: &mut Explanation) -> Result<()> {
         let indexes: Vec<u64> = (0..HINT_WINDOW).map(|step| home.hint_line(self.geometry(), step)).collect();
         let window: Vec<Option<HintLine>> = fetch_all(&self.lines, &indexes)?;
@@ -208,28 +253,25 @@ impl CacheView {
     }
 
     fn scan_for(&self, told: &mut Explanation) -> Result<()> {
-        for first in (0..self.cell_count()).step_by(BATCH as usize) {
-            let count = BATCH.min(self.cell_count() - first);
-            let cells: Vec<u64> = (first..first + count).collect();
-            let found: Vec<Option<crate::media::Descriptor>> = fetch_all(&self.lines, &cells)?;
-            for (&cell, found) in cells.iter().zip(&found) {
-                let is_block = found.is_some_and(|found| found.state == crate::media::Descriptor::READY && found.key == told.key.0);
-                if !is_block {
-                    continue;
+        let mut cells = Vec::new();
+        self.scan(|cell, found| {
+            if found.state == Descriptor::READY && found.key == told.key.0 {
+                cells.push(cell);
+            }
+        })?;
+        for cell in cells {
+            let Some(info) = self.cells(cell, 1)?.pop().filter(|info| info.key() == told.key) else { continue };
+            if info.namespace() != told.namespace {
+                let is_new = info.is_served() && !told.elsewhere.contains(&info.namespace());
+                if is_new && told.elsewhere.len() < MOST_NAMED {
+                    told.elsewhere.push(info.namespace());
                 }
-                let Some(info) = self.cells(cell, 1)?.pop().filter(|info| info.key() == told.key) else { continue };
-                if info.namespace() != told.namespace {
-                    let is_new = info.is_served() && !told.elsewhere.contains(&info.namespace());
-                    if is_new && told.elsewhere.len() < MOST_NAMED {
-                        told.elsewhere.push(info.namespace());
-                    }
-                } else if told.seen.len() < MOST_NAMED && told.seen.iter().all(|seen| seen.cell != cell) {
-                    let verdict = match self.judge(&info, told.namespace, told.key)? {
-                        Verdict::Hit => Verdict::NoHint,
-                        other => other,
-                    };
-                    told.seen.push(HintSeen { line: None, cell, verdict, info: Some(info) });
-                }
+            } else if told.seen.len() < MOST_NAMED && told.seen.iter().all(|seen| seen.cell != cell) {
+                let verdict = match self.judge(&info, told.namespace, told.key)? {
+                    Verdict::Hit => Verdict::NoHint,
+                    other => other,
+                };
+                told.seen.push(HintSeen { line: None, cell, verdict, info: Some(info) });
             }
         }
         Ok(())
