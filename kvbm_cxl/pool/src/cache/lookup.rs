@@ -88,14 +88,11 @@ impl Inner {
     /// Looks several keys up, with overlapped misses; one answer for each key, in order.
     pub(super) fn look_up_batch(&self, namespace: Namespace, keys: &[BlockKey], out: &mut Vec<Option<(u64, Descriptor)>>) -> Result<()> {
         let mut wanted: Vec<Wanted> = keys.iter().map(|&key| Wanted { home: self.home(namespace, key), key, found: None }).collect();
+        self.renew_fences();
         self.try_guesses(namespace, &mut wanted)?;
         self.try_home_lines(namespace, &mut wanted)?;
-        self.renew_fences();
         out.extend(wanted.iter().map(|wanted| {
             let (cell, found) = wanted.found?;
-            if self.known_fences.is_fenced(found.owner, found.incarnation) {
-                return None;
-            }
             self.guesses.put(&wanted.home, cell);
             Some((cell, found))
         }));
@@ -138,7 +135,8 @@ impl Inner {
                     None => continue,
                 },
             };
-            if Self::is_block(&found, namespace, wanted.key) {
+            // What a fenced host left must not hide the block that somebody has published since.
+            if Self::is_block(&found, namespace, wanted.key) && !self.known_fences.is_fenced(found.owner, found.incarnation) {
                 wanted.found = Some((cell, found));
             }
         }
