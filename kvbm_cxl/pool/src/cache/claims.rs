@@ -279,9 +279,13 @@ impl Inner {
         for chunk in mine {
             // What this process knows of the cells is of an incarnation whose lines are void, and others may have adopted them since.
             held(&self.cells).remove_chunk(chunk);
+            if self.local.owner(chunk) != self.host.inner.tag {
+                // Given up for the whole host, and perhaps claimed again by another process of it since.
+                continue;
+            }
             if self.is_claimed_here(chunk)? {
                 self.take_back(guard, chunk)?;
-            } else if self.local.owner(chunk) == self.host.inner.tag {
+            } else {
                 self.local.set_owner(chunk, 0);
             }
         }
