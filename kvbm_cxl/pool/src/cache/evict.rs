@@ -140,15 +140,15 @@ impl Inner {
             self.lines().write(victim.cell, line)?;
         }
         self.lines().fence_published();
+        let early = mutant!("cache.freed_before_hint_removed");
+        if early {
+            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+        }
         point!("cache.evicted");
         let tick = self.clock_now();
         for (victim, _) in victims.iter().zip(&uses).filter(|(_, seen)| seen.pinned) {
             self.metrics.evictions_pinned_total.inc();
             held(&self.cells).set_ready(victim.cell, victim.descriptor, victim.parent, Place::Young, tick)?;
-        }
-        let early = mutant!("cache.freed_before_hint_removed");
-        if early {
-            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
         }
         self.remove_hints(&gone)?;
         if !early {

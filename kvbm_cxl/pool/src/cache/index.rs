@@ -166,7 +166,15 @@ impl Inner {
 
     /// What a cell is to a publisher of the key: `None` when a hint that names it for the key is stale.
     fn holds(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<Inserted>> {
-        let Some(found) = self.descriptor(cell)? else { return Ok(None) };
+        if cell >= self.geometry().cell_count() {
+            return Ok(None);
+        }
+        // A line that is just being written may be that of a block of this key; one that stays damaged is nobody's.
+        let found: Descriptor = match self.host.inner.patiently(|| self.lines().fetch(cell)) {
+            Ok(found) => found,
+            Err(Error::BadLine { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
         let same = found.key == key.0 && found.namespace == namespace.0;
         let state = match found.state {
             Descriptor::WRITING | Descriptor::READY => Inserted::Exists,
