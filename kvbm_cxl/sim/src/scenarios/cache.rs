@@ -149,6 +149,13 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     if let Some(planned) = planned {
         cluster.world.plan(planned);
     }
+    if tight {
+        // Too short for a suspicion: another thread of the process comes in between.
+        for visit in (1..40).step_by(3) {
+            let fault = Fault::PauseThread { for_ns: 400_000 };
+            cluster.world.plan(Planned { when: When::Point("cache.evicted", visit), host: None, fault });
+        }
+    }
     if !calm {
         // Who leaves may leave the only seat to the machine that is gone for good soon after, and nobody could join again.
         plan_faults(&mut cluster, &ledger, may_crash && !plan.restless);
