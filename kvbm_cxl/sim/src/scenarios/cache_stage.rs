@@ -16,7 +16,7 @@ use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::CopyConfig;
 use cxl_pool::host::Host;
 use cxl_pool::line::{Line, Lines};
-use cxl_pool::media::CellClass;
+use cxl_pool::media::{CellClass, Descriptor};
 use cxl_pool::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,8 +61,10 @@ impl Watch {
 pub struct Shape {
     /// Hosts, the warden's included.
     pub hosts: usize,
-    /// Cells of the only chunk.
+    /// Cells of a chunk.
     pub cells: u32,
+    /// Chunks.
+    pub chunks: u64,
     /// The host that becomes the manager once the warden's is gone.
     pub deputy: Option<usize>,
     /// Whether payload has checksums.
@@ -74,7 +76,7 @@ pub struct Shape {
 impl Shape {
     /// So many hosts over one chunk of one cell.
     pub fn of(hosts: usize) -> Self {
-        Shape { hosts, cells: 1, deputy: None, checksums: false, watch: Watch::ALL }
+        Shape { hosts, cells: 1, chunks: 1, deputy: None, checksums: false, watch: Watch::ALL }
     }
 }
 
@@ -150,7 +152,7 @@ impl Stage {
             let geometry = &mut config.geometry;
             (geometry.seats, geometry.locks, geometry.objects) = (1 + u32::from(shape.deputy.is_some()), 12, 1);
             (geometry.stripes, geometry.cells_per_chunk) = (1, shape.cells);
-            geometry.cells[0] = CellClass { cell_bytes: 256, chunks: 1 };
+            geometry.cells[0] = CellClass { cell_bytes: 256, chunks: shape.chunks };
             len_bytes = random.pick(&[256, 200, 192, 130]);
             config.chances = Chances::default();
             config.max_steps = 1_500_000;
@@ -443,6 +445,27 @@ impl Actor {
             self.ledger.borrow_mut().accepted(&self.env, name, &buffer[..len_bytes as usize], "pull");
         }
         Ok(pulled)
+    }
+
+    /// Whether a block can be pulled now. Checks P1.
+    pub fn has(&self, name: Name) -> Result<bool> {
+        Ok(matches!(self.pull(name)?, Pulled::Hit { .. }))
+    }
+
+    /// P5, in a play without faults: each of these blocks is READY, and found through its hint.
+    pub fn all_reachable(&self, names: &[Name]) -> Result<()> {
+        let look = self.cache().look();
+        for name in names {
+            let hinted = look.hinted(&self.env.lines(), name.namespace(), name.key())?;
+            let holds = |cell: &u64| {
+                let found: Result<Descriptor> = self.env.lines().fetch(*cell);
+                found.is_ok_and(|found| (found.state, found.key) == (Descriptor::READY, name.key().0))
+            };
+            if !hinted.iter().any(holds) {
+                self.env.fail(format!("P5: {name:?} was stored and nobody evicted it, but a probe finds {hinted:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Pins a block, and watches it from then on; `None` when that is a miss.
