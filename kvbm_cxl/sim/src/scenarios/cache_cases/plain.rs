@@ -34,7 +34,7 @@ pub(super) fn pinned_behind_an_early_look(seed: u64) -> std::result::Result<Stat
         pin.into_iter().try_for_each(|pin| pin.read().map(drop))
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(OWNER, None)?;
+        me.await_stop(OWNER)?;
         me.say("the owner waits");
         me.hear("K is pinned")?;
         me.let_go(OWNER);
@@ -62,7 +62,7 @@ pub(super) fn gone_before_the_pin(seed: u64) -> std::result::Result<Stats, Failu
         me.expect(pin.is_none(), "K is gone")
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(READER, None)?;
+        me.await_stop(READER)?;
         me.say("the reader waits");
         me.hear("L is there")?;
         me.let_go(READER);
@@ -175,7 +175,7 @@ pub(super) fn hint_chosen_before_others(seed: u64) -> std::result::Result<Stats,
         me.hear("all were found")
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(OWNER, None)?;
+        me.await_stop(OWNER)?;
         me.say("the owner waits");
         me.env.platform().sleep_ns(10_000_000);
         me.let_go(OWNER);
