@@ -48,6 +48,7 @@ extern "C" {
 #define CXL_SHM_MAX_KEY_BYTES 24           /* longest name of an object, without the closing zero */
 #define CXL_SHM_MAX_POOLS 64               /* pools that a process can have open at a time */
 #define CXL_SHM_LOCK_NONE 0u               /* never a lock that can be allocated */
+#define CXL_SHM_RING_NONE 0u               /* never a listener or a connection */
 #define CXL_SHM_NULL_OFFSET 0u             /* never the offset of a block */
 #define CXL_SHM_NO_SLOT UINT32_MAX         /* in cxl_shm_info_t: not joined */
 #define CXL_SHM_TIMEOUT_DEFAULT UINT64_MAX /* the timeout_ms that the pool was opened with */
@@ -76,11 +77,15 @@ typedef enum cxl_shm_status {
     CXL_SHM_E_DEADLOCK = -19,    /* this thread holds the lock already */
     CXL_SHM_E_BUSY = -20,        /* locks of this handle are held */
     CXL_SHM_E_FORKED = -21,      /* the handle was opened by the parent process */
+    CXL_SHM_E_PEER_GONE = -22,   /* the other end of the connection is gone: what was under way may or may not have arrived */
+    CXL_SHM_E_PEER_CLOSED = -23, /* the other end has closed the connection, and everything that it had sent was received */
+    CXL_SHM_E_TOO_LARGE = -24,   /* the message is longer than the ring allows, or than the room for it */
     CXL_SHM_E_INTERNAL = -99     /* a bug of this library */
 } cxl_shm_status;
 
 typedef struct cxl_pool cxl_pool_t; /* an open pool */
 typedef uint32_t cxl_lock_t;        /* a lock: the same number on every host, so it can be stored in the pool */
+typedef uint64_t cxl_ring_t;        /* a listener or connection of one pool handle: means nothing elsewhere, and is never used again */
 typedef uint64_t shm_ptr_t;         /* an offset from the start of the pool: the same on every host */
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------------------- */
@@ -158,6 +163,9 @@ typedef struct cxl_shm_format_options {
     uint32_t reserved;     /* zero */
     uint64_t chunk_bytes;  /* what a host takes at a time, a power of two; 0 = 2 MiB */
     uint64_t stripe_bytes; /* stripe over several devices, a power of two; 0 = 2 MiB or what fits */
+    uint64_t cell_bytes;   /* the largest block that the prefix cache takes, a multiple of 64; 0 = no prefix cache */
+    uint32_t cells_percent; /* how much of the pool is for the prefix cache; 0 = 75 */
+    uint32_t reserved2;     /* zero */
 } cxl_shm_format_options_t;
 
 /* Formats devices as one pool; whatever they held is lost. Does not open it. With "size=" in the spec, as in "/dev/shm/kv,size=1G",
@@ -311,6 +319,47 @@ int cxl_shm_put_ex(cxl_pool_t* pool, const char* key, void* ptr, uint64_t len_by
 int cxl_shm_get_ex(cxl_pool_t* pool, const char* key, void** ptr, uint64_t* len_bytes, uint64_t timeout_ms);
 int cxl_shm_destroy_ex(cxl_pool_t* pool, const char* key, uint64_t timeout_ms);
 
+/* ---- Rings: messages between processes ------------------------------------------------------------------------------------------------ *
+ *
+ * A connection carries messages between two processes of any hosts, in both directions: each arrives whole, once, in order, or the
+ * connection ends with an error. They go through rings of lines in the pool, without a system call; a message of 64 bytes takes two lines.
+ *
+ * All calls are of the handle `pool` (NULL = the default pool), and so are the numbers they give. One thread may send while another
+ * receives on the same connection; two that send, or two that receive, take turns. timeout_ms is in milliseconds, CXL_SHM_TIMEOUT_DEFAULT
+ * for that of the pool; with 0 a call does what can be done at once, and fails with CXL_SHM_E_TIMEOUT otherwise.
+ *
+ * A process that is gone is noticed by those who wait for it: at once on its own host, elsewhere once it was silent for twice the pool's
+ * suspect_ms. A thread of the library says for this process that it lives. When a process ends, or leaves the pool, its connections end;
+ * nothing of them is left in the pool.
+ */
+
+/* Listens under a name of 1 to CXL_SHM_MAX_KEY_BYTES bytes, which is a named object of the pool. CXL_SHM_E_EXISTS if a living process does;
+ * the name of one that is gone is taken over, which may take as long as noticing that. */
+int cxl_shm_ring_listen(cxl_pool_t* pool, const char* name, cxl_ring_t* listener);
+
+/* Waits for a process that connects. CXL_SHM_E_NOT_FOUND if the name does not mean this listener any more. */
+int cxl_shm_ring_accept(cxl_pool_t* pool, cxl_ring_t listener, uint64_t timeout_ms, cxl_ring_t* connection);
+
+/* Connects to a listener, waiting until it accepts. CXL_SHM_E_NOT_FOUND if nobody listens under the name, CXL_SHM_E_PEER_GONE if its
+ * process is gone, CXL_SHM_E_TIMEOUT if it did not accept in time. */
+int cxl_shm_ring_connect(cxl_pool_t* pool, const char* name, uint64_t timeout_ms, cxl_ring_t* connection);
+
+/* Longest message of a connection, in bytes. */
+int cxl_shm_ring_max_message(cxl_pool_t* pool, cxl_ring_t connection, size_t* len_bytes);
+
+/* Sends a message of `len_bytes` bytes, which may be 0; waits for room in the ring. Success says that it was written, not that anybody
+ * received it. CXL_SHM_E_TOO_LARGE, CXL_SHM_E_PEER_GONE, CXL_SHM_E_PEER_CLOSED; on any error it was not sent. */
+int cxl_shm_ring_send(cxl_pool_t* pool, cxl_ring_t connection, const void* message, size_t len_bytes, uint64_t timeout_ms);
+
+/* Waits for a message and copies it to `message`, which has room for `size` bytes; *len_bytes is its length. CXL_SHM_E_TOO_LARGE if the
+ * room is too small: *len_bytes is written then as well, and the next call gets the message. CXL_SHM_E_PEER_CLOSED once everything sent
+ * before a close has been received, CXL_SHM_E_PEER_GONE if the last messages may be lost. */
+int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, size_t size, size_t* len_bytes, uint64_t timeout_ms);
+
+/* Closes a connection or a listener; the number is not valid any more whatever the result is. A connection is closed once the other end
+ * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. */
+int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
+
 /* ---- Offsets and addresses ----------------------------------------------------------------------------------------------------------- */
 
 /* The offset of an address in the blocks of any open pool; CXL_SHM_NULL_OFFSET for NULL and, with CXL_SHM_E_NOT_IN_POOL as the last status,
@@ -357,6 +406,128 @@ int cxl_shm_copy_in(void* destination, const void* source, size_t size);
 /* Invalidates `size` bytes of the pool and copies them to `destination`, ordinary memory. Nothing keeps another host from writing
  * meanwhile: hold a lock, or verify what you got. */
 int cxl_shm_copy_out(void* destination, const void* source, size_t size);
+
+/* ---- Prefix cache -------------------------------------------------------------------------------------------------------------------- *
+ *
+ * Blocks that one host publishes under a name and every host of the pool pulls. A name is a namespace (how the bytes were made: model, data
+ * type, layout, rank) and a key (of which tokens). A block is immutable; it goes when room is needed and nobody has it pinned. A pull
+ * gives the bytes of one publication of that name, or CXL_SHM_E_NOT_FOUND: whatever is in doubt is not found.
+ *
+ * The pool has to be formatted with cells. A process opens the cache of a pool once, through one handle.
+ */
+
+#define CXL_SHM_ID_BYTES 16 /* bytes of a namespace, and of a key */
+
+#define CXL_SHM_CACHE_CHECKSUMS 1u /* compute a checksum of every block while it is copied, and compare it */
+
+/* Which block is evicted first. */
+#define CXL_SHM_CACHE_LRU 0u      /* the one that was not used for longest, as TraCT */
+#define CXL_SHM_CACHE_S3_FIFO 1u  /* S3-FIFO */
+#define CXL_SHM_CACHE_SIEVE 2u    /* SIEVE */
+#define CXL_SHM_CACHE_LEAF_LRU 3u /* LRU among blocks that no other cached block continues */
+
+typedef struct cxl_shm_cache_options {
+    size_t struct_size;          /* sizeof(cxl_shm_cache_options_t) */
+    uint32_t flags;              /* CXL_SHM_CACHE_CHECKSUMS */
+    uint32_t policy;             /* CXL_SHM_CACHE_LRU ... */
+    uint32_t low_water_percent;  /* when to begin to make room ahead; 0 and 0 = 5 and 10 */
+    uint32_t high_water_percent; /* when to end */
+    uint32_t copy_workers;       /* threads that copy large blocks; 0 = as the machine has */
+    uint32_t reserved;           /* zero */
+} cxl_shm_cache_options_t;
+
+typedef struct cxl_shm_block_id {
+    uint8_t name_space[CXL_SHM_ID_BYTES];
+    uint8_t key[CXL_SHM_ID_BYTES];
+} cxl_shm_block_id_t;
+
+/* A stretch of ordinary memory of the caller. The pieces of a call follow one another in the block; one without bytes is left out. */
+typedef struct cxl_shm_piece {
+    void* ptr;
+    size_t len_bytes;
+} cxl_shm_piece_t;
+
+/* A block that the caller holds reserved or pinned. */
+typedef struct cxl_shm_block {
+    size_t struct_size; /* in: sizeof(cxl_shm_block_t) */
+    uint64_t handle;    /* for the calls below, until it is committed, aborted or unpinned */
+    shm_ptr_t offset;   /* of its first byte */
+    uint64_t len_bytes;
+    void* ptr;         /* its first byte in this process */
+    uint32_t owner;    /* slot of the host that owns the cell */
+    uint32_t reserved; /* zero */
+} cxl_shm_block_t;
+
+/* Opens the cache of a pool that is joined; a thread of the library does its upkeep. NULL = defaults. CXL_SHM_E_INVALID if the pool has no
+ * cells, CXL_SHM_E_EXISTS if it is open. */
+int cxl_shm_cache_open(cxl_pool_t* pool, const cxl_shm_cache_options_t* options);
+
+/* Closes it: reserved blocks are given up, pins given back; published blocks stay. cxl_shm_leave() and cxl_shm_close() do the same. */
+int cxl_shm_cache_close(cxl_pool_t* pool);
+
+/* A namespace from any bytes that say how blocks are made: equal bytes, equal namespace. */
+int cxl_shm_cache_namespace(const void* text, size_t size, uint8_t* name_space);
+
+/* A key from any bytes that say what is in a block, and the key of the block before it, or NULL. */
+int cxl_shm_cache_key(const uint8_t* parent, const void* text, size_t size, uint8_t* key);
+
+/* Whether a block is there, and its length (`len_bytes` may be NULL). Advice: it may go right afterwards. CXL_SHM_E_NOT_FOUND. */
+int cxl_shm_cache_lookup(cxl_pool_t* pool, const cxl_shm_block_id_t* id, uint64_t* len_bytes);
+
+/* How many leading blocks of a chain are there. `keys` has `count` keys of CXL_SHM_ID_BYTES, one behind the other. Advice. */
+int cxl_shm_cache_lookup_chain(cxl_pool_t* pool, const uint8_t* name_space, const uint8_t* keys, size_t count, size_t* cached);
+
+/* Publishes a block; every host can pull it when this returns. `parent` is the key of the block before it in its chain, or NULL.
+ * CXL_SHM_E_EXISTS if it is there or is being written, CXL_SHM_E_BUSY if it is being evicted, CXL_SHM_E_FULL. */
+int cxl_shm_cache_publish(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, const cxl_shm_piece_t* pieces,
+                          size_t count);
+
+/* Reserves room for a block, which nobody sees until it is committed. Fill it with cxl_shm_cache_fill(), or at `ptr` by stores (the commit
+ * flushes them) or by a device (which must have ended, and have flushed, before the commit). Errors as cxl_shm_cache_publish(). */
+int cxl_shm_cache_reserve(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, uint64_t len_bytes,
+                          cxl_shm_block_t* block);
+
+/* Fills the whole of a reserved block from pieces, past the caches. */
+int cxl_shm_cache_fill(cxl_pool_t* pool, uint64_t handle, const cxl_shm_piece_t* pieces, size_t count);
+
+/* Publishes a reserved block. Whatever this returns, the handle is used up. */
+int cxl_shm_cache_commit(cxl_pool_t* pool, uint64_t handle);
+
+/* Gives a reserved block up. Nobody, no device either, may still write to it. The handle is used up. */
+int cxl_shm_cache_abort(cxl_pool_t* pool, uint64_t handle);
+
+/* Copies a block to pieces, which may have more room than it has bytes; its length to *len_bytes unless that is NULL. When this fails the
+ * pieces may hold anything. CXL_SHM_E_NOT_FOUND; CXL_SHM_E_INVALID if the pieces are too short. */
+int cxl_shm_cache_pull(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const cxl_shm_piece_t* pieces, size_t count,
+                       uint64_t* len_bytes);
+
+/* Pins a block: it stays until it is unpinned, as long as this host is not taken for dead. CXL_SHM_E_NOT_FOUND. */
+int cxl_shm_cache_pin(cxl_pool_t* pool, const cxl_shm_block_id_t* id, cxl_shm_block_t* block);
+
+/* Pins the leading blocks of a chain that are there: as many handles as *pinned says. */
+int cxl_shm_cache_pin_chain(cxl_pool_t* pool, const uint8_t* name_space, const uint8_t* keys, size_t count, uint64_t* handles,
+                            size_t* pinned);
+
+/* Copies a pinned block to pieces, as cxl_shm_cache_pull(). */
+int cxl_shm_cache_read(cxl_pool_t* pool, uint64_t handle, const cxl_shm_piece_t* pieces, size_t count);
+
+/* Use in place: invalidate, use the bytes at `ptr`, then check. Only if the check returns CXL_SHM_OK was what was read the block;
+ * CXL_SHM_E_NOT_FOUND means that it may have been anything. */
+int cxl_shm_cache_invalidate(cxl_pool_t* pool, uint64_t handle);
+int cxl_shm_cache_check(cxl_pool_t* pool, uint64_t handle);
+
+/* Gives a pin back. The handle is used up. */
+int cxl_shm_cache_unpin(cxl_pool_t* pool, uint64_t handle);
+
+/* Evicts a block, if nobody has it pinned: at once if this process owns it, else its owner is asked to. */
+int cxl_shm_cache_evict(cxl_pool_t* pool, const cxl_shm_block_id_t* id);
+
+/* Evicts the blocks of a namespace, or all if NULL, as cxl_shm_cache_evict(). */
+int cxl_shm_cache_clear(cxl_pool_t* pool, const uint8_t* name_space);
+
+/* What this process counted, as text for Prometheus with a closing zero. `needed` gets the bytes of the text, zero included, also when
+ * there is too little room (CXL_SHM_E_FULL); with text NULL and size 0 it is only that. */
+int cxl_shm_cache_metrics(cxl_pool_t* pool, char* text, size_t size, size_t* needed);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool and this process's membership in it, as one handle has them.
 
+use crate::cache::CacheMember;
 use crate::locks::Locks;
+use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status};
-use crate::types::{self, FormatOptions, Info, Options};
+use crate::types::{self, CacheOptions, FormatOptions, Info, Options};
 use crate::upkeep::Upkeep;
 use arc_swap::ArcSwapOption;
 use bytemuck::Zeroable;
@@ -14,7 +16,7 @@ use cxl_pool::lock::LockId;
 use cxl_pool::lock_table;
 use cxl_pool::media::CoherenceMode;
 use cxl_pool::objects::Objects;
-use cxl_pool::pool::{self, Pool};
+use cxl_pool::pool::{self, CellArea, Pool, Share};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Deadline of the calls that take none, in milliseconds.
 const DEFAULT_TIMEOUT_MS: u64 = 30_000;
+/// Part of a pool that is cells, in hundredths, where only their size is given.
+const DEFAULT_CELLS_PERCENT: u32 = 75;
 /// Longest deadline, in milliseconds: 11 days, far from any overflow of a clock in nanoseconds.
 const MAX_TIMEOUT_MS: u64 = 1_000_000_000;
 
@@ -34,18 +38,22 @@ pub struct Member {
     pub objects: Objects,
     /// The locks that threads hold.
     pub locks: Locks,
+    /// Listeners and connections.
+    pub rings: RingTable,
     /// Blocks.
-    pub allocator: Allocator,
+    pub allocator: Arc<Allocator>,
+    /// The prefix cache, once it is opened.
+    pub cache: ArcSwapOption<CacheMember>,
     /// Keeps the host alive; declared last, because it is needed to the end.
     _service: Service,
 }
 
-/// Waits until calls that are under way have let go of a membership.
-fn alone(mut shared: Arc<Member>, timeout_ms: u64) -> Result<Member, (Arc<Member>, Failure)> {
+/// Waits until calls that are under way have let go of what they share.
+fn alone<T>(mut shared: Arc<T>, timeout_ms: u64) -> Result<T, (Arc<T>, Failure)> {
     let deadline = Instant::now() + Duration::from_millis(timeout_ms);
     loop {
         shared = match Arc::try_unwrap(shared) {
-            Ok(member) => return Ok(member),
+            Ok(alone) => return Ok(alone),
             Err(shared) if Instant::now() < deadline => shared,
             Err(shared) => {
                 let reason = format!("calls on this pool did not end within {timeout_ms} ms");
@@ -111,9 +119,15 @@ fn or_default<T: Default + PartialEq>(value: T, default: T) -> T {
 /// Formats the devices that a text names.
 pub fn format(spec: Option<&str>, options: &FormatOptions) -> Outcome<()> {
     refuse_unknown(options.flags, types::FORMAT_FORCE | types::FORMAT_COHERENT, "cxl_shm_format_options_t")?;
-    if options.reserved != 0 {
+    if options.reserved != 0 || options.reserved2 != 0 {
         return Err(Failure::invalid("reserved of cxl_shm_format_options_t is not zero"));
     }
+    let share = match options.cells_percent {
+        0 => DEFAULT_CELLS_PERCENT,
+        percent if percent <= 100 => percent,
+        percent => return Err(Failure::invalid(format!("{percent} percent of the pool cannot be cells"))),
+    };
+    let cells = (options.cell_bytes != 0).then_some(CellArea { cell_bytes: options.cell_bytes, share: Share::Percent(share) });
     let defaults = pool::FormatOptions::default();
     let options = pool::FormatOptions {
         stripe_bytes: (options.stripe_bytes != 0).then_some(options.stripe_bytes),
@@ -122,6 +136,7 @@ pub fn format(spec: Option<&str>, options: &FormatOptions) -> Outcome<()> {
         locks: or_default(options.locks, defaults.locks),
         objects: or_default(options.objects, defaults.objects),
         chunk_bytes: or_default(options.chunk_bytes, defaults.chunk_bytes),
+        cells: cells.into_iter().collect(),
         coherence: if options.flags & types::FORMAT_COHERENT != 0 { CoherenceMode::Hardware } else { CoherenceMode::Software },
         force: options.flags & types::FORMAT_FORCE != 0,
         ..defaults
@@ -179,10 +194,13 @@ impl OpenPool {
         let service = host.serve()?;
         let joined = || -> Outcome<Member> {
             let config = AllocConfig { lock_timeout_ms: self.config.join_timeout_ms, ..AllocConfig::default() };
+            let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, config)?);
             Ok(Member {
+                rings: RingTable::new(&host, &allocator),
                 objects: Objects::new(&host),
                 locks: Locks::new(self.pool.layout().geometry()),
-                allocator: Allocator::attach(&host, LocalArea::of(&host)?, config)?,
+                allocator,
+                cache: ArcSwapOption::empty(),
                 host: host.clone(),
                 _service: service,
             })
@@ -221,10 +239,42 @@ impl OpenPool {
             return stay(Arc::new(member), busy(held));
         }
         *upkeep = None;
-        let Member { host, allocator, _service, .. } = member;
+        let Member { host, rings, allocator, cache, _service, .. } = member;
+        rings.end();
+        if let Some(cache) = cache.into_inner().and_then(Arc::into_inner) {
+            // Its cells are found by whoever takes this host's chunks over, its pins go with the process.
+            let _ = cache.close();
+        }
         // What cannot be given back is found by whoever takes this host's chunks over.
-        let _ = allocator.close();
+        let _ = Arc::into_inner(allocator).map(Allocator::close);
         Ok(host.leave()?)
+    }
+
+    /// Opens the cache of this process.
+    pub fn open_cache(&self, options: &CacheOptions) -> Outcome<()> {
+        let _turn = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.as_member(|member| {
+            if member.cache.load().is_some() {
+                return Err(Failure::new(Status::E_EXISTS, "the cache of this pool is open already"));
+            }
+            member.cache.store(Some(Arc::new(CacheMember::open(&member.host, options)?)));
+            Ok(())
+        })
+    }
+
+    /// Closes the cache of this process; does nothing if it is not open.
+    pub fn close_cache(&self) -> Outcome<()> {
+        let _turn = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.as_member(|member| {
+            let Some(shared) = member.cache.swap(None) else { return Ok(()) };
+            match alone(shared, self.config.join_timeout_ms) {
+                Ok(cache) => cache.close(),
+                Err((shared, failure)) => {
+                    member.cache.store(Some(shared));
+                    Err(failure)
+                }
+            }
+        })
     }
 
     /// Runs `work` as a member of the pool.
@@ -252,6 +302,12 @@ impl OpenPool {
         start..start + layout.chunks() * layout.geometry().chunk_bytes
     }
 
+    /// Offsets at which cached blocks can lie.
+    fn cells(&self) -> Range<u64> {
+        let layout = self.pool.layout();
+        layout.cells_offset()..layout.cells_offset() + layout.geometry().cells_len_bytes()
+    }
+
     /// The offset of an address that lies in the mapping.
     pub fn offset_of(&self, address: usize) -> Option<u64> {
         let offset = address.checked_sub(self.base.addr().get())? as u64;
@@ -261,8 +317,9 @@ impl OpenPool {
     /// Refuses ranges that do not lie in the blocks.
     pub fn check_range(&self, offset: u64, len_bytes: usize) -> Outcome<()> {
         let data = self.data();
-        let end = offset.checked_add(len_bytes as u64).filter(|&end| end <= data.end);
-        if data.contains(&offset) && end.is_some() {
+        let within =
+            |range: &Range<u64>| range.contains(&offset) && offset.checked_add(len_bytes as u64).is_some_and(|end| end <= range.end);
+        if within(&data) || within(&self.cells()) {
             return Ok(());
         }
         Err(Failure::new(

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The structures of the header, and how structures of another version are read and written.
 
+use crate::cache::CACHE_CHECKSUMS;
 use crate::status::{Failure, Outcome};
 use bytemuck::{Pod, Zeroable};
+use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::limits::{LINE_BYTES, MAX_OBJECT_NAME_BYTES};
 use std::ffi::c_void;
 
@@ -14,6 +16,8 @@ pub struct CxlPool {
 
 /// `cxl_lock_t`.
 pub type CxlLock = u32;
+/// `cxl_ring_t`.
+pub type CxlRing = u64;
 /// `shm_ptr_t`.
 pub type ShmPtr = u64;
 
@@ -23,6 +27,7 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_MAX_KEY_BYTES", MAX_OBJECT_NAME_BYTES as u64),
     ("CXL_SHM_MAX_POOLS", MAX_POOLS as u64),
     ("CXL_SHM_LOCK_NONE", 0),
+    ("CXL_SHM_RING_NONE", 0),
     ("CXL_SHM_NULL_OFFSET", NULL_OFFSET),
     ("CXL_SHM_NO_SLOT", NO_SLOT as u64),
     ("CXL_SHM_TIMEOUT_DEFAULT", TIMEOUT_DEFAULT),
@@ -36,6 +41,12 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_INFO_COHERENT", INFO_COHERENT as u64),
     ("CXL_SHM_ALLOC_SCRATCH", ALLOC_SCRATCH as u64),
     ("CXL_SHM_PUT_REPLACE", PUT_REPLACE as u64),
+    ("CXL_SHM_ID_BYTES", 16),
+    ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
+    ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
+    ("CXL_SHM_CACHE_S3_FIFO", PolicyKind::S3Fifo as u64),
+    ("CXL_SHM_CACHE_SIEVE", PolicyKind::Sieve as u64),
+    ("CXL_SHM_CACHE_LEAF_LRU", PolicyKind::LeafLru as u64),
 ];
 
 /// Pools that a process can have open at a time.
@@ -109,6 +120,9 @@ structures! {
         reserved: u32,
         chunk_bytes: u64,
         stripe_bytes: u64,
+        cell_bytes: u64,
+        cells_percent: u32,
+        reserved2: u32,
     }
 
     /// What is known of an open pool. `base` is an address.
@@ -132,6 +146,40 @@ structures! {
         numa_node: i32,
         reserved: u32,
         memory: [u8; 128],
+    }
+
+    /// How the cache of a process behaves.
+    "cxl_shm_cache_options_t" CacheOptions {
+        struct_size: usize,
+        flags: u32,
+        policy: u32,
+        low_water_percent: u32,
+        high_water_percent: u32,
+        copy_workers: u32,
+        reserved: u32,
+    }
+
+    /// What a cached block is called.
+    "cxl_shm_block_id_t" BlockId {
+        name_space: [u8; 16],
+        key: [u8; 16],
+    }
+
+    /// A stretch of the caller's memory. `ptr` is an address.
+    "cxl_shm_piece_t" Piece {
+        ptr: usize,
+        len_bytes: usize,
+    }
+
+    /// A reserved or pinned block. `ptr` is an address.
+    "cxl_shm_block_t" Block {
+        struct_size: usize,
+        handle: u64,
+        offset: u64,
+        len_bytes: u64,
+        ptr: usize,
+        owner: u32,
+        reserved: u32,
     }
 
     /// How a lock was acquired.
@@ -159,6 +207,12 @@ impl Versioned for FormatOptions {
 }
 impl Versioned for Info {
     const NAME: &'static str = "cxl_shm_info_t";
+}
+impl Versioned for CacheOptions {
+    const NAME: &'static str = "cxl_shm_cache_options_t";
+}
+impl Versioned for Block {
+    const NAME: &'static str = "cxl_shm_block_t";
 }
 impl Versioned for LockInfo {
     const NAME: &'static str = "cxl_lock_info_t";

@@ -90,11 +90,16 @@ fn c_type(rust: &str) -> String {
         "usize" => "size_t",
         "CxlPool" => "cxl_pool_t",
         "CxlLock" => "cxl_lock_t",
+        "CxlRing" => "cxl_ring_t",
         "ShmPtr" => "shm_ptr_t",
         "Options" => "cxl_shm_options_t",
         "FormatOptions" => "cxl_shm_format_options_t",
         "Info" => "cxl_shm_info_t",
         "LockInfo" => "cxl_lock_info_t",
+        "CacheOptions" => "cxl_shm_cache_options_t",
+        "BlockId" => "cxl_shm_block_id_t",
+        "Piece" => "cxl_shm_piece_t",
+        "Block" => "cxl_shm_block_t",
         other => panic!("no C type is known for {other}"),
     };
     c.to_owned()
@@ -120,7 +125,7 @@ fn assertions(assertion: &str) -> String {
             claim(format!("sizeof((({structure}*)0)->{field}) == {size}"));
         }
     }
-    claim("sizeof(cxl_lock_t) == 4 && sizeof(shm_ptr_t) == 8 && sizeof(cxl_shm_status) == 4".to_owned());
+    claim("sizeof(cxl_lock_t) == 4 && sizeof(cxl_ring_t) == 8 && sizeof(shm_ptr_t) == 8 && sizeof(cxl_shm_status) == 4".to_owned());
     if assertion == "static_assert" {
         text.push_str("extern \"C\" {\n");
     }

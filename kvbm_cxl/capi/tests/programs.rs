@@ -112,6 +112,53 @@ fn kept_blocks_outlive_their_process_and_scratch_blocks_do_not() {
     }
 }
 
+fn cache_hosts(folder: &Folder, program: &Path, coherence: &str, mistake: &str) -> Vec<Running> {
+    let pool = format!("{},size=8M", folder.path("pool").display());
+    let args = |role| [role, pool.as_str(), mistake].map(OsStr::new);
+    let given = if mistake.is_empty() { 2 } else { 3 };
+    vec![
+        start(folder, program, "one", coherence, &args("publish")[..given]),
+        start(folder, program, "two", coherence, &args("pull")[..given]),
+    ]
+}
+
+#[test]
+fn what_one_host_publishes_another_pulls() {
+    for (link, coherence) in
+        [(Link::Shared, NATIVE), (Link::Static, "emulated:seed=1"), (Link::Shared, "emulated:seed=2,noise=4"), (Link::Sanitized, NATIVE)]
+    {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "cache.c", link) else { return };
+        succeed(cache_hosts(&folder, &program, coherence, ""));
+    }
+}
+
+#[test]
+fn a_block_that_was_not_filled_is_noticed() {
+    let folder = Folder::new();
+    let Some(program) = program(&folder, "cache.c", Link::Shared) else { return };
+    let (statuses, text) = finish(cache_hosts(&folder, &program, NATIVE, "no-fill"));
+    assert!(statuses.iter().any(|status| status.code() == Some(1)) && text.contains("word_of(block, index)"), "{statuses:?}\n{text}");
+}
+
+#[test]
+fn messages_go_to_and_fro_and_a_killed_caller_is_noticed() {
+    for (link, coherence) in [(Link::Shared, NATIVE), (Link::Sanitized, NATIVE), (Link::Static, "emulated:seed=8,noise=4")] {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "ring.c", link) else { return };
+        let pool = format!("{},size=24M", folder.path("pool").display());
+        let run = |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), OsStr::new(&pool)]);
+        let mut server = run("serve", "one");
+        server.await_text("listening");
+        let caller = run("call", "two");
+        server.await_text("closed");
+        let mut dying = run("dies", "three");
+        server.await_text("waiting");
+        dying.kill();
+        succeed(vec![server, caller]);
+    }
+}
+
 #[test]
 fn owners_in_cpp_clean_up() {
     for (link, coherence) in [(Link::Static, NATIVE), (Link::Shared, "emulated:seed=6"), (Link::Sanitized, NATIVE)] {

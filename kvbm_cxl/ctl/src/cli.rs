@@ -6,6 +6,7 @@ use clap_complete::Shell;
 use cxl_pool::device::parse_size;
 use cxl_pool::limits::*;
 use cxl_pool::media::Region;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// What is printed below the help.
@@ -52,6 +53,12 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Check all metadata, and repair it when asked to
     Fsck(FsckArgs),
+    /// Look into the prefix cache, take blocks out of it, or copy one to a file
+    Cache(crate::cache::Args),
+    /// Tell why a lookup of a block hits or misses now
+    ///
+    /// Exit status: 0 = it hits, 1 = it misses.
+    Why(crate::cache::WhyArgs),
     /// Run two hosts on one pool: one publishes data blocks, the other finds and verifies every byte
     Demo(DemoArgs),
     /// One host of the demo
@@ -71,6 +78,12 @@ pub enum Command {
     Doctor(crate::doctor::Args),
     /// Measure lines, locks and the allocator
     Bench(crate::bench::Args),
+    /// Serve the metrics of the whole pool to Prometheus
+    ///
+    /// Opens the pool read-only and answers `GET /metrics` until it is stopped. One per pool is enough, on any machine that has it.
+    Exporter(ExporterArgs),
+    /// Watch what every host does with the pool
+    Top(TopArgs),
     /// Print a shell's completions
     Completions(CompletionsArgs),
     /// Write the manual pages
@@ -118,6 +131,15 @@ pub struct FormatArgs {
     /// Chunk: what the allocator hands to a host at a time
     #[arg(long, value_parser = size, default_value = "2M")]
     pub chunk: u64,
+    /// Cells of the prefix cache: their size, and how much of the pool they take (75% or 512G; default 75%)
+    ///
+    /// A block takes one cell of the smallest size that holds it, so a cell should be as large as a block. Give it up to 4 times for
+    /// blocks of several sizes, each then with its share, or `none` for a pool without a cache. What is left of the pool belongs to the
+    /// allocator. None of this can be changed afterwards.
+    ///
+    /// Without it: cells of 1M in 75% of the pool if at least 64 of them fit, else no cache.
+    #[arg(long, value_name = "SIZE[:SHARE]", value_parser = crate::format::cells)]
+    pub cells: Vec<crate::format::Cells>,
     /// Stripe over several devices; default: 2M, or more where that would take too many mappings
     #[arg(long, value_parser = size)]
     pub stripe: Option<u64>,
@@ -320,6 +342,31 @@ pub struct DemoHostArgs {
     /// Size of a block
     #[arg(long)]
     pub block: u64,
+}
+
+/// Options of `exporter`.
+#[derive(Args, Debug)]
+pub struct ExporterArgs {
+    /// The address to listen on. Whoever reaches it can read the metrics
+    #[arg(long, default_value = "127.0.0.1")]
+    pub address: IpAddr,
+    /// The port; 0 = any free one, which is printed
+    #[arg(long, default_value_t = 9477)]
+    pub port: u16,
+    /// An answer may be this old, in milliseconds, so that many readers do not read the pool more often
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    pub max_age_ms: u64,
+}
+
+/// Options of `top`.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Time between two looks, over which rates are taken, in milliseconds
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=600_000))]
+    pub interval_ms: u64,
+    /// Look twice, print once and end
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Options of `completions`.

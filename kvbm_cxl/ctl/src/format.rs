@@ -6,11 +6,77 @@ use crate::info;
 use crate::output::{Exit, Failure, Out};
 use crate::pool::spec;
 use cxl_pool::coherence::{CoherenceOptions, over_mapping};
-use cxl_pool::device::{Access, Device, PoolSpec, Sysfs, map_header};
+use cxl_pool::device::{Access, Device, PoolSpec, Sysfs, map_header, parse_size};
 use cxl_pool::media::{CoherenceMode, Found, inspect_header};
 use cxl_pool::platform::MachineId;
-use cxl_pool::pool::{FormatOptions, Pool};
+use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
 use std::path::Path;
+
+/// Cells of a pool that is formatted without saying which.
+const DEFAULT_CELL_BYTES: u64 = 1 << 20;
+/// Part of the pool that cells take where no share is given, in hundredths.
+const DEFAULT_SHARE: u32 = 75;
+/// Cells below which a pool gets none unless they are asked for.
+const LEAST_CELLS: u64 = 64;
+
+/// One `--cells`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cells {
+    /// No cache.
+    None,
+    /// An area; without a share it has to be the only one.
+    Area { cell_bytes: u64, share: Option<Share> },
+}
+
+/// Reads a `--cells`.
+pub fn cells(text: &str) -> Result<Cells, String> {
+    if text == "none" {
+        return Ok(Cells::None);
+    }
+    let (size, share) = text.split_once(':').map_or((text, None), |(size, share)| (size, Some(share)));
+    let cell_bytes = parse_size(size).map_err(|error| error.to_string())?;
+    let share = match share.map(|share| (share, share.strip_suffix('%'))) {
+        None => None,
+        Some((_, Some(percent))) => match percent.parse() {
+            Ok(percent @ 1..=100) => Some(Share::Percent(percent)),
+            _ => return Err(format!("{percent:?} is no share in hundredths: give 1% to 100%")),
+        },
+        Some((bytes, None)) => Some(Share::Bytes(parse_size(bytes).map_err(|error| error.to_string())?)),
+    };
+    Ok(Cells::Area { cell_bytes, share })
+}
+
+/// The areas that the options ask for, smallest cells first.
+fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
+    let mut areas = Vec::new();
+    for cells in &args.cells {
+        match *cells {
+            Cells::None if args.cells.len() == 1 => return Ok(Vec::new()),
+            Cells::None => return Err(Failure::usage("--cells none stands alone")),
+            Cells::Area { share: None, .. } if args.cells.len() > 1 => {
+                return Err(Failure::usage("give each of several --cells its share, such as 64K:20%"));
+            }
+            Cells::Area { cell_bytes, share } => {
+                areas.push(CellArea { cell_bytes, share: share.unwrap_or(Share::Percent(DEFAULT_SHARE)) });
+            }
+        }
+    }
+    areas.sort_by_key(|area| area.cell_bytes);
+    let fits = |len_bytes: u64| len_bytes / 100 * u64::from(DEFAULT_SHARE) / DEFAULT_CELL_BYTES >= LEAST_CELLS;
+    if args.cells.is_empty() && fits(len_bytes(spec)) {
+        areas.push(CellArea { cell_bytes: DEFAULT_CELL_BYTES, share: Share::Percent(DEFAULT_SHARE) });
+    }
+    Ok(areas)
+}
+
+/// About how large a pool over these devices becomes: the smallest decides. Zero where that cannot be told, which the format then tells.
+fn len_bytes(spec: &PoolSpec) -> u64 {
+    let each = spec.size_bytes().or_else(|| {
+        let len_bytes = |path: &Path| Device::open(path, Access::Read, &Sysfs::default()).map_or(0, |device| device.info().len_bytes);
+        spec.devices().map(len_bytes).min()
+    });
+    each.unwrap_or(0).saturating_mul(spec.devices().count() as u64)
+}
 
 /// `cxlctl format`.
 pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit, Failure> {
@@ -29,6 +95,7 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
         locks: args.locks,
         objects: args.objects,
         chunk_bytes: args.chunk,
+        cells: areas(args, &spec)?,
         machine: args.machine.as_deref().map(machine).transpose()?,
         seats: args.seat_machine.iter().map(|text| machine(text)).collect::<Result<_, _>>()?,
         coherence: match args.coherence {
@@ -87,4 +154,25 @@ fn machine(text: &str) -> Result<MachineId, Failure> {
     let id = id.filter(|_| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()));
     let wrong = || Failure::usage(format!("{text:?} is not a machine id: give 32 hexadecimal digits, not all zero"));
     Ok(MachineId(id.ok_or_else(wrong)?.to_be_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_read() {
+        let area = |cell_bytes, share| Ok(Cells::Area { cell_bytes, share });
+        for (text, expected) in [
+            ("none", Ok(Cells::None)),
+            ("1M", area(1 << 20, None)),
+            ("64K:25%", area(64 << 10, Some(Share::Percent(25)))),
+            ("192:1G", area(192, Some(Share::Bytes(1 << 30)))),
+        ] {
+            assert_eq!(cells(text), expected, "{text}");
+        }
+        for text in ["", ":", "1M:", "1M:0%", "1M:101%", "1M:%", "1M:-5%", "M:5%", "1M:5%:5%", "None"] {
+            assert!(cells(text).is_err(), "{text}");
+        }
+    }
 }

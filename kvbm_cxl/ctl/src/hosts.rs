@@ -27,7 +27,7 @@ pub fn run(pool: Option<&str>, args: &HostsArgs, out: &mut Out) -> Result<Exit, 
 }
 
 /// Where the bound incarnation of a slot stands with the others.
-fn standing(slot: &SlotInfo) -> &'static str {
+pub fn standing(slot: &SlotInfo) -> &'static str {
     match slot.state {
         SlotState::Free => "-",
         _ if slot.dead >= slot.incarnation => "declared dead",

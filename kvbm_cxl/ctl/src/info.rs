@@ -5,7 +5,7 @@ use crate::output::{Exit, Failure, Out};
 use crate::text::{bytes, safe, table};
 use cxl_pool::alloc::{AllocAudit, audit};
 use cxl_pool::device::DeviceKind;
-use cxl_pool::media::{CoherenceMode, uuid_text};
+use cxl_pool::media::{CoherenceMode, Geometry, HINTS_PER_LINE, uuid_text};
 use cxl_pool::platform::MachineId;
 use cxl_pool::pool::Pool;
 use serde_json::{Value, json};
@@ -64,6 +64,9 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
         "geometry": {"len_bytes": geometry.len_bytes, "devices": geometry.devices, "stripe_bytes": geometry.stripe_bytes,
             "seats": geometry.seats, "slots": geometry.slots, "locks": geometry.locks, "objects": geometry.objects,
             "chunk_bytes": geometry.chunk_bytes, "chunks": pool.layout().chunks(), "data_offset": pool.layout().data_offset()},
+        "cache": {"cells": geometry.cell_count(), "cells_bytes": geometry.cells_len_bytes(), "cells_offset": pool.layout().cells_offset(),
+            "cells_per_chunk": geometry.cells_per_chunk, "cell_chunks": geometry.cell_chunks(), "stripes": geometry.stripes,
+            "hint_lines_per_stripe": geometry.hint_lines_per_stripe(), "classes": classes(&geometry).collect::<Vec<_>>()},
         "seat_machines": superblock.seats().into_iter().map(machine).collect::<Vec<_>>(),
         "devices": devices.collect::<Vec<_>>(),
         "layout": regions.collect::<Vec<_>>(),
@@ -77,6 +80,48 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
         None => {}
     }
     value
+}
+
+/// The cell classes that the pool has.
+fn classes(geometry: &Geometry) -> impl Iterator<Item = Value> + '_ {
+    geometry.cells.iter().take_while(|class| class.chunks > 0).map(|class| {
+        let bytes = class.chunks * u64::from(geometry.cells_per_chunk) * class.cell_bytes;
+        json!({"cell_bytes": class.cell_bytes, "chunks": class.chunks, "cells": class.chunks * u64::from(geometry.cells_per_chunk),
+            "bytes": bytes, "share_percent": share(bytes, geometry)})
+    })
+}
+
+/// Part of the pool, in hundredths.
+fn share(bytes: u64, geometry: &Geometry) -> f64 {
+    (bytes as f64 / geometry.len_bytes.max(1) as f64 * 1000.0).round() / 10.0
+}
+
+/// The cells as text.
+fn cells_text(geometry: &Geometry) -> String {
+    if geometry.cell_chunks() == 0 {
+        return "cache\n  none: formatted without cells\n".into();
+    }
+    let mut text = format!(
+        "cache ({} cells in chunks of {}, hint table of {} stripes with {} hints each)\n",
+        geometry.cell_count(),
+        geometry.cells_per_chunk,
+        geometry.stripes,
+        geometry.hint_lines_per_stripe() * HINTS_PER_LINE as u64
+    );
+    let mut rows = vec![["  cell", "cells", "chunks", "size", "of the pool"].map(String::from).to_vec()];
+    for class in geometry.cells.iter().take_while(|class| class.chunks > 0) {
+        let cells = class.chunks * u64::from(geometry.cells_per_chunk);
+        let len_bytes = cells * class.cell_bytes;
+        rows.push(vec![
+            format!("  {}", bytes(class.cell_bytes)),
+            cells.to_string(),
+            class.chunks.to_string(),
+            bytes(len_bytes),
+            format!("{} %", share(len_bytes, geometry)),
+        ]);
+    }
+    text.push_str(&table(&rows));
+    text
 }
 
 /// Everything as text.
@@ -111,10 +156,15 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
         rows.push(vec![format!("  {index}"), kind(device.kind).into(), bytes(device.len_bytes), node, safe(&device.name)]);
     }
     text.push_str(&table(&rows));
+    text.push_str(&cells_text(&geometry));
     text.push_str("layout\n");
     let mut rows = vec![["  region", "offset", "lines", "size"].map(String::from).to_vec()];
     for span in layout.spans() {
         rows.push(vec![format!("  {:?}", span.region), format!("{:#x}", span.offset), span.lines.to_string(), bytes(span.lines * 64)]);
+    }
+    if geometry.cell_chunks() > 0 {
+        let (offset, size) = (format!("{:#x}", layout.cells_offset()), bytes(geometry.cells_len_bytes()));
+        rows.push(vec!["  cells".into(), offset, geometry.cell_count().to_string(), size]);
     }
     rows.push(vec![
         "  chunks".into(),

@@ -5,10 +5,12 @@
 //! something would be lost or is in use.
 
 mod bench;
+mod cache;
 mod cli;
 mod demo;
 mod docs;
 mod doctor;
+mod exporter;
 mod format;
 mod fsck;
 mod hosts;
@@ -17,9 +19,11 @@ mod inspect;
 mod output;
 mod peer;
 mod pool;
+mod pool_view;
 mod scratch;
 mod stats;
 mod text;
+mod top;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -48,10 +52,14 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Hosts(args) => hosts::run(pool, &args, out),
         Command::Inspect(args) => inspect::run(pool, &args, out),
         Command::Fsck(args) => fsck::run(pool, &args, out),
+        Command::Cache(args) => cache::run(pool, &args, out),
+        Command::Why(args) => cache::why(pool, &args, out),
         Command::Demo(args) => demo::run(pool, &args, out),
         Command::DemoHost(args) => demo::host::run(pool, &args, out),
         Command::Doctor(args) => doctor::run(pool, &args, out),
         Command::Bench(args) => bench::run(pool, &args, out),
+        Command::Exporter(args) => exporter::run(pool, &args, out),
+        Command::Top(args) => top::run(pool, &args, out),
         Command::Completions(args) => docs::completions(&args, out),
         Command::Man(args) => docs::man(&args, out),
     }

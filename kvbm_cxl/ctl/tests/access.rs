@@ -109,13 +109,22 @@ fn without_permission_nothing_opens() {
 fn a_pool_that_may_only_be_read_can_be_looked_at_and_not_changed() {
     let bench = Bench::formatted();
     set_mode(&bench, 0o444);
-    for args in [&["info"][..], &["hosts"], &["fsck"], &["inspect", "record", "all"], &["inspect", "blocks"]] {
+    for args in [
+        &["info"][..],
+        &["hosts"],
+        &["fsck"],
+        &["inspect", "record", "all"],
+        &["inspect", "blocks"],
+        &["cache", "stat", "--hints"],
+        &["cache", "ls"],
+    ] {
         let ran = as_nobody(&bench, args);
         assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
     }
     for args in [
         &["fsck", "--repair"][..],
         &["format", "--force"],
+        &["cache", "clear", "--all"],
         &["hosts", "declare-dead", "0", "--incarnation", "1", "--i-know-it-is-powered-off"],
     ] {
         let ran = as_nobody(&bench, args);

@@ -41,6 +41,15 @@ fn lines_are_measured_beside_the_bare_instructions() {
 }
 
 #[test]
+fn copies_are_measured_beside_the_bare_loops() {
+    let report = json("copy");
+    for name in ["publish of 64 KiB", "pull of 1024 KiB", "pull of 4096 KiB with a checksum", "gather", "sparse read", "bare", "one safe"] {
+        assert!(figure(&report, name) > 0.0, "{name}");
+    }
+    assert_eq!(report["ratios"].as_array().unwrap().len(), 10);
+}
+
+#[test]
 fn a_sticky_lock_touches_no_shared_line_and_hand_overs_lose_no_increment() {
     let report = json("lock");
     counted(&report, "must be none");
@@ -61,12 +70,40 @@ fn a_block_costs_no_shared_line_and_a_kept_one_costs_one() {
 }
 
 #[test]
+fn every_call_is_answered_whatever_its_depth() {
+    let report = json("rpc");
+    for depth in [1, 2, 4, 8, 16, 32, 64, 128] {
+        assert!(figure(&report, &format!("calls per second, {depth} under way")) > 0.0);
+    }
+    assert!(figure(&report, "round trip of a call") > 0.0 && figure(&report, "transfer of one bare line") > 0.0);
+    assert_eq!(report["grids"][0]["rows"].as_array().unwrap().len(), 9);
+}
+
+#[test]
 fn ratios_are_the_last_line() {
     let output = bench(&["alloc", "--ratios", "--batches", "8"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let ratios: Value = serde_json::from_str(text.lines().last().unwrap().strip_prefix("RATIOS ").unwrap()).unwrap();
     assert!(ratios.as_object().unwrap().values().all(|ratio| ratio.as_f64().unwrap() > 0.0));
     assert_eq!(output.status.success(), !text.contains("MISSED"));
+}
+
+#[test]
+fn hit_rates_are_written_and_the_same_for_a_seed() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = directory.path().to_str().unwrap();
+    let output = bench(&["policies", "--requests", "200", "--seed", "4", "--ratios", "--write", written]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let ratios: Value = serde_json::from_str(text.lines().last().unwrap().strip_prefix("RATIOS ").unwrap()).unwrap();
+    assert!(ratios.as_object().unwrap().len() == 25 && ratios["optimal_over_lru_turns"].as_f64().unwrap() > 1.0, "{ratios}");
+    let csv = std::fs::read_to_string(directory.path().join("hit-rate.csv")).unwrap();
+    assert!(csv.lines().count() > 300 && std::fs::read_to_string(directory.path().join("hit-rate.svg")).unwrap().ends_with("</svg>\n"));
+    let again: Value = serde_json::from_slice(&bench(&["policies", "--requests", "200", "--seed", "4", "--json"]).stdout).unwrap();
+    let rate = again[3]["rows"][3]["rates"][1][1]["prefix"].as_f64().unwrap();
+    let line = csv.lines().find(|line| line.starts_with("turns,4,200,10,") && line.contains(",lru,")).unwrap();
+    assert!(line.contains(&format!(",lru,{rate:.6},")), "{line}, {rate}");
+    assert_eq!(bench(&["policies", "--requests", "200", "--write", "/nowhere"]).status.code(), Some(1));
 }
 
 #[test]

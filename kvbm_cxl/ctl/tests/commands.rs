@@ -7,7 +7,7 @@ use common::{Bench, EXE, ran};
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-const REGIONS: [&str; 16] = [
+const REGIONS: [&str; 22] = [
     "seat",
     "grant",
     "binding",
@@ -25,6 +25,11 @@ const REGIONS: [&str; 16] = [
     "chunk-head",
     "keep-map",
     "stats",
+    "descriptor",
+    "hint",
+    "pin",
+    "cell-claim",
+    "ask",
 ];
 
 #[test]
@@ -35,7 +40,7 @@ fn format_tells_what_it_made_and_refuses_to_overwrite_it() {
     assert_eq!(info["geometry"]["slots"], 4);
     assert_eq!(info["geometry"]["chunk_bytes"], 65536);
     assert_eq!(info["geometry"]["len_bytes"], 16 << 20);
-    assert_eq!(info["layout"].as_array().unwrap().len(), 16);
+    assert_eq!(info["layout"].as_array().unwrap().len(), REGIONS.len());
     assert_eq!(info["usage"]["free_chunks"], info["geometry"]["chunks"]);
     let uuid = info["uuid"].as_str().unwrap().to_owned();
 
@@ -49,6 +54,40 @@ fn format_tells_what_it_made_and_refuses_to_overwrite_it() {
     let (_, info) = bench.json(&["info"]);
     assert_ne!(info["uuid"], uuid.as_str());
     assert_eq!(info["seat_machines"][1], "000102030405060708090a0b0c0d0e0f");
+}
+
+#[test]
+fn cells_are_made_as_asked_and_by_default_where_enough_fit() {
+    let bench = Bench::formatted();
+    let cache = &bench.json(&["info"]).1["cache"];
+    assert_eq!((&cache["classes"][0]["cell_bytes"], &cache["classes"][1]["cell_bytes"]), (&4096.into(), &65536.into()));
+    let per_chunk = cache["cells_per_chunk"].as_u64().unwrap();
+    assert_eq!(cache["classes"][0]["cells"], 512 / per_chunk * per_chunk);
+    assert!((23.0..=25.0).contains(&cache["classes"][1]["share_percent"].as_f64().unwrap()), "{cache}");
+    let text = bench.run(&["info"]).out;
+    assert!(text.contains("cells in chunks of") && text.contains("64 KiB"), "{text}");
+    for (size, args, cells) in [
+        ("128M", &[][..], Some((1 << 20, 64..=96))),
+        ("64M", &[][..], None),
+        ("128M", &["--cells", "none"], None),
+        ("32M", &["--cells", "1M"], Some((1 << 20, 20..=24))),
+        ("32M", &["--cells", "128K:50%", "--cells", "16K:4M"], Some((16 << 10, 240..=256))),
+    ] {
+        let bench = Bench::new();
+        let (code, info) = bench.json(&[&["format", "--size", size], args].concat());
+        assert_eq!(code, 0);
+        match cells {
+            None => assert_eq!((&info["cache"]["cells"], &info["cache"]["classes"]), (&0.into(), &serde_json::json!([]))),
+            Some((cell_bytes, ref count)) => {
+                let class = &info["cache"]["classes"][0];
+                assert_eq!(class["cell_bytes"], cell_bytes, "{size} {args:?}");
+                assert!(count.contains(&class["cells"].as_u64().unwrap()), "{class}");
+            }
+        }
+        assert_eq!(bench.run(&["fsck"]).code, 0);
+        assert_eq!(bench.run(&["cache", "stat"]).code, i32::from(cells.is_none()));
+    }
+    assert!(bench.run(&["format", "--help"]).out.contains("at least 64 of them fit"));
 }
 
 #[test]
@@ -69,6 +108,18 @@ fn wrong_usage_is_2() {
         &["format", "--size", "many"],
         &["format", "--force", "--slots", "65"],
         &["format", "--force", "--machine", "xyz"],
+        &["format", "--force", "--cells", "1M:0%"],
+        &["format", "--force", "--cells", "1M", "--cells", "64K:10%"],
+        &["format", "--force", "--cells", "none", "--cells", "64K:10%"],
+        &["format", "--force", "--cells", "100:10%"],
+        &["format", "--force", "--cells", "1G:10%"],
+        &["format", "--force", "--cells", "4K:10%", "--cells", "4K:20%"],
+        &["format", "--force", "--cells", "4K:80%", "--cells", "8K:80%"],
+        &["why", "12"],
+        &["cache"],
+        &["cache", "clear"],
+        &["cache", "clear", "--all", "--namespace", "000102030405060708090a0b0c0d0e0f"],
+        &["cache", "ls", "--state", "gone"],
         &["format", "--force", "--seats", "1", "--seat-machine", "000102030405060708090a0b0c0d0e0f"],
         &["--pool", "relative/path", "info"],
         &["inspect", "nothing"],

@@ -28,13 +28,15 @@ fn a_fresh_pool_is_clean() {
 fn damage_in_every_region_is_found_and_repaired() {
     let bench = Bench::formatted();
     let pool = bench.open();
-    for region in Region::ALL {
+    // What this pool was formatted without has no lines to damage.
+    let regions: Vec<Region> = pool.layout().spans().iter().filter(|span| span.lines > 1).map(|span| span.region).collect();
+    for &region in &regions {
         flip(&pool, region, 1, 33);
     }
     let (code, report) = bench.json(&["fsck"]);
     assert_eq!(code, 1);
     let found: Vec<_> = report["findings"].as_array().unwrap().iter().filter(|found| found["rule"] == "line.damaged").collect();
-    for region in Region::ALL {
+    for region in &regions {
         let name = format!("{region:?}");
         assert!(found.iter().any(|found| found["region"] == name.as_str() && found["line"] == 1), "{name}");
     }
@@ -44,7 +46,7 @@ fn damage_in_every_region_is_found_and_repaired() {
     // Nothing was ever written to these lines, so that all of them can be had back without loss.
     let (code, repaired) = bench.json(&["fsck", "--repair", "--watch-ms", "50"]);
     assert_eq!(code, 0, "{repaired:#}");
-    assert_eq!(repaired["lines_written"], 16);
+    assert_eq!(repaired["lines_written"], 22);
     assert_eq!(bench.run(&["fsck"]).code, 0);
 }
 
@@ -106,9 +108,28 @@ fn metadata_overwritten_with_rubbish_is_survived_by_every_command() {
         std::fs::write(bench.file(), &rubbish).unwrap();
         assert_eq!(bench.run(&["info"]).code, 0);
         assert_eq!(bench.run(&["hosts", "--watch-ms", "30"]).code, 0);
-        for view in ["locks", "objects", "blocks", "seat", "record", "chunk-head", "keep-map", "claim", "stats"] {
+        for view in [
+            "locks",
+            "objects",
+            "blocks",
+            "seat",
+            "record",
+            "chunk-head",
+            "keep-map",
+            "claim",
+            "stats",
+            "descriptor",
+            "hint",
+            "pin",
+            "cell-claim",
+            "ask",
+        ] {
             let ran = bench.run(&["inspect", view, "all"]);
             assert!(matches!(ran.code, 0 | 1), "{view}: {} {}", ran.code, ran.err);
+        }
+        for command in [&["cache", "stat", "--hints"][..], &["cache", "ls"], &["why", "000102030405060708090a0b0c0d0e0f"]] {
+            let ran = bench.run(command);
+            assert!(matches!(ran.code, 0 | 1), "{command:?}: {} {}", ran.code, ran.err);
         }
         assert_eq!(bench.json(&["fsck"]).0, 1);
         let (code, repaired) = bench.json(&["fsck", "--repair", "--accept-loss", "--watch-ms", "30"]);

@@ -75,7 +75,8 @@ fn damage(random: &mut Random, image: &mut [u8], layout: &Layout, uuid: &[u8; 16
 #[test]
 fn every_command_survives_a_damaged_pool() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let format = ["format", "--size", "6M", "--slots", "4", "--seats", "3", "--locks", "16", "--objects", "16", "--chunk", "64K"];
+    let format = ["format", "--size", "6M", "--slots", "4", "--seats", "3", "--locks", "32", "--objects", "16", "--chunk", "64K"];
+    let format = [&format[..], &["--cells", "4K:1M", "--cells", "16K:512K"]].concat();
     assert_eq!(run(folder.path(), &format).0, 0);
     let device = folder.path().join("pool");
     let good = std::fs::read(&device).unwrap();
@@ -93,7 +94,7 @@ fn every_command_survives_a_damaged_pool() {
             _ => {}
         }
         std::fs::write(&device, &image).unwrap();
-        let commands: [&[&str]; 12] = [
+        let commands: [&[&str]; 17] = [
             &["info"],
             &["info", "--json"],
             &["hosts", "--watch-ms", "0"],
@@ -105,6 +106,11 @@ fn every_command_survives_a_damaged_pool() {
             &["inspect", "locks"],
             &["inspect", "objects"],
             &["inspect", "blocks"],
+            &["inspect", "descriptor", "--json"],
+            &["inspect", "pin", "all"],
+            &["cache", "stat", "--hints"],
+            &["cache", "ls", "--json"],
+            &["why", "000102030405060708090a0b0c0d0e0f", "--namespace", "000102030405060708090a0b0c0d0e0f"],
             &["fsck", "--notes"],
         ];
         for command in commands {

@@ -115,6 +115,36 @@ pub enum Error {
         /// Incarnation found now.
         now: u64,
     },
+    /// The other end of a connection, or of a call, is there no more: what was under way is lost.
+    #[error("{peer} is gone ({reason}): what was not answered may or may not have arrived; connect again")]
+    PeerGone {
+        /// Who.
+        peer: String,
+        /// How this was noticed.
+        reason: &'static str,
+    },
+    /// The other end closed the connection in good order, and everything that it had sent before was received.
+    #[error("{peer} has closed the connection")]
+    PeerClosed {
+        /// Who.
+        peer: String,
+    },
+    /// A message that no ring of this size can take.
+    #[error("a message of {len_bytes} bytes: at most {max_bytes} go through this connection")]
+    TooLarge {
+        /// What was to be sent.
+        len_bytes: u64,
+        /// What can be.
+        max_bytes: u64,
+    },
+    /// A line that its writer sealed for this connection says what cannot be: a fault of the program at the other end.
+    #[error("{peer} broke the protocol ({reason}): close this connection")]
+    Protocol {
+        /// Who wrote it.
+        peer: String,
+        /// What cannot be.
+        reason: &'static str,
+    },
     /// The handle was closed, or the host has left the pool.
     #[error("this handle is closed")]
     Closed,

@@ -8,7 +8,11 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
+//! | [`metrics`] | what a process counts, and what a host tells the pool of it |
+//! | [`cache`] | the prefix cache: publish, verified pull, pins, eviction |
+//! | [`ring`], [`copy`] | messages and calls between hosts; payload into and out of the pool |
 //! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
+//! | [`ring`] | messages and calls between two processes of any hosts |
 //! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
 //! | [`alloc`] | chunks for hosts, blocks for everybody |
 //! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
@@ -19,11 +23,53 @@
 //! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
 //! | [`device`], [`machine`] | what a pool lies on; clock, processes and shared memory of this machine ([`platform`] is their trait) |
 //!
-//! Beside them: [`limits`] has every bound, [`fault`] the named rules and points that tests drop and strike.
+//! Beside them: [`metrics`] counts what happens, [`limits`] has every bound, [`fault`] the named rules and points that tests drop and strike.
 //!
-//! # Example
+//! # Example: a cache of KV blocks
 //!
-//! One process as one host. Another machine that opens the same devices finds the same object.
+//! One process as one host. Another machine that opens the same devices pulls the same block.
+//!
+//! ```
+//! use cxl_pool::cache::{CacheConfig, NamespaceFields, Pulled, chain};
+//! use cxl_pool::device::PoolSpec;
+//! use cxl_pool::host::HostConfig;
+//! use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Share};
+//! use cxl_pool::{Cache, Pool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let directory = tempfile::tempdir()?;
+//! # // SAFETY: this program has only one thread so far.
+//! # unsafe { std::env::set_var("CXL_STATE_DIR", directory.path()) };
+//! let spec = PoolSpec::parse(&format!("{},size=64M", directory.path().join("pool").display()))?;
+//! let cells = vec![CellArea { cell_bytes: 64 << 10, share: Share::Percent(50) }];
+//! Pool::format(&spec, &FormatOptions { cells, ..FormatOptions::default() })?; // once in the life of a pool
+//!
+//! let pool = Pool::open(&spec, &OpenOptions::default())?;
+//! let host = pool.join(HostConfig::default())?;
+//! let service = host.serve()?; // heartbeat, recalls, fences, and the manager's work if it falls to this machine
+//! let cache = Cache::open(&host, CacheConfig::default())?;
+//! let upkeep = cache.serve()?; // room ahead of the need, other hosts' leftovers
+//!
+//! // How the bytes were made, and of which tokens they are.
+//! let model = NamespaceFields { model: "tiny".into(), dtype: "bf16".into(), block_tokens: 4, ..NamespaceFields::default() }.namespace();
+//! let key = chain(None, &[1, 2, 3, 4], b"");
+//! let (keys, values) = (vec![0x6b; 3000], vec![0x76; 3000]);
+//! cache.publish(model, key, None, &[&keys[..], &values[..]].concat())?;
+//!
+//! let mut block = vec![0; 6000];
+//! assert_eq!(cache.pull(model, key, &mut block)?, Pulled::Hit { len_bytes: 6000 }); // verified, or a miss
+//! assert!(block[..3000] == keys && block[3000..] == values);
+//! # drop(upkeep);
+//! cache.close()?;
+//! # drop(service);
+//! host.leave()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Example: shared structures
+//!
+//! What the cache is made of can be used alone: blocks, names and locks.
 //!
 //! ```
 //! use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
@@ -98,6 +144,7 @@
 //! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
+//! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=256K` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
 
 pub mod alloc;
 pub mod cache;
@@ -120,5 +167,9 @@ pub mod objects;
 pub mod platform;
 pub mod pool;
 pub mod record;
+pub mod ring;
 
+pub use cache::Cache;
 pub use error::{Error, Result};
+pub use host::Host;
+pub use pool::Pool;

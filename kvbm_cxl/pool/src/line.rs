@@ -6,7 +6,8 @@
 //! - **fetch** (I3): flush the line, full fence, load all 64 bytes, load fence, verify. The load fence keeps a later flush from running
 //!   ahead of this load, so that a second fetch is never older than the first.
 //!
-//! Every line carries a CRC32C seeded with the pool's UUID, its region and its number: a line in the wrong place does not verify.
+//! Every line carries a CRC32C seeded with the pool's UUID, its region and its number: a line in the wrong place does not verify. Lines
+//! inside blocks, where memory is used again and again, are seeded with the fresh numbers of whoever uses it now ([`Seal`]).
 
 use crate::coherence::Coherence;
 use crate::crc::line_crc;
@@ -37,6 +38,25 @@ impl std::fmt::Debug for Line {
         })
     }
 }
+
+/// A structure that fills exactly one line inside a block and starts with its CRC; the lines of the regions are [`MediaLine`]s.
+pub trait BlockLine: bytemuck::Pod {
+    /// Tells kinds of lines apart. Regions have the numbers below [`FIRST_BLOCK_KIND`].
+    const KIND: u32;
+
+    /// As [`MediaLine::check`].
+    fn check(&self) -> std::result::Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+/// Lowest [`BlockLine::KIND`].
+pub const FIRST_BLOCK_KIND: u32 = 0x100;
+
+/// Where the checksums of a family of lines inside blocks begin: lines of another family, which may have lain in the same memory before,
+/// do not verify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seal(u32);
 
 /// The metadata lines of one pool, as one host sees them.
 #[derive(Clone)]
@@ -160,6 +180,19 @@ impl Lines {
         Ok(line)
     }
 
+    /// Fetches the lines at `offsets`, one for each place in `out`; the flushes overlap and share one fence. No order holds among them.
+    pub fn fetch_raw_many(&self, offsets: impl Iterator<Item = u64> + Clone, out: &mut [Line]) -> Result<()> {
+        for offset in offsets.clone().take(out.len()) {
+            self.flush(offset)?;
+        }
+        self.fence_flushed();
+        for (line, offset) in out.iter_mut().zip(offsets) {
+            *line = self.memory.load_line(offset)?;
+        }
+        self.fence_loaded();
+        Ok(())
+    }
+
     fn flush(&self, offset: u64) -> Result<()> {
         if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_line(offset) }
     }
@@ -178,11 +211,51 @@ impl Lines {
 
     /// The 64 bytes of `value` with its CRC filled in.
     pub fn seal<T: MediaLine>(&self, index: u64, value: T) -> Line {
-        let mut words: [u64; 8] = bytemuck::cast(value);
-        let crc = line_crc(self.crc_seed, T::REGION as u32, index, &words);
-        // The word is composed in a register: a 4-byte store into it would hold up the wide load that writes the line.
-        words[0] = words[0] & !0xffff_ffff | u64::from(crc);
-        bytemuck::cast(words)
+        sealed(self.crc_seed, T::REGION as u32, index, bytemuck::cast(value))
+    }
+
+    /// The seal of the family that `names` name, fresh random numbers among them.
+    pub fn seal_of(&self, names: &[u64]) -> Seal {
+        Seal(crc32c::crc32c_append(self.crc_seed, bytemuck::cast_slice(names)))
+    }
+
+    /// The 64 bytes of a line inside a block, `index` being its place or number in its family.
+    pub fn seal_in<T: BlockLine>(&self, seal: Seal, index: u64, value: T) -> Line {
+        sealed(seal.0, T::KIND, index, bytemuck::cast(value))
+    }
+
+    /// Reads a line inside a block, if it verifies as line `index` of its family.
+    pub fn open_in<T: BlockLine>(&self, seal: Seal, index: u64, line: &Line) -> std::result::Result<T, &'static str> {
+        let words: [u64; 8] = bytemuck::cast(*line);
+        if words[0] as u32 != line_crc(seal.0, T::KIND, index, &words) {
+            return Err("checksum differs");
+        }
+        let value: T = bytemuck::cast(*line);
+        value.check().map(|()| value)
+    }
+
+    /// Writes a line inside a block without ordering it; [`Lines::fence_published`] ends a group of such writes.
+    pub fn write_in<T: BlockLine>(&self, seal: Seal, index: u64, offset: u64, value: T) -> Result<()> {
+        self.memory.write_line(offset, &self.seal_in(seal, index, value))
+    }
+
+    /// Publishes a line inside a block, as [`Lines::publish`] does one of a region.
+    pub fn publish_in<T: BlockLine>(&self, seal: Seal, index: u64, offset: u64, value: T) -> Result<()> {
+        self.write_in(seal, index, offset, value)?;
+        self.fence_published();
+        Ok(())
+    }
+
+    /// Fetches a line inside a block. The inner error says why it does not verify after [`TORN_RETRIES`] more looks.
+    pub fn fetch_in<T: BlockLine>(&self, seal: Seal, index: u64, offset: u64) -> Result<std::result::Result<T, &'static str>> {
+        let mut tries = 0;
+        loop {
+            let found = self.open_in(seal, index, &self.fetch_raw(offset)?);
+            if found.is_ok() || tries == TORN_RETRIES {
+                return Ok(found);
+            }
+            tries += 1;
+        }
     }
 
     /// Reads `line` as line `index` of `T`'s region, if it verifies.
@@ -196,4 +269,12 @@ impl Lines {
         value.check().map_err(bad)?;
         Ok(value)
     }
+}
+
+/// `words` with the CRC of its family, kind and place filled in.
+fn sealed(seed: u32, kind: u32, index: u64, mut words: [u64; 8]) -> Line {
+    let crc = line_crc(seed, kind, index, &words);
+    // The word is composed in a register: a 4-byte store into it would hold up the wide load that writes the line.
+    words[0] = words[0] & !0xffff_ffff | u64::from(crc);
+    bytemuck::cast(words)
 }

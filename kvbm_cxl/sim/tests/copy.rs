@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Worker threads of a large copy make the steps of order themselves: real threads, on emulated hosts, where what a thread has not fenced
-//! stays with it.
+//! Steps of order that simulated hosts cannot show, on emulated ones: worker threads of a large copy make them themselves, with real
+//! threads, whose unfenced steps stay with them; and what a device wrote may lie in a cache.
 
 use cxl_pool::coherence::{Coherence, CoherenceOptions, over_mapping};
-use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList};
+use cxl_pool::copy::dsa::{Descriptor, Limits, WorkQueue};
+use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, DsaEngine, ReadList, WriteList};
 use cxl_pool::device::{Access, Device, Sysfs, map_part};
 use cxl_pool::fault::drop_rule;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const POOL_BYTES: usize = 16 << 20;
 const LINE_BYTES: usize = 64;
@@ -28,10 +30,9 @@ fn version(number: u64) -> Vec<u8> {
 }
 
 /// Lines of another version that a reader gets behind a publish, with a rule dropped in both.
-fn stale_lines(look: u64, rule: Option<&'static str>) -> usize {
+fn stale_lines(engine: &dyn CopyEngine, look: u64, rule: Option<&'static str>) -> usize {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     file.as_file().set_len(POOL_BYTES as u64).unwrap();
-    let engine = CpuEngine::new(CopyConfig { workers: 2, parallel_from_bytes: 1, ..CopyConfig::default() });
     let (writer, reader) = (host(file.path()), host(file.path()));
     let (old, new) = (version(2 * look + 1), version(2 * look + 2));
     let mut found = vec![0; POOL_BYTES];
@@ -45,17 +46,55 @@ fn stale_lines(look: u64, rule: Option<&'static str>) -> usize {
     found.chunks(LINE_BYTES).zip(new.chunks(LINE_BYTES)).filter(|(found, new)| found != new).count()
 }
 
+fn with_workers() -> CpuEngine {
+    CpuEngine::new(CopyConfig { workers: 2, parallel_from_bytes: 1, ..CopyConfig::default() })
+}
+
 #[test]
 fn what_workers_copied_is_found_by_the_other_host() {
-    assert_eq!(stale_lines(0, None), 0);
+    assert_eq!(stale_lines(&with_workers(), 0, None), 0);
 }
 
 #[test]
 fn the_loss_of_a_workers_fence_is_noticed() {
     for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
         // More lines than one thread can have kept back: not only the caller's fence counts.
-        let most = (1..=LOOKS).map(|look| stale_lines(look, Some(rule))).find(|&lines| lines > PENDING_OF_ONE_THREAD);
+        let engine = with_workers();
+        let most = (1..=LOOKS).map(|look| stale_lines(&engine, look, Some(rule))).find(|&lines| lines > PENDING_OF_ONE_THREAD);
         println!("{rule}: {most:?} stale lines");
         assert!(most.is_some(), "{rule}: nothing noticed its loss");
     }
+}
+
+/// A device that moves whole pieces at once, through this host's cache.
+struct Cached;
+
+// SAFETY: every move is made on the spot, as the descriptor says.
+unsafe impl WorkQueue for Cached {
+    fn submit(&mut self, descriptor: &Descriptor) -> bool {
+        assert_eq!(descriptor.operation(), 3);
+        let from = std::ptr::with_exposed_provenance::<u8>(descriptor.source as usize);
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(descriptor.destination as usize);
+        let answer = std::ptr::with_exposed_provenance::<AtomicU64>(descriptor.completion as usize);
+        // SAFETY: the engine names memory and a completion record that are there until the record is written.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, descriptor.size as usize);
+            (*answer).store(1, Ordering::Release);
+        }
+        true
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { transfer_bytes: 1 << 20, batch_len: 0, in_flight: 4, block_on_fault: false }
+    }
+}
+
+#[test]
+fn what_a_device_wrote_is_flushed() {
+    let engine = DsaEngine::over(Box::new(Cached), CpuEngine::new(CopyConfig::alone()), 10_000);
+    assert_eq!(stale_lines(&engine, 0, None), 0);
+    for rule in ["copy.dma_no_flush", "copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
+        assert!(stale_lines(&engine, 0, Some(rule)) > 0, "{rule}: nothing noticed its loss");
+    }
+    assert!(engine.counters()[0].pulled_bytes > POOL_BYTES as u64, "the device took part");
 }

@@ -42,4 +42,7 @@ scenarios! {
     records: 100,
     objects: 100,
     seal: 100,
+    stats: 300,
+    ring: 100,
+    cache: 60,
 }

@@ -2,11 +2,13 @@
 //! The exported functions, as `cxl_shm.h` declares and explains them.
 
 mod block;
+mod cache;
 mod coherence;
 mod error;
 mod lock;
 mod object;
 mod open;
+mod ring;
 
 use crate::status::{Failure, Outcome};
 use std::ffi::{CStr, c_char};

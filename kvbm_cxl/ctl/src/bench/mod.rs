@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl bench`: what lines, locks and blocks cost, each beside a primitive of this machine measured in turn with it in the same run.
+//! `cxlctl bench`: what lines, locks, blocks and calls cost, each beside a primitive of this machine measured in turn with it in the same run.
 //!
 //! A target is missed only where the 95 % confidence interval of the median lies beyond it. What was written is read back and compared:
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
+mod cached;
+mod copy;
 mod counting;
 mod handover;
 mod hosts;
 mod line;
 mod lock;
+mod policies;
+mod rpc;
 mod scaling;
 
 use crate::output::{Exit, Failure, Out};
@@ -44,11 +48,55 @@ enum What {
         #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
         peer: Option<Vec<PathBuf>>,
     },
+    /// Calls between two processes: latency and rate by calls under way, beside the hand-over of a bare line
+    Rpc {
+        #[command(flatten)]
+        common: Common,
+        /// The second process.
+        #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
+        peer: Option<Vec<PathBuf>>,
+    },
+    /// Copies of payload: publish, pull, gather, sparse reads, beside the bare instructions
+    Copy {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Publishing blocks to the prefix cache, beside bare copies
+    Publish {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Pulling blocks from the prefix cache, beside bare copies
+    Pull {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cached::Args,
+    },
+    /// Looking blocks and chains up, beside one bare fetch
+    Lookup {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Two hosts that publish, pull and evict at once
+    Mixed {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Publish, pull and lookup together
+    Pool {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cached::Args,
+    },
     /// The allocator: blocks, kept blocks, chunks
     Alloc {
         #[command(flatten)]
         common: Common,
     },
+    /// Eviction policies: hit rates by cache size on synthetic requests, counted
+    Policies(policies::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -121,6 +169,12 @@ impl Bench {
         self.target(text, !value.exceeds(limit));
     }
 
+    /// Demands that an estimate does not fall below `limit` beyond noise.
+    fn at_least(&mut self, what: &str, value: &Estimate, limit: f64) {
+        let text = format!("{what}: {:.2} ({:.2} to {:.2}), at least {limit:.2}", value.median, value.low, value.high);
+        self.target(text, !value.falls_short(limit));
+    }
+
     fn text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         let figure = |figure: &Figure| match figure.unit {
@@ -173,7 +227,19 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             return Ok(Exit::Done);
         }
         What::Lock { common, .. } => (lock::run(common.batches), common),
+        What::Rpc { peer: Some(peer), .. } => {
+            rpc::peer(peer).map_err(failed)?;
+            return Ok(Exit::Done);
+        }
+        What::Rpc { common, .. } => (rpc::run(common.batches), common),
+        What::Copy { common } => (copy::run(common.batches), common),
+        What::Publish { common } => (cached::publish(common.batches), common),
+        What::Pull { common, args } => (cached::pull(args, common.batches), common),
+        What::Lookup { common } => (cached::lookup(common.batches), common),
+        What::Mixed { common } => (cached::mixed(common.batches), common),
+        What::Pool { common, args } => (cached::pool(args, common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;

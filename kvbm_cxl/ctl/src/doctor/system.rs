@@ -36,7 +36,7 @@ impl Cpu {
         let field = |name: &str| {
             info.lines().find(|line| line.starts_with(name)).and_then(|line| line.split_once(':')).map(|(_, rest)| rest.trim())
         };
-        let CpuFeatures { movdir64b, avx512, avx2, clflushopt, clwb, line_bytes } = CpuFeatures::detect();
+        let CpuFeatures { movdir64b, avx512, avx2, clflushopt, clwb, line_bytes, .. } = CpuFeatures::detect();
         Cpu {
             model: field("model name").unwrap_or(std::env::consts::ARCH).into(),
             is_virtual: field("flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),

@@ -28,11 +28,11 @@ impl Bench {
         Bench { directory: tempfile::Builder::new().prefix("cxlctl-test-").tempdir_in("/dev/shm").unwrap(), machine: "machine-a" }
     }
 
-    /// With a small pool on it.
+    /// With a small pool on it, which has every region.
     pub fn formatted() -> Bench {
         let bench = Bench::new();
-        let ran =
-            bench.run(&["format", "--size", "16M", "--slots", "4", "--seats", "2", "--locks", "32", "--objects", "16", "--chunk", "64K"]);
+        let counts = ["--slots", "4", "--seats", "2", "--locks", "64", "--objects", "16", "--chunk", "64K"];
+        let ran = bench.run(&[&["format", "--size", "16M", "--cells", "4K:2M", "--cells", "64K:25%"], &counts[..]].concat());
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
         bench
     }

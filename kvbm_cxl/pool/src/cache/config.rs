@@ -28,8 +28,8 @@ pub struct CacheConfig {
     pub upkeep_ms: u64,
     /// Keys whose cell this process remembers, 8 bytes each.
     pub remembered_keys: usize,
-    /// How payload is copied.
-    pub copy: CopyConfig,
+    /// How payload is copied; `None` = as `CXL_COPY` says.
+    pub copy: Option<CopyConfig>,
 }
 
 impl Default for CacheConfig {
@@ -44,7 +44,7 @@ impl Default for CacheConfig {
             service_ms: 20,
             upkeep_ms: 500,
             remembered_keys: 1 << 16,
-            copy: CopyConfig::default(),
+            copy: None,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::HINT_WINDOW;
 use crate::lock::{FIRST_STRIPE_LOCK, LockGuard, LockId};
-use crate::media::{Descriptor, HINTS_PER_LINE, Hint, HintLine};
+use crate::media::{Descriptor, Geometry, HINTS_PER_LINE, Hint, HintLine};
 
 /// Where a key is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,22 @@ impl Home {
         Home { fingerprint, stripe: 0, line: 0 }
     }
 
+    /// Where a key is looked for in a pool of this geometry.
+    pub fn of_key(geometry: &Geometry, namespace: Namespace, key: BlockKey) -> Self {
+        let fingerprint = digest(namespace, key).max(1);
+        let lines = geometry.hint_lines_per_stripe();
+        let spread = u128::from(fingerprint.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let stripe = (spread * u128::from(geometry.stripes)) >> 64;
+        let line = (u128::from(fingerprint.rotate_left(32)) * u128::from(lines)) >> 64;
+        Home { fingerprint, stripe: stripe as u32, line: line as u64 }
+    }
+
+    /// Number of line `step` of the window.
+    pub fn hint_line(&self, geometry: &Geometry, step: u64) -> u64 {
+        let lines = geometry.hint_lines_per_stripe();
+        u64::from(self.stripe) * lines + (self.line + step) % lines.max(1)
+    }
+
     /// The lock of the stripe.
     pub fn lock(&self) -> LockId {
         FIRST_STRIPE_LOCK + self.stripe
@@ -63,18 +79,12 @@ fn digest(namespace: Namespace, key: BlockKey) -> u64 {
 impl Inner {
     /// Where a key is looked for.
     pub(super) fn home(&self, namespace: Namespace, key: BlockKey) -> Home {
-        let fingerprint = digest(namespace, key).max(1);
-        let lines = self.geometry().hint_lines_per_stripe();
-        let spread = u128::from(fingerprint.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let stripe = (spread * u128::from(self.geometry().stripes)) >> 64;
-        let line = (u128::from(fingerprint.rotate_left(32)) * u128::from(lines)) >> 64;
-        Home { fingerprint, stripe: stripe as u32, line: line as u64 }
+        Home::of_key(self.geometry(), namespace, key)
     }
 
     /// Number of line `step` of a key's window.
     pub(super) fn hint_line(&self, home: &Home, step: u64) -> u64 {
-        let lines = self.geometry().hint_lines_per_stripe();
-        u64::from(home.stripe) * lines + (home.line + step) % lines
+        home.hint_line(self.geometry(), step)
     }
 
     /// The window of a key; a line that does not verify is four tombs.

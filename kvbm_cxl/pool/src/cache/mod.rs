@@ -71,6 +71,8 @@ mod config;
 pub mod events;
 mod evict;
 mod index;
+#[cfg(feature = "faults")]
+pub mod inspect;
 mod local;
 mod lookup;
 pub mod namespace;
@@ -91,13 +93,13 @@ pub use publish::{Published, Reservation, Reserved, Wish};
 pub use pull::{Pinned, Pulled};
 pub use service::Upkeep;
 
-use crate::copy::{CopyEngine, CpuEngine, LocalRange};
+use crate::copy::{CopyConfig, CopyEngine, LocalRange};
 use crate::error::{Error, Result};
 use crate::host::{HeldOp, Host, Op};
 use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
-use crate::media::{Ask, Descriptor, Geometry};
+use crate::media::{Ask, Descriptor, Geometry, Stripes};
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -135,7 +137,7 @@ struct Inner {
     upkeep_at_ns: AtomicU64,
     scrubbed: AtomicU64,
     board: crate::metrics::stats::StatsBoard,
-    engine: Box<dyn CopyEngine>,
+    engine: Arc<dyn CopyEngine>,
     events: Events,
     metrics: Arc<Metrics>,
 }
@@ -214,7 +216,13 @@ impl Cache {
     /// # Errors
     /// [`Error::Invalid`] when the pool was formatted without cells; those of [`Host::acquire`].
     pub fn open(host: &Host, config: CacheConfig) -> Result<Cache> {
-        let engine = Box::new(CpuEngine::new(config.copy));
+        let geometry = host.lines().layout().geometry();
+        let stripes = if geometry.devices > 1 { Some(Stripes::of(geometry)?) } else { None };
+        let copy = match config.copy {
+            Some(copy) => copy,
+            None => CopyConfig::from_env()?,
+        };
+        let engine = crate::copy::engine(copy, stripes)?;
         Self::open_with(host, config, engine)
     }
 
@@ -222,7 +230,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::open`].
-    pub fn open_with(host: &Host, config: CacheConfig, engine: Box<dyn CopyEngine>) -> Result<Cache> {
+    pub fn open_with(host: &Host, config: CacheConfig, engine: Arc<dyn CopyEngine>) -> Result<Cache> {
         config.check()?;
         let geometry = *host.lines().layout().geometry();
         if geometry.cell_chunks() == 0 {

@@ -114,7 +114,8 @@ impl Inner {
         self.metrics.pins_total.add((cells.len() - lost.len()) as u64);
         let tick = self.clock_now();
         let mut own = held(&self.cells);
-        cells.iter().for_each(|&cell| own.touched(cell, tick));
+        // From the end of a chain to its start, so that the start is the younger: without it the rest is of no use.
+        cells.iter().rev().for_each(|&cell| own.touched(cell, tick));
         drop(own);
         Ok(answers)
     }
@@ -181,12 +182,17 @@ fn is_void(fences: &Fences, found: &Descriptor) -> bool {
     fences.of(found.owner, found.incarnation) != Some(false) && !mutant!("cache.no_void_rule")
 }
 
-/// Every byte alike: state, key, length and the stamp.
+/// Every byte alike: key, length and the stamp. An owner that looks whether somebody has the block pinned says EVICTING meanwhile, and touches
+/// the payload only under another stamp.
 fn is_same(found: &Descriptor, before: &Descriptor) -> bool {
+    let found = match found.state {
+        Descriptor::EVICTING => Descriptor { state: before.state, crc: before.crc, ..*found },
+        _ => *found,
+    };
     if mutant!("cache.stamp_not_compared") {
         return (found.state, found.key, found.namespace) == (before.state, before.key, before.namespace);
     }
-    found == before
+    found == *before
 }
 
 /// Takes pins back when the work behind them fails.

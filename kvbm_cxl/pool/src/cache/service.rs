@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::limits::CELL_CLASSES;
 use crate::media::Seat;
+use crate::metrics::Engine;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -38,8 +39,19 @@ impl Inner {
         self.scrub()?;
         self.metrics.quarantined_cells.set(held(&self.cells).quarantined() as i64);
         self.metrics.pins.set(held(&self.pins).cells() as i64);
+        self.count_copies();
         self.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
         Ok(())
+    }
+
+    /// Takes over what the copy engine counts by itself.
+    fn count_copies(&self) {
+        for copied in self.engine.counters() {
+            if let Some(engine) = Engine::ALL.into_iter().find(|engine| engine.text() == copied.engine) {
+                let counter = self.metrics.copy_bytes_total.of(engine);
+                counter.add((copied.published_bytes + copied.pulled_bytes).saturating_sub(counter.get()));
+            }
+        }
     }
 
     /// Evicts ahead of the need, once the pool has no chunk left for this process.
@@ -111,6 +123,7 @@ impl Inner {
     /// Ends this process's part in the cache.
     pub(super) fn shut(self) -> Result<()> {
         self.close_notes();
+        self.count_copies();
         // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
         let published = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
         let mine: Vec<u64> = held(&self.cells).chunks().collect();

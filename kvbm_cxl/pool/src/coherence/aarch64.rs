@@ -4,6 +4,7 @@
 //! There is no 64-byte store to rely on, so a line is written as stores and a clean, and a reader may see it torn: its CRC tells. Cache
 //! maintenance is complete only behind a DSB, so both write fences are one.
 
+use super::Submission;
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite, arm_line_bytes};
 use crate::limits::LINE_BYTES;
 use crate::line::Line;
@@ -14,7 +15,15 @@ pub(super) fn features() -> CpuFeatures {
     let ctr: u64;
     // SAFETY: reading this register has no effect.
     unsafe { asm!("mrs {}, ctr_el0", out(reg) ctr, options(nomem, nostack, preserves_flags)) };
-    CpuFeatures { movdir64b: false, avx512: false, avx2: false, clflushopt: false, clwb: false, line_bytes: arm_line_bytes(ctr) }
+    CpuFeatures {
+        movdir64b: false,
+        enqcmd: false,
+        avx512: false,
+        avx2: false,
+        clflushopt: false,
+        clwb: false,
+        line_bytes: arm_line_bytes(ctr),
+    }
 }
 
 /// Writes one line. `flush` says whether the stores are followed by the choice's cache maintenance.
@@ -61,8 +70,12 @@ pub(super) unsafe fn load_line(_choice: LineLoad, from: *const u8) -> Line {
 #[inline]
 pub(super) unsafe fn store_line(_choice: LineLoad, to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // The word with the CRC last, behind a barrier because stores are not ordered here: a line that is whole for others has no store left
-    // to come, which could bring it back after its next owner has written it.
+    // A wrong CRC first, in front of a barrier because stores are not ordered here: what this cache held of the line may be old, and written
+    // back between two stores it must not verify. The word with the right CRC last, behind a barrier: a line that is whole for others has no
+    // store left to come, which could bring it back after its next owner has written it.
+    // SAFETY: what the caller promises.
+    unsafe { to.cast::<u64>().write_volatile(words[0] ^ super::CRC_BITS) };
+    fence_stores();
     for (index, word) in words.into_iter().enumerate().rev() {
         if index == 0 {
             fence_stores();
@@ -103,6 +116,14 @@ pub(super) unsafe fn copy_lines(_choice: LineCopy, to: *mut u8, from: *const u8,
 pub(super) unsafe fn stream_lines(_choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
     // SAFETY: what the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, lines * LINE_BYTES) }
+}
+
+/// There is no such device here, so that nothing is ever taken.
+///
+/// # Safety
+/// Nothing is touched.
+pub(super) unsafe fn submit(_how: Submission, _portal: *mut u8, _descriptor: &Line) -> bool {
+    false
 }
 
 /// DSB SY: also completes the cleans before it.

@@ -87,4 +87,64 @@ impl Bare {
         self.fence_all();
         self.load(index)
     }
+
+    /// The lines from `first` on that `len_bytes` reach, as far as there are any: where, and how many bytes.
+    #[inline]
+    fn range(&self, first: u64, len_bytes: usize) -> (*mut u8, usize) {
+        let room = (self.mask + 1 - (first & self.mask)) as usize * LINE_BYTES;
+        (self.at(first), len_bytes.min(room))
+    }
+
+    /// Copies the whole lines of `source` in from line `first` on with non-temporal stores, without a fence.
+    #[inline]
+    pub fn copy_in(&self, first: u64, source: &[u8]) {
+        let (to, len) = self.range(first, source.len());
+        // SAFETY: mapped lines as in `write`, as many as there are of both; the source is the caller's memory.
+        unsafe { arch::copy_lines(self.instructions.copy, to, source.as_ptr(), len / LINE_BYTES) }
+    }
+
+    /// Copies `source` in from line `first` on with ordinary stores, which nobody else needs to see.
+    #[inline]
+    pub fn store(&self, first: u64, source: &[u8]) {
+        let (to, len) = self.range(first, source.len());
+        // SAFETY: as in `copy_in`.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), to, len) }
+    }
+
+    /// Flushes the lines that `len_bytes` from line `first` on reach, without a fence.
+    #[inline]
+    pub fn flush_range(&self, first: u64, len_bytes: usize) {
+        let (at, len) = self.range(first, len_bytes);
+        for offset in (0..len).step_by(LINE_BYTES) {
+            // SAFETY: as in `write`.
+            unsafe { arch::flush_line(self.instructions.range, at.add(offset)) }
+        }
+    }
+
+    /// Copies out from `skip_bytes` behind the start of line `first` with ordinary loads and stores, cached or not.
+    #[inline]
+    pub fn copy_out(&self, first: u64, skip_bytes: usize, destination: &mut [u8]) {
+        let (from, len) = self.range(first, destination.len().saturating_add(skip_bytes));
+        // SAFETY: as in `copy_in`; what is skipped is not copied.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(skip_bytes.min(len)), destination.as_mut_ptr(), len.saturating_sub(skip_bytes)) }
+    }
+
+    /// Copies out the whole lines from line `first` on to a destination that starts a line, with non-temporal stores to it. False, and
+    /// nothing is copied, where it does not.
+    #[inline]
+    pub fn stream_out(&self, first: u64, destination: &mut [u8]) -> bool {
+        let (from, len) = self.range(first, destination.len());
+        let starts_line = (destination.as_ptr() as usize).is_multiple_of(LINE_BYTES);
+        if starts_line {
+            // SAFETY: as in `copy_in`, and the destination is aligned.
+            unsafe { arch::stream_lines(self.instructions.copy, destination.as_mut_ptr(), from, len / LINE_BYTES) }
+        }
+        starts_line
+    }
+
+    /// Completes loads (LFENCE).
+    #[inline]
+    pub fn fence_loads(&self) {
+        arch::fence_loads();
+    }
 }

@@ -17,6 +17,8 @@ use std::str::FromStr;
 pub struct CpuFeatures {
     /// x86-64: MOVDIR64B, one 64-byte direct store.
     pub movdir64b: bool,
+    /// x86-64: ENQCMD, which submits work to a device.
+    pub enqcmd: bool,
     /// x86-64: AVX-512F, usable under this operating system.
     pub avx512: bool,
     /// x86-64: AVX2, usable under this operating system.
@@ -234,7 +236,7 @@ mod tests {
     use super::*;
 
     const BARE: CpuFeatures =
-        CpuFeatures { movdir64b: false, avx512: false, avx2: false, clflushopt: false, clwb: false, line_bytes: LINE_BYTES };
+        CpuFeatures { movdir64b: false, enqcmd: false, avx512: false, avx2: false, clflushopt: false, clwb: false, line_bytes: LINE_BYTES };
 
     #[test]
     fn every_choice_reads_back_from_its_name() {

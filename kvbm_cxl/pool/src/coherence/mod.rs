@@ -23,6 +23,7 @@ mod mapping;
 mod native;
 mod options;
 mod sigbus;
+mod submission;
 
 pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
@@ -32,6 +33,7 @@ pub use mapping::{Mapping, Segment};
 pub use native::Native;
 pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
 pub use sigbus::{GRANULE_BYTES, MAX_MAPPINGS};
+pub use submission::Submission;
 
 use crate::error::Result;
 use crate::limits::LINE_BYTES;
@@ -89,6 +91,9 @@ pub trait Coherence: Send + Sync {
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
 }
+
+/// The bits of a line's first word, as loaded from memory, that hold its CRC.
+const CRC_BITS: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
 
 /// Numbers of the lines that a range inside the pool touches.
 fn lines_of(offset: u64, len_bytes: u64) -> Range<u64> {

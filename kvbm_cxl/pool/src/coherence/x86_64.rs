@@ -3,6 +3,7 @@
 //!
 //! Everything is assembly or an intrinsic of one instruction, and none of it claims to leave memory alone, so the compiler keeps the order.
 
+use super::Submission;
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite};
 use crate::limits::LINE_BYTES;
 use crate::line::Line;
@@ -14,6 +15,7 @@ pub(super) fn features() -> CpuFeatures {
     let extended = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0) } else { CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 } };
     CpuFeatures {
         movdir64b: extended.ecx & 1 << 28 != 0,
+        enqcmd: extended.ecx & 1 << 29 != 0,
         avx512: is_x86_feature_detected!("avx512f"),
         avx2: is_x86_feature_detected!("avx2"),
         clflushopt: extended.ebx & 1 << 23 != 0,
@@ -118,6 +120,28 @@ pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8
     unsafe { copy_lines(choice, to, from, lines) }
 }
 
+/// Submits a descriptor (Intel SDM vol. 2: ENQCMD sets ZF when the device had no room).
+///
+/// # Safety
+/// As for [`Submission::submit`].
+pub(super) unsafe fn submit(how: Submission, portal: *mut u8, descriptor: &Line) -> bool {
+    let refused: u8;
+    // SAFETY: what the caller promises; `descriptor` is 64 readable bytes.
+    unsafe {
+        match how {
+            Submission::Enqueue => asm!(
+                "enqcmd {to}, [{from}]", "setz {refused}",
+                to = in(reg) portal, from = in(reg) descriptor, refused = out(reg_byte) refused, options(nostack)
+            ),
+            Submission::DirectStore => {
+                asm!("movdir64b {to}, [{from}]", to = in(reg) portal, from = in(reg) descriptor, options(nostack, preserves_flags));
+                refused = 0;
+            }
+        }
+    }
+    refused == 0
+}
+
 /// SFENCE.
 #[inline]
 pub(super) fn fence_stores() {
@@ -142,10 +166,13 @@ pub(super) fn fence_loads() {
 #[inline]
 unsafe fn store_words(to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // The word with the CRC last: a line that is whole for others has no store left to come, which could bring it back after its next owner
-    // has written it.
+    // A wrong CRC first: what this cache held of the line may be old, and written back between two stores it must not verify. The word with
+    // the right CRC last: a line that is whole for others has no store left to come, which could bring it back after its next owner has
+    // written it.
+    // SAFETY: the caller promises 64 writable bytes, aligned.
+    unsafe { to.cast::<u64>().write_volatile(words[0] ^ super::CRC_BITS) };
     for (index, word) in words.into_iter().enumerate().rev() {
-        // SAFETY: the caller promises 64 writable bytes, aligned.
+        // SAFETY: as above.
         unsafe { to.cast::<u64>().add(index).write_volatile(word) };
     }
 }

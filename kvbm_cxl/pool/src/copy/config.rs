@@ -1,12 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How copies are made.
+//! How copies are made, and how that is written.
+//!
+//! `CXL_COPY` is `name=value` pairs separated by commas; what is not named keeps its default:
+//!
+//! ```text
+//! CXL_COPY=engine=cpu,workers=3,parallel_from=1M,window=256K,stream_from=64K
+//! ```
 
+use crate::device::parse_size;
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
+use std::fmt;
+use std::str::FromStr;
 
-/// How the CPU engine copies. The defaults were measured on one socket with ordinary memory; [`CopyConfig::measure`] asks the machine.
+/// The environment variable that [`CopyConfig::from_env`] reads.
+pub const ENVIRONMENT: &str = "CXL_COPY";
+
+/// Which engine is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The accelerator where there is a user work queue that can be opened, the CPU otherwise.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The accelerator; without one it is an error.
+    Dsa,
+}
+
+impl EngineChoice {
+    const ALL: [(EngineChoice, &'static str); 3] = [(Self::Auto, "auto"), (Self::Cpu, "cpu"), (Self::Dsa, "dsa")];
+}
+
+/// How copies are made. The defaults were measured on one socket with ordinary memory; [`CopyConfig::measure`] asks the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyConfig {
+    /// Which engine [`super::engine`] makes.
+    pub engine: EngineChoice,
     /// Threads that help the caller of a large copy, started when the first one is needed; 0 = the caller works alone.
     pub workers: usize,
     /// Copies of at least so many bytes are divided among the workers.
@@ -25,7 +55,13 @@ const MAX_WORKERS: usize = 64;
 impl Default for CopyConfig {
     fn default() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        CopyConfig { workers: (processors - 1).min(3), parallel_from_bytes: 1 << 20, window_bytes: 256 << 10, stream_from_bytes: 256 << 10 }
+        CopyConfig {
+            engine: EngineChoice::Auto,
+            workers: (processors - 1).min(3),
+            parallel_from_bytes: 1 << 20,
+            window_bytes: 256 << 10,
+            stream_from_bytes: 64 << 10,
+        }
     }
 }
 
@@ -33,6 +69,18 @@ impl CopyConfig {
     /// The defaults without workers.
     pub fn alone() -> Self {
         CopyConfig { workers: 0, ..Self::default() }
+    }
+
+    /// What `CXL_COPY` says, or the defaults where it is not set.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the part that is wrong.
+    pub fn from_env() -> Result<Self> {
+        match std::env::var(ENVIRONMENT) {
+            Ok(text) => text.parse(),
+            Err(std::env::VarError::NotPresent) => Ok(Self::default()),
+            Err(error) => Err(Error::Invalid(format!("{ENVIRONMENT}: {error}"))),
+        }
     }
 
     /// Refuses numbers that cannot be meant.
@@ -56,5 +104,41 @@ impl CopyConfig {
     pub(super) fn bounded(self) -> Self {
         let window_bytes = self.window_bytes.clamp(MIN_WINDOW_BYTES, 1 << 40).next_multiple_of(LINE_BYTES);
         CopyConfig { window_bytes, workers: self.workers.min(MAX_WORKERS), ..self }
+    }
+}
+
+impl FromStr for CopyConfig {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut config = Self::default();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let wrong = || {
+                Error::Invalid(format!(
+                    "{ENVIRONMENT}: {pair:?}: want engine=auto|cpu|dsa, workers=, parallel_from=, window=, stream_from="
+                ))
+            };
+            match pair.split_once('=').ok_or_else(wrong)? {
+                ("engine", name) => config.engine = EngineChoice::ALL.iter().find(|of| of.1 == name).ok_or_else(wrong)?.0,
+                ("workers", count) => config.workers = count.parse().map_err(|_| wrong())?,
+                ("parallel_from", size) => config.parallel_from_bytes = parse_size(size)?,
+                ("window", size) => config.window_bytes = usize::try_from(parse_size(size)?).map_err(|_| wrong())?,
+                ("stream_from", size) => config.stream_from_bytes = parse_size(size)?,
+                _ => return Err(wrong()),
+            }
+        }
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl fmt::Display for CopyConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CopyConfig { workers, parallel_from_bytes, window_bytes, stream_from_bytes, .. } = self;
+        let engine = EngineChoice::ALL.iter().find(|of| of.0 == self.engine).map_or("auto", |of| of.1);
+        write!(
+            f,
+            "engine={engine},workers={workers},parallel_from={parallel_from_bytes},window={window_bytes},stream_from={stream_from_bytes}"
+        )
     }
 }

@@ -62,6 +62,14 @@ impl CpuEngine {
         &self.config
     }
 
+    pub(super) fn counted(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn is_divided(&self, total_bytes: u64) -> bool {
+        self.config.workers > 0 && total_bytes >= self.config.parallel_from_bytes
+    }
+
     /// Divides the checked lists among the workers if that is worth while, and copies.
     fn copy(
         &self,
@@ -78,7 +86,7 @@ impl CpuEngine {
         let total = total_bytes(&shares);
         let is_mapped =
             || shares.iter().flat_map(|share| share.pieces).next().is_some_and(|first| memory.address(first.offset, 1).is_some());
-        let done = if self.config.workers > 0 && total >= self.config.parallel_from_bytes && is_mapped() {
+        let done = if self.is_divided(total) && is_mapped() {
             let tasks: Vec<Task> = self.crew.divide(&shares, total, checksum.is_on());
             self.crew.run(tasks, |task| work(&[Share { list: task.list, pieces: &task.pieces }]))
         } else {
@@ -118,11 +126,26 @@ impl CopyEngine for CpuEngine {
         let order = Order::now();
         let checked = lists.iter().map(|list| list.check(memory.len_bytes(), checksum.is_on())).collect();
         let total = lists.iter().fold(0u64, |sum, list| sum.saturating_add(list.len_bytes()));
-        let streams = total >= self.config.stream_from_bytes;
-        let pull = Pull { memory, window_bytes: self.config.window_bytes as u64, checksum, order, streams };
+        let pull = Pull::new(memory, &self.config, total, checksum, order);
         let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares));
         count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
         outcomes
+    }
+
+    fn publish(&self, memory: &dyn Coherence, list: &WriteList<'_>, checksum: Checksum) -> Outcome {
+        if self.is_divided(list.len_bytes()) {
+            return super::only(self.publish_each(memory, std::slice::from_ref(list), checksum));
+        }
+        // One list that is not divided needs none of the lists around lists.
+        let order = Order::now();
+        let mut sum = checksum.start();
+        let done = list.check(memory.len_bytes(), checksum.is_on()).and_then(|pieces| write_pieces(memory, &pieces, sum.as_mut()));
+        order.published(memory);
+        match done {
+            Ok(()) => self.counters.published(list.len_bytes()),
+            Err(_) => self.counters.failed(1),
+        }
+        done.map(|()| sum.map(|sum| sum.finish()))
     }
 
     fn counters(&self) -> Vec<Copied> {
@@ -159,7 +182,7 @@ fn publish(memory: &dyn Coherence, shares: &[Share<'_>], checksum: Checksum, ord
     done
 }
 
-fn write_pieces(memory: &dyn Coherence, pieces: &[Piece], mut sum: Option<&mut Running>) -> Result<()> {
+pub(super) fn write_pieces(memory: &dyn Coherence, pieces: &[Piece], mut sum: Option<&mut Running>) -> Result<()> {
     let mut stage = Stage::default();
     for piece in pieces {
         // SAFETY: the pieces are of a write list that the engine's caller holds.
@@ -289,7 +312,7 @@ impl<'s, 'p> Walk<'s, 'p> {
 }
 
 /// A pull of some lists.
-struct Pull<'c> {
+pub(super) struct Pull<'c> {
     memory: &'c dyn Coherence,
     window_bytes: u64,
     checksum: Checksum,
@@ -297,9 +320,14 @@ struct Pull<'c> {
     streams: bool,
 }
 
-impl Pull<'_> {
+impl<'c> Pull<'c> {
+    /// For lists of `total_bytes` together.
+    pub(super) fn new(memory: &'c dyn Coherence, config: &CopyConfig, total_bytes: u64, checksum: Checksum, order: Order) -> Self {
+        Pull { memory, window_bytes: config.window_bytes as u64, checksum, order, streams: total_bytes >= config.stream_from_bytes }
+    }
+
     /// Copies shares out of the pool: while one window is copied, the flushes of the next are under way.
-    fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
+    pub(super) fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
         let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
         let mut sums: Vec<Option<Running>> = shares.iter().map(|_| self.checksum.start()).collect();
         let (mut flushing, mut copying) = (Walk::new(shares), Walk::new(shares));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is to be copied: lists of pieces, each a stretch of this process's memory and the stretch of the pool that it goes to or comes from.
+//! What is to be copied: lists of pieces, each a stretch of this process's memory and the stretch of the pool that it goes to or comes
+//! from.
 //!
 //! One list is one block's transfer: gather (many local pieces, one stretch of the pool), scatter (the reverse) or sparse (many, many).
-//! Lists are of any length (Beluga section 6.1); pieces of no bytes are left out, and a piece that continues the one before it on both sides
-//! becomes part of it.
+//! Lists are of any length (Beluga section 6.1); pieces of no bytes are left out, and a piece that continues the one before it on both
+//! sides becomes part of it.
 
 use crate::error::{Error, Result};
 use std::borrow::Cow;

@@ -35,18 +35,25 @@ mod checksum;
 mod config;
 mod counters;
 mod cpu;
+mod crew;
+pub mod dsa;
 mod list;
+mod measure;
 mod order;
 mod spread;
 
 pub use checksum::{Checksum, checksum_of};
-pub use config::CopyConfig;
+pub use config::{CopyConfig, ENVIRONMENT, EngineChoice};
 pub use counters::Copied;
 pub use cpu::CpuEngine;
+pub use dsa::DsaEngine;
 pub use list::{LocalRange, ReadList, WriteList};
 
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
+use crate::media::Stripes;
+use std::path::Path;
+use std::sync::Arc;
 
 /// What became of one list: its checksum, if one was asked for.
 pub type Outcome = Result<Option<u64>>;
@@ -86,6 +93,34 @@ pub trait CopyEngine: Send + Sync {
     /// As [`CopyEngine::publish`].
     fn pull(&self, memory: &dyn Coherence, list: &mut ReadList<'_>, checksum: Checksum) -> Outcome {
         only(self.pull_each(memory, std::slice::from_mut(list), checksum))
+    }
+}
+
+/// How long the accelerator may take for one call before it is given up: far more than any copy takes.
+const DSA_TIMEOUT_MS: u64 = 2_000;
+
+/// The engine that the configuration asks for on this machine; `stripes` of a pool over several devices let threads take different ones.
+///
+/// # Errors
+/// [`Error::Invalid`] for numbers that cannot be meant, [`Error::NotFound`] when there is no accelerator and none else will do.
+pub fn engine(config: CopyConfig, stripes: Option<Stripes>) -> Result<Arc<dyn CopyEngine>> {
+    engine_below(config, stripes, Path::new("/sys"), Path::new("/dev"))
+}
+
+fn engine_below(config: CopyConfig, stripes: Option<Stripes>, sys: &Path, dev: &Path) -> Result<Arc<dyn CopyEngine>> {
+    config.check()?;
+    let cpu = match stripes {
+        Some(stripes) => CpuEngine::striped(config, stripes),
+        None => CpuEngine::new(config),
+    };
+    if config.engine == EngineChoice::Cpu {
+        return Ok(Arc::new(cpu));
+    }
+    let queues = dsa::discover(sys, dev);
+    match queues.iter().find_map(|found| dsa::HardwareQueue::open(found).ok()) {
+        Some(queue) => Ok(Arc::new(DsaEngine::over(Box::new(queue), cpu, DSA_TIMEOUT_MS))),
+        None if config.engine == EngineChoice::Auto => Ok(Arc::new(cpu)),
+        None => Err(Error::NotFound(format!("an accelerator's user work queue that can be opened, of {} that are enabled,", queues.len()))),
     }
 }
 

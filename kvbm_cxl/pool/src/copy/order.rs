@@ -9,6 +9,7 @@ use crate::fault::mutant;
 #[derive(Clone, Copy)]
 pub(super) struct Order {
     publish_fence: bool,
+    moved_flush: bool,
     pull_flush: bool,
     full_fence: bool,
     load_fence: bool,
@@ -19,6 +20,7 @@ impl Order {
     pub(super) fn now() -> Self {
         Order {
             publish_fence: !mutant!("copy.publish_no_fence"),
+            moved_flush: !mutant!("copy.dma_no_flush"),
             pull_flush: !mutant!("copy.pull_no_flush"),
             full_fence: !mutant!("copy.pull_no_full_fence"),
             load_fence: !mutant!("copy.pull_no_load_fence"),
@@ -30,6 +32,11 @@ impl Order {
         if self.publish_fence {
             memory.fence_stores();
         }
+    }
+
+    /// Behind a write by a device that may have left it in this host's caches; [`Order::published`] comes after.
+    pub(super) fn flush_moved(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
+        if self.moved_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
     }
 
     /// Drops what this host's caches hold of a range that is to be pulled.

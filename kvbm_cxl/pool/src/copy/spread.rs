@@ -6,12 +6,12 @@
 
 use super::Outcome;
 use super::cpu::Share;
+use super::crew::{Desk, Job};
 use super::list::Piece;
 use crate::limits::LINE_BYTES;
 use crate::media::Stripes;
-use rayon_core::{ThreadPool, ThreadPoolBuilder};
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 /// Smallest and largest task, in bytes: long enough to be worth a fence of its own, short enough that all threads end together.
 const TASK_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=2 << 20;
@@ -20,30 +20,33 @@ const TASK_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=2 << 20;
 pub(super) struct Task {
     pub(super) list: usize,
     pub(super) pieces: Vec<Piece>,
-    device: usize,
+    pub(super) device: usize,
 }
 
 /// The worker threads of an engine.
 pub(super) struct Crew {
     workers: usize,
     stripes: Option<Stripes>,
-    /// The threads and the process that started them: a forked process has none of them.
-    threads: OnceLock<Option<(ThreadPool, u32)>>,
+    /// The desk at which they wait, and the process that started them: a forked process has none of them.
+    desk: OnceLock<(Arc<Desk>, u32)>,
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        if let Some(desk) = self.desk() {
+            desk.close();
+        }
+    }
 }
 
 impl Crew {
     pub(super) fn new(workers: usize, stripes: Option<Stripes>) -> Self {
-        Crew { workers, stripes, threads: OnceLock::new() }
+        Crew { workers, stripes, desk: OnceLock::new() }
     }
 
-    fn threads(&self) -> Option<&ThreadPool> {
-        let start = || {
-            let builder = ThreadPoolBuilder::new().num_threads(self.workers).thread_name(|number| format!("cxl-copy-{number}"));
-            // Without threads the caller does the work.
-            builder.build().ok().map(|threads| (threads, std::process::id()))
-        };
-        let (threads, process) = self.threads.get_or_init(start).as_ref()?;
-        (*process == std::process::id()).then_some(threads)
+    /// The desk with its workers, unless they have not started or are another process's.
+    fn desk(&self) -> Option<&Arc<Desk>> {
+        self.desk.get().filter(|(_, process)| *process == std::process::id()).map(|(desk, _)| desk)
     }
 
     /// The device of an offset, and the end of the stretch that lies on it.
@@ -98,43 +101,20 @@ impl Crew {
         tasks.extend(rest.map(|(device, (_, pieces))| Task { list: share.list, pieces, device }));
     }
 
-    /// Does every task, the caller with the others, and returns what became of all of them.
-    pub(super) fn run(&self, tasks: Vec<Task>, work: impl Fn(&Task) -> Vec<(usize, Outcome)> + Sync) -> Vec<(usize, Outcome)> {
-        let mut queues: Vec<(Vec<Task>, AtomicUsize)> = Vec::new();
-        let count = tasks.len();
-        for task in tasks {
-            if queues.len() <= task.device {
-                queues.resize_with(task.device + 1, Default::default);
-            }
-            if let Some((queue, _)) = queues.get_mut(task.device) {
-                queue.push(task);
-            }
+    /// Does every task, the caller with the others, and returns what became of all of them. Workers that are busy or have no CPU are not
+    /// waited for: the caller does what nobody has begun.
+    pub(super) fn run<'w>(&self, tasks: Vec<Task>, work: impl Fn(&Task) -> Vec<(usize, Outcome)> + Sync + 'w) -> Vec<(usize, Outcome)> {
+        let helpers = self.workers.min(tasks.len().saturating_sub(1));
+        let job = Arc::new(Job::new(tasks, &work));
+        let start = || (Desk::with_workers(self.workers), std::process::id());
+        self.desk.get_or_init(start);
+        if let Some(desk) = self.desk() {
+            desk.ask(&job, helpers);
         }
-        let done = Mutex::new(Vec::with_capacity(count));
-        let help = |first: usize| {
-            let mut mine = Vec::new();
-            // What the caller fetched before it asked is older than every flush made here, which plain loads would not see to.
-            fence(Ordering::SeqCst);
-            for turn in 0..queues.len() {
-                let Some((queue, next)) = queues.get((first + turn) % queues.len()) else { continue };
-                while let Some(task) = queue.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    mine.extend(work(task));
-                }
-            }
-            done.lock().unwrap_or_else(PoisonError::into_inner).extend(mine);
-        };
-        match self.threads() {
-            Some(threads) if count > 1 => threads.in_place_scope(|scope| {
-                let help = &help;
-                for worker in 1..=self.workers.min(count - 1) {
-                    scope.spawn(move |_| help(worker));
-                }
-                help(0);
-            }),
-            _ => help(0),
-        }
-        // And no flush or store that the caller makes from here on comes before what the workers did.
+        job.help(0);
+        let done = job.wait();
+        // No flush or store that the caller makes from here on comes before what the workers did.
         fence(Ordering::SeqCst);
-        done.into_inner().unwrap_or_else(PoisonError::into_inner)
+        done
     }
 }

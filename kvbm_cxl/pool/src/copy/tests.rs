@@ -54,7 +54,7 @@ fn hosts(text: &str) -> Option<[Pool; 2]> {
 
 /// Engines that divide work at different places, and one that works alone.
 fn engines() -> Vec<CpuEngine> {
-    let small = CopyConfig { workers: 2, parallel_from_bytes: 1, window_bytes: 4096, stream_from_bytes: 0 };
+    let small = CopyConfig { workers: 2, parallel_from_bytes: 1, window_bytes: 4096, stream_from_bytes: 0, ..CopyConfig::default() };
     let stripes = Stripes::fit(&[4 << 20, 4 << 20], 64 << 10).unwrap();
     vec![
         CpuEngine::new(CopyConfig::alone()),
@@ -349,4 +349,47 @@ fn a_config_that_cannot_be_meant_is_refused() {
         assert!(CopyConfig { window_bytes, ..CopyConfig::default() }.check().is_err(), "{window_bytes}");
     }
     assert!(CopyConfig { workers: 1000, ..CopyConfig::default() }.check().is_err());
+}
+
+#[test]
+fn a_config_reads_back_from_its_text() {
+    let text = "engine=cpu, workers=2,parallel_from=3M,window=64K,stream_from=128K";
+    let config: CopyConfig = text.parse().unwrap();
+    let expected = CopyConfig {
+        engine: EngineChoice::Cpu,
+        workers: 2,
+        parallel_from_bytes: 3 << 20,
+        window_bytes: 64 << 10,
+        stream_from_bytes: 128 << 10,
+    };
+    assert_eq!(config, expected);
+    for config in [config, CopyConfig::default(), CopyConfig { engine: EngineChoice::Dsa, ..config }] {
+        assert_eq!(config.to_string().parse::<CopyConfig>().unwrap(), config);
+    }
+    for text in ["engine", "engine=gpu", "workers=-1", "workers=65", "window=1K", "window=4100", "window=18446744073709551616", "x=1"] {
+        assert!(matches!(text.parse::<CopyConfig>(), Err(Error::Invalid(_))), "{text:?}");
+    }
+}
+
+#[test]
+fn the_engine_is_chosen_by_config_and_platform() {
+    let config = CopyConfig { engine: EngineChoice::Cpu, ..CopyConfig::default() };
+    assert_eq!(engine(config, None).unwrap().name(), "cpu");
+    let nowhere = tempfile::tempdir().unwrap();
+    let choose = |engine| engine_below(CopyConfig { engine, ..config }, None, nowhere.path(), nowhere.path());
+    assert_eq!(choose(EngineChoice::Auto).unwrap().name(), "cpu");
+    assert!(matches!(choose(EngineChoice::Dsa), Err(Error::NotFound(_))));
+    assert!(engine(CopyConfig { workers: 999, ..config }, None).is_err());
+}
+
+#[test]
+fn a_measured_config_can_be_meant_and_leaves_the_pool_as_it_was() {
+    let [pool, _] = hosts("native").unwrap();
+    pool.memory.copy_in(0, &pattern(5, POOL_BYTES as usize)).unwrap();
+    let config = CopyConfig::measure(&*pool.memory, 4096).unwrap();
+    assert!(config.check().is_ok() && config.engine == EngineChoice::Auto, "{config}");
+    assert!(content(&pool) == pattern(5, POOL_BYTES as usize));
+    for offset in [POOL_BYTES - (4 << 20) + 1, u64::MAX] {
+        assert!(matches!(CopyConfig::measure(&*pool.memory, offset), Err(Error::OutOfRange { .. })));
+    }
 }

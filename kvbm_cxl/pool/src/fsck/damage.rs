@@ -37,6 +37,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     each(report, &view.free_boxes, |index| free_box(view, index));
     each(report, &view.free_acks, |index| free_ack(view, index));
     each(report, &view.stats, |index| stats(view, index));
+    each(report, &view.asks, |index| ask(view, index));
 }
 
 fn each<T: MediaLine>(report: &mut Report, table: &Table<T>, verdict: impl Fn(u64) -> Verdict) {
@@ -206,7 +207,7 @@ fn identity(view: &View<'_>, index: u64) -> Verdict {
 }
 
 /// The incarnation for a line that a repair writes for a slot: the one that joined last.
-fn joined(view: &View<'_>, slot: u64) -> u32 {
+pub(super) fn joined(view: &View<'_>, slot: u64) -> u32 {
     view.identities.get(slot).map_or_else(|| view.bound(slot), |identity| identity.incarnation)
 }
 
@@ -332,4 +333,9 @@ fn free_ack(view: &View<'_>, index: u64) -> Verdict {
 fn stats(view: &View<'_>, index: u64) -> Verdict {
     let meaning = "what this host counted is not shown; nothing else depends on it";
     (Severity::Warning, meaning, safe(view, index, "empties it; a host that runs writes it again", StatsLine::zeroed()))
+}
+
+fn ask(view: &View<'_>, index: u64) -> Verdict {
+    let meaning = "what this host asked the owners of cells to do is lost; whoever waits for it asks again";
+    (Severity::Warning, meaning, safe(view, index, "empties it", Ask::default()))
 }

@@ -416,6 +416,7 @@ impl Fields for Ask {
             ("incarnation", number(self.incarnation)),
             ("number", number(self.number)),
             ("what", word(self.what, &requests)),
+            ("class", number(self.class)),
             ("namespace", Value::Text(hex(&self.namespace))),
             ("key", Value::Text(hex(&self.key))),
         ]

@@ -8,6 +8,7 @@
 //! A check sees a running pool at different moments in different lines. [`check_twice`] keeps what both of two passes found; a repair
 //! wants the pool to itself ([`watch`]).
 
+mod cells;
 mod chunks;
 mod damage;
 mod describe;
@@ -50,6 +51,7 @@ pub fn check(lines: &Lines, seats: &[MachineId]) -> Result<Report> {
     locks::check(&view, &mut report);
     records::check(&view, &mut report);
     chunks::check(&view, &mut report)?;
+    cells::check(&view, &mut report)?;
     Ok(report)
 }
 

@@ -8,7 +8,7 @@ use crate::lock::{LOCK_CHUNKS, LOCK_OBJECTS, LOCK_TABLE};
 use crate::media::*;
 use crate::platform::MachineId;
 
-const NOT_THE_OWNER: Remedy = Remedy::None("none: somebody who does not own the slot wrote it (a cloned machine id?)");
+pub(super) const NOT_THE_OWNER: Remedy = Remedy::None("none: somebody who does not own the slot wrote it (a cloned machine id?)");
 const NEXT_JOIN: Remedy = Remedy::None("the next join of its machine writes it again");
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
@@ -22,6 +22,8 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     owned(view, report, &view.free_boxes.cells, view.geometry.slots.into(), |line| line.incarnation);
     owned(view, report, &view.free_acks.cells, view.geometry.slots.into(), |line| line.incarnation);
     owned(view, report, &view.stats.cells, STATS_LINES as u64, |line| line.incarnation);
+    owned(view, report, &view.cell_claims.cells, view.geometry.cell_claim_lines(), |line| line.incarnation);
+    owned(view, report, &view.asks.cells, 1, |line| line.incarnation);
     requests(view, report);
     intents(view, report);
 }

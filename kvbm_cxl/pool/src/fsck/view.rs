@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything but the chunks' own lines, fetched once, with what follows from it: who is in charge, who holds which slot and which lock.
+//! Everything but the lines of chunks, cells and hints, fetched once, with what follows from it: who is in charge, who holds which slot and which lock.
 
 use super::report::{Finding, Place, Remedy, Report, Severity, Write};
 use crate::error::{Error, Result};
@@ -101,6 +101,8 @@ pub(super) struct View<'a> {
     pub free_boxes: Table<FreeBox>,
     pub free_acks: Table<FreeAck>,
     pub stats: Table<StatsLine>,
+    pub cell_claims: Table<CellClaim>,
+    pub asks: Table<Ask>,
     /// What counts for each grant line.
     pub decided_grants: Vec<Register<GrantLine>>,
     /// What counts for each slot, then for each seat.
@@ -134,6 +136,8 @@ impl<'a> View<'a> {
             free_boxes: Table::load(lines)?,
             free_acks: Table::load(lines)?,
             stats: Table::load(lines)?,
+            cell_claims: Table::load(lines)?,
+            asks: Table::load(lines)?,
             decided_grants: Vec::new(),
             decided_bindings: Vec::new(),
             fenced: vec![0; geometry.slots as usize],
@@ -235,6 +239,11 @@ impl<'a> View<'a> {
     /// Whether incarnation `incarnation` of a slot is fenced by any row that verifies.
     pub fn is_fenced(&self, slot: u64, incarnation: u32) -> bool {
         self.fenced.get(slot as usize).is_some_and(|fenced| *fenced >= incarnation)
+    }
+
+    /// Whether a pull may take this descriptor: complete, by an incarnation that no row fences.
+    pub fn is_served(&self, line: &Descriptor) -> bool {
+        line.state == Descriptor::READY && !self.is_fenced(line.owner.into(), line.incarnation)
     }
 
     /// Whether it is proven that (slot, incarnation) writes nothing any more.

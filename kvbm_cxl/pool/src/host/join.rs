@@ -87,6 +87,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         members: Mutex::new(members),
         manager: Mutex::new(Manager::default()),
         closed: AtomicBool::new(false),
+        has_door: AtomicBool::new(false),
         superblocks,
     });
     if first {

@@ -83,6 +83,8 @@ pub(crate) struct Inner {
     pub manager: Mutex<Manager>,
     /// This process has detached.
     pub closed: AtomicBool,
+    /// Somebody has this membership's door line (`crate::ring`), which has one writer.
+    pub has_door: AtomicBool,
     /// The first line of every device's superblock as it was at the join: another one means another pool.
     pub superblocks: Vec<Line>,
 }

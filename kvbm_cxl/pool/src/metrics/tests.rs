@@ -160,3 +160,52 @@ fn nothing_is_lost_between_threads_and_every_text_is_sound_meanwhile() {
 fn counters_have_lines_of_their_own() {
     assert_eq!((size_of::<Counter>(), align_of::<Counter>(), align_of::<Gauge>(), align_of::<Histogram<Time>>()), (64, 64, 64, 64));
 }
+
+/// The text of docs/METRICS.md below a heading, up to the next one.
+fn section(heading: &str) -> String {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md")).unwrap();
+    let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no heading {heading:?}"));
+    rest.split("\n## ").next().unwrap_or_default().to_owned()
+}
+
+/// A section of the page holds the table that follows from the code, row by row. On a difference the page is what has to change.
+fn expect_table(heading: &str, rows: &[String]) {
+    let table: Vec<String> = section(heading).lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
+    assert!(table == rows, "docs/METRICS.md, {heading:?}, has to hold these rows:\n{}\n", rows.join("\n"));
+}
+
+/// The unit that a name tells of.
+fn unit(name: &str) -> &'static str {
+    match name {
+        name if name.contains("_seconds") => "seconds",
+        name if name.contains("_ns") => "ns",
+        name if name.contains("_bytes") => "bytes",
+        _ => "-",
+    }
+}
+
+#[test]
+fn the_page_lists_what_there_is() {
+    let row = |metric: &Descriptor| {
+        let label = metric.label.map_or("-".into(), |(name, _)| format!("`{name}`"));
+        format!("| `{}` | {} | {label} | {} | {} |", metric.name, metric.kind.name(), unit(metric.name), metric.help)
+    };
+    expect_table("What a process counts", &Metrics::ALL.iter().map(row).collect::<Vec<_>>());
+
+    fn values<L: Label>(heading: &str) {
+        let rows = L::VALUES.iter().zip(L::MEANINGS).map(|(value, meaning)| format!("| `{value}` | {meaning} |"));
+        expect_table(heading, &rows.collect::<Vec<_>>());
+    }
+    values::<MissReason>("Reasons of a miss");
+    values::<RefusalReason>("Reasons of a refused publish");
+    values::<EvictionReason>("Reasons of an eviction");
+    values::<Engine>("Engines");
+    values::<Direction>("Directions");
+
+    let row = |stat: &stats::Stat| {
+        let (place, name) = (stat.place(), stat.name());
+        let (line, counter) = (place / crate::media::COUNTERS_PER_STATS, place % crate::media::COUNTERS_PER_STATS);
+        format!("| `{name}` | {line} | {counter} | {} | {} | {} |", stat.kind().name(), unit(name), stat.help())
+    };
+    expect_table("Counters in the pool", &stats::Stat::ALL.iter().map(row).collect::<Vec<_>>());
+}

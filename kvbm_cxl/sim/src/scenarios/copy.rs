@@ -3,8 +3,8 @@
 //! bytes of that publication.
 //!
 //! Checked: I4 and I5 (protocols/CACHE.md C18, C19). One host publishes again and again in the same place, as an owner does that evicts and
-//! reserves: the line says WRITING (odd) before the first byte and READY (even) behind the last one. Nothing else protects the payload here,
-//! no pin and no checksum, so that every step of the copies is needed.
+//! reserves: the line says WRITING (odd) before the first byte and READY (even) behind the last one. Nothing else protects the payload
+//! here, no pin and no checksum, so that every step of the copies is needed.
 
 use crate::{Env, Failure, Random, Stats, World, WorldConfig, WritePath};
 use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList, checksum_of};

@@ -5,6 +5,11 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod cache;
+pub mod cache_cases;
+pub mod cache_ledger;
+pub mod cache_ops;
+pub mod cache_stage;
 pub mod copy;
 pub mod directed;
 pub mod duel;
@@ -17,9 +22,11 @@ pub mod objects;
 pub mod order;
 pub mod rebind;
 pub mod records;
+pub mod ring;
 pub mod seal;
 pub mod setup;
 pub mod stall;
+pub mod stats;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -41,4 +48,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("records", records::run),
     ("objects", objects::run),
     ("seal", seal::run),
+    ("stats", stats::run),
+    ("ring", ring::run),
+    ("cache", cache::run),
 ];

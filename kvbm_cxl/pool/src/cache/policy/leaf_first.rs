@@ -9,7 +9,7 @@
 //! A block whose parent is not known (adopted, or owned by another process) holds nothing back. Parents that go round in a circle can only
 //! come of wrong keys; when nothing else is left the block that waits longest goes.
 //!
-//! Bytes per cell: a node of 32 beside the inner policy's, and about 20 to 40 for the name.
+//! Bytes per cell: a node of 32 beside the inner policy's, and 30 to 60 for its name in the hash table, which doubles as it grows.
 
 use super::cells::{Cells, List, NONE, Node};
 use super::{Candidate, Entry, EvictionPolicy, Place, Verdict, fingerprint};
@@ -59,7 +59,7 @@ pub(super) struct Link {
 
 const UNKNOWN: Link = Link { cell: NONE, children: 0, out: 0 };
 
-/// See the [module](self).
+/// Holds back what another policy would evict before the blocks that continue it.
 pub struct LeafFirst<P> {
     inner: P,
     cells: Cells<Names>,

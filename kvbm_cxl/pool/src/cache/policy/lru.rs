@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Least recently used first (TraCT section 4.2), with the uses of other hosts fitted in at the grain of a tick.
 //!
-//! Local uses keep their exact order. For those of other hosts only the tick is known, so the order is kept as one list per tick of the last
-//! cycle and one for all before it: a cell goes to the young end of the list of its tick in one step. When a tick falls out of the cycle
-//! its list is appended to the old one.
+//! Local uses keep their exact order. For those of other hosts only the tick is known, so the order is kept as one list per tick of the
+//! last cycle and one for all before it: a cell goes to the young end of the list of its tick in one step. When a tick falls out of the
+//! cycle its list is appended to the old one.
 
 use super::cells::{Cells, List, State};
 use super::tick::CYCLE_TICKS;
 use super::{Candidate, Entry, EvictionPolicy, Place, Verdict};
 use crate::error::Result;
 
-/// See the [module](self).
+/// Least recently used first: this process's uses in their exact order, those of other hosts by tick.
 pub struct Lru {
     cells: Cells<()>,
     /// By tick modulo the cycle.

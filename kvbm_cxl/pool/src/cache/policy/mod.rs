@@ -7,9 +7,9 @@
 //! | name | order | bytes per cell |
 //! |---|---|---|
 //! | `lru` | least recently used first, as TraCT (section 4.2) does | 16 |
-//! | `s3-fifo` | two queues and a memory of what was evicted: Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023 | 24, and 8 to 48 for the ghost |
+//! | `s3-fifo` | two queues and a memory of what was evicted: Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023 | 24, and 25 to 50 for the ghost |
 //! | `sieve` | one queue and a hand: Zhang et al., *SIEVE is simpler than LRU*, NSDI 2024 | 16 |
-//! | `leaf-lru` | [`LeafFirst`] over `lru`: no block before the blocks that continue it | 48, and 20 to 40 for the names |
+//! | `leaf-lru` | [`LeafFirst`] over `lru`: no block before the blocks that continue it | 48, and 30 to 60 for the names |
 //!
 //! Memory grows with the cells followed, in pages of 256 cells, and stays at its highest mark.
 //!

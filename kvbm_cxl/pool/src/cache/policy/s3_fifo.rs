@@ -59,7 +59,7 @@ type Name = [u32; 2];
 
 const _: () = assert!(size_of::<Node<Name>>() == 24);
 
-/// See the [module](self).
+/// A small queue in which new blocks prove themselves, a main one for those that did, and the names of those that did not.
 pub struct S3Fifo {
     /// `mark` counts uses, `queue` is [`SMALL`] or [`MAIN`].
     cells: Cells<Name>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SIEVE: Zhang, Yang, Yue, Vigfusson, Rashmi, *SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches*, NSDI 2024.
+//! SIEVE: Zhang, Yang, Yue, Vigfusson, Rashmi, *SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches*,
+//! NSDI 2024.
 //!
 //! One queue in order of entry, and a hand that goes from its old end to its young end and round. A use sets a flag. The hand clears flags
 //! and passes on; a block without one is evicted. What stays keeps its place, so blocks that came since the hand passed are looked at
@@ -14,7 +15,7 @@ use crate::error::Result;
 
 const USED: u8 = 1;
 
-/// See the [module](self).
+/// One queue in order of entry, and a hand that spares what was used since it last came by.
 pub struct Sieve {
     /// `mark` is [`USED`] or 0.
     cells: Cells<()>,

@@ -83,8 +83,8 @@ fn each_kind_of_wrong_has_its_own_reason() {
         (b"\x7fELF".repeat(2000), "foreign"),
         (good[..SUPERBLOCK_BYTES - 1].to_vec(), "truncated"),
         (vec![], "truncated"),
-        (altered(&good, 8, &2u16.to_le_bytes()), "version 2.0 is newer"),
-        (altered(&good, 8, &0u16.to_le_bytes()), "version 0.0 is older"),
+        (altered(&good, 8, &3u16.to_le_bytes()), "version 3.0 is newer"),
+        (altered(&good, 8, &1u16.to_le_bytes()), "version 1.0 is older"),
         (altered(&good, 56, &4u64.to_le_bytes()), "incompat bits 0x4"),
         (altered(&good, 16, &[0; 16]), "UUID or incarnation is zero"),
         (altered(&good, 32, &[0; 8]), "UUID or incarnation is zero"),
@@ -137,7 +137,7 @@ fn feature_bits_of_a_newer_minor_version() {
     let ro_compat = Superblock::decode("x", &altered(&good, 48, &2u64.to_le_bytes())).unwrap();
     assert_eq!(ro_compat.unknown_ro_compat(), 2);
     let minor = Superblock::decode("x", &altered(&good, 10, &9u16.to_le_bytes())).unwrap();
-    assert_eq!(minor.version(), (1, 9));
+    assert_eq!(minor.version(), (2, 9));
     let reserved = altered(&good, 4000, &[1, 2, 3]);
     assert_eq!(Superblock::decode("x", &reserved).unwrap().encode(), reserved);
 }

@@ -12,6 +12,7 @@
 
 use super::{STATS, Stat};
 use crate::error::{Error, Result};
+use crate::fault::point;
 use crate::host::Host;
 use crate::host::local_mutex::{Asker, LocalMutex};
 use crate::limits::MAX_PROCESSES;
@@ -215,7 +216,9 @@ impl StatsBoard {
             let gone = if stat.kind() == Kind::Gauge { 0 } else { row.get(*stat) };
             next.set(*stat, base.get(*stat).wrapping_add(gone));
         }
+        point!("stats.folding");
         self.area().state.store((index as u64 + 1) << 1 | (1 - current), Ordering::Release);
+        point!("stats.folded");
     }
 
     /// Empties a row that is in the base already.
@@ -245,6 +248,7 @@ impl StatsBoard {
         let first = u64::from(host.slot()) * STATS_LINES as u64;
         for (index, line) in (first..).zip(lines) {
             host.lines().write(index, line)?;
+            point!("stats.written");
         }
         host.lines().fence_published();
         Ok(())

@@ -20,7 +20,8 @@ fn seal(lines: &Lines, region: Region, index: u64, line: &Line) -> Line {
     seal!(
         Seat: Seat, Grant: GrantLine, Binding: Binding, Fence: FenceLine, Death: DeathLine, JoinBox: JoinBox, Identity: Identity,
         Summary: Summary, Request: RequestLine, Intent: Intent, Record: Record, Claim: Claim, FreeBox: FreeBox, FreeAck: FreeAck,
-        ChunkHead: ChunkHead, KeepMap: KeepMap, Stats: StatsLine, Descriptor: Descriptor, Hint: HintLine, Pin: PinLine, CellClaim: CellClaim, Ask: Ask
+        ChunkHead: ChunkHead, KeepMap: KeepMap, Stats: StatsLine, Descriptor: Descriptor, Hint: HintLine, Pin: PinLine,
+        CellClaim: CellClaim, Ask: Ask
     )
 }
 

@@ -74,6 +74,18 @@ fn a_parent_of_another_process_holds_nothing_up_and_may_come_later() {
 }
 
 #[test]
+fn a_block_used_while_it_waits_has_the_place_of_that_use() {
+    let mut policy = leaf_lru();
+    chains(&mut policy, &[(&[0, 1], 7), (&[5], 7)]);
+    let mut out = Vec::new();
+    policy.victims(1, 7, &mut out);
+    assert_eq!(cells(&out), [1]);
+    assert!(!policy.settle(1, Verdict::Kept));
+    policy.touched(0, 7);
+    assert_eq!(drain(&mut policy), [1, 5, 0]);
+}
+
+#[test]
 fn a_namespace_has_its_own_chains() {
     let mut policy = leaf_lru();
     policy.inserted(&block(0, 0, None), Place::Young, 7).unwrap();
@@ -88,9 +100,10 @@ fn a_second_copy_does_not_hold_the_first() {
     chains(&mut policy, &[(&[0, 1], 7)]);
     let mut out = Vec::new();
     policy.victims(1, 7, &mut out);
-    assert_eq!(cells(&out), [1], "0 waits");
-    policy.inserted(&block(50, 0, None), Place::Young, 7).unwrap();
+    assert_eq!(cells(&out), [1]);
     assert!(!policy.settle(1, Verdict::InUse));
+    // 0 waits for 1 when the copy comes.
+    policy.inserted(&block(50, 0, None), Place::Young, 7).unwrap();
     assert_eq!(drain(&mut policy), [0, 1, 50]);
     assert!(policy.links.is_empty());
 }

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The prefix cache of one handle: reservations and pins by number, because C cannot own them.
+
+use crate::status::{Failure, Outcome, Status};
+use crate::types::{Block, BlockId, CacheOptions, Piece};
+use cxl_pool::cache::policy::PolicyKind;
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned, Pulled, Reservation, Reserved, Upkeep, Wish};
+use cxl_pool::copy::{CopyConfig, LocalRange};
+use cxl_pool::host::Host;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Compute and compare a checksum of every block.
+pub const CACHE_CHECKSUMS: u32 = 1;
+
+/// What a handle can stand for.
+enum Held {
+    /// And whether its bytes are past the caches already.
+    Reservation(Box<Reservation>, bool),
+    Pin(Arc<Pinned>),
+}
+
+/// The cache as one handle uses it.
+pub struct CacheMember {
+    /// Declared before the cache, so that what it holds goes first.
+    held: Mutex<HashMap<u64, Held>>,
+    next: AtomicU64,
+    upkeep: Upkeep,
+    cache: Cache,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn miss(what: impl std::fmt::Display) -> Failure {
+    Failure::new(Status::E_NOT_FOUND, format!("the block is not in the cache ({what})"))
+}
+
+fn unknown(handle: u64) -> Failure {
+    Failure::new(Status::E_CLOSED, format!("{handle} is not the handle of a reserved or pinned block (was it given back?)"))
+}
+
+/// Pieces as the copy engine takes them.
+fn ranges(pieces: &[Piece]) -> Outcome<Vec<LocalRange>> {
+    let range = |piece: &Piece| match NonNull::new(piece.ptr as *mut u8) {
+        Some(address) => Ok(LocalRange { address, len_bytes: piece.len_bytes }),
+        None if piece.len_bytes == 0 => Ok(LocalRange { address: NonNull::dangling(), len_bytes: 0 }),
+        None => Err(Failure::invalid("a piece of some bytes begins at NULL")),
+    };
+    pieces.iter().map(range).collect()
+}
+
+/// The first `len_bytes` bytes of `pieces`.
+fn first_bytes(pieces: &[LocalRange], len_bytes: u64) -> Outcome<Vec<LocalRange>> {
+    let mut left = usize::try_from(len_bytes).map_err(|_| Failure::invalid("the block does not fit this machine's addresses"))?;
+    let mut taken = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let len_bytes = piece.len_bytes.min(left);
+        left -= len_bytes;
+        taken.push(LocalRange { address: piece.address, len_bytes });
+    }
+    if left == 0 { Ok(taken) } else { Err(Failure::invalid(format!("the pieces are {left} bytes too short for the block"))) }
+}
+
+impl CacheMember {
+    /// Opens the cache of this process.
+    pub fn open(host: &Host, options: &CacheOptions) -> Outcome<CacheMember> {
+        if options.flags & !CACHE_CHECKSUMS != 0 || options.reserved != 0 {
+            return Err(Failure::invalid("cxl_shm_cache_options_t has unknown flags, or its reserved member is not zero"));
+        }
+        let policy = PolicyKind::ALL.get(options.policy as usize).copied();
+        let policy = policy.ok_or_else(|| Failure::invalid(format!("eviction policy {} does not exist", options.policy)))?;
+        let mut config = CacheConfig { policy, checksums: options.flags & CACHE_CHECKSUMS != 0, ..CacheConfig::default() };
+        if options.low_water_percent != 0 || options.high_water_percent != 0 {
+            (config.low_water_percent, config.high_water_percent) = (options.low_water_percent, options.high_water_percent);
+        }
+        if options.copy_workers != 0 {
+            config.copy = Some(CopyConfig { workers: options.copy_workers as usize, ..CopyConfig::from_env()? });
+        }
+        let cache = Cache::open(host, config)?;
+        let upkeep = cache.serve()?;
+        Ok(CacheMember { held: Mutex::default(), next: AtomicU64::new(1), upkeep, cache })
+    }
+
+    /// Ends it: reservations are given up, pins given back.
+    pub fn close(self) -> Outcome<()> {
+        let CacheMember { held, upkeep, cache, .. } = self;
+        drop(held);
+        drop(upkeep);
+        Ok(cache.close()?)
+    }
+
+    /// The cache itself.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn keep(&self, held: Held) -> u64 {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        locked(&self.held).insert(handle, held);
+        handle
+    }
+
+    fn describe(&self, handle: u64, offset: u64, len_bytes: u64, address: Option<NonNull<u8>>, owner: u32) -> Block {
+        Block {
+            struct_size: size_of::<Block>(),
+            handle,
+            offset,
+            len_bytes,
+            ptr: address.map_or(0, |address| address.as_ptr().addr()),
+            owner,
+            reserved: 0,
+        }
+    }
+
+    /// Reserves a block.
+    pub fn reserve(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Block> {
+        let reservation = self.reserved(id, parent, len_bytes)?;
+        let (offset, address) = (reservation.offset(), reservation.address());
+        let owner = self.cache.host().slot().into();
+        let handle = self.keep(Held::Reservation(Box::new(reservation), false));
+        Ok(self.describe(handle, offset, len_bytes, address, owner))
+    }
+
+    fn reserved(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Reservation> {
+        let wish = Wish { namespace: Namespace(id.name_space), key: BlockKey(id.key), parent: parent.map(BlockKey), len_bytes };
+        let full = |what: &str| Err(Failure::new(Status::E_FULL, what));
+        match self.cache.reserve(&wish)? {
+            Reserved::Cell(reservation) => Ok(reservation),
+            Reserved::Exists => Err(Failure::new(Status::E_EXISTS, "a block of this key is in the cache, or is being written")),
+            Reserved::Busy => Err(Failure::new(Status::E_BUSY, "the block of this key is being evicted: try again")),
+            Reserved::NoCell => full("no cell is free and none can be evicted: unpin blocks, or wait until other hosts make room"),
+            Reserved::NoHint => full("the part of the hint table where this key belongs is full: evict blocks"),
+            Reserved::OverQuota => full("the namespace has used up its quota with blocks that are in use"),
+        }
+    }
+
+    /// Publishes a block from pieces.
+    ///
+    /// # Safety
+    /// The pieces may be read and nobody writes to them.
+    pub unsafe fn publish(&self, id: &BlockId, parent: Option<[u8; 16]>, pieces: &[Piece]) -> Outcome<()> {
+        let ranges = ranges(pieces)?;
+        let len_bytes = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len_bytes as u64));
+        let len_bytes = len_bytes.ok_or_else(|| Failure::invalid("the pieces have more bytes than there are"))?;
+        let mut reservation = self.reserved(id, parent, len_bytes)?;
+        // SAFETY: as demanded of the caller.
+        unsafe { reservation.fill_raw(ranges) }?;
+        Ok(reservation.commit()?)
+    }
+
+    /// Fills a reservation from pieces.
+    ///
+    /// # Safety
+    /// As [`CacheMember::publish`].
+    pub unsafe fn fill(&self, handle: u64, pieces: &[Piece]) -> Outcome<()> {
+        let ranges = ranges(pieces)?;
+        // Out of the table while it is filled: nobody commits or aborts it meanwhile, and the table is not locked.
+        let (mut reservation, _) = self.take_reservation(handle)?;
+        // SAFETY: as demanded of the caller.
+        let filled = unsafe { reservation.fill_raw(ranges) };
+        locked(&self.held).insert(handle, Held::Reservation(reservation, filled.is_ok()));
+        Ok(filled?)
+    }
+
+    fn take_reservation(&self, handle: u64) -> Outcome<(Box<Reservation>, bool)> {
+        let mut held = locked(&self.held);
+        match held.remove(&handle) {
+            Some(Held::Reservation(reservation, filled)) => Ok((reservation, filled)),
+            Some(other) => {
+                held.insert(handle, other);
+                Err(Failure::invalid(format!("{handle} is a pinned block, not a reserved one")))
+            }
+            None => Err(unknown(handle)),
+        }
+    }
+
+    /// Makes a reserved block visible.
+    pub fn commit(&self, handle: u64) -> Outcome<()> {
+        let (reservation, is_past_caches) = self.take_reservation(handle)?;
+        if !is_past_caches {
+            reservation.flush()?;
+        }
+        Ok(reservation.commit()?)
+    }
+
+    /// Gives a reserved block up.
+    pub fn abort(&self, handle: u64) -> Outcome<()> {
+        Ok(self.take_reservation(handle)?.0.abort()?)
+    }
+
+    /// Copies a block to pieces, which may have more room; returns its length.
+    ///
+    /// # Safety
+    /// The pieces may be written and nobody else uses them.
+    pub unsafe fn pull(&self, id: &BlockId, pieces: &[Piece]) -> Outcome<u64> {
+        let ranges = ranges(pieces)?;
+        let (namespace, key) = (Namespace(id.name_space), BlockKey(id.key));
+        let Some(found) = self.cache.lookup(namespace, key)? else { return Err(miss("absent")) };
+        let taken = first_bytes(&ranges, found.len_bytes)?;
+        // SAFETY: as demanded of the caller.
+        match unsafe { self.cache.pull_raw(namespace, key, &taken) }? {
+            Pulled::Hit { len_bytes } => Ok(len_bytes),
+            Pulled::Miss(reason) => Err(miss(reason)),
+        }
+    }
+
+    fn pinned(&self, pinned: Pinned) -> Block {
+        let (offset, len_bytes, address, owner) = (pinned.offset(), pinned.len_bytes(), pinned.address(), pinned.owner().into());
+        let handle = self.keep(Held::Pin(Arc::new(pinned)));
+        self.describe(handle, offset, len_bytes, address, owner)
+    }
+
+    /// Pins a block.
+    pub fn pin(&self, id: &BlockId) -> Outcome<Block> {
+        match self.cache.pin(Namespace(id.name_space), BlockKey(id.key))? {
+            Ok(pinned) => Ok(self.pinned(pinned)),
+            Err(reason) => Err(miss(reason)),
+        }
+    }
+
+    /// Pins the leading blocks of a chain.
+    pub fn pin_chain(&self, namespace: [u8; 16], keys: &[[u8; 16]]) -> Outcome<Vec<Block>> {
+        let pinned = self.cache.pin_chain(Namespace(namespace), bytemuck::cast_slice(keys))?;
+        Ok(pinned.into_iter().map(|pinned| self.pinned(pinned)).collect())
+    }
+
+    fn pin_of(&self, handle: u64) -> Outcome<Arc<Pinned>> {
+        match locked(&self.held).get(&handle) {
+            Some(Held::Pin(pinned)) => Ok(pinned.clone()),
+            Some(Held::Reservation(..)) => Err(Failure::invalid(format!("{handle} is a reserved block, not a pinned one"))),
+            None => Err(unknown(handle)),
+        }
+    }
+
+    /// Copies a pinned block to pieces, which may have more room.
+    ///
+    /// # Safety
+    /// As [`CacheMember::pull`].
+    pub unsafe fn read(&self, handle: u64, pieces: &[Piece]) -> Outcome<()> {
+        let pinned = self.pin_of(handle)?;
+        let taken = first_bytes(&ranges(pieces)?, pinned.len_bytes())?;
+        // SAFETY: as demanded of the caller.
+        let mut list = unsafe { pinned.scatter_raw(taken) }?;
+        pinned.copy(&mut list)?.map_or(Ok(()), |reason| Err(miss(reason)))
+    }
+
+    /// Drops what this host caches of a pinned block.
+    pub fn invalidate(&self, handle: u64) -> Outcome<()> {
+        Ok(self.pin_of(handle)?.invalidate()?)
+    }
+
+    /// Whether a pinned block is what it was.
+    pub fn check(&self, handle: u64) -> Outcome<()> {
+        if self.pin_of(handle)?.is_unchanged()? { Ok(()) } else { Err(miss("it changed while it was used")) }
+    }
+
+    /// Gives a pin back.
+    pub fn unpin(&self, handle: u64) -> Outcome<()> {
+        let mut held = locked(&self.held);
+        match held.get(&handle) {
+            Some(Held::Pin(_)) => {
+                let pin = held.remove(&handle);
+                drop(held);
+                drop(pin);
+                Ok(())
+            }
+            Some(Held::Reservation(..)) => Err(Failure::invalid(format!("{handle} is a reserved block, not a pinned one"))),
+            None => Err(unknown(handle)),
+        }
+    }
+}

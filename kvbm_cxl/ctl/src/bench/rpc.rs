@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls between two processes that are two hosts: request and response of 64 bytes, from one to 128 calls under way (Beluga Exp #11).
+//!
+//! Base line: the hand-over of one bare line. Two processes send a line to and fro with the CPU's own instructions: publish (non-temporal
+//! store, SFENCE), and fetch (CLFLUSH, MFENCE, load) until the other one's is there; half of a round is one transfer. Beluga counts four
+//! memory operations, two writes and two reads, in a round trip of a call. Requests and responses of 64 bytes with their numbers and
+//! checksums take two lines each, so a round trip carries four lines: it has to cost no more than four transfers.
+//!
+//! Every response is compared with its request. Calls and bare hand-overs are measured in turn.
+
+use super::hosts::{Lab, config, real_machine};
+use super::{Bench, Grid, wrong};
+use crate::peer::Peer;
+use crate::stats::{Estimate, median, quantile, time_text};
+use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions};
+use cxl_pool::host::Host;
+use cxl_pool::limits::LINE_BYTES;
+use cxl_pool::line::Line;
+use cxl_pool::ring::rpc::{Client, Server};
+use cxl_pool::ring::{Connection, RingConfig, Rings};
+use cxl_pool::{Error, Result};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Size of the pool, in bytes.
+const POOL_BYTES: u64 = 32 << 20;
+/// Bytes of a request and of a response.
+const MESSAGE_BYTES: usize = 64;
+/// Calls under way at a time.
+const DEPTHS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// Calls of one batch at depth 1, and at greater depths.
+const BATCH: u64 = 256;
+const DEEP_BATCH: u64 = 4096;
+/// Hand-overs of the bare line in one batch.
+const BARE: u64 = 256;
+/// Deadline of everything, in milliseconds.
+const TIMEOUT_MS: u64 = 30_000;
+/// Names of the calls' listener and of the bare lines.
+const NAME: &[u8] = b"bench";
+const LINES: &[u8] = b"bench lines";
+/// A request that asks for the bare line's turn, and the one that ends.
+const TURN: u8 = 1;
+const END: u8 = 2;
+
+type UnderWay = HashMap<cxl_pool::ring::rpc::CallId, (u64, Instant), BuildHasherDefault<DefaultHasher>>;
+
+/// Gives this thread a CPU of its own among those that this process may use: `number` counts from 0. With one CPU only there is nothing
+/// to give, and the figures say so by themselves.
+fn pin(number: usize) {
+    let mut allowed = [0u64; 16];
+    let len_bytes = size_of_val(&allowed);
+    // SAFETY: the mask is writable and as long as said.
+    if unsafe { libc::sched_getaffinity(0, len_bytes, allowed.as_mut_ptr().cast()) } <= 0 {
+        return;
+    }
+    let mut cpus = (0..allowed.len() * 64).filter(|cpu| allowed[cpu / 64] >> (cpu % 64) & 1 != 0);
+    if let Some(cpu) = cpus.nth(number) {
+        let mut mask = [0u64; 16];
+        mask[cpu / 64] = 1 << (cpu % 64);
+        // SAFETY: the mask is readable and as long as said. Where it is refused the figures are those of a thread that moves.
+        unsafe { libc::sched_setaffinity(0, len_bytes, mask.as_ptr().cast()) };
+    }
+}
+
+/// The allocator and the rings of a process of the bench.
+fn parts(host: &Host) -> Result<(Arc<Allocator>, Rings)> {
+    let allocator = Arc::new(Allocator::attach(host, LocalArea::of(host)?, AllocConfig::default())?);
+    let rings = Rings::new(host, allocator.clone(), RingConfig { peer_timeout_ms: 10_000, ..RingConfig::default() })?;
+    Ok((allocator, rings))
+}
+
+/// The bare hand-over: `own` is the line that this process writes, of two.
+fn to_and_fro(bare: &Bare, own: u64, first: u64, rounds: u64) -> Result<()> {
+    let end = Instant::now() + Duration::from_millis(TIMEOUT_MS);
+    for number in first..first + rounds {
+        if own == 0 {
+            bare.publish(0, &line_of(number));
+        }
+        let mut polls = 0u32;
+        while bare.fetch(1 - own) != line_of(number) {
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
+            if polls.is_multiple_of(1 << 16) && Instant::now() > end {
+                return Err(wrong("the bare line did not come back"));
+            }
+        }
+        if own == 1 {
+            bare.publish(1, &line_of(number));
+        }
+    }
+    Ok(())
+}
+
+fn line_of(number: u64) -> Line {
+    bytemuck::cast([0, 1, 2, 3, 4, 5, 6, 7].map(|word: u64| (number * 8 + word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+}
+
+/// Request `number`; its first byte says what it asks for.
+fn request(number: u64) -> [u8; MESSAGE_BYTES] {
+    let Line(mut bytes) = line_of(number);
+    bytes[0] = 0;
+    bytes[8..16].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// What the server makes of a request: every byte is another one.
+fn respond(request: &[u8], response: &mut Vec<u8>) {
+    response.extend(request.iter().map(|byte| !byte));
+}
+
+fn bare_lines(memory: Arc<dyn Coherence>, offset: u64) -> Result<Bare> {
+    let chosen = match CoherenceOptions::from_env()? {
+        CoherenceOptions { emulator: Some(_), .. } => {
+            return Err(Error::Invalid("emulated hosts have no instructions to measure: unset CXL_COHERENCE".into()));
+        }
+        CoherenceOptions { instructions: Some(chosen), .. } => chosen,
+        _ => Instructions::best()?,
+    };
+    Bare::over(memory, offset, 2, chosen)
+}
+
+/// The second process: it answers.
+pub fn peer(arguments: &[PathBuf]) -> Result<()> {
+    let [path, state] = arguments else { return Err(Error::Invalid("a peer needs a pool and a state directory".into())) };
+    let pool = Lab::open(path)?;
+    let machine = real_machine(&pool, state, 1)?;
+    let host = Host::join(pool.lines().clone(), Arc::new(machine), config(&pool))?;
+    let service = host.serve()?;
+    let objects = cxl_pool::objects::Objects::new(&host);
+    let bare = bare_lines(pool.lines().memory().clone(), objects.get(LINES, TIMEOUT_MS)?.offset)?;
+    let (_allocator, rings) = parts(&host)?;
+    pin(1);
+    answer(&bare, rings.connect(NAME, TIMEOUT_MS)?)?;
+    drop(rings);
+    host.leave()?;
+    drop(service);
+    Ok(())
+}
+
+fn answer(bare: &Bare, connection: Connection) -> Result<()> {
+    let mut server = Server::new(connection);
+    let mut rounds = 0;
+    let mut idle = 0u32;
+    loop {
+        let mut asked = 0;
+        let served = server.serve(DEPTHS[DEPTHS.len() - 1], TIMEOUT_MS, |request, response| {
+            asked = request.first().copied().unwrap_or(0);
+            respond(request, response);
+            0
+        })?;
+        match asked {
+            TURN => {
+                to_and_fro(bare, 1, rounds, BARE)?;
+                rounds += BARE;
+            }
+            END => {
+                // The other end closes first.
+                let ended = server.serve(1, TIMEOUT_MS, |_, _| 0);
+                return match ended {
+                    Ok(_) | Err(Error::PeerClosed { .. } | Error::PeerGone { .. }) => Ok(()),
+                    Err(error) => Err(error),
+                };
+            }
+            _ => {}
+        }
+        idle = if served == 0 { idle.wrapping_add(1) } else { 0 };
+        if idle.is_multiple_of(64) && served == 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// What the batches took, in nanoseconds.
+#[derive(Default)]
+struct Taken {
+    /// One call at a time, each batch's median; and the same of the bare line's to and fro, measured next to it.
+    rtt: Vec<f64>,
+    bare_round: Vec<f64>,
+    /// By depth: each call's latency, and each batch's time per call.
+    latency: Vec<Vec<f64>>,
+    per_call: Vec<Vec<f64>>,
+}
+
+/// Measures.
+pub fn run(batches: u64) -> Result<Bench> {
+    let lab = Lab::new(POOL_BYTES)?;
+    let pool = lab.pool();
+    let host = Host::join(pool.lines().clone(), Arc::new(real_machine(pool, &lab.state(), 0)?), config(pool))?;
+    let service = host.serve()?;
+    let (allocator, rings) = parts(&host)?;
+    let lines = allocator.alloc(2 * LINE_BYTES as u64)?;
+    let memory = pool.lines().memory().clone();
+    memory.write_line(lines.offset, &Line::ZERO)?;
+    memory.write_line(lines.offset + LINE_BYTES as u64, &Line::ZERO)?;
+    memory.fence_all();
+    cxl_pool::objects::Objects::new(&host).put(LINES, lines.offset, 2 * LINE_BYTES as u64, TIMEOUT_MS)?;
+    let bare = bare_lines(memory, lines.offset)?;
+    let mut listener = rings.listen(NAME)?;
+    let text = |path: PathBuf| path.display().to_string();
+    let mut arguments: Vec<String> = ["bench", "rpc", "--peer"].map(String::from).to_vec();
+    arguments.extend([text(lab.path()), text(lab.state())]);
+    let other = Peer::start(&arguments, &[])?;
+    let mut client = Client::new(listener.accept(TIMEOUT_MS)?, DEPTHS[DEPTHS.len() - 1])?;
+    pin(0);
+    let taken = measure(&mut client, &bare, batches)?;
+    client.call(&[END; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
+    drop(client);
+    let (status, _) = other.wait(Duration::from_millis(TIMEOUT_MS))?;
+    if !status.success() {
+        return Err(wrong(format!("the second process ended with {status}")));
+    }
+    listener.close()?;
+    allocator.free(lines.offset)?;
+    let used = allocator.usage().scratch_bytes;
+    if used != 0 {
+        return Err(wrong(format!("{used} bytes of the connection were not given back")));
+    }
+    drop(rings);
+    host.leave()?;
+    drop(service);
+    Ok(report(taken, pool.description()))
+}
+
+fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<Taken> {
+    let mut taken = Taken { latency: vec![Vec::new(); DEPTHS.len()], per_call: vec![Vec::new(); DEPTHS.len()], ..Taken::default() };
+    let (mut rounds, mut number) = (0, 0);
+    for batch in 0..batches {
+        client.call(&[TURN; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
+        let mut round_ns = Vec::with_capacity(BARE as usize);
+        for _ in 0..BARE {
+            let start = Instant::now();
+            to_and_fro(bare, 0, rounds, 1)?;
+            round_ns.push(start.elapsed().as_nanos() as f64);
+            rounds += 1;
+        }
+        taken.bare_round.push(median(&mut round_ns));
+        for (depth, (latency, per_call)) in DEPTHS.iter().zip(taken.latency.iter_mut().zip(&mut taken.per_call)) {
+            // Depth 1 is compared with the bare line in every batch; the others take longer and matter less.
+            if *depth > 1 && batch % 8 != 0 {
+                continue;
+            }
+            let calls = if *depth == 1 { BATCH } else { DEEP_BATCH };
+            let start = Instant::now();
+            let first = latency.len();
+            call_many(client, *depth, number, calls, latency)?;
+            per_call.push(start.elapsed().as_nanos() as f64 / calls as f64);
+            number += calls;
+            if *depth == 1 {
+                // The median, as of the bare line: a mean would show how often other programs came in between.
+                taken.rtt.push(median(&mut latency[first..].to_vec()));
+            }
+        }
+    }
+    Ok(taken)
+}
+
+/// Calls with requests `first` to `first + calls - 1`, `depth` under way at a time.
+fn call_many(client: &mut Client, depth: usize, first: u64, calls: u64, latency: &mut Vec<f64>) -> Result<()> {
+    let mut under_way = UnderWay::default();
+    let (mut begun, mut done, mut response, mut expected) = (0, 0, Vec::new(), Vec::new());
+    let mut idle = 0u32;
+    while done < calls {
+        while begun < calls && under_way.len() < depth {
+            let now = Instant::now();
+            under_way.insert(client.submit(&request(first + begun), TIMEOUT_MS)?, (first + begun, now));
+            begun += 1;
+        }
+        client.flush();
+        let before = done;
+        while let Some(completion) = client.poll(&mut response)? {
+            let Some((number, since)) = under_way.remove(&completion.call) else { return Err(wrong("a call was done twice")) };
+            latency.push(since.elapsed().as_nanos() as f64);
+            expected.clear();
+            respond(&request(number), &mut expected);
+            if completion.status? != 0 || response != expected {
+                return Err(wrong(format!("the response to call {number} is not that of its request")));
+            }
+            done += 1;
+        }
+        idle = if done == before { idle.wrapping_add(1) } else { 0 };
+        if idle % 64 == 63 {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+fn report(mut taken: Taken, title: &str) -> Bench {
+    let mut bench = Bench { title: format!("calls between two processes, {title}"), ..Bench::default() };
+    let transfers: Vec<f64> = taken.bare_round.iter().map(|round| round / 2.0).collect();
+    let four: Vec<f64> = transfers.iter().map(|transfer| 4.0 * transfer).collect();
+    let rtt_ratio = Estimate::of_ratios(&taken.rtt, &four);
+    bench.figure("transfer of one bare line, publish to fetch", median(&mut transfers.clone()), "ns");
+    bench.figure("round trip of a call, 64 bytes each way", median(&mut taken.rtt.clone()), "ns");
+    let mut rows = vec![["calls under way", "p50", "p99", "calls per second"].map(String::from).to_vec()];
+    let mut per_second = Vec::new();
+    for ((depth, latency), per_call) in DEPTHS.iter().zip(&mut taken.latency).zip(&mut taken.per_call) {
+        let rate = 1e9 / median(per_call);
+        per_second.push(rate);
+        let times = [median(latency), quantile(latency, 0.99)].map(time_text);
+        rows.push(vec![depth.to_string(), times[0].clone(), times[1].clone(), format!("{:.0}", rate)]);
+        bench.figure(format!("calls per second, {depth} under way"), rate, "");
+    }
+    bench.grids.push(Grid { title: "By calls under way".into(), rows });
+    bench.at_most("round trip of a call over four transfers of a line", &rtt_ratio, 1.0, "");
+    let most = per_second.iter().copied().fold(0.0, f64::max);
+    let deep = per_second.last().copied().unwrap_or(0.0);
+    bench.ratio("rpc_rtt_vs_4_transfers", rtt_ratio);
+    bench.ratio("rpc_rtt_vs_bare_round_trip", Estimate::of_ratios(&taken.rtt, &taken.bare_round));
+    let gain = |rate: f64| Estimate::of(vec![rate / per_second.first().copied().unwrap_or(f64::NAN)]);
+    bench.ratio("rpc_rate_128_over_1", gain(deep));
+    bench.ratio("rpc_rate_best_over_1", gain(most));
+    bench.notes.push("Every response was compared with its request.".into());
+    bench
+}

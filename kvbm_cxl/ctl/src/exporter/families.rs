@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A look at a pool as text for Prometheus. The names are in docs/METRICS.md and stay what they are.
+
+use crate::hosts::standing;
+use crate::pool_view::{HostView, PoolView};
+use cxl_pool::fsck::SlotState;
+use cxl_pool::media::uuid_text;
+use cxl_pool::metrics::stats::Stat;
+use cxl_pool::metrics::{Exposition, Kind, Seconds};
+use cxl_pool::pool::Pool;
+use std::fmt::Display;
+
+const STATES: [SlotState; 5] = [SlotState::Free, SlotState::Joining, SlotState::Live, SlotState::Left, SlotState::Unreadable];
+
+/// What is told of every host besides what it counted itself.
+type OfHost = (&'static str, Kind, &'static str, fn(&HostView) -> u64);
+
+const OF_HOSTS: [OfHost; 4] = [
+    ("cxl_pool_host_incarnation", Kind::Gauge, "Incarnation bound to the slot.", |host| host.slot.incarnation.into()),
+    ("cxl_pool_host_heartbeats_total", Kind::Counter, "Heartbeats: a live host's moves.", |host| host.slot.heartbeat),
+    ("cxl_pool_host_fenced", Kind::Gauge, "1 while the incarnation bound to the slot is fenced.", |host| {
+        (host.slot.fenced >= host.slot.incarnation).into()
+    }),
+    ("cxl_pool_host_damaged_stats_lines", Kind::Gauge, "Lines with counters of the host that cannot be read.", |host| {
+        host.stats.as_ref().map_or(0, |stats| stats.damaged_lines as u64)
+    }),
+];
+
+/// The name under which a host's counter is exported: a time in seconds, a total where it only rises.
+fn name_of(stat: Stat) -> String {
+    let name = stat.name().replace("_ns", "_seconds");
+    let total = if stat.kind() == Kind::Counter { "_total" } else { "" };
+    format!("cxl_pool_host_{name}{total}")
+}
+
+/// Its meaning, without the unit that the lines in the pool have.
+fn help_of(stat: Stat) -> String {
+    stat.help().replace(", in nanoseconds", "")
+}
+
+/// Everything that is exported, as text.
+pub fn render(pool: &Pool, view: &PoolView, out: &mut String) {
+    let mut out = Exposition::new(out);
+    let superblock = pool.superblock();
+    let (uuid, incarnation) = (uuid_text(superblock.uuid()), format!("{:#x}", superblock.incarnation()));
+    let mut single = |name: &str, kind: Kind, help: &str, labels: &[(&str, &str)], value: u64| {
+        out.family(name, kind, help);
+        out.sample(name, "", labels, value);
+    };
+    let labels = [("uuid", uuid.as_str()), ("incarnation", incarnation.as_str())];
+    single("cxl_pool_info", Kind::Gauge, "Always 1; the labels tell which pool this is.", &labels, 1);
+    single("cxl_pool_size_bytes", Kind::Gauge, "Size of the pool.", &[], pool.layout().geometry().len_bytes);
+    single("cxl_pool_chunks", Kind::Gauge, "Chunks of the allocator.", &[], pool.layout().chunks());
+
+    out.family("cxl_pool_slots", Kind::Gauge, "Slots by the state of their host.");
+    for state in STATES {
+        out.sample("cxl_pool_slots", "", &[("state", state.name())], view.count(state));
+    }
+    out.family("cxl_pool_seat_epoch", Kind::Gauge, "Epoch that a manager seat claimed last: the highest one is in charge.");
+    for seat in &view.seats {
+        seat.epoch.iter().for_each(|epoch| out.sample("cxl_pool_seat_epoch", "", &[("seat", &seat.seat.to_string())], epoch));
+    }
+    out.family("cxl_pool_seat_beats_total", Kind::Counter, "Beats of a manager seat: that of the seat in charge moves.");
+    for seat in &view.seats {
+        seat.beat.iter().for_each(|beat| out.sample("cxl_pool_seat_beats_total", "", &[("seat", &seat.seat.to_string())], beat));
+    }
+    out.family("cxl_pool_host_info", Kind::Gauge, "Always 1; the labels tell which machine has the slot and how its host stands.");
+    for host in &view.hosts {
+        let (slot, machine) = (host.slot.slot.to_string(), host.slot.machine.to_string());
+        let labels =
+            [("slot", slot.as_str()), ("machine", &machine), ("state", host.slot.state.name()), ("standing", standing(&host.slot))];
+        out.sample("cxl_pool_host_info", "", &labels, 1);
+    }
+    let mut of_hosts = |name: &str, kind: Kind, help: &str, value: &dyn Fn(&HostView) -> Option<Box<dyn Display>>| {
+        out.family(name, kind, help);
+        for host in &view.hosts {
+            value(host).iter().for_each(|value| out.sample(name, "", &[("slot", &host.slot.slot.to_string())], value));
+        }
+    };
+    for (name, kind, help, value) in OF_HOSTS {
+        of_hosts(name, kind, help, &|host| Some(Box::new(value(host))));
+    }
+    for stat in Stat::ALL {
+        let shown =
+            |value: u64| -> Box<dyn Display> { if *stat == Stat::LockWaitNs { Box::new(Seconds { ns: value }) } else { Box::new(value) } };
+        of_hosts(&name_of(*stat), stat.kind(), &help_of(*stat), &|host| host.stat(*stat).map(shown));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cxlctl exporter` and `cxlctl top` beside a host that runs: what they show, and clients that mean harm.
+
+mod common;
+#[path = "../../pool/src/metrics/tests/strict.rs"]
+mod strict;
+
+use common::{Bench, HostProcess};
+use cxl_pool::media::{COUNTERS_PER_STATS, STATS_LINES, StatsLine};
+use cxl_pool::metrics::stats::Stat;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+use strict::{Family, parse};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An exporter that runs; ended with the test.
+struct Exporter {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Exporter {
+    fn start(bench: &Bench, args: &[&str]) -> Exporter {
+        let mut command = bench.command("machine-x");
+        let mut process = command.args(["exporter", "--port", "0"]).args(args).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on http://").and_then(|rest| rest.strip_suffix("/metrics"));
+        Exporter { address: address.unwrap_or_else(|| panic!("{line}")).parse().unwrap(), process }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Sends bytes and reads to the end: the head's first line, its other lines, the body.
+    fn ask(&self, request: &[u8]) -> (String, String, String) {
+        let mut stream = self.connect();
+        stream.write_all(request).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let (status, rest) = head.split_once("\r\n").unwrap();
+        (status.to_owned(), rest.to_owned(), body.to_owned())
+    }
+
+    fn metrics(&self) -> BTreeMap<String, Family> {
+        let (status, head, body) = self.ask(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+        assert_eq!(status, "HTTP/1.1 200 OK", "{body}");
+        assert!(head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+        parse(&body)
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What the cache of the host in `slot` publishes: counter number p is `base + p`.
+fn publish(bench: &Bench, slot: u64, incarnation: u32, base: u64) {
+    let pool = bench.open();
+    for line in 0..STATS_LINES as u64 {
+        let counters = std::array::from_fn(|place| base + line * COUNTERS_PER_STATS as u64 + place as u64);
+        pool.lines().publish(slot * STATS_LINES as u64 + line, StatsLine { crc: 0, incarnation, counters }).unwrap();
+    }
+}
+
+fn two_hosts(bench: &Bench) -> [HostProcess; 2] {
+    [bench.host("machine-a"), bench.host("machine-b")]
+}
+
+#[test]
+fn the_exporter_shows_every_host_and_its_counters() {
+    let bench = Bench::formatted();
+    let _hosts = two_hosts(&bench);
+    publish(&bench, 0, 1, 1_000_000_000);
+    // Of an earlier life of the slot's host: not this one's.
+    publish(&bench, 1, 0, 5);
+    let exporter = Exporter::start(&bench, &["--max-age-ms", "0"]);
+    let metrics = exporter.metrics();
+    let value = |name: &str, labels: &[(&str, &str)]| metrics[name].value(labels);
+    assert_eq!(value("cxl_pool_slots", &[("state", "live")]), Some(2.0));
+    assert_eq!(value("cxl_pool_slots", &[("state", "free")]), Some(2.0));
+    assert_eq!(value("cxl_pool_host_incarnation", &[("slot", "1")]), Some(1.0));
+    assert_eq!(value("cxl_pool_host_fenced", &[("slot", "0")]), Some(0.0));
+    assert_eq!(metrics["cxl_pool_host_info"].samples.len(), 2);
+    assert_eq!(value("cxl_pool_size_bytes", &[]), Some(f64::from(16 << 20)));
+    for stat in Stat::ALL {
+        let family = metrics.iter().find(|(name, _)| {
+            let name = name.trim_start_matches("cxl_pool_host_").trim_end_matches("_total");
+            name == stat.name() || (stat.name() == "lock_wait_ns" && name == "lock_wait_seconds")
+        });
+        let (name, family) = family.unwrap_or_else(|| panic!("{stat:?} is not exported"));
+        let counted = 1e9 + stat.place() as f64;
+        let expected = if *stat == Stat::LockWaitNs { counted / 1e9 } else { counted };
+        assert_eq!(family.value(&[("slot", "0")]), Some(expected), "{name}");
+        assert_eq!(family.value(&[("slot", "1")]), None, "{name} of an incarnation that has published nothing");
+    }
+    publish(&bench, 0, 1, 2_000_000_000);
+    let beats = |metrics: &BTreeMap<String, Family>| metrics["cxl_pool_host_heartbeats_total"].value(&[("slot", "0")]).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let later = exporter.metrics();
+        assert_eq!(later["cxl_pool_host_published_blocks_total"].value(&[("slot", "0")]), Some(2e9));
+        if beats(&later) > beats(&metrics) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the heartbeat of a live host moves");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_answer_is_not_taken_anew_for_every_reader() {
+    let bench = Bench::formatted();
+    let _a = bench.host("machine-a");
+    publish(&bench, 0, 1, 7);
+    let exporter = Exporter::start(&bench, &["--max-age-ms", "600000"]);
+    let published = |metrics: &BTreeMap<String, Family>| metrics["cxl_pool_host_published_blocks_total"].value(&[("slot", "0")]);
+    assert_eq!(published(&exporter.metrics()), Some(7.0));
+    publish(&bench, 0, 1, 8);
+    assert_eq!(published(&exporter.metrics()), Some(7.0));
+}
+
+#[test]
+fn other_requests_are_answered_for_what_they_are() {
+    let bench = Bench::formatted();
+    let exporter = Exporter::start(&bench, &[]);
+    let status = |request: &[u8]| exporter.ask(request).0;
+    assert_eq!(status(b"GET / HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
+    assert_eq!(status(b"POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 405 Method Not Allowed");
+    assert_eq!(status(b"\x16\x03\x01\x02\x00\r\n\r\n"), "HTTP/1.1 400 Bad Request");
+    assert_eq!(
+        status(&[b"GET /metrics HTTP/1.1\r\nCookie: ".as_slice(), &[b'a'; 20_000]].concat()),
+        "HTTP/1.1 431 Request Header Fields Too Large"
+    );
+    let (head_status, head, body) = exporter.ask(b"HEAD /metrics?x=1 HTTP/1.0\r\n\r\n");
+    assert_eq!((head_status.as_str(), body.as_str()), ("HTTP/1.1 200 OK", ""));
+    assert!(head.contains("Content-Length: ") && !head.contains("Content-Length: 0"), "{head}");
+}
+
+/// Clients that drip hold every place there is: others are told so at once, and served again when the time of those is up.
+#[test]
+fn silent_clients_do_not_keep_others_out_for_long() {
+    let bench = Bench::formatted();
+    let exporter = Exporter::start(&bench, &[]);
+    let silent: Vec<TcpStream> = (0..16).map(|_| exporter.connect()).collect();
+    silent.iter().for_each(|mut stream| stream.write_all(b"GET /met").unwrap());
+    let mut refused = String::new();
+    exporter.connect().read_to_string(&mut refused).unwrap();
+    assert!(refused.starts_with("HTTP/1.1 503 Service Unavailable") && refused.ends_with("too many connections\n"), "{refused}");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (mut stream, mut text) = (exporter.connect(), String::new());
+        // Where it is refused unread, the answer may be lost to the reset.
+        let asked = stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").and_then(|()| stream.read_to_string(&mut text));
+        if asked.is_ok() && text.starts_with("HTTP/1.1 200 OK") {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{asked:?} {text}");
+        silent.iter().for_each(|mut stream| drop(stream.write_all(b"r")));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_pool_that_is_made_anew_is_found_again() {
+    let bench = Bench::formatted();
+    let exporter = Exporter::start(&bench, &["--max-age-ms", "0"]);
+    let uuid = |metrics: &BTreeMap<String, Family>| metrics["cxl_pool_info"].samples[0].1[0].1.clone();
+    let first = uuid(&exporter.metrics());
+    assert_eq!(bench.run(&["format", "--force"]).code, 0);
+    let (status, _, body) = exporter.ask(b"GET /metrics HTTP/1.1\r\n\r\n");
+    assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+    assert!(body.contains("replaced"), "{body}");
+    assert_ne!(uuid(&exporter.metrics()), first);
+}
+
+#[test]
+fn an_exporter_that_cannot_serve_says_why() {
+    let bench = Bench::new();
+    assert_eq!(bench.run(&["exporter", "--port", "0"]).code, 3, "no pool");
+    let bench = Bench::formatted();
+    let other = Exporter::start(&bench, &[]);
+    let taken = bench.run(&["exporter", "--port", &other.address.port().to_string()]);
+    assert_eq!(taken.code, 1);
+    assert!(taken.err.contains("listening on 127.0.0.1:") && taken.err.contains("--port"), "{}", taken.err);
+}
+
+#[test]
+fn top_shows_rates_between_its_looks() {
+    let bench = Bench::formatted();
+    let _hosts = two_hosts(&bench);
+    publish(&bench, 0, 1, 1000);
+    let mut command = bench.command("machine-x");
+    let mut top = command.args(["--json", "top", "--interval-ms", "300"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(top.stdout.take().unwrap()).lines();
+    let (mut rose, mut ratios, mut moved, deadline) = (0.0, Vec::new(), false, Instant::now() + PATIENCE);
+    for (index, line) in lines.enumerate() {
+        let shown: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let (first, second) = (&shown["hosts"][0], &shown["hosts"][1]);
+        assert_eq!((&second["stats"], &second["state"]), (&serde_json::json!({}), &"live".into()), "it has published nothing");
+        assert_eq!(first["per_second"].get("pins"), None, "a gauge has no rate");
+        rose += first["per_second"]["hits"].as_f64().unwrap() * shown["seconds"].as_f64().unwrap();
+        ratios.extend(first["hit_ratio"].as_f64());
+        moved |= first["moving"] == true;
+        if first["stats"]["published_blocks"] == 4000 + Stat::PublishedBlocks.place() && moved {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{shown:#}");
+        if index == 0 {
+            publish(&bench, 0, 1, 4000);
+        }
+    }
+    top.kill().unwrap();
+    top.wait().unwrap();
+    // Every counter rose by 3000, hits as well as misses.
+    assert!((rose - 3000.0).abs() < 0.01, "{rose}");
+    assert!(!ratios.is_empty() && ratios.iter().all(|ratio| *ratio == 0.5), "{ratios:?}");
+
+    let once = bench.run(&["top", "--once", "--interval-ms", "50"]).out;
+    assert!(once.starts_with("slot") && once.contains("2 of 4 slots were ever used") && !once.contains('\x1b'), "{once}");
+    let (code, once) = bench.json(&["top", "--once", "--interval-ms", "50"]);
+    assert_eq!((code, &once["hosts"][0]["stats"]["published_blocks"]), (0, &4000.into()));
+}
+
+/// It goes on until its reader is gone.
+#[test]
+fn top_prints_again_and_again() {
+    let bench = Bench::formatted();
+    let mut command = bench.command("machine-x");
+    let mut top = command.args(["--json", "top", "--interval-ms", "50"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(top.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        let line: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(line["hosts"], serde_json::json!([]));
+    }
+    drop(lines);
+    let deadline = Instant::now() + PATIENCE;
+    while top.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "it goes on for nobody");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

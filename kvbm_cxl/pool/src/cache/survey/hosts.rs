@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who is there: fences, proofs and identities of every slot, as far as they can be read.
+
+use super::fetch_all;
+use crate::error::Result;
+use crate::line::Lines;
+use crate::media::{DeathLine, FenceLine, Identity, SLOTS_PER_FENCE};
+
+/// An incarnation of a slot that a line names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Claimant {
+    /// The slot.
+    pub slot: u16,
+    /// Its incarnation; `u32::MAX` where the line that would tell does not verify.
+    pub incarnation: u32,
+}
+
+/// How an incarnation of a slot stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Standing {
+    /// The line is as the format wrote it: it is of nobody.
+    Nobody,
+    /// Neither fenced nor over. It may be that its machine is gone and nobody has noticed yet.
+    Live,
+    /// It left or was taken over without being fenced, and every operation of it has ended: what it published is served until somebody
+    /// adopts it.
+    Left,
+    /// Fenced, and it may still write: what it published is void.
+    Fenced,
+    /// Fenced, and every operation of it has ended.
+    Over,
+    /// It cannot have been: no such slot, or the slot never had this incarnation.
+    Never,
+    /// The lines that would tell do not verify.
+    Unknown,
+}
+
+impl Standing {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Standing::Nobody => "nobody",
+            Standing::Live => "live",
+            Standing::Left => "left",
+            Standing::Fenced => "fenced",
+            Standing::Over => "over",
+            Standing::Never => "never joined",
+            Standing::Unknown => "unknown",
+        }
+    }
+
+    /// What it claims or pins counts: it is not known to be fenced or over.
+    pub fn is_there(self) -> bool {
+        matches!(self, Standing::Live | Standing::Never)
+    }
+
+    /// Every operation of it has ended: nothing of it turns up any more.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Standing::Left | Standing::Over)
+    }
+}
+
+/// One slot.
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    /// Fenced up to here, over all rows that verify.
+    fenced: u32,
+    /// A row that would tell of it does not verify.
+    is_fence_hidden: bool,
+    dead: u32,
+    identity: Option<Identity>,
+}
+
+/// Every slot.
+pub(super) struct Hosts {
+    slots: Vec<Slot>,
+}
+
+impl Hosts {
+    pub fn load(lines: &Lines) -> Result<Self> {
+        let geometry = lines.layout().geometry();
+        let mut slots = vec![Slot::default(); geometry.slots as usize];
+        let rows: Vec<u64> = (0..u64::from(geometry.seats) * geometry.fence_lines()).collect();
+        let fences: Vec<Option<FenceLine>> = fetch_all(lines, &rows)?;
+        let deaths: Vec<Option<DeathLine>> = fetch_all(lines, &rows)?;
+        for (row, (fence, death)) in fences.iter().zip(&deaths).enumerate() {
+            let first = row % geometry.fence_lines().max(1) as usize * SLOTS_PER_FENCE;
+            for (place, slot) in slots.iter_mut().skip(first).take(SLOTS_PER_FENCE).enumerate() {
+                slot.fenced = slot.fenced.max(fence.map_or(0, |line| line.fenced[place]));
+                slot.is_fence_hidden |= fence.is_none();
+                slot.dead = slot.dead.max(death.map_or(0, |line| line.dead[place]));
+            }
+        }
+        let identities: Vec<Option<Identity>> = fetch_all(lines, &(0..u64::from(geometry.slots)).collect::<Vec<u64>>())?;
+        for (slot, identity) in slots.iter_mut().zip(identities) {
+            slot.identity = identity;
+        }
+        Ok(Hosts { slots })
+    }
+
+    /// Whether anybody can have written lines of the slot.
+    pub fn was_joined(&self, slot: u16) -> bool {
+        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.identity.is_none_or(|identity| identity.incarnation > 0))
+    }
+
+    /// The newest incarnation of a slot.
+    pub fn latest(&self, slot: u16) -> Claimant {
+        let identity = self.slots.get(usize::from(slot)).and_then(|slot| slot.identity);
+        Claimant { slot, incarnation: identity.map_or(u32::MAX, |identity| identity.incarnation) }
+    }
+
+    /// Whether the fences of a slot cannot be read.
+    pub fn is_hidden(&self, slot: u16) -> bool {
+        self.slots.get(usize::from(slot)).is_none_or(|slot| slot.is_fence_hidden)
+    }
+
+    /// The void rule (CACHE.md D2): what cannot be told is void.
+    pub fn is_void(&self, Claimant { slot, incarnation }: Claimant) -> bool {
+        self.slots.get(usize::from(slot)).is_none_or(|slot| slot.is_fence_hidden || slot.fenced >= incarnation)
+    }
+
+    pub fn standing(&self, Claimant { slot, incarnation }: Claimant) -> Standing {
+        let Some(slot) = self.slots.get(usize::from(slot)) else { return Standing::Never };
+        if incarnation == 0 {
+            return Standing::Nobody;
+        }
+        let has_ended = slot.dead >= incarnation
+            || slot.identity.is_some_and(|identity| {
+                let left = identity.state == Identity::LEFT && identity.incarnation >= incarnation;
+                left || identity.acknowledged.max(identity.drained) >= incarnation
+            });
+        match (slot.fenced >= incarnation, has_ended) {
+            (true, true) => Standing::Over,
+            (true, false) => Standing::Fenced,
+            _ if slot.is_fence_hidden => Standing::Unknown,
+            (false, true) => Standing::Left,
+            (false, false) => match slot.identity {
+                None => Standing::Unknown,
+                Some(identity) if identity.incarnation < incarnation => Standing::Never,
+                Some(_) => Standing::Live,
+            },
+        }
+    }
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Listening under a name, connecting to it, accepting.
+//!
+//! Who connects puts its half and the connection's nonce into its door and rings the bell of its host. The listener finds that, makes a
+//! half of its own, and puts it into the line of its block that belongs to that door. Each writes only its own lines.
+
+use super::lines::{Answer, Door, Listening};
+use super::link::{Own, Side};
+use super::peer::{Peer, Watch};
+use super::{Connection, Rings, check_place, deadline_ns, hold, wait_until};
+use crate::alloc::Block;
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::limits::{LINE_BYTES, MAX_OBJECT_NAME_BYTES, MAX_PROCESSES};
+use crate::line::{Line, Seal};
+use crate::objects::Object;
+
+/// First of the numbers that make the seal of a listener's answers; its first line is sealed with this alone.
+const SEAL: u64 = 0x6c69;
+/// Period in which a listener looks at every door, whether its bell rang or not, in nanoseconds.
+const SCAN_NS: u64 = 50_000_000;
+/// Period in which a listener looks whether its name still means it, in nanoseconds.
+const NAME_NS: u64 = 1_000_000_000;
+/// Doors that are fetched together.
+const TOGETHER: usize = 16;
+const _: () = assert!(MAX_PROCESSES.is_multiple_of(TOGETHER));
+
+fn quoted(name: &[u8]) -> String {
+    format!("listener {:?}", String::from_utf8_lossy(name))
+}
+
+fn too_long() -> Error {
+    Error::Invalid(format!("the name of a listener has at most {MAX_OBJECT_NAME_BYTES} bytes"))
+}
+
+/// A listener as others find it.
+struct Found {
+    /// Pool offset of its block.
+    offset: u64,
+    nonce: u64,
+    peer: Peer,
+}
+
+/// Accepts connections under a name.
+pub struct Listener {
+    rings: Rings,
+    name: Vec<u8>,
+    block: Block,
+    nonce: u64,
+    seal: Seal,
+    /// The connection last taken from each door.
+    taken: Vec<u64>,
+    /// What each host's bell said, and whether its doors are to be looked at.
+    bells: Vec<(u64, bool)>,
+    scan_ns: u64,
+    name_ns: u64,
+}
+
+impl Rings {
+    /// Listens under a name of the pool's objects. A name whose listener is gone is taken over.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] when a living listener has the name; those of [`crate::objects::Objects::put`] and
+    /// [`Allocator::alloc`](crate::alloc::Allocator::alloc).
+    pub fn listen(&self, name: &[u8]) -> Result<Listener> {
+        let shared = &self.shared;
+        let doors = shared.doors.count();
+        let block = shared.allocator.alloc((1 + doors) * LINE_BYTES as u64)?;
+        let nonce = self.platform().random() | 1;
+        let bells = vec![(0, true); shared.doors.slots() as usize];
+        let seal = self.lines().seal_of(&[SEAL, nonce]);
+        let taken = vec![0; doors as usize];
+        let listener = Listener { rings: self.clone(), name: name.to_vec(), block, nonce, seal, taken, bells, scan_ns: 0, name_ns: 0 };
+        let (door, instance, doors) = (shared.number as u32, shared.instance, shared.doors.nonce);
+        let mut listening = Listening { door, nonce, instance, doors, name_len: name.len() as u32, ..Listening::default() };
+        listening.name.get_mut(..name.len()).ok_or_else(too_long)?.copy_from_slice(name);
+        self.lines().publish_in(self.lines().seal_of(&[SEAL]), block.offset, block.offset, listening)?;
+        point!("ring.listening");
+        self.bind(name, block)?;
+        Ok(listener)
+    }
+
+    fn bind(&self, name: &[u8], block: Block) -> Result<()> {
+        let shared = &self.shared;
+        let timeout_ms = shared.config.names_timeout_ms;
+        match shared.objects.put(name, block.offset, LINE_BYTES as u64, timeout_ms) {
+            Err(Error::Exists(_)) => {}
+            other => return other,
+        }
+        // Longer than it takes to tell a living process from one that is gone.
+        let mut watch = Watch::default();
+        let patience_ms = shared.config.peer_timeout_ms.saturating_mul(2);
+        let deadline_ns = deadline_ns(self.platform(), patience_ms);
+        let gone = wait_until(self.platform(), deadline_ns, || match self.find(name) {
+            // A dead listener's name, bound to what was its memory and is ours by now.
+            Ok(found) if found.offset == block.offset => Ok(Some(true)),
+            Ok(found) => match watch.look(self, &found.peer, None) {
+                Err(Error::PeerGone { .. }) => Ok(Some(true)),
+                other => other.map(|_| watch.is_alive().then_some(false)),
+            },
+            Err(Error::PeerGone { .. } | Error::NotFound(_)) => Ok(Some(true)),
+            Err(error) => Err(error),
+        });
+        match gone? {
+            Some(true) => shared.objects.replace(name, block.offset, LINE_BYTES as u64, timeout_ms),
+            _ => Err(Error::Exists(quoted(name))),
+        }
+    }
+
+    /// The listener of a name.
+    fn find(&self, name: &[u8]) -> Result<Found> {
+        let shared = &self.shared;
+        let object = match shared.objects.get(name, shared.config.names_timeout_ms) {
+            Err(Error::NotFound(_)) => return Err(Error::NotFound(quoted(name))),
+            other => other?,
+        };
+        let gone = |reason| Error::PeerGone { peer: quoted(name), reason };
+        let lines = self.lines();
+        check_place(lines.layout(), object.offset, 1 + shared.doors.count()).map_err(gone)?;
+        let found = lines.fetch_in::<Listening>(lines.seal_of(&[SEAL]), object.offset, object.offset)?;
+        match found {
+            Ok(listening) if listening.name.get(..listening.name_len as usize) != Some(name) => {
+                Err(gone("its memory is another listener's"))
+            }
+            Ok(listening) if u64::from(listening.door) < shared.doors.count() && listening.doors == shared.doors.nonce => {
+                let number = listening.door.into();
+                match shared.doors.read(lines, number)? {
+                    Some(door) if door.instance == listening.instance => {
+                        Ok(Found { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
+                    }
+                    _ => Err(gone("another process is in its place")),
+                }
+            }
+            Ok(_) => Err(gone("it looks at doors that are not these")),
+            Err(_) => Err(gone("its memory is used for something else")),
+        }
+    }
+
+    /// Connects to a listener.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when nobody has the name; [`Error::PeerGone`] when the listener is gone; [`Error::Timeout`] when it did not
+    /// accept in time; [`Error::Fenced`] while this host is fenced.
+    pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Result<Connection> {
+        let deadline_ns = deadline_ns(self.platform(), timeout_ms);
+        let late = || Error::Timeout { what: format!("{} to accept", quoted(name)), timeout_ms };
+        let _turn = hold(&self.shared.connecting, self.platform(), deadline_ns).ok_or_else(late)?;
+        let found = self.find(name)?;
+        let nonce = self.platform().random() | 1;
+        let own = Own::make(self, nonce, Side::Connector)?;
+        let offer = Door { listener: found.nonce, nonce, half: own.offset(), slots: own.slots() as u32, ..Door::default() };
+        let answer = self.offer(offer).and_then(|()| self.await_answer(&found, nonce, deadline_ns));
+        // The offer is for this once. Should this fail, the listener finds a half that is closed, or no half.
+        let withdrawn = self.offer(Door::default());
+        let answer = answer?.ok_or_else(late)?;
+        withdrawn?;
+        point!("ring.connected");
+        own.join(Side::Connector, answer.half, answer.slots, found.peer)?.map_err(|reason| found.peer.gone(reason))
+    }
+
+    /// Puts the request part of `offer` into this process's door and rings.
+    fn offer(&self, offer: Door) -> Result<()> {
+        let shared = &self.shared;
+        {
+            // Held for one write at a time; whoever has it for longer is stopped.
+            let timeout_ms = shared.config.names_timeout_ms;
+            let stuck = || Error::Timeout { what: "this process's own door (is a thread of it stopped?)".into(), timeout_ms };
+            let mut door = hold(&shared.door, self.platform(), deadline_ns(self.platform(), timeout_ms)).ok_or_else(stuck)?;
+            let own = *door;
+            *door = Door { beat: own.beat, instance: own.instance, incarnation: own.incarnation, pid: own.pid, start: own.start, ..offer };
+            self.write_door(&mut door)?;
+        }
+        point!("ring.offered");
+        if offer.listener == 0 {
+            return Ok(());
+        }
+        let _op = shared.host.enter()?;
+        shared.doors.ring_bell(self.lines(), shared.host.slot().into(), self.platform().random())
+    }
+
+    fn await_answer(&self, found: &Found, nonce: u64, deadline_ns: u64) -> Result<Option<Answer>> {
+        let place = 1 + self.shared.number;
+        let seal = self.lines().seal_of(&[SEAL, found.nonce]);
+        let mut watch = Watch::default();
+        wait_until(self.platform(), deadline_ns, || {
+            let answer = self.lines().fetch_in::<Answer>(seal, place, found.offset + place * LINE_BYTES as u64)?;
+            if let Ok(answer) = answer
+                && (answer.nonce == nonce || mutant!("ring.any_answer"))
+            {
+                return Ok(Some(answer));
+            }
+            watch.look(self, &found.peer, None)?;
+            Ok(None)
+        })
+    }
+}
+
+impl Listener {
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], and those of [`Listener::try_accept`].
+    pub fn accept(&mut self, timeout_ms: u64) -> Result<Connection> {
+        let rings = self.rings.clone();
+        let platform = rings.platform();
+        let accepted = wait_until(platform, deadline_ns(platform, timeout_ms), || self.try_accept())?;
+        accepted.ok_or_else(|| Error::Timeout { what: format!("a connection to {}", quoted(&self.name)), timeout_ms })
+    }
+
+    /// Accepts a connection if one is asked for.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when the name does not mean this listener any more; those of
+    /// [`Allocator::alloc`](crate::alloc::Allocator::alloc).
+    pub fn try_accept(&mut self) -> Result<Option<Connection>> {
+        self.rings.tick()?;
+        let now_ns = self.rings.platform().now_ns();
+        self.check_name(now_ns)?;
+        self.listen_to_bells(now_ns)?;
+        for slot in 0..self.bells.len() {
+            if !self.bells[slot].1 {
+                continue;
+            }
+            // Left to be looked at again if there is one: another may wait behind it.
+            if let Some(connection) = self.look_at_doors(slot as u64)? {
+                return Ok(Some(connection));
+            }
+            self.bells[slot].1 = false;
+        }
+        Ok(None)
+    }
+
+    /// Stops listening: gives the name and the memory back. Dropping a listener leaves its name, which the next one takes over.
+    pub fn close(self) -> Result<()> {
+        let shared = &self.rings.shared;
+        let timeout_ms = shared.config.names_timeout_ms;
+        match shared.objects.get(&self.name, timeout_ms) {
+            Ok(object) if self.is_ours(&object) => match shared.objects.destroy(&self.name, timeout_ms) {
+                Err(Error::NotFound(_)) => Ok(()),
+                other => other,
+            },
+            Ok(_) | Err(Error::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_ours(&self, object: &Object) -> bool {
+        object.offset == self.block.offset
+    }
+
+    fn check_name(&mut self, now_ns: u64) -> Result<()> {
+        if now_ns < self.name_ns {
+            return Ok(());
+        }
+        self.name_ns = now_ns + NAME_NS;
+        let shared = &self.rings.shared;
+        match shared.objects.get(&self.name, shared.config.names_timeout_ms) {
+            Ok(object) if self.is_ours(&object) => Ok(()),
+            Ok(_) | Err(Error::NotFound(_)) => {
+                Err(Error::NotFound(format!("{} (destroyed, or another one has taken its name): it", quoted(&self.name))))
+            }
+            // In doubt for now: asked again later.
+            Err(Error::Fenced { .. } | Error::Timeout { .. } | Error::BadLine { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes which hosts have changed a door.
+    fn listen_to_bells(&mut self, now_ns: u64) -> Result<()> {
+        let (lines, doors) = (self.rings.lines().clone(), self.rings.shared.doors);
+        if now_ns >= self.scan_ns {
+            self.scan_ns = now_ns + SCAN_NS;
+            self.bells.iter_mut().for_each(|bell| bell.1 = true);
+        }
+        let mut fetched = [Line::ZERO; TOGETHER];
+        for (group, bells) in self.bells.chunks_mut(TOGETHER).enumerate() {
+            let first = (group * TOGETHER) as u64;
+            let fetched = &mut fetched[..bells.len()];
+            lines.fetch_raw_many((first..).map(|slot| doors.bell_at(slot)), fetched)?;
+            for ((slot, bell), line) in (first..).zip(bells).zip(fetched) {
+                if let Some(ring) = doors.open_bell(&lines, slot, line).filter(|ring| *ring != bell.0) {
+                    *bell = (ring, true);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at_doors(&mut self, slot: u64) -> Result<Option<Connection>> {
+        let (lines, doors) = (self.rings.lines().clone(), self.rings.shared.doors);
+        let mut fetched = [Line::ZERO; TOGETHER];
+        let first = slot * MAX_PROCESSES as u64;
+        for first in (first..first + MAX_PROCESSES as u64).step_by(TOGETHER) {
+            lines.fetch_raw_many((first..).map(|number| doors.door_at(number)), &mut fetched)?;
+            for (number, line) in (first..).zip(&fetched) {
+                let Some(door) = doors.open_door(&lines, number, line) else { continue };
+                let is_new = self.taken.get(number as usize).is_some_and(|taken| *taken != door.nonce);
+                if door.listener == self.nonce && door.nonce != 0 && (is_new || mutant!("ring.accept_again")) {
+                    let connection = self.admit(number, &door)?;
+                    if connection.is_some() {
+                        return Ok(connection);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Answers a door. `None` when what it offers is not there: its process has given up since.
+    fn admit(&mut self, number: u64, door: &Door) -> Result<Option<Connection>> {
+        let own = Own::make(&self.rings, door.nonce, Side::Listener)?;
+        let answer = Answer { nonce: door.nonce, half: own.offset(), slots: own.slots(), ..Answer::default() };
+        let joined = own.join(Side::Listener, door.half, door.slots.into(), Peer::behind(number, door))?;
+        let Ok(connection) = joined else { return Ok(None) };
+        if let Some(taken) = self.taken.get_mut(number as usize) {
+            *taken = door.nonce;
+        }
+        point!("ring.accepting");
+        let (lines, place) = (self.rings.lines(), 1 + number);
+        lines.publish_in(self.seal, place, self.block.offset + place * LINE_BYTES as u64, answer)?;
+        point!("ring.accepted");
+        Ok(Some(connection))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A line that is left there must not pass for a listener's. What fails here fails for the next caller as well.
+        let _ = self.rings.lines().memory().write_line(self.block.offset, &Line::ZERO);
+        self.rings.lines().fence_published();
+        let _ = self.rings.shared.allocator.free(self.block.offset);
+    }
+}

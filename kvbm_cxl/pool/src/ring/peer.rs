@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether the other end is still there.
+//!
+//! A wrong guess does no harm beyond the connection: whoever gives a connection up frees only its own half, and the other end, should it
+//! live, finds that half closed.
+
+use super::Rings;
+use super::doors::Doors;
+use super::lines::{Control, Door};
+use super::link::Half;
+use crate::error::{Error, Result};
+use crate::fault::mutant;
+use crate::platform::ProcessId;
+use std::fmt;
+
+/// A process that this one is connected to.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    door: u64,
+    instance: u64,
+    incarnation: u32,
+    process: ProcessId,
+}
+
+impl Peer {
+    /// The process behind a door.
+    pub fn behind(number: u64, door: &Door) -> Peer {
+        let process = ProcessId { pid: door.pid, start: door.start };
+        Peer { door: number, instance: door.instance, incarnation: door.incarnation, process }
+    }
+
+    /// Its host slot.
+    fn slot(&self) -> u16 {
+        Doors::slot_of(self.door) as u16
+    }
+
+    /// It is gone.
+    pub fn gone(&self, reason: &'static str) -> Error {
+        Error::PeerGone { peer: self.to_string(), reason }
+    }
+
+    /// It closed.
+    pub fn closed(&self) -> Error {
+        Error::PeerClosed { peer: self.to_string() }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let process = self.door % crate::limits::MAX_PROCESSES as u64;
+        write!(f, "process {process} of host slot {} (pid {} there)", self.slot(), self.process.pid)
+    }
+}
+
+/// What a look at the other end's half gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is in use, or it is not time to look.
+    Open,
+    /// It was closed after so many lines.
+    Closed(u64),
+}
+
+/// What one direction of a connection, or somebody who waits for one, knows of the other end's life. Times are of this host's clock.
+#[derive(Debug, Default)]
+pub struct Watch {
+    next_ns: u64,
+    beat: Option<u32>,
+    beat_ns: u64,
+    /// The beat was seen to move.
+    is_alive: bool,
+    bad_ns: Option<u64>,
+}
+
+impl Watch {
+    /// Something came from the other end.
+    pub fn heard(&mut self) {
+        self.beat = None;
+    }
+
+    /// It was seen to live since this watch began.
+    pub fn is_alive(&self) -> bool {
+        self.is_alive
+    }
+
+    /// Looks at the other end, if that is due; `half` is its half, once there is one.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`].
+    pub fn look(&mut self, rings: &Rings, peer: &Peer, half: Option<&Half>) -> Result<Standing> {
+        let shared = &rings.shared;
+        let now_ns = rings.platform().now_ns();
+        if now_ns < self.next_ns || mutant!("ring.no_peer_check") {
+            return Ok(Standing::Open);
+        }
+        self.next_ns = now_ns + shared.config.check_ms * 1_000_000;
+        rings.tick()?;
+        if let Some(half) = half
+            && let Standing::Closed(end) = self.look_at_half(rings, peer, half, now_ns)?
+        {
+            return Ok(Standing::Closed(end));
+        }
+        self.look_at_door(rings, peer, now_ns)?;
+        let host = &shared.host;
+        if peer.slot() == host.slot() && !host.platform().is_alive(peer.process) {
+            return Err(peer.gone("its process has ended"));
+        }
+        // A line of the manager that cannot be read says nothing; the beat decides then.
+        match host.is_fenced(peer.slot(), peer.incarnation) {
+            Ok(true) => return Err(peer.gone("its host was taken for dead")),
+            Ok(false) | Err(Error::BadLine { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        match host.is_proven_dead(peer.slot(), peer.incarnation) {
+            Ok(true) => Err(peer.gone("its host has left the pool")),
+            Ok(false) | Err(Error::BadLine { .. }) => Ok(Standing::Open),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn look_at_half(&mut self, rings: &Rings, peer: &Peer, half: &Half, now_ns: u64) -> Result<Standing> {
+        match half.control(rings.lines())? {
+            Some(control) if control.state == Control::CLOSED => return Ok(Standing::Closed(control.end)),
+            Some(_) => self.bad_ns = None,
+            // Freed and used for something else, or half written by a process that was stopped there.
+            None if now_ns.saturating_sub(*self.bad_ns.get_or_insert(now_ns)) >= patience_ns(rings) => {
+                return Err(peer.gone("its half of the connection is used for something else"));
+            }
+            None => {}
+        }
+        Ok(Standing::Open)
+    }
+
+    fn look_at_door(&mut self, rings: &Rings, peer: &Peer, now_ns: u64) -> Result<()> {
+        let beat = match rings.shared.doors.read(rings.lines(), peer.door)? {
+            Some(door) if door.instance != peer.instance => return Err(peer.gone("another process is in its place")),
+            Some(door) => Some(door.beat),
+            None => self.beat,
+        };
+        if beat.is_none() || beat != self.beat {
+            self.is_alive |= self.beat.is_some() && beat.is_some();
+            (self.beat, self.beat_ns) = (beat.or(Some(0)), now_ns);
+        } else if now_ns.saturating_sub(self.beat_ns) >= patience_ns(rings) {
+            return Err(peer.gone("it did not say that it is alive"));
+        }
+        Ok(())
+    }
+}
+
+fn patience_ns(rings: &Rings) -> u64 {
+    rings.shared.config.peer_timeout_ms * 1_000_000
+}

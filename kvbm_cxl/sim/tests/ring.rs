@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rings and calls on simulated hosts.
+
+use cxl_sim::scenarios::ring;
+use cxl_sim::{Fault, explore, mutation_table, names, strike_points};
+
+/// Names of the rings.
+fn of_rings(names: Vec<&'static str>) -> Vec<&'static str> {
+    names.into_iter().filter(|name| name.starts_with("ring.")).collect()
+}
+
+#[test]
+fn messages_arrive_in_order_once_unaltered_or_an_error_does() {
+    explore("ring", 300, ring::run);
+}
+
+#[test]
+fn a_crash_or_pause_at_any_point_of_a_connection_is_survived() {
+    let points = of_rings(names::of_pool().expect("the pool's sources").points);
+    let restart_after_ns = Some(1_000_000);
+    let faults = [
+        Fault::CrashMachine { restart_after_ns },
+        Fault::CrashProcess { restart_after_ns },
+        Fault::PauseHost { for_ns: 60_000_000 },
+        Fault::PauseThread { for_ns: 60_000_000 },
+    ];
+    let run = |seed, planned| ring::run_with(seed, Some(planned));
+    // Some of them lie on paths that few seeds take.
+    let rare = strike_points(&points, &faults, 8, run);
+    let unvisited = strike_points(&rare, &faults, 200, run);
+    assert_eq!(unvisited, [""; 0], "no run came by there");
+}
+
+#[test]
+fn every_rule_of_the_rings_is_needed() {
+    let mutants = of_rings(names::of_pool().expect("the pool's sources").mutants);
+    assert_eq!(mutation_table(&mutants, &[("ring", ring::run)], 4096), [""; 0], "nothing noticed their loss");
+}
