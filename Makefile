@@ -16,7 +16,8 @@ STEP := @scripts/step
 CARGO_FLAGS := --locked -q -j$(JOBS)
 # cxl-sim compiles the named faults into cxl-pool. Cargo unifies features within one command, so the simulator always gets its own.
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
-SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
+SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
+	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 export JOBS FUZZ_SECONDS
 
