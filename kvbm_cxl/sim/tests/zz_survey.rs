@@ -19,7 +19,9 @@ fn survey() {
             Err(failure) => {
                 failed += 1;
                 println!("{name} {mutant:?} seed {seed} step {}: {}", failure.step, &failure.reason[..failure.reason.len().min(700)]);
-                if failed >= most { break }
+                if failed >= most {
+                    break;
+                }
             }
         }
     }
