@@ -112,11 +112,12 @@ fuzz: ## Every fuzz target for FUZZ_SECONDS
 
 ## Performance: each prints ratios against a baseline of the same run; RECORD=1 appends them to perf/RESULTS.md
 
-.PHONY: perf-line perf-lock perf-alloc
+.PHONY: perf-line perf-lock perf-alloc perf-rpc
 perf-line: ## Publish and fetch of one line
 perf-lock: ## Lock: sticky, contended, handed over
 perf-alloc: ## Allocator: blocks and chunks
-perf-line perf-lock perf-alloc: perf-%: .venv/installed
+perf-rpc: ## Calls between two processes
+perf-line perf-lock perf-alloc perf-rpc: perf-%: .venv/installed
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
 

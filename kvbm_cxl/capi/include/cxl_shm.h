@@ -48,6 +48,7 @@ extern "C" {
 #define CXL_SHM_MAX_KEY_BYTES 24           /* longest name of an object, without the closing zero */
 #define CXL_SHM_MAX_POOLS 64               /* pools that a process can have open at a time */
 #define CXL_SHM_LOCK_NONE 0u               /* never a lock that can be allocated */
+#define CXL_SHM_RING_NONE 0u               /* never a listener or a connection */
 #define CXL_SHM_NULL_OFFSET 0u             /* never the offset of a block */
 #define CXL_SHM_NO_SLOT UINT32_MAX         /* in cxl_shm_info_t: not joined */
 #define CXL_SHM_TIMEOUT_DEFAULT UINT64_MAX /* the timeout_ms that the pool was opened with */
@@ -76,11 +77,15 @@ typedef enum cxl_shm_status {
     CXL_SHM_E_DEADLOCK = -19,    /* this thread holds the lock already */
     CXL_SHM_E_BUSY = -20,        /* locks of this handle are held */
     CXL_SHM_E_FORKED = -21,      /* the handle was opened by the parent process */
+    CXL_SHM_E_PEER_GONE = -22,   /* the other end of the connection is gone: what was under way may or may not have arrived */
+    CXL_SHM_E_PEER_CLOSED = -23, /* the other end has closed the connection, and everything that it had sent was received */
+    CXL_SHM_E_TOO_LARGE = -24,   /* the message is longer than the ring allows, or than the room for it */
     CXL_SHM_E_INTERNAL = -99     /* a bug of this library */
 } cxl_shm_status;
 
 typedef struct cxl_pool cxl_pool_t; /* an open pool */
 typedef uint32_t cxl_lock_t;        /* a lock: the same number on every host, so it can be stored in the pool */
+typedef uint64_t cxl_ring_t;        /* a listener or connection of one pool handle: means nothing elsewhere, and is never used again */
 typedef uint64_t shm_ptr_t;         /* an offset from the start of the pool: the same on every host */
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------------------- */
@@ -313,6 +318,47 @@ int cxl_shm_destroy(const char* key);
 int cxl_shm_put_ex(cxl_pool_t* pool, const char* key, void* ptr, uint64_t len_bytes, uint32_t flags, uint64_t timeout_ms);
 int cxl_shm_get_ex(cxl_pool_t* pool, const char* key, void** ptr, uint64_t* len_bytes, uint64_t timeout_ms);
 int cxl_shm_destroy_ex(cxl_pool_t* pool, const char* key, uint64_t timeout_ms);
+
+/* ---- Rings: messages between processes ------------------------------------------------------------------------------------------------ *
+ *
+ * A connection carries messages between two processes of any hosts, in both directions: each arrives whole, once, in order, or the
+ * connection ends with an error. They go through rings of lines in the pool, without a system call; a message of 64 bytes takes two lines.
+ *
+ * All calls are of the handle `pool` (NULL = the default pool), and so are the numbers they give. One thread may send while another
+ * receives on the same connection; two that send, or two that receive, take turns. timeout_ms is in milliseconds, CXL_SHM_TIMEOUT_DEFAULT
+ * for that of the pool; with 0 a call does what can be done at once, and fails with CXL_SHM_E_TIMEOUT otherwise.
+ *
+ * A process that is gone is noticed by those who wait for it: at once on its own host, elsewhere once it was silent for twice the pool's
+ * suspect_ms. A thread of the library says for this process that it lives. When a process ends, or leaves the pool, its connections end;
+ * nothing of them is left in the pool.
+ */
+
+/* Listens under a name of 1 to CXL_SHM_MAX_KEY_BYTES bytes, which is a named object of the pool. CXL_SHM_E_EXISTS if a living process does;
+ * the name of one that is gone is taken over, which may take as long as noticing that. */
+int cxl_shm_ring_listen(cxl_pool_t* pool, const char* name, cxl_ring_t* listener);
+
+/* Waits for a process that connects. CXL_SHM_E_NOT_FOUND if the name does not mean this listener any more. */
+int cxl_shm_ring_accept(cxl_pool_t* pool, cxl_ring_t listener, uint64_t timeout_ms, cxl_ring_t* connection);
+
+/* Connects to a listener, waiting until it accepts. CXL_SHM_E_NOT_FOUND if nobody listens under the name, CXL_SHM_E_PEER_GONE if its
+ * process is gone, CXL_SHM_E_TIMEOUT if it did not accept in time. */
+int cxl_shm_ring_connect(cxl_pool_t* pool, const char* name, uint64_t timeout_ms, cxl_ring_t* connection);
+
+/* Longest message of a connection, in bytes. */
+int cxl_shm_ring_max_message(cxl_pool_t* pool, cxl_ring_t connection, size_t* len_bytes);
+
+/* Sends a message of `len_bytes` bytes, which may be 0; waits for room in the ring. Success says that it was written, not that anybody
+ * received it. CXL_SHM_E_TOO_LARGE, CXL_SHM_E_PEER_GONE, CXL_SHM_E_PEER_CLOSED; on any error it was not sent. */
+int cxl_shm_ring_send(cxl_pool_t* pool, cxl_ring_t connection, const void* message, size_t len_bytes, uint64_t timeout_ms);
+
+/* Waits for a message and copies it to `message`, which has room for `size` bytes; *len_bytes is its length. CXL_SHM_E_TOO_LARGE if the
+ * room is too small: *len_bytes is written then as well, and the next call gets the message. CXL_SHM_E_PEER_CLOSED once everything sent
+ * before a close has been received, CXL_SHM_E_PEER_GONE if the last messages may be lost. */
+int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, size_t size, size_t* len_bytes, uint64_t timeout_ms);
+
+/* Closes a connection or a listener; the number is not valid any more whatever the result is. A connection is closed once the other end
+ * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. */
+int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
 /* ---- Offsets and addresses ----------------------------------------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 //! - [`types`]: the structures of the header, and how structures of another version are read and written.
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
+//!   `rings`: listeners and connections;
 //!   `upkeep`: what the allocator has to do meanwhile.
 
 mod api;
@@ -16,6 +17,7 @@ mod cache;
 mod handle;
 mod locks;
 mod pool;
+mod rings;
 pub mod status;
 pub mod types;
 mod upkeep;

@@ -3,6 +3,7 @@
 
 use crate::cache::CacheMember;
 use crate::locks::Locks;
+use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, CacheOptions, FormatOptions, Info, Options};
 use crate::upkeep::Upkeep;
@@ -37,8 +38,10 @@ pub struct Member {
     pub objects: Objects,
     /// The locks that threads hold.
     pub locks: Locks,
+    /// Listeners and connections.
+    pub rings: RingTable,
     /// Blocks.
-    pub allocator: Allocator,
+    pub allocator: Arc<Allocator>,
     /// The prefix cache, once it is opened.
     pub cache: ArcSwapOption<CacheMember>,
     /// Keeps the host alive; declared last, because it is needed to the end.
@@ -191,10 +194,12 @@ impl OpenPool {
         let service = host.serve()?;
         let joined = || -> Outcome<Member> {
             let config = AllocConfig { lock_timeout_ms: self.config.join_timeout_ms, ..AllocConfig::default() };
+            let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, config)?);
             Ok(Member {
+                rings: RingTable::new(&host, &allocator),
                 objects: Objects::new(&host),
                 locks: Locks::new(self.pool.layout().geometry()),
-                allocator: Allocator::attach(&host, LocalArea::of(&host)?, config)?,
+                allocator,
                 cache: ArcSwapOption::empty(),
                 host: host.clone(),
                 _service: service,
@@ -234,13 +239,14 @@ impl OpenPool {
             return stay(Arc::new(member), busy(held));
         }
         *upkeep = None;
-        let Member { host, allocator, cache, _service, .. } = member;
+        let Member { host, rings, allocator, cache, _service, .. } = member;
+        rings.end();
         if let Some(cache) = cache.into_inner().and_then(Arc::into_inner) {
             // Its cells are found by whoever takes this host's chunks over, its pins go with the process.
             let _ = cache.close();
         }
         // What cannot be given back is found by whoever takes this host's chunks over.
-        let _ = allocator.close();
+        let _ = Arc::into_inner(allocator).map(Allocator::close);
         Ok(host.leave()?)
     }
 

@@ -68,6 +68,9 @@ mod names {
         E_DEADLOCK = -19, "this thread holds the lock already";
         E_BUSY = -20, "locks are held";
         E_FORKED = -21, "opened by the parent process";
+        E_PEER_GONE = -22, "the other end of the connection is gone";
+        E_PEER_CLOSED = -23, "the other end has closed the connection";
+        E_TOO_LARGE = -24, "message too large";
         E_INTERNAL = -99, "bug in the library";
     }
 }
@@ -115,6 +118,10 @@ impl From<Error> for Failure {
             Error::Exists(_) => Status::E_EXISTS,
             Error::Replaced { .. } => Status::E_REPLACED,
             Error::Closed => Status::E_CLOSED,
+            Error::PeerGone { .. } => Status::E_PEER_GONE,
+            Error::PeerClosed { .. } => Status::E_PEER_CLOSED,
+            Error::TooLarge { .. } => Status::E_TOO_LARGE,
+            Error::Protocol { .. } => Status::E_CORRUPT,
             // The enumeration may grow; until this table does, the text has to do.
             _ => Status::E_INTERNAL,
         };

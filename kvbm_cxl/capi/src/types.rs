@@ -16,6 +16,8 @@ pub struct CxlPool {
 
 /// `cxl_lock_t`.
 pub type CxlLock = u32;
+/// `cxl_ring_t`.
+pub type CxlRing = u64;
 /// `shm_ptr_t`.
 pub type ShmPtr = u64;
 
@@ -25,6 +27,7 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_MAX_KEY_BYTES", MAX_OBJECT_NAME_BYTES as u64),
     ("CXL_SHM_MAX_POOLS", MAX_POOLS as u64),
     ("CXL_SHM_LOCK_NONE", 0),
+    ("CXL_SHM_RING_NONE", 0),
     ("CXL_SHM_NULL_OFFSET", NULL_OFFSET),
     ("CXL_SHM_NO_SLOT", NO_SLOT as u64),
     ("CXL_SHM_TIMEOUT_DEFAULT", TIMEOUT_DEFAULT),

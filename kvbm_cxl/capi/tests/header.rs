@@ -90,6 +90,7 @@ fn c_type(rust: &str) -> String {
         "usize" => "size_t",
         "CxlPool" => "cxl_pool_t",
         "CxlLock" => "cxl_lock_t",
+        "CxlRing" => "cxl_ring_t",
         "ShmPtr" => "shm_ptr_t",
         "Options" => "cxl_shm_options_t",
         "FormatOptions" => "cxl_shm_format_options_t",
@@ -124,7 +125,7 @@ fn assertions(assertion: &str) -> String {
             claim(format!("sizeof((({structure}*)0)->{field}) == {size}"));
         }
     }
-    claim("sizeof(cxl_lock_t) == 4 && sizeof(shm_ptr_t) == 8 && sizeof(cxl_shm_status) == 4".to_owned());
+    claim("sizeof(cxl_lock_t) == 4 && sizeof(cxl_ring_t) == 8 && sizeof(shm_ptr_t) == 8 && sizeof(cxl_shm_status) == 4".to_owned());
     if assertion == "static_assert" {
         text.push_str("extern \"C\" {\n");
     }

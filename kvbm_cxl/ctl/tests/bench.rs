@@ -70,6 +70,16 @@ fn a_block_costs_no_shared_line_and_a_kept_one_costs_one() {
 }
 
 #[test]
+fn every_call_is_answered_whatever_its_depth() {
+    let report = json("rpc");
+    for depth in [1, 2, 4, 8, 16, 32, 64, 128] {
+        assert!(figure(&report, &format!("calls per second, {depth} under way")) > 0.0);
+    }
+    assert!(figure(&report, "round trip of a call") > 0.0 && figure(&report, "transfer of one bare line") > 0.0);
+    assert_eq!(report["grids"][0]["rows"].as_array().unwrap().len(), 9);
+}
+
+#[test]
 fn ratios_are_the_last_line() {
     let output = bench(&["alloc", "--ratios", "--batches", "8"]);
     let text = String::from_utf8(output.stdout).unwrap();

@@ -163,7 +163,19 @@ pub(crate) fn gone() -> Error {
 
 /// Whether the code that runs is being unwound, after a crash or a failed assertion. It must neither wait nor touch anything.
 pub(crate) fn unwinding() -> bool {
-    std::thread::panicking()
+    std::thread::panicking() || DISCARDING.get()
+}
+
+thread_local! {
+    static DISCARDING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Ends a simulated thread. One that never ran is only dropped, with all that its body has captured: that counts as unwinding as well.
+pub(crate) fn discard<T>(end: impl FnOnce() -> T) -> T {
+    let before = DISCARDING.replace(true);
+    let ended = end();
+    DISCARDING.set(before);
+    ended
 }
 
 /// Whether a simulated thread runs on this OS thread now.

@@ -84,7 +84,12 @@ impl SimMemory {
             engine.record(op, u64::from(line) * 64, value(&bytes), None);
             let queue = engine.memory.queue_mut(thread);
             if engine.mood.stores_and_flush {
-                // The word with the CRC comes last, as in the production code.
+                // The word with the CRC comes last, and wrong ahead of all others, as in the production code.
+                if op == Op::Write {
+                    let mut wrong = bytes;
+                    wrong[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
+                    queue.push(line, What::Store { from: 0, len: 8, bytes: wrong });
+                }
                 for start in (from..from + len).step_by(8).rev() {
                     let count = (from + len - start).min(8);
                     queue.push(line, What::Store { from: start as u8, len: count as u8, bytes });

@@ -72,4 +72,9 @@ impl<'e> View<'e> {
     pub fn visits(&self, point: &str) -> u64 {
         self.engine.points.get(point).copied().unwrap_or(0)
     }
+
+    /// How often a host visited a named point.
+    pub fn visits_by(&self, host: SimHost, point: &'static str) -> u64 {
+        self.engine.host_points.get(&(host.0, point)).copied().unwrap_or(0)
+    }
 }

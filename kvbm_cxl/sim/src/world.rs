@@ -172,6 +172,11 @@ impl Env {
     pub fn resume(&self, host: SimHost) {
         with(|engine| engine.resume(host.0));
     }
+
+    /// Orders a fault while the world runs.
+    pub fn plan(&self, planned: Planned) {
+        with(|engine| engine.add_plan(planned));
+    }
 }
 
 impl World {
@@ -365,7 +370,7 @@ impl World {
 
     fn unwind(&mut self, thread: usize) {
         if let Some(mut coroutine) = self.coroutines.get_mut(thread).and_then(Option::take) {
-            coroutine.force_unwind();
+            engine::discard(|| coroutine.force_unwind());
             STACKS.with_borrow_mut(|stacks| stacks.push(coroutine.into_stack()));
         }
     }
@@ -377,7 +382,7 @@ impl Drop for World {
         for thread in 0..self.coroutines.len() {
             self.unwind(thread);
         }
-        drop(newborn);
+        engine::discard(|| drop(newborn));
         cxl_pool::fault::on_point(None);
         let engine = uninstall();
         // Dropped after the place is free: what it owns must not look for a world.

@@ -8,7 +8,7 @@ use cxl_sim::{Stats, names, scenarios, search};
 /// What a dropped rule breaks: an invariant of protocols/LOCKS.md section 8, or progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Breaks {
-    /// V1 to V8, or I2 to I5 of protocols/CACHE.md: a checker failed the run.
+    /// V1 to V8, or P1 to P5, INV or I2 to I5 of protocols/CACHE.md: a checker failed the run.
     Safety,
     /// V9: the run did not end.
     Progress,
@@ -22,6 +22,21 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("alloc.adopt_on_fence", "alloc", Safety),
     ("alloc.claim_no_check", "alloc", Safety),
     ("alloc.no_claim_scan", "alloc", Safety),
+    ("cache.adopt_frees_evicting", "c11_evicting_of_a_dead_host", Safety),
+    ("cache.adopt_frees_writing", "c3_writing_of_a_zombie", Safety),
+    ("cache.claim_cleared_early", "c22_claim_of_a_proven_host", Safety),
+    ("cache.no_claim_scan", "c15_chunk_of_another_process", Safety),
+    ("cache.no_fence_check_before_payload", "c6_zombie_reserves_what_was_adopted", Safety),
+    ("cache.no_refetch", "c1_cell_republished_in_mid_copy", Safety),
+    ("cache.no_void_check_after_copy", "c2a_stray_restores_the_line", Safety),
+    ("cache.no_void_check_before_copy", "c2b_confirmed_on_a_stray", Safety),
+    ("cache.no_void_rule", "c2_stray_names_new_bytes", Safety),
+    ("cache.owner_reads_back", "c12_stray_on_a_line_of_its_own", Safety),
+    ("cache.release_marks_evicting", "c23_releaser_dies", Safety),
+    ("cache.release_no_scan", "c13_pinned_in_quarantine", Safety),
+    ("cache.stamp_not_compared", "c5_same_key_in_the_same_cell", Safety),
+    ("cache.timeout_is_proof", "c8_false_proof", Safety),
+    ("cache.trust_several_claimants", "c14_stray_among_two_claimants", Safety),
     ("cancel_counts_as_repaired", "zombie", Safety),
     ("check_before_grant_read", "duel", Safety),
     ("check_own_manager_only", "duel", Safety),
@@ -74,7 +89,11 @@ const MAX_SEEDS: u64 = 1 << 14;
 /// Whether a run failed by what the rule is there for.
 fn is_broken(breaks: Breaks, reason: &str) -> bool {
     match breaks {
-        Safety => reason.starts_with(['V', 'I']) && reason.as_bytes().get(1).is_some_and(u8::is_ascii_digit),
+        Safety => {
+            // A checker that looks between two steps says so first.
+            let reason = reason.strip_prefix("invariant violated: ").unwrap_or(reason);
+            reason.starts_with(['V', 'I', 'P']) && reason.as_bytes().get(1).is_some_and(u8::is_ascii_digit)
+        }
         Progress => reason.starts_with("no end"),
     }
 }
@@ -83,7 +102,7 @@ fn is_broken(breaks: Breaks, reason: &str) -> bool {
 fn hunt(mutant: &'static str) -> Option<(&'static str, u64, String)> {
     let rule = RULES.iter().find(|of| of.0 == mutant);
     let (soonest, breaks) = rule.map_or(("", Safety), |of| (of.1, of.2));
-    let mut all = scenarios::ALL.to_vec();
+    let mut all = [scenarios::ALL, scenarios::cache_cases::ALL].concat();
     all.retain(|of| soonest.is_empty() || of.0 == soonest);
     let (mut begin, mut end) = (0, 64);
     while begin < MAX_SEEDS {

@@ -8,6 +8,7 @@ mod error;
 mod lock;
 mod object;
 mod open;
+mod ring;
 
 use crate::status::{Failure, Outcome};
 use std::ffi::{CStr, c_char};

@@ -93,10 +93,10 @@ impl Inner {
         Ok(guard)
     }
 
-    /// Takes a lock of the cache and counts the wait. Where this host is fenced that is an error at once.
+    /// Takes a lock of the cache and counts the wait. Much of the cache does so inside an operation, so nobody waits for a re-join here.
     pub(super) fn acquire(&self, lock: LockId) -> Result<LockGuard<'_>> {
         let start_ns = self.host.platform().now_ns();
-        let guard = self.host.acquire_within(lock, self.config.lock_timeout_ms);
+        let guard = self.host.acquire_inside(lock, self.config.lock_timeout_ms);
         match &guard {
             Ok(_) => self.metrics.lock_wait_seconds.observe(self.host.platform().now_ns().saturating_sub(start_ns)),
             Err(Error::Timeout { .. }) => self.metrics.lock_timeouts_total.inc(),

@@ -109,9 +109,10 @@ impl Inner {
         }
         let cells: Vec<u64> = victims.iter().map(|victim| victim.cell).collect();
         let early = if mutant!("cache.evict_scans_first") { Some(self.uses(&cells)?) } else { None };
+        let truths = victims.iter().map(|victim| self.truth(victim)).collect::<Result<Vec<_>>>()?;
         point!("cache.evict");
-        for victim in &victims {
-            self.lines().write(victim.cell, Descriptor { state: Descriptor::EVICTING, ..self.truth(victim)? })?;
+        for (victim, truth) in victims.iter().zip(&truths) {
+            self.lines().write(victim.cell, Descriptor { state: Descriptor::EVICTING, ..*truth })?;
         }
         self.lines().fence_published();
         point!("cache.evicting");
@@ -121,6 +122,7 @@ impl Inner {
         };
         point!("cache.evict_scanned");
         self.host.check_fences(op)?;
+        point!("cache.evict_decided");
         // What cannot be told counts as pinned.
         let in_use = Use { pinned: true, ..Use::default() };
         let (uses, failure) = match uses {
@@ -128,9 +130,9 @@ impl Inner {
             Err(error) => (vec![in_use; cells.len()], Some(error)),
         };
         let mut gone = Vec::with_capacity(victims.len());
-        for (victim, seen) in victims.iter().zip(&uses) {
+        for ((victim, truth), seen) in victims.iter().zip(&truths).zip(&uses) {
             let line = if seen.pinned {
-                self.truth(victim)?
+                *truth
             } else {
                 gone.push(*victim);
                 self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default())
@@ -158,7 +160,8 @@ impl Inner {
         if mutant!("cache.owner_reads_back")
             && let Some(found) = self.descriptor(victim.cell)?
         {
-            return Ok(Descriptor { state: Descriptor::READY, ..found });
+            let Descriptor { owner, incarnation, seq, .. } = victim.descriptor;
+            return Ok(Descriptor { state: Descriptor::READY, owner, incarnation, seq, ..found });
         }
         Ok(victim.descriptor)
     }
@@ -174,7 +177,9 @@ impl Inner {
         for group in homes.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
             let _guard = match self.lock_stripe(&group[0].0) {
                 Ok(guard) => guard,
-                Err(Error::Timeout { .. } | Error::BadLine { .. }) => continue,
+                Err(Error::BadLine { .. }) => continue,
+                // Without a manager every one of them would wait as long.
+                Err(Error::Timeout { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             };
             for (home, cell) in group {

@@ -98,6 +98,7 @@ use crate::error::{Error, Result};
 use crate::host::{HeldOp, Host, Op};
 use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
+use crate::lock::LOCK_CELLS;
 use crate::media::{Ask, Descriptor, Geometry, Stripes};
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
@@ -233,6 +234,8 @@ impl Cache {
         if geometry.cell_chunks() == 0 {
             return Err(Error::Invalid("the pool has no cells: format it with some to use it as a prefix cache".into()));
         }
+        // Through a fence and re-join of this host, if it is in the middle of one.
+        drop(host.acquire(LOCK_CELLS, config.lock_timeout_ms)?);
         let local = local::LocalCells::of(host)?;
         let claim_lines = geometry.cell_claim_lines();
         let inner = Inner {

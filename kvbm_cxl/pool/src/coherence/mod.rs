@@ -92,6 +92,9 @@ pub trait Coherence: Send + Sync {
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
 }
 
+/// The bits of a line's first word, as loaded from memory, that hold its CRC.
+const CRC_BITS: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+
 /// Numbers of the lines that a range inside the pool touches.
 fn lines_of(offset: u64, len_bytes: u64) -> Range<u64> {
     let line = LINE_BYTES as u64;

@@ -166,10 +166,13 @@ pub(super) fn fence_loads() {
 #[inline]
 unsafe fn store_words(to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // The word with the CRC last: a line that is whole for others has no store left to come, which could bring it back after its next owner
-    // has written it.
+    // A wrong CRC first: what this cache held of the line may be old, and written back between two stores it must not verify. The word with
+    // the right CRC last: a line that is whole for others has no store left to come, which could bring it back after its next owner has
+    // written it.
+    // SAFETY: the caller promises 64 writable bytes, aligned.
+    unsafe { to.cast::<u64>().write_volatile(words[0] ^ super::CRC_BITS) };
     for (index, word) in words.into_iter().enumerate().rev() {
-        // SAFETY: the caller promises 64 writable bytes, aligned.
+        // SAFETY: as above.
         unsafe { to.cast::<u64>().add(index).write_volatile(word) };
     }
 }

@@ -18,7 +18,7 @@ use crate::fault::mutant;
 use crate::limits::MAX_NUMBER;
 use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
-use crate::lock::{LockGuard, LockId};
+use crate::lock::{LockGuard, LockId, OnFence};
 use crate::media::{Geometry, Superblock};
 use crate::platform::{MachineId, MachineLockGuard, Platform};
 use local_mutex::{Asker, LocalMutex, Taken};
@@ -260,13 +260,12 @@ impl Host {
     /// # Errors
     /// [`Error::Timeout`] at the deadline; [`Error::BadLine`] when the lock is blocked by a damaged line.
     pub fn acquire(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
-        crate::lock::acquire(self, lock, timeout_ms, true)
+        crate::lock::acquire(self, lock, timeout_ms, OnFence::Rejoin)
     }
 
-    /// As [`Host::acquire`], for a caller that has begun other work: a fence is an error at once, because the re-join would wait for that
-    /// work and so for the caller.
-    pub(crate) fn acquire_within(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
-        crate::lock::acquire(self, lock, timeout_ms, false)
+    /// As [`Host::acquire`] for work inside an [`Op`] or [`HeldOp`], which keeps this host from joining again: a fence is an error at once.
+    pub(crate) fn acquire_inside(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
+        crate::lock::acquire(self, lock, timeout_ms, OnFence::Fail)
     }
 
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.

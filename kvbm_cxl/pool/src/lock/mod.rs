@@ -53,8 +53,17 @@ pub struct LockGuard<'h> {
     grant: u32,
 }
 
-/// [`Host::acquire`], or, not through a fence, [`Host::acquire_within`].
-pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, through_fence: bool) -> Result<LockGuard<'h>> {
+/// What an acquisition does when this host is fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnFence {
+    /// Waits for the re-join, and acquires the lock under the new incarnation.
+    Rejoin,
+    /// Gives up: whoever asks is inside an operation, and while that goes on there is no re-join to wait for.
+    Fail,
+}
+
+/// [`Host::acquire`], [`Host::acquire_inside`].
+pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, on_fence: OnFence) -> Result<LockGuard<'h>> {
     let inner = &*host.inner;
     if lock >= inner.geometry().locks {
         return Err(Error::Invalid(format!("lock {lock} does not exist: the pool has {} locks", inner.geometry().locks)));
@@ -82,7 +91,7 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, through
                     Err(error) => {
                         local.mutex.unlock(&*inner.platform);
                         drop(op);
-                        if !error.is_fenced() || !through_fence {
+                        if !error.is_fenced() || on_fence == OnFence::Fail {
                             return Err(error);
                         }
                     }
@@ -90,7 +99,7 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, through
             }
             Err(error) => {
                 local.mutex.unlock(&*inner.platform);
-                if !error.is_fenced() || !through_fence {
+                if !error.is_fenced() || on_fence == OnFence::Fail {
                     return Err(error);
                 }
             }

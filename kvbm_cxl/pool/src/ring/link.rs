@@ -63,7 +63,8 @@ impl Half {
         self.offset + (HEAD_LINES + slot) * LINE_BYTES as u64
     }
 
-    fn progress_at(&self) -> u64 {
+    /// Pool offset of the progress line.
+    pub fn progress_at(&self) -> u64 {
         self.offset + LINE_BYTES as u64
     }
 

@@ -300,6 +300,17 @@ impl Connection {
         (self.sender, self.receiver)
     }
 
+    /// Both directions of one connection together again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they are not those of one connection; both are dropped.
+    pub fn of(sender: Sender, receiver: Receiver) -> Result<Connection> {
+        if std::ptr::eq(sender.link(), receiver.link()) {
+            return Ok(Connection { sender, receiver });
+        }
+        Err(Error::Invalid("the two directions belong to different connections".into()))
+    }
+
     /// The direction to the other end.
     pub fn sender(&mut self) -> &mut Sender {
         &mut self.sender
@@ -347,3 +358,6 @@ impl Connection {
         done.ok_or_else(|| Error::Timeout { what: format!("{} to receive everything", self.sender.link().peer()), timeout_ms })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,6 +62,10 @@ impl Receiver {
         }
     }
 
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
     /// Lines have been fetched that were not looked at yet.
     pub(super) fn has_fetched(&self) -> bool {
         self.at < self.until

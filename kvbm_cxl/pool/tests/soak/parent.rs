@@ -104,7 +104,7 @@ impl<'s> Field<'s> {
             objects: 16,
             cells: CELL_BYTES.map(area).to_vec(),
             machine: Some(self.machine_id(0)),
-            seats: vec![judge::machine_id(self.soak.number)],
+            seats: vec![judge::machine_id(self.soak.number), self.machine_id(1)],
             memory: Some(CoherenceOptions::default()),
             ..FormatOptions::default()
         };
@@ -115,6 +115,14 @@ impl<'s> Field<'s> {
         self.directory.join("state")
     }
 
+    fn calm_sign(&self) -> PathBuf {
+        self.directory.join("calm")
+    }
+
+    fn stop_sign(&self, index: usize) -> PathBuf {
+        self.directory.join(format!("stop-{index}"))
+    }
+
     fn start(&mut self, index: usize) {
         self.starts += 1;
         let place = &self.places[index];
@@ -123,7 +131,8 @@ impl<'s> Field<'s> {
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env(worker::POOL, self.spec.to_string())
             .env(worker::LOG, &place.log)
-            .env(worker::SIGNS, &self.directory)
+            .env(worker::CALM, self.calm_sign())
+            .env(worker::STOP, self.stop_sign(index))
             .env(worker::START, self.starts.to_string())
             .env(worker::RANDOM, (self.seed ^ self.starts << 32).to_string())
             .env("CXL_STATE_DIR", self.state_directory())
@@ -206,8 +215,8 @@ impl<'s> Field<'s> {
         self.places[index].child = None;
         let machine = self.places[index].machine;
         let is_last = !self.places.iter().any(|place| place.machine == machine && place.child.is_some());
-        // Machine 0 has the seat that is named in the superblock.
-        if is_last && machine != 0 && self.random.below(2) == 0 {
+        // The first two have seats that are named in the superblock.
+        if is_last && machine > 1 && self.random.below(2) == 0 {
             self.replaced[machine] = self.replaced[machine].wrapping_add(1);
         }
     }
@@ -226,7 +235,7 @@ impl<'s> Field<'s> {
 
     /// No more faults: every child has to get on.
     fn calm_down(&mut self) {
-        std::fs::write(self.directory.join(worker::CALM), b"").unwrap();
+        std::fs::write(self.calm_sign(), b"").unwrap();
         let deadline = Instant::now() + PATIENCE;
         (0..self.places.len()).for_each(|index| {
             self.signal(index, libc::SIGCONT);
@@ -250,28 +259,30 @@ impl<'s> Field<'s> {
         }
     }
 
-    /// Half of the children end without a word, the others leave.
+    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that nobody has to leave a pool
+    /// in which no machine with a seat is left.
     fn end_all(&mut self) {
-        for index in 0..self.places.len() {
-            if self.random.below(2) == 0 {
-                self.signal(index, libc::SIGKILL);
-                self.reap(index);
-            }
-        }
-        std::fs::write(self.directory.join(worker::STOP), b"").unwrap();
+        let leaving: Vec<usize> =
+            (0..self.places.len()).filter(|&index| self.places[index].machine != 0 && self.random.below(2) == 0).collect();
+        leaving.iter().for_each(|&index| std::fs::write(self.stop_sign(index), b"").unwrap());
         let deadline = Instant::now() + PATIENCE;
-        for place in &mut self.places {
+        for index in leaving {
+            let (place, seed) = (&mut self.places[index], self.seed);
             let Some(child) = &mut place.child else { continue };
             let status = loop {
                 if let Some(status) = child.try_wait().unwrap() {
                     break status;
                 }
-                assert!(Instant::now() < deadline, "SOAK_SEED={}: a child did not leave within {PATIENCE:?}", self.seed);
+                assert!(Instant::now() < deadline, "SOAK_SEED={seed}: a child did not leave within {PATIENCE:?}");
                 std::thread::sleep(Duration::from_millis(5));
             };
             place.child = None;
             let log = std::fs::read_to_string(&place.log).unwrap_or_default();
-            assert!(status.success(), "SOAK_SEED={}: a child left with {status}: {:?}", self.seed, log.lines().next_back());
+            assert!(status.success(), "SOAK_SEED={seed}: a child left with {status}: {:?}", log.lines().next_back());
+        }
+        for index in 0..self.places.len() {
+            self.signal(index, libc::SIGKILL);
+            self.reap(index);
         }
     }
 

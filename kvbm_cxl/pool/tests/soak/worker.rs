@@ -11,7 +11,7 @@ use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::metrics::{Label, MissReason};
 use cxl_pool::pool::{OpenOptions, Pool};
 use cxl_pool::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,16 +20,14 @@ use std::time::{Duration, Instant};
 pub const POOL: &str = "SOAK_POOL";
 /// Path of the child's log.
 pub const LOG: &str = "SOAK_LOG";
-/// Directory with the files that tell the children what is to be done.
-pub const SIGNS: &str = "SOAK_SIGNS";
+/// Path of a file that tells the children that the storm is over.
+pub const CALM: &str = "SOAK_CALM";
+/// Path of a file that tells the child to leave.
+pub const STOP: &str = "SOAK_STOP";
 /// Number of the child's start, different in every start.
 pub const START: &str = "SOAK_START";
 /// Seed of what the child does at random.
 pub const RANDOM: &str = "SOAK_RANDOM";
-/// File that tells that the storm is over.
-pub const CALM: &str = "calm";
-/// File that tells the children to leave.
-pub const STOP: &str = "stop";
 
 /// Deadline of locks, in milliseconds.
 const TIMEOUT_MS: u64 = 20_000;
@@ -160,18 +158,18 @@ fn tell(shared: &Shared) {
 
 /// Tells now and then what was counted, until it is time to leave: when the parent says so, or when this start has had enough.
 fn watch(shared: &Shared, random: &mut Random) {
-    let signs = PathBuf::from(std::env::var(SIGNS).unwrap_or_default());
+    let [calm, stop] = [CALM, STOP].map(|name| PathBuf::from(std::env::var(name).unwrap_or_default()));
     let enough = random.below(3).eq(&0).then(|| Instant::now() + Duration::from_millis(300 + random.below(5_000)));
     let mut told = Instant::now();
     let mut calm_from = None;
-    while !Path::new(&signs.join(STOP)).exists() {
+    while !stop.exists() {
         std::thread::sleep(Duration::from_millis(20));
         if told.elapsed() > Duration::from_millis(250) {
             told = Instant::now();
             tell(shared);
         }
         let now = shared.counts.progress();
-        if !Path::new(&signs.join(CALM)).exists() {
+        if !calm.exists() {
             if enough.is_some_and(|enough| Instant::now() >= enough) {
                 return;
             }

@@ -51,7 +51,6 @@ struct Publication {
 struct Writer {
     cell: u64,
     process: SimProcess,
-    name: Name,
 }
 
 /// A confirmed pin.
@@ -177,7 +176,7 @@ impl Ledger {
         if let Some(other) = self.writers.iter().find(|writer| writer.cell == cell) {
             env.fail(format!("P3: {:?} may write cell {cell} for {name:?} while {other:?} may", env.process()));
         }
-        self.writers.push(Writer { cell, process: env.process(), name });
+        self.writers.push(Writer { cell, process: env.process() });
     }
 
     /// It writes no more.

@@ -198,14 +198,21 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether a block must be there: it was stored before, nothing takes blocks away, and nobody was ever fenced.
+    /// Whether no cell ever changed hands. One that does is stamped anew, which a pin cannot tell from another block; and with another host's
+    /// claim on it, it loses its block.
+    fn is_calm(&self) -> bool {
+        let ledger = self.shared.borrow();
+        !ledger.moved && self.env.view(|view| ledger.nobody_failed(view))
+    }
+
+    /// Whether a block must be there: it was stored before, and nothing takes blocks away.
     fn must_be(&self, name: Name) -> bool {
         self.habits.roomy && self.shared.borrow().stored.contains(&name)
     }
 
     /// Fails the run for a block that must be there and is not.
     fn missed(&self, must_be: bool, name: Name, how: &str) {
-        if must_be && self.env.view(|view| self.shared.borrow().nobody_failed(view)) {
+        if must_be && self.is_calm() {
             self.env.fail(format!("P5: {name:?} was stored, nobody evicts, but a {how} misses it"));
         }
     }
@@ -311,9 +318,7 @@ impl Worker<'_> {
             Ok(None) => self.shared.borrow_mut().accepted(self.env, *name, &buffer, "use of a pin"),
             Ok(Some(reason)) => {
                 self.only_the_checksum(reason);
-                // A cell that changes hands is stamped anew, which the pin cannot tell from another block.
-                let calm = !self.shared.borrow().moved && self.env.view(|view| self.shared.borrow().nobody_failed(view));
-                if calm {
+                if self.is_calm() {
                     self.env.fail(format!("P2: pinned {name:?} was refused ({reason:?}), and no cell ever changed hands"));
                 }
             }

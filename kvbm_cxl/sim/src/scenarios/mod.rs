@@ -6,8 +6,10 @@
 
 pub mod alloc;
 pub mod cache;
+pub mod cache_cases;
 pub mod cache_ledger;
 pub mod cache_ops;
+pub mod cache_stage;
 pub mod copy;
 pub mod directed;
 pub mod duel;

@@ -24,7 +24,7 @@ const NAME: &[u8] = b"service";
 /// Size of a half: 14 slots.
 const RING_BYTES: u64 = 1024;
 /// Longest wait for an end that lives: far beyond every pause.
-const PATIENCE_MS: u64 = 1_000;
+const PATIENCE_MS: u64 = 500;
 /// Connections that each start of a process makes.
 const SESSIONS: usize = 4;
 /// Attempts to get one.
@@ -238,7 +238,7 @@ fn is_quiet(env: &Env, ledger: &Ledger) -> bool {
 fn call(env: &Env, ledger: &Shared, rings: &Rings, caller: usize, busy: &Rc<RefCell<usize>>) -> Result<()> {
     for session in 0..SESSIONS {
         let Some(connection) = connect(env, ledger, rings)? else { return Ok(()) };
-        let key = (env.process().0 as u64) << 16 | (caller as u64) << 8 | session as u64 + 1;
+        let key = (env.process().0 as u64) << 16 | (caller as u64) << 8 | (session as u64 + 1);
         ledger.borrow_mut().sessions.insert(key, Session::default());
         match env.below(4) {
             0 => call_some(env, ledger, connection, key)?,

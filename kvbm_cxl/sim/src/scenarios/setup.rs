@@ -5,6 +5,7 @@ use super::directed;
 use crate::{Chances, Env, Random, SimHost, World, WorldConfig, WritePath};
 use cxl_pool::Result;
 use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::line::Lines;
 use cxl_pool::platform::MachineId;
 
 /// Hosts of a world under test, and what they are told.
@@ -77,14 +78,23 @@ impl Cluster {
 
 /// Joins as this process and keeps the service running beside it.
 pub fn join(env: &Env, config: &HostConfig) -> Result<Host> {
-    let host = Host::join(env.lines(), env.platform(), config.clone())?;
+    join_over(env, env.lines(), config, || false)
+}
+
+/// As [`join`], over `lines`, with a service that stands still while `is_silent` says so.
+pub fn join_over(env: &Env, lines: Lines, config: &HostConfig, is_silent: impl Fn() -> bool + 'static) -> Result<Host> {
+    let host = Host::join(lines, env.platform(), config.clone())?;
     let service = host.clone();
-    env.spawn_daemon("service", move |env| serve(&env, &service));
+    env.spawn_daemon("service", move |env| serve(&env, &service, is_silent));
     Ok(host)
 }
 
-fn serve(env: &Env, host: &Host) -> Result<()> {
+fn serve(env: &Env, host: &Host, is_silent: impl Fn() -> bool) -> Result<()> {
     loop {
+        if is_silent() {
+            env.platform().sleep_ns(500_000);
+            continue;
+        }
         let rest_ns = match host.service_round() {
             Ok(rest_ns) => rest_ns,
             Err(cxl_pool::Error::Closed) => return Ok(()),

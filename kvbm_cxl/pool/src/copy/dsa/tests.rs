@@ -242,3 +242,20 @@ fn bad_lists_never_reach_the_device() {
     assert_eq!(seen.moves.load(Ordering::Relaxed), 0);
     assert_eq!(Descriptor::zeroed().operation(), 0);
 }
+
+#[test]
+fn the_device_leaves_the_neighbours_in_a_line_alone() {
+    let [writer, other] = hosts("emulated:seed=4,noise=0");
+    let (engine, seen) = engine(Mood::Willing, LIMITS);
+    let (bytes, beside) = (pattern(1, 100_000), pattern(2, 64));
+    // The writer's cache still holds the lines as they were before.
+    for (offset, len) in [(0, 37), (100_037, 20)] {
+        other.copy_in(offset, &beside[..len]).unwrap();
+        other.fence_stores();
+    }
+    engine.publish(&*writer, &WriteList::gather(37, [&bytes[..]]), Checksum::Off).unwrap();
+    assert!(seen.moves.load(Ordering::Relaxed) > 0);
+    let mut found = vec![0; 100_057];
+    CpuEngine::new(CopyConfig::alone()).pull(&*other, &mut ReadList::scatter(0, [&mut found[..]]), Checksum::Off).unwrap();
+    assert!(found[..37] == beside[..37] && found[37..100_037] == bytes && found[100_037..] == beside[..20]);
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Listeners and connections of a handle, by number.
+//!
+//! The two directions of a connection are used from different threads, one call at a time each. A number is never used again, so that one
+//! that was closed is refused.
+
+use crate::status::{Failure, Outcome, Status};
+use crate::types::CxlRing;
+use cxl_pool::alloc::Allocator;
+use cxl_pool::host::Host;
+use cxl_pool::ring::{Connection, Listener, Receiver, RingConfig, Rings, Sender};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The receiving direction, and the message that was too long for its caller.
+struct Incoming {
+    receiver: Receiver,
+    message: Vec<u8>,
+    is_waiting: bool,
+}
+
+/// A listener or connection. What was taken out is being closed.
+#[derive(Clone)]
+enum Entry {
+    Listener(Arc<Mutex<Option<Listener>>>),
+    Connection(Arc<Mutex<Option<Sender>>>, Arc<Mutex<Option<Incoming>>>),
+}
+
+/// The rings of one membership, made when they are first used.
+pub struct RingTable {
+    host: Host,
+    allocator: Arc<Allocator>,
+    rings: Mutex<Option<Rings>>,
+    /// The number used last, and what is open.
+    open: Mutex<(CxlRing, BTreeMap<CxlRing, Entry>)>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn closed(number: CxlRing) -> Failure {
+    Failure::new(Status::E_CLOSED, format!("{number} is no open listener or connection of this pool handle (was it closed?)"))
+}
+
+fn is_other(number: CxlRing, wanted: &str) -> Failure {
+    Failure::invalid(format!("{number} is not a {wanted}"))
+}
+
+impl RingTable {
+    /// Without any rings yet.
+    pub fn new(host: &Host, allocator: &Arc<Allocator>) -> Self {
+        RingTable { host: host.clone(), allocator: allocator.clone(), rings: Mutex::default(), open: Mutex::default() }
+    }
+
+    fn rings(&self) -> Outcome<Rings> {
+        let mut rings = held(&self.rings);
+        if let Some(rings) = &*rings {
+            return Ok(rings.clone());
+        }
+        let config = RingConfig {
+            beat_ms: self.host.config().heartbeat_ms.max(1),
+            peer_timeout_ms: self.host.config().suspect_ms.saturating_mul(2).max(2),
+            ..RingConfig::default()
+        };
+        let made = Rings::new(&self.host, self.allocator.clone(), config)?;
+        *rings = Some(made.clone());
+        Ok(made)
+    }
+
+    /// Says that this process is alive, if it has rings.
+    pub fn beat(&self) {
+        if let Some(rings) = &*held(&self.rings) {
+            // Made up for by a later one; calls meet the same error.
+            let _ = rings.beat();
+        }
+    }
+
+    fn enter(&self, entry: Entry) -> CxlRing {
+        let mut open = held(&self.open);
+        open.0 += 1;
+        let number = open.0;
+        open.1.insert(number, entry);
+        number
+    }
+
+    fn enter_connection(&self, connection: Connection) -> CxlRing {
+        let (sender, receiver) = connection.split();
+        let incoming = Incoming { receiver, message: Vec::new(), is_waiting: false };
+        self.enter(Entry::Connection(Arc::new(Mutex::new(Some(sender))), Arc::new(Mutex::new(Some(incoming)))))
+    }
+
+    fn find(&self, number: CxlRing) -> Outcome<Entry> {
+        held(&self.open).1.get(&number).cloned().ok_or_else(|| closed(number))
+    }
+
+    fn with_sender<T>(&self, number: CxlRing, work: impl FnOnce(&mut Sender) -> Outcome<T>) -> Outcome<T> {
+        match self.find(number)? {
+            Entry::Connection(sender, _) => work(held(&sender).as_mut().ok_or_else(|| closed(number))?),
+            Entry::Listener(_) => Err(is_other(number, "connection")),
+        }
+    }
+
+    /// Listens under a name.
+    pub fn listen(&self, name: &[u8]) -> Outcome<CxlRing> {
+        let listener = self.rings()?.listen(name)?;
+        Ok(self.enter(Entry::Listener(Arc::new(Mutex::new(Some(listener))))))
+    }
+
+    /// Accepts a connection.
+    pub fn accept(&self, number: CxlRing, timeout_ms: u64) -> Outcome<CxlRing> {
+        match self.find(number)? {
+            Entry::Listener(listener) => {
+                let accepted = held(&listener).as_mut().ok_or_else(|| closed(number))?.accept(timeout_ms)?;
+                Ok(self.enter_connection(accepted))
+            }
+            Entry::Connection(..) => Err(is_other(number, "listener")),
+        }
+    }
+
+    /// Connects to a listener.
+    pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Outcome<CxlRing> {
+        let connection = self.rings()?.connect(name, timeout_ms)?;
+        Ok(self.enter_connection(connection))
+    }
+
+    /// Sends a message.
+    pub fn send(&self, number: CxlRing, message: &[u8], timeout_ms: u64) -> Outcome<()> {
+        self.with_sender(number, |sender| Ok(sender.send(message, timeout_ms)?))
+    }
+
+    /// Longest message of a connection, in bytes.
+    pub fn max_message_bytes(&self, number: CxlRing) -> Outcome<u64> {
+        self.with_sender(number, |sender| Ok(sender.max_message_bytes()))
+    }
+
+    /// Receives a message of at most `room` bytes; a longer one stays, and its length is the error.
+    pub fn recv<T>(&self, number: CxlRing, room: usize, timeout_ms: u64, take: impl FnOnce(&[u8]) -> T) -> Outcome<Result<T, usize>> {
+        let Entry::Connection(_, incoming) = self.find(number)? else { return Err(is_other(number, "connection")) };
+        let mut incoming = held(&incoming);
+        let Incoming { receiver, message, is_waiting } = incoming.as_mut().ok_or_else(|| closed(number))?;
+        if !*is_waiting {
+            receiver.recv(message, timeout_ms)?;
+        }
+        *is_waiting = message.len() > room;
+        Ok(if *is_waiting { Err(message.len()) } else { Ok(take(message)) })
+    }
+
+    /// Closes a listener or a connection; without time a connection is dropped.
+    pub fn close(&self, number: CxlRing, timeout_ms: u64) -> Outcome<()> {
+        let entry = held(&self.open).1.remove(&number).ok_or_else(|| closed(number))?;
+        match entry {
+            Entry::Listener(listener) => match held(&listener).take() {
+                Some(listener) => Ok(listener.close()?),
+                None => Err(closed(number)),
+            },
+            // Calls on other threads end first, with their deadlines.
+            Entry::Connection(sender, incoming) => match (held(&sender).take(), held(&incoming).take()) {
+                (Some(sender), Some(incoming)) if timeout_ms > 0 => Ok(Connection::of(sender, incoming.receiver)?.close(timeout_ms)?),
+                (Some(_), Some(_)) => Ok(()),
+                _ => Err(closed(number)),
+            },
+        }
+    }
+
+    /// Closes everything without waiting: the membership ends.
+    pub fn end(self) {
+        let open = std::mem::take(&mut *held(&self.open)).1;
+        for entry in open.into_values() {
+            if let Entry::Listener(listener) = entry
+                && let Some(listener) = held(&listener).take()
+            {
+                // The next listener takes a name over that is left.
+                let _ = listener.close();
+            }
+        }
+    }
+}

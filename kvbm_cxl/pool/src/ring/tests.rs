@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lines that are sealed as they should be and say what cannot be: an end that lies harms its own connection only.
+
+use super::lines::{Progress, Slot};
+use super::link::{Own, Side};
+use super::rpc::{Client, Server};
+use super::*;
+use crate::alloc::{AllocConfig, LocalArea};
+use crate::device::PoolSpec;
+use crate::host::{HostConfig, Service};
+use crate::machine::{Machine, State};
+use crate::platform::MachineId;
+use crate::pool::{FormatOptions, Pool};
+
+const PATIENCE_MS: u64 = 30_000;
+
+struct Lab {
+    rings: [Rings; 2],
+    _hosts: [(Host, Service); 2],
+    _pool: Pool,
+    _directory: tempfile::TempDir,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(24 << 20)).unwrap();
+        let machine = |number: u8| MachineId([number + 1; 16]);
+        let options =
+            FormatOptions { machine: Some(machine(0)), slots: 4, locks: 32, objects: 32, chunk_bytes: 64 << 10, ..Default::default() };
+        let pool = Pool::format(&spec, &options).unwrap();
+        let hosts = [0, 1].map(|number| {
+            let uuid = pool.superblock().uuid();
+            let state = State::open(&directory.path().join("state"), uuid, machine(number)).unwrap();
+            let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
+            let host = Host::join(pool.lines().clone(), Arc::new(Machine::new(machine(number), state).unwrap()), config).unwrap();
+            let service = host.serve().unwrap();
+            (host, service)
+        });
+        let rings = [&hosts[0].0, &hosts[1].0].map(|host| {
+            let allocator = Allocator::attach(host, LocalArea::of(host).unwrap(), AllocConfig::default()).unwrap();
+            let config = RingConfig { ring_bytes: 1024, peer_timeout_ms: PATIENCE_MS, ..RingConfig::default() };
+            Rings::new(host, Arc::new(allocator), config).unwrap()
+        });
+        Lab { rings, _hosts: hosts, _pool: pool, _directory: directory }
+    }
+
+    /// Two ends of a new connection.
+    fn connect(&self, listener: &mut Listener) -> (Connection, Connection) {
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| self.rings[1].connect(b"tested", PATIENCE_MS).unwrap());
+            (listener.accept(PATIENCE_MS).unwrap(), connecting.join().unwrap())
+        })
+    }
+}
+
+/// Writes line `number` of the ring that `liar` sends into.
+fn forge(liar: &Connection, number: u64, kind: u16, rest_bytes: u16) {
+    let (link, half) = (liar.sender.link(), *liar.sender.link().own());
+    let slot = Slot { crc: 0, sequence: number as u32, connection: half.connection, rest_bytes, kind, payload: [number as u8; SLOT_BYTES] };
+    link.lines().publish_in(half.seal, number, half.slot_at(number % half.slots()), slot).unwrap();
+}
+
+#[test]
+fn lines_that_do_not_belong_together_are_refused() {
+    let lab = Lab::new();
+    let mut listener = lab.rings[0].listen(b"tested").unwrap();
+    let cases: [&[(u16, u16)]; 8] = [
+        &[(Slot::MORE, 48)],
+        &[(Slot::MORE, 0)],
+        &[(Slot::FIRST, u16::MAX)],
+        &[(Slot::FIRST, 100), (Slot::FIRST, 48)],
+        &[(Slot::FIRST, 100), (Slot::MORE, 100)],
+        &[(Slot::FIRST, 100), (Slot::MORE, 51)],
+        &[(Slot::FIRST, 100), (Slot::MORE, 0)],
+        &[(Slot::FIRST, 100), (Slot::END, 0)],
+    ];
+    for case in cases {
+        let (mut honest, liar) = lab.connect(&mut listener);
+        (0..).zip(case).for_each(|(number, (kind, rest_bytes))| forge(&liar, number, *kind, *rest_bytes));
+        let mut message = Vec::new();
+        let error = honest.recv(&mut message, PATIENCE_MS).unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{case:?}: {error}");
+        // Nor does anything come of it later.
+        assert!(honest.recv(&mut message, 1).is_err(), "{case:?}");
+    }
+}
+
+#[test]
+fn lines_of_another_number_kind_or_connection_are_not_there() {
+    let lab = Lab::new();
+    let mut listener = lab.rings[0].listen(b"tested").unwrap();
+    let (mut honest, liar) = lab.connect(&mut listener);
+    let half = *liar.sender.link().own();
+    let lines = liar.sender.link().lines();
+    let right = Slot { crc: 0, sequence: 0, connection: half.connection, rest_bytes: 4, kind: Slot::FIRST, payload: [7; SLOT_BYTES] };
+    let mut message = Vec::new();
+    let wrong = [
+        (half.slots(), right),
+        (u64::MAX, right),
+        (1 << 32, right),
+        (0, Slot { sequence: 1, ..right }),
+        (0, Slot { connection: !half.connection, ..right }),
+        (0, Slot { kind: 0, ..right }),
+        (0, Slot { kind: u16::MAX, ..right }),
+    ];
+    for (number, slot) in wrong {
+        lines.publish_in(half.seal, number, half.slot_at(0), slot).unwrap();
+        let found = honest.recv(&mut message, 2);
+        assert!(matches!(found, Err(Error::Timeout { .. })), "{number} {slot:?}: {found:?}");
+    }
+    let other = *honest.sender.link().own();
+    lines.publish_in(other.seal, 0, half.slot_at(0), right).unwrap();
+    assert!(matches!(honest.recv(&mut message, 2), Err(Error::Timeout { .. })), "sealed for the other direction");
+    lines.publish_in(half.seal, 0, half.slot_at(0), right).unwrap();
+    honest.recv(&mut message, PATIENCE_MS).unwrap();
+    assert_eq!(message, [7; 4]);
+}
+
+#[test]
+fn a_progress_that_cannot_be_is_refused() {
+    let lab = Lab::new();
+    let mut listener = lab.rings[0].listen(b"tested").unwrap();
+    for lies in [&[15][..], &[u64::MAX], &[14, 13], &[3, 0]] {
+        let (mut honest, liar) = lab.connect(&mut listener);
+        let half = *liar.sender.link().own();
+        let mut found = Ok(());
+        for &read in lies {
+            while honest.sender.try_push(&[b"x"]).unwrap_or(false) {}
+            liar.sender.link().lines().publish_in(half.seal, 0, half.progress_at(), Progress { read, ..Progress::default() }).unwrap();
+            found = honest.sender.push(&[b"x"]);
+        }
+        assert!(matches!(found, Err(Error::Protocol { .. })), "{lies:?}: {found:?}");
+    }
+}
+
+#[test]
+fn a_half_lies_in_the_blocks_and_is_of_this_connection() {
+    let lab = Lab::new();
+    let mut listener = lab.rings[0].listen(b"tested").unwrap();
+    let (at_a, at_b) = lab.connect(&mut listener);
+    let (link, layout) = (at_a.sender.link(), lab.rings[0].lines().layout().clone());
+    let place = link.other().slot_at(0) - HEAD_LINES * LINE_BYTES as u64;
+    let end = layout.data_offset() + layout.chunks() * layout.geometry().chunk_bytes;
+    let slots = link.other().slots();
+    for (offset, slots) in [
+        (place, slots), // of another connection
+        (place + 1, slots),
+        (place, 0),
+        (place, u64::MAX),
+        (place, u64::MAX / 64),
+        (place, slots + 1),
+        (0, slots),
+        (u64::MAX - 63, slots),
+        (end - 64, slots),
+        (end, slots),
+    ] {
+        let own = Own::make(&lab.rings[0], 77, Side::Listener).unwrap();
+        assert!(own.join(Side::Listener, offset, slots, *link.peer()).unwrap().is_err(), "{offset:#x} {slots}");
+    }
+    drop(at_b);
+}
+
+#[test]
+fn a_message_that_is_no_call_ends_the_calls() {
+    let lab = Lab::new();
+    let mut listener = lab.rings[0].listen(b"tested").unwrap();
+    for message in [&b"short"[..], &[0xee; 40]] {
+        let (mut at_a, at_b) = lab.connect(&mut listener);
+        at_a.send(message, 0).unwrap();
+        let mut client = Client::new(at_b, 1).unwrap();
+        let found = client.call(b"", &mut Vec::new(), PATIENCE_MS);
+        assert!(matches!(found, Err(Error::Protocol { .. })), "{found:?}");
+        let (at_a, mut at_b) = lab.connect(&mut listener);
+        at_b.send(message, 0).unwrap();
+        let mut server = Server::new(at_a);
+        let found = server.serve(1, 0, |_, _| 0);
+        assert!(matches!(found, Err(Error::Protocol { .. })), "{found:?}");
+    }
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The counter-examples of CACHE.md section 9 as choreographies: each passes on the production code, for every seed, and fails with the
+//! rule dropped that it is about. The model checker that found them models one line as one step; here the production code takes the same
+//! ways through the same places.
+//!
+//! The roles: Z is the host that is taken for dead and goes on, A another publisher, B the next one, R a reader. The warden directs.
+
+mod adopt;
+mod claims;
+mod pull;
+mod strays;
+mod writers;
+
+pub use writers::{abort_before_the_device_is_done, pull_with_checksum_under_a_false_proof};
+
+use super::Scenario;
+use super::cache_ledger::Name;
+
+/// The host that is taken for dead.
+const Z: usize = 1;
+/// Another publisher.
+const A: usize = 2;
+/// A reader, or the next publisher.
+const R: usize = 3;
+
+/// A block.
+const K: Name = Name(0, 1);
+/// Another one.
+const L: Name = Name(0, 2);
+/// And another.
+const M: Name = Name(0, 3);
+
+/// Every choreography with the name under which its seeds are replayed: the number of the counter-example, and what happens.
+pub const ALL: &[(&str, Scenario)] = &[
+    ("c1_cell_republished_in_mid_copy", pull::republished_in_mid_copy),
+    ("c2_stray_names_new_bytes", strays::names_new_bytes),
+    ("c2a_stray_restores_the_line", strays::restores_the_line),
+    ("c2b_confirmed_on_a_stray", strays::confirmed_on_a_stray),
+    ("c3_writing_of_a_zombie", writers::zombie_goes_on_copying),
+    ("c5_same_key_in_the_same_cell", pull::same_key_in_the_same_cell),
+    ("c6_zombie_reserves_what_was_adopted", writers::zombie_reserves_what_was_adopted),
+    ("c8_false_proof", writers::zombie_goes_on_copying),
+    ("c8_false_proof_and_a_pin", writers::pinned_under_a_false_proof),
+    ("c11_evicting_of_a_dead_host", adopt::evicting_of_a_dead_host),
+    ("c12_stray_on_a_line_of_its_own", strays::on_a_line_of_the_owner),
+    ("c13_pinned_in_quarantine", adopt::pinned_in_quarantine),
+    ("c14_stray_among_two_claimants", claims::stray_among_two_claimants),
+    ("c15_chunk_of_another_process", claims::chunk_of_another_process),
+    ("c20_abort_after_the_device", writers::abort_after_the_device),
+    ("c21_manager_changes", claims::manager_changes),
+    ("c22_claim_of_a_proven_host", claims::claim_of_a_proven_host),
+    ("c23_releaser_dies", claims::releaser_dies),
+];

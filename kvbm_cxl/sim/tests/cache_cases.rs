@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The counter-examples of CACHE.md section 9 as choreographies: all of them pass while no rule is dropped, and most runs come to the end
+//! of the play. That each fails without its rule is what mutants.rs is about; here are those whose rule is not the cache's own.
+
+use cxl_sim::scenarios::{cache_cases, cache_stage};
+use cxl_sim::{Scenario, explore, search};
+
+/// Seeds of each choreography.
+const SEEDS: u64 = 60;
+
+#[test]
+fn every_choreography_holds_and_is_played_to_its_end() {
+    let only = std::env::var("CASE").ok();
+    for &(name, scenario) in cache_cases::ALL.iter().filter(|of| only.as_ref().is_none_or(|only| of.0.starts_with(only))) {
+        let begin = std::time::Instant::now();
+        let summary = explore(name, SEEDS, scenario);
+        let played = summary.points.get(cache_stage::PLAYED).copied().unwrap_or(0);
+        println!("  {name}: {played} scripts of {} runs in {:.1} s", summary.runs, begin.elapsed().as_secs_f32());
+        assert!(played >= summary.runs, "{name}: the plays were spoiled");
+    }
+}
+
+/// The lowest of some seeds on which a scenario fails with a rule dropped, and why.
+fn first_failure(mutant: Option<&'static str>, scenario: Scenario) -> Option<(u64, String)> {
+    search(0..SEEDS, mutant, &scenario).err().map(|failure| (failure.seed, failure.reason))
+}
+
+fn breaks(failure: &Option<(u64, String)>, rules: &[&str]) -> bool {
+    failure.as_ref().is_some_and(|(_, reason)| rules.iter().any(|rule| reason.contains(rule)))
+}
+
+#[test]
+fn a_cell_given_up_while_a_device_writes_is_noticed() {
+    let found = first_failure(None, cache_cases::abort_before_the_device_is_done);
+    assert!(breaks(&found, &["P1: "]), "C20: {found:?}");
+}
+
+#[test]
+fn a_checksum_keeps_pulls_right_under_a_false_proof() {
+    let mutant = Some("cache.timeout_is_proof");
+    let scenario = cache_cases::pull_with_checksum_under_a_false_proof;
+    let summary = search(0..SEEDS, mutant, &scenario).unwrap_or_else(|failure| panic!("C8: {failure}"));
+    // Nothing else than the checksum saw it, and it did in many runs.
+    let misses = summary.points.get("scene.checksum_differs").copied().unwrap_or(0);
+    assert!(misses >= SEEDS / 4, "C8: a checksum was wrong in {misses} of {SEEDS} runs");
+}
+
+#[test]
+fn a_fence_word_that_reverts_is_noticed() {
+    // The rule is the host layer's (A1): whoever has one manager's row alone in view sees a fence come and go. Its loss shows in the cache
+    // as two writers of one cell.
+    let (_, scenario) = cache_cases::ALL.iter().find(|of| of.0.starts_with("c21_")).expect("it is listed");
+    let found = first_failure(Some("fence_row_of_granter_only"), *scenario);
+    assert!(breaks(&found, &["P3: ", "P1: "]), "C21: {found:?}");
+}
