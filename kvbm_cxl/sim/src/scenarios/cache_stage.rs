@@ -227,12 +227,8 @@ pub struct Actor {
 
 impl Actor {
     fn perform(&self, script: &Script) -> Result<()> {
-        let player = Player {
-            host: self.env.host(),
-            process: self.env.process(),
-            slot: self.host.slot(),
-            incarnation: self.host.incarnation(),
-        };
+        let player =
+            Player { host: self.env.host(), process: self.env.process(), slot: self.host.slot(), incarnation: self.host.incarnation() };
         self.board.borrow_mut().players.insert(self.role, player);
         let result = self.open().and_then(|()| self.wait(|marks| marks.players.len() == marks.roles)).and_then(|()| script(self));
         match result {
@@ -526,7 +522,6 @@ pub fn is_refused<T>(result: Result<T>) -> Result<bool> {
         other => other.map(|_| false),
     }
 }
-
 
 /// Memory whose copies of a block pass a point in the middle, where a choreography can stop them.
 struct Halting {
