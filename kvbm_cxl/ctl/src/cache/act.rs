@@ -48,9 +48,9 @@ fn joined<T>(pool: &Pool, work: impl FnOnce(&Host, &Cache) -> Result<T, Failure>
 
 /// A block's bytes, or why there are none.
 /// Bytes, cell and owner's slot of a block.
-type Block = (Vec<u8>, u64, u16);
+type Copied = (Vec<u8>, u64, u16);
 
-fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<Block, MissReason>, Failure> {
+fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<Copied, MissReason>, Failure> {
     let mut miss = MissReason::Absent;
     for _ in 0..TRIES {
         let pinned: Pinned = match cache.pin(namespace, key)? {
