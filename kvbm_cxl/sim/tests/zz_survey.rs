@@ -19,8 +19,12 @@ fn survey() {
             Err(failure) => {
                 failed += 1;
                 println!("{name} {mutant:?} seed {seed} step {}: {}", failure.step, &failure.reason[..failure.reason.len().min(700)]);
-                if std::env::var_os("TRACE").is_some() { std::fs::write("/tmp/b/trace.txt", failure.trace.join("\n")).unwrap(); }
-                if failed >= most { break }
+                if std::env::var_os("TRACE").is_some() {
+                    std::fs::write("/tmp/b/trace.txt", failure.trace.join("\n")).unwrap();
+                }
+                if failed >= most {
+                    break;
+                }
             }
         }
     }

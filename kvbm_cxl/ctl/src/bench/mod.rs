@@ -5,6 +5,7 @@
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
+mod cached;
 mod copy;
 mod counting;
 mod handover;
@@ -59,6 +60,35 @@ enum What {
     Copy {
         #[command(flatten)]
         common: Common,
+    },
+    /// Publishing blocks to the prefix cache, beside bare copies
+    Publish {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Pulling blocks from the prefix cache, beside bare copies
+    Pull {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cached::Args,
+    },
+    /// Looking blocks and chains up, beside one bare fetch
+    Lookup {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Two hosts that publish, pull and evict at once
+    Mixed {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Publish, pull and lookup together
+    Pool {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cached::Args,
     },
     /// The allocator: blocks, kept blocks, chunks
     Alloc {
@@ -139,6 +169,12 @@ impl Bench {
         self.target(text, !value.exceeds(limit));
     }
 
+    /// Demands that an estimate does not fall below `limit` beyond noise.
+    fn at_least(&mut self, what: &str, value: &Estimate, limit: f64) {
+        let text = format!("{what}: {:.2} ({:.2} to {:.2}), at least {limit:.2}", value.median, value.low, value.high);
+        self.target(text, !value.falls_short(limit));
+    }
+
     fn text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         let figure = |figure: &Figure| match figure.unit {
@@ -197,6 +233,11 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
         }
         What::Rpc { common, .. } => (rpc::run(common.batches), common),
         What::Copy { common } => (copy::run(common.batches), common),
+        What::Publish { common } => (cached::publish(common.batches), common),
+        What::Pull { common, args } => (cached::pull(args, common.batches), common),
+        What::Lookup { common } => (cached::lookup(common.batches), common),
+        What::Mixed { common } => (cached::mixed(common.batches), common),
+        What::Pool { common, args } => (cached::pool(args, common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
         What::Policies(args) => return policies::run(args, out),
     };

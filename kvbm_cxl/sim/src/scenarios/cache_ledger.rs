@@ -8,9 +8,7 @@ use crate::{Env, Random, SimHost, SimProcess, View, World};
 use cxl_pool::cache::inspect::{Content, Look, Owned};
 use cxl_pool::cache::{BlockKey, Namespace};
 use cxl_pool::line::Lines;
-use cxl_pool::media::{
-    CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor, FenceLine, Identity, MediaLine, PinLine, SLOTS_PER_FENCE,
-};
+use cxl_pool::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor, FenceLine, Identity, MediaLine, PinLine, SLOTS_PER_FENCE};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -154,9 +152,8 @@ impl Ledger {
     /// What bytes are, for a message.
     fn explain(&self, bytes: &[u8]) -> String {
         let of_line = |(index, line): (usize, &[u8])| {
-            let holds = |publication: &&Publication| {
-                publication.bytes.get(index * 64..index * 64 + line.len()).is_some_and(|of| of == line)
-            };
+            let holds =
+                |publication: &&Publication| publication.bytes.get(index * 64..index * 64 + line.len()).is_some_and(|of| of == line);
             match self.publications.iter().find(holds) {
                 Some(found) => format!("line {index} of {:?} (committing: {})", found.name, found.committing),
                 None => format!("line {index} of nobody"),
