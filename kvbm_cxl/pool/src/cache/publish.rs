@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
 use crate::media::Descriptor;
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -151,11 +152,16 @@ impl Inner {
         op: &Arc<HeldOp>,
     ) -> Result<Vec<(usize, Reservation)>> {
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.geometry().cells.len()];
+        // What this batch is going to take, which no share tells yet.
+        let mut taking: HashMap<Namespace, u64> = HashMap::new();
         for (index, wish) in wishes.iter().enumerate().filter(|&(index, _)| answers[index].is_none()).collect::<Vec<_>>() {
-            match self.class_holding(wish.len_bytes) {
-                Some(class) if self.within_quota(wish.namespace, class, wanted[class].len() as u64 + 1)? => wanted[class].push(index),
-                Some(_) => answers[index] = Some(Reserved::OverQuota),
-                None => {}
+            let Some(class) = self.class_holding(wish.len_bytes) else { continue };
+            let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
+            if self.within_quota(wish.namespace, bytes)? {
+                taking.insert(wish.namespace, bytes);
+                wanted[class].push(index);
+            } else {
+                answers[index] = Some(Reserved::OverQuota);
             }
         }
         let mut begun = Vec::new();

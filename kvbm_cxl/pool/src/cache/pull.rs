@@ -34,6 +34,8 @@ pub struct Pinned {
     cell: u64,
     offset: u64,
     descriptor: Descriptor,
+    /// Incarnation of this host under which the pin was published.
+    incarnation: u32,
 }
 
 impl Inner {
@@ -79,6 +81,8 @@ impl Inner {
         if cells.is_empty() {
             return Ok(Vec::new());
         }
+        // The host cannot join again before the pins are confirmed, so that they are of the incarnation that runs when the caller gets them.
+        let op = self.host.enter()?;
         let early = if mutant!("cache.fetched_before_pin") { Some(self.descriptors(cells)?) } else { None };
         point!("cache.pin");
         self.pin(cells)?;
@@ -101,7 +105,7 @@ impl Inner {
             };
             answers.push(match answer {
                 Ok((descriptor, (offset, cell_bytes))) if u64::from(descriptor.len_bytes) <= cell_bytes => {
-                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor })
+                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation() })
                 }
                 Ok(_) => Err(MissReason::Changed),
                 Err(miss) => Err(miss),
@@ -231,6 +235,11 @@ impl Pinned {
     /// Pool offset of the first byte.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Incarnation of this host that the pin is of: once it is fenced the block may go.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
     }
 
     /// Slot of the host that owns the cell.
