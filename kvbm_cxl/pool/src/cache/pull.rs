@@ -56,8 +56,7 @@ impl Inner {
 
     /// Pins the leading blocks of a chain that are cached.
     pub(super) fn pin_chain(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
-        let found = self.look_up_chain(namespace, keys)?;
-        let cells: Vec<u64> = found.iter().map(|(cell, _)| *cell).collect();
+        let cells = self.look_up_chain(namespace, keys, |cell, _| cell)?;
         let mut pinned = Vec::with_capacity(cells.len());
         for block in self.confirm(namespace, &keys[..cells.len()], &cells)? {
             match block {
