@@ -312,9 +312,9 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn lookup_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<BlockInfo>> {
-        let found = self.inner.look_up_chain(namespace, keys)?;
+        let found = self.inner.look_up_chain(namespace, keys, |cell, found| info((cell, *found)))?;
         self.count_lookup(found.len(), keys.len());
-        Ok(found.into_iter().map(info).collect())
+        Ok(found)
     }
 
     fn count_lookup(&self, hits: usize, asked: usize) {
