@@ -198,6 +198,14 @@ impl LocalCells {
         }
     }
 
+    /// Takes a cell chunk from the process `tag`, if it is still that one's.
+    pub fn disown(&self, chunk: u64, tag: u32) {
+        if let Some(owner) = self.owners().get(chunk as usize) {
+            // Another owner is what is wanted as well.
+            let _ = owner.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
     /// The next sequence number.
     pub fn next_sequence(&self) -> u64 {
         self.header().sequence.fetch_add(1, Ordering::Relaxed) + 1
