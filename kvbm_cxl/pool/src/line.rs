@@ -126,7 +126,7 @@ impl Lines {
     pub fn fetch_many<T: MediaLine>(&self, indexes: &[u64], out: &mut Vec<Result<T>>) -> Result<()> {
         out.clear();
         for &index in indexes {
-            self.flush(self.layout.line_offset(T::REGION, index)?)?;
+            self.flush_one_of_many(self.layout.line_offset(T::REGION, index)?)?;
         }
         self.fence_flushed();
         // Loaded in groups, and looked at only then: a checksum between two loads would keep their misses from overlapping.
@@ -143,21 +143,6 @@ impl Lines {
                 out[position] = self.fetch(index);
             }
         }
-        Ok(())
-    }
-
-    /// Fetches the 64 bytes at each of `offsets` without looking at what they mean; flushes and misses overlap as in
-    /// [`Lines::fetch_many`]. `out` receives one line for each offset, to be read with [`Lines::open`].
-    pub fn fetch_group(&self, offsets: &[u64], out: &mut Vec<Line>) -> Result<()> {
-        out.clear();
-        for &offset in offsets {
-            self.flush(offset)?;
-        }
-        self.fence_flushed();
-        for &offset in offsets {
-            out.push(self.memory.load_line(offset)?);
-        }
-        self.fence_loaded();
         Ok(())
     }
 
@@ -183,7 +168,7 @@ impl Lines {
     /// Fetches the lines at `offsets`, one for each place in `out`; the flushes overlap and share one fence. No order holds among them.
     pub fn fetch_raw_many(&self, offsets: impl Iterator<Item = u64> + Clone, out: &mut [Line]) -> Result<()> {
         for offset in offsets.clone().take(out.len()) {
-            self.flush(offset)?;
+            self.flush_one_of_many(offset)?;
         }
         self.fence_flushed();
         for (line, offset) in out.iter_mut().zip(offsets) {
@@ -195,6 +180,12 @@ impl Lines {
 
     fn flush(&self, offset: u64) -> Result<()> {
         if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_line(offset) }
+    }
+
+    /// Flushes a line with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence behind
+    /// the last one orders either.
+    fn flush_one_of_many(&self, offset: u64) -> Result<()> {
+        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_range(offset, LINE_BYTES as u64) }
     }
 
     fn fence_flushed(&self) {

@@ -50,7 +50,7 @@ fn strike(point: &'static str, fault: Fault) -> u64 {
 }
 
 /// Points with a test of their own: alloc.rs, objects.rs, stats.rs and ring.rs.
-const ELSEWHERE: [&str; 5] = ["alloc.", "objects.", "locks.", "stats.", "ring."];
+const ELSEWHERE: [&str; 6] = ["alloc.", "objects.", "locks.", "stats.", "ring.", "cache."];
 
 /// Strikes at every point but those struck elsewhere.
 fn strike_all(fault: Fault) {

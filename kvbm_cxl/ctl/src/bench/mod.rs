@@ -88,6 +88,13 @@ enum What {
         #[command(flatten)]
         load: cache::mixed::Load,
     },
+    /// Publish, pull and lookup together, and pulls beside reads of NIXL UCX
+    Pool {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cache::pool::Args,
+    },
     /// Eviction policies: hit rates by cache size on synthetic requests, counted
     Policies(policies::Args),
 }
@@ -162,6 +169,12 @@ impl Bench {
         self.target(text, !value.exceeds(limit));
     }
 
+    /// Demands that an estimate does not fall below `limit` beyond noise.
+    fn at_least(&mut self, what: &str, value: &Estimate, limit: f64) {
+        let text = format!("{what}: {:.2} ({:.2} to {:.2}), at least {limit:.2}", value.median, value.low, value.high);
+        self.target(text, !value.falls_short(limit));
+    }
+
     fn text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         let figure = |figure: &Figure| match figure.unit {
@@ -229,6 +242,7 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             return Ok(Exit::Done);
         }
         What::Mixed { common, load } => (cache::mixed::run(load, common.batches), common),
+        What::Pool { common, args } => (cache::pool::run(args, common.batches), common),
         What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;

@@ -238,7 +238,7 @@ impl Inner {
     }
 }
 
-fn tombs_if_bad(line: Result<HintLine>) -> Result<HintLine> {
+pub(super) fn tombs_if_bad(line: Result<HintLine>) -> Result<HintLine> {
     match line {
         Err(Error::BadLine { .. }) => {
             let mut tombs = HintLine::default();

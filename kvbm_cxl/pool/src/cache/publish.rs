@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
 use crate::media::Descriptor;
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -128,17 +129,16 @@ impl Inner {
 
     /// Most blocks that are published again are there: seen without a cell, a lock or a published line.
     fn skip_known(&self, wishes: &[Wish], answers: &mut [Option<Reserved>]) -> Result<()> {
-        let mut found = Vec::with_capacity(wishes.len());
-        let mut first = 0;
+        let mut index = 0;
         for group in wishes.chunk_by(|a, b| a.namespace == b.namespace) {
             let keys: Vec<BlockKey> = group.iter().map(|wish| wish.key).collect();
-            found.clear();
-            self.look_up_batch(group[0].namespace, &keys, &mut found)?;
-            for (index, found) in found.iter().enumerate().filter(|(_, found)| found.is_some()) {
-                debug_assert!(found.is_some());
-                answers[first + index] = Some(Reserved::Exists);
-            }
-            first += group.len();
+            self.look_up_all(group[0].namespace, &keys, |found| {
+                if found.is_some() {
+                    answers[index] = Some(Reserved::Exists);
+                }
+                index += 1;
+                true
+            })?;
         }
         Ok(())
     }
@@ -151,11 +151,16 @@ impl Inner {
         op: &Arc<HeldOp>,
     ) -> Result<Vec<(usize, Reservation)>> {
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.geometry().cells.len()];
+        // What this batch is going to take, which no share tells yet.
+        let mut taking: HashMap<Namespace, u64> = HashMap::new();
         for (index, wish) in wishes.iter().enumerate().filter(|&(index, _)| answers[index].is_none()).collect::<Vec<_>>() {
-            match self.class_holding(wish.len_bytes) {
-                Some(class) if self.within_quota(wish.namespace, class, wanted[class].len() as u64 + 1)? => wanted[class].push(index),
-                Some(_) => answers[index] = Some(Reserved::OverQuota),
-                None => {}
+            let Some(class) = self.class_holding(wish.len_bytes) else { continue };
+            let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
+            if self.within_quota(wish.namespace, bytes)? {
+                taking.insert(wish.namespace, bytes);
+                wanted[class].push(index);
+            } else {
+                answers[index] = Some(Reserved::OverQuota);
             }
         }
         let mut begun = Vec::new();
@@ -368,7 +373,7 @@ impl Reservation {
             )));
         }
         let checksum = if self.inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        self.checksum = self.inner.engine.publish(&**self.inner.lines().memory(), &list, checksum)?;
+        self.checksum = self.copy(&list, checksum)?;
         point!("cache.filled");
         Ok(())
     }
@@ -384,8 +389,19 @@ impl Reservation {
         }
         self.checksum = None;
         let list = WriteList::gather(self.offset + at, [bytes]);
-        self.inner.engine.publish(&**self.inner.lines().memory(), &list, Checksum::Off)?;
+        self.copy(&list, Checksum::Off)?;
         Ok(())
+    }
+
+    fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
+        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
+        if matches!(outcome, Err(Error::Timeout { .. })) {
+            // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
+            // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
+            self.open = false;
+            std::mem::forget(self.op.clone());
+        }
+        outcome
     }
 
     /// Makes the block visible to every host.

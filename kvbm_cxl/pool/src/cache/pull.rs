@@ -34,6 +34,8 @@ pub struct Pinned {
     cell: u64,
     offset: u64,
     descriptor: Descriptor,
+    /// Incarnation of this host under which the pin was published.
+    incarnation: u32,
 }
 
 impl Inner {
@@ -54,8 +56,7 @@ impl Inner {
 
     /// Pins the leading blocks of a chain that are cached.
     pub(super) fn pin_chain(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
-        let found = self.look_up_chain(namespace, keys)?;
-        let cells: Vec<u64> = found.iter().map(|(cell, _)| *cell).collect();
+        let cells = self.look_up_chain(namespace, keys, |cell, _| cell)?;
         let mut pinned = Vec::with_capacity(cells.len());
         for block in self.confirm(namespace, &keys[..cells.len()], &cells)? {
             match block {
@@ -79,6 +80,8 @@ impl Inner {
         if cells.is_empty() {
             return Ok(Vec::new());
         }
+        // The host cannot join again before the pins are confirmed, so that they are of the incarnation that runs when the caller gets them.
+        let op = self.host.enter()?;
         let early = if mutant!("cache.fetched_before_pin") { Some(self.descriptors(cells)?) } else { None };
         point!("cache.pin");
         self.pin(cells)?;
@@ -101,7 +104,7 @@ impl Inner {
             };
             answers.push(match answer {
                 Ok((descriptor, (offset, cell_bytes))) if u64::from(descriptor.len_bytes) <= cell_bytes => {
-                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor })
+                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation() })
                 }
                 Ok(_) => Err(MissReason::Changed),
                 Err(miss) => Err(miss),
@@ -231,6 +234,11 @@ impl Pinned {
     /// Pool offset of the first byte.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Incarnation of this host that the pin is of: once it is fenced the block may go.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
     }
 
     /// Slot of the host that owns the cell.

@@ -222,7 +222,7 @@ fn explained(mut failure: Failure, ledger: &Shared) -> Failure {
 fn judge(cluster: &Cluster, ledger: &Ledger) -> std::result::Result<(), Failure> {
     if cluster.world.view(|view| ledger.nobody_failed(view)) {
         if ledger.counts.0 == 0 {
-            return Err(cluster.world.failure("nothing was ever published: nothing was tested"));
+            return Err(cluster.world.failure("no cell was ever written: nothing was tested"));
         }
         ledger.hints_reach(&cluster.world).map_err(|reason| cluster.world.failure(reason))?;
     }

@@ -54,7 +54,6 @@ struct Writer {
 }
 
 /// A confirmed pin.
-#[derive(Clone, Debug)]
 struct Held {
     ticket: u64,
     cell: u64,
@@ -63,6 +62,14 @@ struct Held {
     process: SimProcess,
     slot: u16,
     incarnation: u32,
+    /// The step in which it was confirmed.
+    step: u64,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "by {:?} as {}/{} since step {}", self.process, self.slot, self.incarnation, self.step)
+    }
 }
 
 /// Everything recorded so far.
@@ -94,7 +101,7 @@ pub struct Ledger {
     pub waits: Option<String>,
     /// Blocks that were stored while nothing in the run ever takes one away.
     pub stored: BTreeSet<Name>,
-    /// Publishes that were stored, pulls that hit, and pins that were confirmed.
+    /// Blocks that were begun or stored, pulls that hit, and pins that were confirmed.
     pub counts: (u64, u64, u64),
 }
 
@@ -172,6 +179,7 @@ impl Ledger {
 
     /// A process has reserved a cell and may write to it from here on. Checks P3.
     pub fn writes(&mut self, env: &Env, cell: u64, name: Name) {
+        self.counts.0 += 1;
         self.writers.retain(|writer| env.view(|view| view.is_alive(writer.process)));
         if let Some(other) = self.writers.iter().find(|writer| writer.cell == cell) {
             env.fail(format!("P3: {:?} may write cell {cell} for {name:?} while {other:?} may", env.process()));
@@ -193,7 +201,8 @@ impl Ledger {
         if let Some(found) = found {
             match self.find(name, &found).map(|publication| publication.bytes.clone()) {
                 Some(bytes) => {
-                    self.pins.push(Held { ticket: self.tickets, cell, offset, bytes, process: env.process(), slot, incarnation });
+                    let (process, step) = (env.process(), env.step());
+                    self.pins.push(Held { ticket: self.tickets, cell, offset, bytes, process, slot, incarnation, step });
                 }
                 None => env.fail(format!("P2: cell {cell} was pinned for {name:?} and holds {}", self.explain(&found))),
             }
@@ -216,13 +225,14 @@ impl Ledger {
         self.pins.retain(|held| view.is_alive(held.process) && !is_fenced(view, held.slot, held.incarnation));
         for held in &self.pins {
             if bytes_at(view, held.offset, held.bytes.len()) != *held.bytes {
-                return Err(format!("P2: pinned cell {} of {held:?} was written", held.cell));
+                return Err(format!("P2: cell {} was written, which is pinned {held:?}", held.cell));
             }
             let gone = |found: &Descriptor| {
                 matches!(found.state, Descriptor::FREE | Descriptor::WRITING) && !is_fenced(view, found.owner, found.incarnation)
             };
             if let Some(found) = descriptor(view, lines, held.cell).filter(gone) {
-                return Err(format!("P2: pinned cell {} is {} by {}/{}", held.cell, found.state_name(), found.owner, found.incarnation));
+                let (state, owner, incarnation) = (found.state_name(), found.owner, found.incarnation);
+                return Err(format!("P2: cell {} is {state} by {owner}/{incarnation}, and pinned {held:?}", held.cell));
             }
         }
         Ok(())

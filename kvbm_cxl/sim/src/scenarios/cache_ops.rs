@@ -118,6 +118,10 @@ impl Worker<'_> {
     }
 
     fn stored(&self, name: Name) {
+        if self.habits.roomy {
+            // Who tells others of a block does so by later stores; the ledger needs none, so it waits until the line has arrived.
+            self.env.memory().fence_all();
+        }
         let mut ledger = self.shared.borrow_mut();
         ledger.counts.0 += 1;
         ledger.stored.insert(name);
@@ -273,7 +277,7 @@ impl Worker<'_> {
     }
 
     fn hold(&mut self, pinned: Pinned, name: Name) {
-        let (slot, incarnation) = (self.host.slot(), self.host.incarnation());
+        let (slot, incarnation) = (self.host.slot(), pinned.incarnation());
         let (cell, offset, len_bytes) = (pinned.cell(), pinned.offset(), pinned.len_bytes());
         let ticket = self.shared.borrow_mut().pinned(self.env, name, cell, offset, len_bytes, slot, incarnation);
         self.pins.push((pinned, name, ticket));

@@ -84,9 +84,12 @@ pub fn run(batches: u64) -> Result<Bench> {
         }
         rows.push(row(&lab, fill, published, &taken)?);
         if fill == RATIOS_AT {
-            bench.ratio("lookup1_vs_fetch", Estimate::of_ratios(&taken.new, &taken.fetch));
+            let (new, chain) = (Estimate::of_ratios(&taken.new, &taken.fetch), Estimate::of_ratios(&taken.chain[0], &taken.chain_fetch[0]));
+            bench.at_most("lookup of one block, beside one bare fetch", &new, 2.0, "");
+            bench.at_most("lookup of a chain of 64, beside one bare fetch", &chain, 12.0, "");
+            bench.ratio("lookup1_vs_fetch", new);
             bench.ratio("lookup1_known_vs_fetch", Estimate::of_ratios(&taken.known, &taken.fetch));
-            bench.ratio("lookup64_vs_fetch", Estimate::of_ratios(&taken.chain[0], &taken.chain_fetch[0]));
+            bench.ratio("lookup64_vs_fetch", chain);
             bench.ratio("lookup64_known_vs_fetch", Estimate::of_ratios(&taken.chain_known[0], &taken.chain_fetch[0]));
             bench.ratio("lookup10000_vs_fetch", Estimate::of_ratios(&taken.chain[1], &taken.chain_fetch[1]));
             let lookups = [("lookup of a new key", &taken.new), ("lookup of a known key", &taken.known), ("bare fetch", &taken.fetch)];

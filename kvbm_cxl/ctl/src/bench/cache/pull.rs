@@ -44,7 +44,7 @@ impl Local {
     }
 }
 
-fn single(bench: &mut Bench, batches: u64, size: usize, name: &'static str) -> Result<()> {
+fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static str, f64)) -> Result<()> {
     let lab = Lab::new(size as u64, BLOCKS, 2 << 20)?;
     let owner = join(lab.pool(), &lab.state(), 0, CacheConfig { checksums: true, ..alone() }, false)?;
     let reader = join(lab.pool(), &lab.state(), 1, alone(), false)?;
@@ -102,7 +102,7 @@ fn single(bench: &mut Bench, batches: u64, size: usize, name: &'static str) -> R
     let best = (0..LOOPS.len()).min_by(|&one, &other| median(&mut base[one].clone()).total_cmp(&median(&mut base[other].clone())));
     let best = best.unwrap_or(0);
     let text = format!("{} KiB", size >> 10);
-    let ratio = Estimate::of_ratios(&ours, &base[best]);
+    let ratio = Estimate::of_ratios(&base[best], &ours);
     let bare_name = format!("bare: {}", LOOPS[best]);
     for (what, taken) in [("pull", &mut ours), ("pull with a checksum", &mut checked), (&bare_name, &mut base[best])] {
         bench.figure(format!("{what}, {text}"), median(taken), "ns");
@@ -110,6 +110,7 @@ fn single(bench: &mut Bench, batches: u64, size: usize, name: &'static str) -> R
         bench.figure(format!("{what}, {text}, rate"), 1e9 / median(taken), "/s");
         bench.figure(format!("{what}, {text}, speed"), size as f64 / median(taken), "GB/s");
     }
+    bench.at_least(&format!("pull of {text}, speed beside the bare one"), &ratio, least);
     bench.ratio(name, ratio);
     [reader, checking, owner].into_iter().try_for_each(super::Member::leave)
 }

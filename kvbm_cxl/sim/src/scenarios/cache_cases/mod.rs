@@ -7,6 +7,7 @@
 
 mod adopt;
 mod claims;
+mod plain;
 mod pull;
 mod strays;
 mod writers;
@@ -37,15 +38,21 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c2a_stray_restores_the_line", strays::restores_the_line),
     ("c2b_confirmed_on_a_stray", strays::confirmed_on_a_stray),
     ("c3_writing_of_a_zombie", writers::zombie_goes_on_copying),
+    ("c4_pinned_behind_an_early_look", plain::pinned_behind_an_early_look),
     ("c5_same_key_in_the_same_cell", pull::same_key_in_the_same_cell),
     ("c6_zombie_reserves_what_was_adopted", writers::zombie_reserves_what_was_adopted),
+    ("c7_one_cell_for_all", plain::one_cell_for_all),
     ("c8_false_proof", writers::zombie_goes_on_copying),
     ("c8_false_proof_and_a_pin", writers::pinned_under_a_false_proof),
+    ("c9_others_are_still_found", plain::others_are_still_found),
+    ("c9_hint_chosen_before_others", plain::hint_chosen_before_others),
     ("c11_evicting_of_a_dead_host", adopt::evicting_of_a_dead_host),
     ("c12_stray_on_a_line_of_its_own", strays::on_a_line_of_the_owner),
     ("c13_pinned_in_quarantine", adopt::pinned_in_quarantine),
     ("c14_stray_among_two_claimants", claims::stray_among_two_claimants),
     ("c15_chunk_of_another_process", claims::chunk_of_another_process),
+    ("c16_pinned_by_two_processes", plain::pinned_by_two_processes),
+    ("c17_gone_before_the_pin", plain::gone_before_the_pin),
     ("c20_abort_after_the_device", writers::abort_after_the_device),
     ("c21_manager_changes", claims::manager_changes),
     ("c22_claim_of_a_proven_host", claims::claim_of_a_proven_host),

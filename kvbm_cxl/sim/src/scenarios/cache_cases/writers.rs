@@ -56,7 +56,7 @@ pub(super) fn zombie_goes_on_copying(seed: u64) -> std::result::Result<Stats, Fa
         Ok(())
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.say("Z is fenced");
         me.hear_one_of(&["A has no cell", "L is there"])?;
@@ -98,7 +98,7 @@ fn under_a_false_proof(seed: u64, shape: Shape) -> std::result::Result<Stats, Fa
         Ok(())
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.say("Z is fenced");
         me.hear("R is ready")?;
@@ -140,7 +140,7 @@ pub(super) fn zombie_reserves_what_was_adopted(seed: u64) -> std::result::Result
         Ok(())
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.say("Z is fenced");
         me.hear("A has a cell")?;

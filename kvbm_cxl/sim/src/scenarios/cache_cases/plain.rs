@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Counter-examples without any fault (CACHE.md C4, C7, C9, C16, C17, C18, C19): two hosts in the wrong moment are enough.
+
+use super::super::cache_ledger::Name;
+use super::super::cache_stage::{Shape, Stage, WARDEN, Watch};
+use super::{A, K, L, R, Z};
+use crate::{Failure, Stats};
+
+/// The publisher.
+const OWNER: usize = Z;
+/// A reader, on a host of its own.
+const READER: usize = A;
+/// Another one, on the same host where two processes matter.
+const OTHER: usize = R;
+/// Blocks of which some share a line of the hint table, whose stripe has eight.
+const CROWD: u16 = 10;
+
+/// C4: a reader pins while the owner is between its look at the pins and its word that the block goes.
+pub(super) fn pinned_behind_an_early_look(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape::of(3));
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.stop_at("cache.evict");
+        me.evict(K)?;
+        me.say("K was to go");
+        Ok(())
+    });
+    stage.role(READER, |me| {
+        me.hear("the owner waits")?;
+        let pin = me.pin(K)?;
+        me.expect(pin.is_some(), "K can be pinned")?;
+        me.say("K is pinned");
+        me.hear("K was to go")?;
+        pin.into_iter().try_for_each(|pin| pin.read().map(drop))
+    });
+    stage.role(WARDEN, |me| {
+        me.await_stop(OWNER)?;
+        me.say("the owner waits");
+        me.hear("K is pinned")?;
+        me.let_go(OWNER);
+        Ok(())
+    });
+    stage.run()
+}
+
+/// C17: the block goes between a reader's look at it and the reader's pin.
+pub(super) fn gone_before_the_pin(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape::of(3));
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.say("K is there");
+        me.hear("the reader waits")?;
+        me.expect(me.evict(K)?, "nobody has pinned K")?;
+        me.publish(L)?;
+        me.say("L is there");
+        Ok(())
+    });
+    stage.role(READER, |me| {
+        me.hear("K is there")?;
+        me.stop_at("cache.pin");
+        let pin = me.pin(K)?;
+        me.expect(pin.is_none(), "K is gone")
+    });
+    stage.role(WARDEN, |me| {
+        me.await_stop(READER)?;
+        me.say("the reader waits");
+        me.hear("L is there")?;
+        me.let_go(READER);
+        Ok(())
+    });
+    stage.run()
+}
+
+/// C16: two processes of one host have pinned a block, and one gives its pin back.
+pub(super) fn pinned_by_two_processes(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape::of(3));
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.say("K is there");
+        me.hear("one pin is left")?;
+        me.expect(!me.evict(K)?, "K is pinned")?;
+        me.say("K was to go");
+        Ok(())
+    });
+    stage.role_on(READER, READER, |me| {
+        me.hear("K is there")?;
+        let pin = me.pin(K)?;
+        me.say("the first pin is there");
+        me.hear("K was to go")?;
+        pin.into_iter().try_for_each(|pin| pin.read().map(drop))
+    });
+    stage.role_on(OTHER, READER, |me| {
+        me.hear("the first pin is there")?;
+        me.pin(K)?.into_iter().for_each(|pin| pin.release());
+        me.say("one pin is left");
+        Ok(())
+    });
+    stage.role(WARDEN, |me| me.hear("K was to go"));
+    stage.run()
+}
+
+/// C7, C18, C19: one cell holds one block after the other, and a reader pulls each as soon as it is there, and the one before.
+pub(super) fn one_cell_for_all(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(3) });
+    stage.role(OWNER, |me| {
+        for round in 0..ROUNDS {
+            me.publish(Name(0, round))?;
+            me.hear(TAKEN[usize::from(round)])?;
+            // The reader may be looking at it just now; then it goes when that is asked for again.
+            me.evict(Name(0, round))?;
+            while me.cache().usage().ready > 0 {
+                me.upkeep(1)?;
+                me.evict(Name(0, round))?;
+            }
+        }
+        Ok(())
+    });
+    stage.role(READER, |me| {
+        for round in 0..ROUNDS {
+            while !me.has(Name(0, round))? {
+                me.env.platform().sleep_ns(1 + me.env.below(20_000) as u64);
+                if round > 0 {
+                    me.pull(Name(0, round - 1))?;
+                }
+            }
+            me.say(TAKEN[usize::from(round)]);
+        }
+        Ok(())
+    });
+    stage.role(WARDEN, |me| me.hear(TAKEN[usize::from(ROUNDS) - 1]));
+    stage.run()
+}
+
+const ROUNDS: u16 = 6;
+/// Said by the reader for each round.
+const TAKEN: [&str; ROUNDS as usize] = ["taken 1", "taken 2", "taken 3", "taken 4", "taken 5", "taken 6"];
+
+/// C9: blocks share hint lines; one after the other goes, and the others are still found.
+pub(super) fn others_are_still_found(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { cells: 16, watch: Watch::PULLS, ..Shape::of(2) });
+    let first = stage.random().below(1000) as u16;
+    stage.role(OWNER, move |me| {
+        let names: Vec<Name> = (0..CROWD).map(|step| Name(0, first + step)).collect();
+        names.iter().try_for_each(|name| me.publish(*name))?;
+        me.say("all are there");
+        for (index, name) in names.iter().enumerate() {
+            me.expect(me.evict(*name)?, "nobody has pinned it")?;
+            me.all_reachable(&names[index + 1..])?;
+        }
+        me.say("none is there");
+        Ok(())
+    });
+    stage.role(WARDEN, |me| me.hear("none is there"));
+    stage.run()
+}
+
+/// C9: an insert has chosen its place, and others insert into the same lines before it publishes.
+pub(super) fn hint_chosen_before_others(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { cells: 8, chunks: 2, watch: Watch::PULLS, ..Shape::of(3) });
+    let first = stage.random().below(1000) as u16;
+    stage.role(OWNER, move |me| {
+        me.stop_at("cache.hint_chosen");
+        me.publish(Name(1, first))?;
+        me.hear("the others are there")?;
+        let names: Vec<Name> = (0..8).map(|step| Name(0, first + step)).chain([Name(1, first)]).collect();
+        me.all_reachable(&names)?;
+        me.say("all were found");
+        Ok(())
+    });
+    stage.role(READER, move |me| {
+        me.hear("the owner waits")?;
+        // With the lock this waits until the owner goes on.
+        (0..8).try_for_each(|step| me.publish(Name(0, first + step)))?;
+        me.say("the others are there");
+        me.hear("all were found")
+    });
+    stage.role(WARDEN, |me| {
+        me.await_stop(OWNER)?;
+        me.say("the owner waits");
+        me.env.platform().sleep_ns(10_000_000);
+        me.let_go(OWNER);
+        me.hear("all were found")
+    });
+    stage.run()
+}
