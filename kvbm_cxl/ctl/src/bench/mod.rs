@@ -5,7 +5,7 @@
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
-mod cached;
+mod cache;
 mod copy;
 mod counting;
 mod handover;
@@ -61,39 +61,39 @@ enum What {
         #[command(flatten)]
         common: Common,
     },
-    /// Publishing blocks to the prefix cache, beside bare copies
-    Publish {
-        #[command(flatten)]
-        common: Common,
-    },
-    /// Pulling blocks from the prefix cache, beside bare copies
-    Pull {
-        #[command(flatten)]
-        common: Common,
-        #[command(flatten)]
-        args: cached::Args,
-    },
-    /// Looking blocks and chains up, beside one bare fetch
-    Lookup {
-        #[command(flatten)]
-        common: Common,
-    },
-    /// Two hosts that publish, pull and evict at once
-    Mixed {
-        #[command(flatten)]
-        common: Common,
-    },
-    /// Publish, pull and lookup together
-    Pool {
-        #[command(flatten)]
-        common: Common,
-        #[command(flatten)]
-        args: cached::Args,
-    },
     /// The allocator: blocks, kept blocks, chunks
     Alloc {
         #[command(flatten)]
         common: Common,
+    },
+    /// Publish of blocks of the prefix cache, beside a bare copy
+    Publish {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Pull of blocks that another host has published, beside the fastest bare loop that is safe
+    Pull {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Lookups of one block and of whole chains, by how full the cache is, beside one bare fetch
+    Lookup {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Hosts in processes of their own that look up, pull and publish blocks of a skewed set, every byte verified
+    Mixed {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        load: cache::mixed::Load,
+    },
+    /// Publish, pull and lookup together, and pulls beside reads of NIXL UCX
+    Pool {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cache::pool::Args,
     },
     /// Eviction policies: hit rates by cache size on synthetic requests, counted
     Policies(policies::Args),
@@ -233,12 +233,16 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
         }
         What::Rpc { common, .. } => (rpc::run(common.batches), common),
         What::Copy { common } => (copy::run(common.batches), common),
-        What::Publish { common } => (cached::publish(common.batches), common),
-        What::Pull { common, args } => (cached::pull(args, common.batches), common),
-        What::Lookup { common } => (cached::lookup(common.batches), common),
-        What::Mixed { common } => (cached::mixed(common.batches), common),
-        What::Pool { common, args } => (cached::pool(args, common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Publish { common } => (cache::publish::run(common.batches), common),
+        What::Pull { common } => (cache::pull::run(common.batches), common),
+        What::Lookup { common } => (cache::lookup::run(common.batches), common),
+        What::Mixed { load, .. } if load.is_peer() => {
+            out.line(to_json(&cache::mixed::peer(load).map_err(failed)?)?.to_string())?;
+            return Ok(Exit::Done);
+        }
+        What::Mixed { common, load } => (cache::mixed::run(load, common.batches), common),
+        What::Pool { common, args } => (cache::pool::run(args, common.batches), common),
         What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;

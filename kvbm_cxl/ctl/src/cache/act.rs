@@ -47,7 +47,10 @@ fn joined<T>(pool: &Pool, work: impl FnOnce(&Host, &Cache) -> Result<T, Failure>
 }
 
 /// A block's bytes, or why there are none.
-fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<(Vec<u8>, u64, u16), MissReason>, Failure> {
+/// Bytes, cell and owner's slot of a block.
+type Copied = (Vec<u8>, u64, u16);
+
+fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<Copied, MissReason>, Failure> {
     let mut miss = MissReason::Absent;
     for _ in 0..TRIES {
         let pinned: Pinned = match cache.pin(namespace, key)? {

@@ -342,7 +342,7 @@ fn a_repaired_hint_line_ends_no_probe_that_went_on() {
     let mut line = HintLine::default();
     line.set(0, Hint::Cell { fingerprint: CacheView::fingerprint(lines.layout().geometry(), &block(2, KEY)), cell: 4 });
     lines.publish(behind, line).unwrap();
-    assert_eq!(CacheView::load(&lines).unwrap().why(NAMESPACE, KEY, false).unwrap().is_hit(), false);
+    assert!(!CacheView::load(&lines).unwrap().why(NAMESPACE, KEY, false).unwrap().is_hit());
     let tombs: HintLine = repaired(&lines, home);
     assert!(tombs.iter().all(|hint| hint == Hint::Tomb));
     assert!(CacheView::load(&lines).unwrap().why(NAMESPACE, KEY, false).unwrap().is_hit());

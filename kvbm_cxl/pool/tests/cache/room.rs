@@ -148,3 +148,24 @@ fn eviction_does_not_wait_for_every_lock_that_cannot_be_had() {
     member.publish(0..100, 1000);
     assert_eq!(member.count(0..100, 1000), 100);
 }
+
+#[test]
+fn blocks_do_not_go_for_a_chunk_that_cannot_be_given_back() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (rich, gone) = (bench.member(1), bench.member(3));
+    gone.publish(0..56, 1000);
+    gone.leave();
+    rich.serve_until("adoption", || rich.cache.usage().ready == 56);
+    // The claims of the host that left still stand, so none of these chunks can go back to the pool.
+    let poor = bench.member(2);
+    for _ in 0..20 {
+        assert!(matches!(poor.cache.publish(SPACE, key(100), None, &bytes(100, 1000)), Err(Error::Full { .. })));
+        rich.cache.service_round().unwrap();
+        std::thread::sleep(Duration::from_millis(15));
+    }
+    assert_eq!(rich.count(0..56, 1000), 56);
+    // Whoever gets its slot takes them down.
+    let back = bench.member(3);
+    publish_with_room(&poor, 100, &[&rich, &back]);
+    assert_eq!(rich.count(0..56, 1000), 49);
+}
