@@ -94,6 +94,16 @@ impl Inner {
         Ok(self.unless_void(&home, found))
     }
 
+    /// Whether a block of the key is in the cell where this process last met it.
+    pub(super) fn is_where_it_was(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
+        let home = self.home(namespace, key);
+        let found = match self.guesses.get(&home) {
+            Some(cell) => self.block_in(cell, namespace, key)?,
+            None => None,
+        };
+        Ok(self.unless_void(&home, found).is_some())
+    }
+
     /// The block of a key in a cell, if it is there.
     fn block_in(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
         let found = self.descriptor(cell)?.filter(|found| Self::is_block(found, namespace, key));
