@@ -182,6 +182,11 @@ impl LocalCells {
         self.all_notes()[index].tag.store(tag, Ordering::Release);
     }
 
+    /// Takes notes `index` from the process `tag`, if it is still the one that has them.
+    pub fn drop_notes_tag(&self, index: usize, tag: u32) {
+        let _ = self.all_notes()[index].tag.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     fn owners(&self) -> &[AtomicU32] {
         self.slice(Offsets::new(&self.geometry).owners, self.geometry.cell_chunks() as usize)
     }

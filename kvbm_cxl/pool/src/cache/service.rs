@@ -125,9 +125,8 @@ impl Inner {
         self.close_notes();
         self.count_copies();
         // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
-        let published = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
+        let mut result = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
         let mine: Vec<u64> = held(&self.cells).chunks().collect();
-        let mut result = published;
         for chunk in mine {
             if result.is_ok() && held(&self.cells).is_all_free(chunk) {
                 result = self.give_back(chunk).map(drop);
