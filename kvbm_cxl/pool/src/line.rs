@@ -15,8 +15,11 @@ use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{LINE_BYTES, TORN_RETRIES};
 use crate::media::{Layout, MediaLine};
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 
+/// Lines that [`Lines::fetch_raw_many`] flushes behind one fence.
+const FETCHED_TOGETHER: usize = 64;
 /// Lines that [`Lines::fetch_many`] loads before it looks at them.
 const LOADED_TOGETHER: usize = 16;
 
@@ -126,7 +129,7 @@ impl Lines {
     pub fn fetch_many<T: MediaLine>(&self, indexes: &[u64], out: &mut Vec<Result<T>>) -> Result<()> {
         out.clear();
         for &index in indexes {
-            self.flush_one_of_many(self.layout.line_offset(T::REGION, index)?)?;
+            self.flush_many(&[self.layout.line_offset(T::REGION, index)?])?;
         }
         self.fence_flushed();
         // Loaded in groups, and looked at only then: a checksum between two loads would keep their misses from overlapping.
@@ -165,16 +168,15 @@ impl Lines {
         Ok(line)
     }
 
-    /// Fetches the lines at `offsets`, one for each place in `out`; the flushes overlap and share one fence. No order holds among them.
-    pub fn fetch_raw_many(&self, offsets: impl Iterator<Item = u64> + Clone, out: &mut [Line]) -> Result<()> {
-        for offset in offsets.clone().take(out.len()) {
-            self.flush_one_of_many(offset)?;
+    /// Fetches the lines at `offsets`, one for each place in `out`; the flushes overlap and share fences. No order holds among them.
+    pub fn fetch_raw_many(&self, mut offsets: impl Iterator<Item = u64>, out: &mut [Line]) -> Result<()> {
+        for part in out.chunks_mut(FETCHED_TOGETHER) {
+            let offsets: ArrayVec<u64, FETCHED_TOGETHER> = offsets.by_ref().take(part.len()).collect();
+            self.flush_many(&offsets)?;
+            self.fence_flushed();
+            self.memory.load_lines(&offsets, part)?;
+            self.fence_loaded();
         }
-        self.fence_flushed();
-        for (line, offset) in out.iter_mut().zip(offsets) {
-            *line = self.memory.load_line(offset)?;
-        }
-        self.fence_loaded();
         Ok(())
     }
 
@@ -182,10 +184,10 @@ impl Lines {
         if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_line(offset) }
     }
 
-    /// Flushes a line with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence behind
+    /// Flushes lines with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence behind
     /// the last one orders either.
-    fn flush_one_of_many(&self, offset: u64) -> Result<()> {
-        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_range(offset, LINE_BYTES as u64) }
+    fn flush_many(&self, offsets: &[u64]) -> Result<()> {
+        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_lines(offsets) }
     }
 
     fn fence_flushed(&self) {

@@ -169,17 +169,15 @@ fn device(seed: u64, waits: bool) -> std::result::Result<Stats, Failure> {
         me.expect(draft.is_some(), "there is a cell")?;
         let Some(draft) = draft else { return Ok(()) };
         let (at, bytes) = (draft.reservation.offset(), draft.bytes.to_vec());
-        let board = me.board();
-        me.env.spawn("device", move |env| {
+        me.beside("device", move |device| {
             let (first, second) = bytes.split_at(64);
-            env.memory().copy_in(at, first)?;
-            board.say(&env, "the device has begun");
-            if !waits && !board.hear(&env, "L is there") {
-                return Ok(());
+            device.env.memory().copy_in(at, first)?;
+            device.say("the device has begun");
+            if !waits {
+                device.hear("L is there")?;
             }
-            env.memory().copy_in(at + 64, second)?;
-            env.memory().fence_all();
-            board.say(&env, "the device is done");
+            device.env.memory().copy_in(at + 64, second)?;
+            device.say("the device is done");
             Ok(())
         });
         me.hear("the device has begun")?;

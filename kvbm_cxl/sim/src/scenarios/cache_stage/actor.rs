@@ -3,7 +3,7 @@
 
 use super::super::cache_ledger::{Name, Shared, is_fenced};
 use super::super::directed;
-use super::{Board, Marks, PLAYED, Player, REST_NS, Script, Shape};
+use super::{Board, Marks, PLAYED, Player, REST_NS, SPOILED, Script, Shape};
 use crate::{Env, Fault, Planned, When};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{Cache, CacheConfig, Pinned, Pulled, Reservation, Reserved, Wish};
@@ -32,15 +32,22 @@ impl Actor {
         let player = Player { host: self.env.host(), slot: self.host.slot(), incarnation: self.host.incarnation() };
         self.board.borrow_mut().players.insert(self.role, player);
         let result = self.open().and_then(|()| self.wait(|marks| marks.players.len() == marks.roles)).and_then(|()| script(self));
-        match result {
-            Err(Error::Fenced { .. }) => {
-                self.env.note("the play is spoiled: this host was not meant to be fenced");
-                self.board.borrow_mut().spoiled = true;
-            }
-            Ok(()) => self.env.point(PLAYED),
-            Err(error) => return Err(error),
+        if self.end(result)? {
+            self.env.point(PLAYED);
         }
         Ok(())
+    }
+
+    /// The end of a script: a fence of a host that was not meant to be fenced spoils the play, and true when none did.
+    fn end(&self, result: Result<()>) -> Result<bool> {
+        match result {
+            Err(Error::Fenced { .. }) => {
+                self.board.borrow_mut().spoiled = true;
+                self.env.point(SPOILED);
+                Ok(false)
+            }
+            other => other.map(|()| true),
+        }
     }
 
     fn open(&self) -> Result<()> {
@@ -89,12 +96,20 @@ impl Actor {
 
     /// Tells everybody. What this thread wrote before is in the memory when others hear it.
     pub fn say(&self, cue: &'static str) {
-        self.board.say(&self.env, cue);
+        self.env.memory().fence_all();
+        self.env.note(cue);
+        self.board.borrow_mut().cues.insert(cue);
     }
 
-    /// For other threads of this process.
-    pub fn board(&self) -> Board {
-        self.board.clone()
+    /// Starts another thread of this process with a script of its own.
+    pub fn beside(&self, name: &str, script: impl FnOnce(&Actor) -> Result<()> + 'static) {
+        let (host, cache) = (self.host.clone(), RefCell::new(Some(self.cache())));
+        let (role, board, ledger) = (self.role, Rc::clone(&self.board), Rc::clone(&self.ledger));
+        let (shape, len_bytes) = (self.shape, self.len_bytes);
+        self.env.spawn(name, move |env| {
+            let sibling = Actor { env, role, host, cache, board, ledger, shape, len_bytes };
+            sibling.end(script(&sibling)).map(drop)
+        });
     }
 
     /// Waits for a cue.

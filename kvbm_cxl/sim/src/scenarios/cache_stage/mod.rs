@@ -14,7 +14,7 @@ pub use actor::{Actor, Draft, Hold, is_refused};
 use super::cache_ledger::{Ledger, Shared};
 use super::directed;
 use super::setup::{Cluster, join_over};
-use crate::{Chances, Env, Failure, Random, SimHost, Stats};
+use crate::{Chances, Failure, Random, SimHost, Stats};
 use cxl_pool::Result;
 use cxl_pool::line::Lines;
 use cxl_pool::media::CellClass;
@@ -32,6 +32,8 @@ pub const HALF_READ: &str = "scene.half_read";
 pub const HALF_WRITTEN: &str = "scene.half_written";
 /// Visited by each script that came to its end.
 pub const PLAYED: &str = "scene.played";
+/// Visited by each script that found its host fenced by chance.
+pub const SPOILED: &str = "scene.spoiled";
 
 /// Rest between two looks at the board, in nanoseconds.
 const REST_NS: u64 = 100_000;
@@ -101,35 +103,7 @@ struct Marks {
 }
 
 /// What the scripts tell each other, outside of the pool.
-#[derive(Clone, Default)]
-pub struct Board(Rc<RefCell<Marks>>);
-
-impl Board {
-    fn borrow(&self) -> std::cell::Ref<'_, Marks> {
-        self.0.borrow()
-    }
-
-    fn borrow_mut(&self) -> std::cell::RefMut<'_, Marks> {
-        self.0.borrow_mut()
-    }
-
-    /// As [`Actor::say`], for other threads.
-    pub fn say(&self, env: &Env, cue: &'static str) {
-        env.memory().fence_all();
-        env.note(cue);
-        self.borrow_mut().cues.insert(cue);
-    }
-
-    /// Waits until one of the cues was given; false when the play is spoiled.
-    pub fn hear(&self, env: &Env, cue: &'static str) -> bool {
-        loop {
-            if self.borrow().cues.contains(cue) || self.borrow().spoiled {
-                return self.borrow().cues.contains(cue);
-            }
-            env.platform().sleep_ns(REST_NS);
-        }
-    }
-}
+type Board = Rc<RefCell<Marks>>;
 
 type Script = Rc<dyn Fn(&Actor) -> Result<()>>;
 
@@ -190,13 +164,13 @@ impl Stage {
     /// Gives a role to a process of a host.
     pub fn role_on(&mut self, role: usize, host: usize, script: impl Fn(&Actor) -> Result<()> + 'static) {
         let script: Script = Rc::new(script);
-        let (board, ledger) = (self.board.clone(), Rc::clone(&self.ledger));
+        let (board, ledger) = (Rc::clone(&self.board), Rc::clone(&self.ledger));
         let (config, shape, len_bytes) = (self.cluster.host_config.clone(), self.shape, self.len_bytes);
         board.borrow_mut().roles += 1;
         self.cluster.world.start(self.cluster.hosts[host], move |env| {
-            let (board, ledger, script, config) = (board.clone(), Rc::clone(&ledger), Rc::clone(&script), config.clone());
+            let (board, ledger, script, config) = (Rc::clone(&board), Rc::clone(&ledger), Rc::clone(&script), config.clone());
             env.spawn("main", move |env| {
-                let silent = board.clone();
+                let silent = Rc::clone(&board);
                 let on = env.host();
                 let memory = Arc::new(Halting { memory: env.memory(), env: env.clone() });
                 let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID);
