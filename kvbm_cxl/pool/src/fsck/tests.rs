@@ -371,7 +371,10 @@ proptest! {
     /// Random bytes that verify: the numbers in them are anything.
     #[test]
     fn random_sealed_lines_are_survived(
-        hits in proptest::collection::vec((0usize..Region::ALL.len(), any::<u64>(), proptest::array::uniform32(any::<u16>()), any::<bool>()), 1..60),
+        hits in proptest::collection::vec(
+            (0usize..Region::ALL.len(), any::<u64>(), proptest::array::uniform32(any::<u16>()), any::<bool>()),
+            1..60,
+        ),
     ) {
         let lines = in_use();
         for (region, index, words, small) in hits {

@@ -2,8 +2,8 @@
 //! The prefix cache: publish, pull and lookup, each beside bare instructions on the same memory in turn with it; and all of them together
 //! from several processes.
 //!
-//! Every block has bytes of its own, which are compared after each copy. Where a figure says so, the lines of a block are in no cache before
-//! the measurement, as after another host's publish.
+//! Every block has bytes of its own, which are compared after each copy. Where a figure says so, the lines of a block are in no cache
+//! before the measurement, as after another host's publish.
 
 mod beside;
 pub mod lookup;

@@ -209,7 +209,8 @@ proptest! {
     fn any_legal_superblock_comes_back(
         devices in 1u32..=16, seats in 1u32..=8, slots in 1u32..=64, locks in 8u32..2000, objects in 1u32..500,
         chunk in 12u32..24, stripe in 12u32..24, rounds in 1u64..64, uuid in any::<[u8; 16]>(), incarnation in 1u64..,
-        hardware in any::<bool>(), name in "\\PC{0,200}", (stripes, per_chunk, cells) in (1u32..20, 0usize..6, cells()), cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8,
+        hardware in any::<bool>(), name in "\\PC{0,200}", (stripes, per_chunk, cells) in (1u32..20, 0usize..6, cells()),
+        cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8,
     ) {
         let geometry = Geometry {
             devices, seats, slots, locks, objects,
