@@ -14,7 +14,17 @@ fn survey() {
     let mut ran = 0;
     for seed in from..from + count {
         ran += 1;
-        match scenario(seed) {
+        let planned = std::env::var("POINT").ok().map(|p| cxl_sim::Planned {
+            when: cxl_sim::When::Point(&*p.leak(), 1 + seed % 4),
+            host: None,
+            fault: match std::env::var("FAULT").as_deref() {
+                Ok("machine") => cxl_sim::Fault::CrashMachine { restart_after_ns: Some(1_000_000) },
+                Ok("process") => cxl_sim::Fault::CrashProcess { restart_after_ns: Some(1_000_000) },
+                Ok("thread") => cxl_sim::Fault::PauseThread { for_ns: 30_000_000 },
+                _ => cxl_sim::Fault::PauseHost { for_ns: 30_000_000 },
+            },
+        });
+        match if planned.is_some() { scenarios::cache::run_with(seed, planned) } else { scenario(seed) } {
             Ok(stats) => steps += stats.steps,
             Err(failure) => {
                 failed += 1;

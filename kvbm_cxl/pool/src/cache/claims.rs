@@ -279,10 +279,14 @@ impl Inner {
         for chunk in mine {
             // What this process knows of the cells is of an incarnation whose lines are void, and others may have adopted them since.
             held(&self.cells).remove_chunk(chunk);
+            // Nor need it be this process's: another one of this host may have claimed it since others gave it back.
+            if self.local.owner(chunk) != self.host.inner.tag {
+                continue;
+            }
             if self.is_claimed_here(chunk)? {
                 self.take_back(guard, chunk)?;
-            } else if self.local.owner(chunk) == self.host.inner.tag {
-                self.local.set_owner(chunk, 0);
+            } else {
+                self.local.disown(chunk, self.host.inner.tag);
             }
         }
         if self.incarnation.swap(incarnation, Ordering::AcqRel) != 0 {

@@ -146,11 +146,14 @@ impl Inner {
             self.metrics.evictions_pinned_total.inc();
             held(&self.cells).set_ready(victim.cell, victim.descriptor, victim.parent, Place::Young, tick)?;
         }
-        if mutant!("cache.freed_before_hint_removed") {
+        let early = mutant!("cache.freed_before_hint_removed");
+        if early {
             gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
         }
         self.remove_hints(&gone)?;
-        gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+        if !early {
+            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+        }
         self.tell_gone(&gone, reason);
         failure.map_or(Ok(gone.len()), Err)
     }

@@ -6,7 +6,7 @@ use super::{BlockKey, Cache, Inner, Namespace, held};
 use crate::error::Result;
 use crate::limits::HINT_WINDOW;
 use crate::line::Lines;
-use crate::media::Descriptor;
+use crate::media::{Descriptor, HintLine};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
@@ -67,11 +67,19 @@ impl Look {
     /// # Errors
     /// Those of the memory.
     pub fn hinted(&self, lines: &Lines, namespace: Namespace, key: BlockKey) -> Result<Vec<u64>> {
+        self.probe(|index| lines.fetch(index), namespace, key)
+    }
+
+    /// As [`Look::hinted`], by whatever `fetch` says is in a hint line.
+    ///
+    /// # Errors
+    /// What `fetch` returns.
+    pub fn probe(&self, fetch: impl Fn(u64) -> Result<HintLine>, namespace: Namespace, key: BlockKey) -> Result<Vec<u64>> {
         let mut cells = Vec::new();
         let Some(inner) = self.0.upgrade() else { return Ok(cells) };
         let home = inner.home(namespace, key);
         for step in 0..HINT_WINDOW {
-            if inner.matches(&home, &lines.fetch(inner.hint_line(&home, step))?, &mut cells) {
+            if inner.matches(&home, &fetch(inner.hint_line(&home, step))?, &mut cells) {
                 break;
             }
         }

@@ -182,6 +182,11 @@ impl LocalCells {
         self.all_notes()[index].tag.store(tag, Ordering::Release);
     }
 
+    /// Takes notes `index` from the process `tag`, if it is still the one that has them.
+    pub fn drop_notes_tag(&self, index: usize, tag: u32) {
+        let _ = self.all_notes()[index].tag.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     fn owners(&self) -> &[AtomicU32] {
         self.slice(Offsets::new(&self.geometry).owners, self.geometry.cell_chunks() as usize)
     }
@@ -195,6 +200,14 @@ impl LocalCells {
     pub fn set_owner(&self, chunk: u64, tag: u32) {
         if let Some(owner) = self.owners().get(chunk as usize) {
             owner.store(tag, Ordering::Release);
+        }
+    }
+
+    /// Takes a cell chunk from the process `tag`, if it is still that one's.
+    pub fn disown(&self, chunk: u64, tag: u32) {
+        if let Some(owner) = self.owners().get(chunk as usize) {
+            // Another owner is what is wanted as well.
+            let _ = owner.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 

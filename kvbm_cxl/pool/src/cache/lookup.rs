@@ -82,6 +82,7 @@ impl Inner {
 
     /// Whether a block of the key is there, as far as can be told without pinning it.
     pub(super) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
+        self.renew_fences();
         let home = self.home(namespace, key);
         let guess = self.guesses.get(&home);
         let mut found = match guess {
@@ -91,22 +92,23 @@ impl Inner {
         if found.is_none() {
             found = self.look_through_window(&home, 0, namespace, key)?;
         }
-        Ok(self.unless_void(&home, found))
+        Ok(self.remember(&home, found))
     }
 
     /// Whether a block of the key is in the cell where this process last met it.
     pub(super) fn is_where_it_was(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
+        self.renew_fences();
         let home = self.home(namespace, key);
         let found = match self.guesses.get(&home) {
             Some(cell) => self.block_in(cell, namespace, key)?,
             None => None,
         };
-        Ok(self.unless_void(&home, found).is_some())
+        Ok(found.is_some())
     }
 
     /// The block of a key in a cell, if it is there.
     fn block_in(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
-        let found = self.descriptor(cell)?.filter(|found| Self::is_block(found, namespace, key));
+        let found = self.descriptor(cell)?.filter(|found| self.is_served(found, namespace, key));
         Ok(found.map(|found| (cell, found)))
     }
 
@@ -129,15 +131,17 @@ impl Inner {
         Ok(None)
     }
 
-    /// What was found, if its owner is not known to be fenced; then its cell is remembered.
-    fn unless_void(&self, home: &Home, found: Option<(u64, Descriptor)>) -> Option<(u64, Descriptor)> {
-        self.renew_fences();
-        let (cell, found) = found?;
-        if self.known_fences.is_fenced(found.owner, found.incarnation) {
-            return None;
+    /// Whether a descriptor is a block of the key whose owner is not known to be fenced: what a fenced host left must not hide the block
+    /// that somebody has published since.
+    fn is_served(&self, found: &Descriptor, namespace: Namespace, key: BlockKey) -> bool {
+        Self::is_block(found, namespace, key) && !self.known_fences.is_fenced(found.owner, found.incarnation)
+    }
+
+    fn remember(&self, home: &Home, found: Option<(u64, Descriptor)>) -> Option<(u64, Descriptor)> {
+        if let Some((cell, _)) = found {
+            self.guesses.put(home, cell);
         }
-        self.guesses.put(home, cell);
-        Some((cell, found))
+        found
     }
 
     /// Looks several keys up, with overlapped misses; `each` gets one answer for each key, in order, until it says that it is enough.
@@ -147,12 +151,13 @@ impl Inner {
         keys: &[BlockKey],
         mut each: impl FnMut(Option<(u64, Descriptor)>) -> bool,
     ) -> Result<()> {
+        self.renew_fences();
         for group in keys.chunks(GROUP) {
             let wanted: &mut Group = &mut group.iter().map(|&key| Wanted { home: self.home(namespace, key), key, found: None }).collect();
             self.try_guesses(namespace, wanted)?;
             self.try_home_lines(namespace, wanted)?;
             for wanted in wanted {
-                if !each(self.unless_void(&wanted.home, wanted.found)) {
+                if !each(self.remember(&wanted.home, wanted.found)) {
                     return Ok(());
                 }
             }
@@ -181,7 +186,7 @@ impl Inner {
         for (&(index, cell), line) in cells.iter().zip(lines) {
             let Some(wanted) = wanted.get_mut(index).filter(|wanted| wanted.found.is_none()) else { continue };
             wanted.found = match self.lines().open::<Descriptor>(cell, line) {
-                Ok(found) => Self::is_block(&found, namespace, wanted.key).then_some((cell, found)),
+                Ok(found) => self.is_served(&found, namespace, wanted.key).then_some((cell, found)),
                 // Perhaps in the middle of being written: one more look.
                 Err(_) => self.block_in(cell, namespace, wanted.key)?,
             };

@@ -227,11 +227,9 @@ impl Inner {
             if tag == 0 || self.host.inner.is_tag_alive(tag) {
                 continue;
             }
-            reaped += self.clear_notes(index)?;
+            reaped += self.clear_notes(index, tag)?;
             self.publish_rows_of_the_dead()?;
-            if self.local.notes_tag(index) == tag {
-                self.local.set_notes_tag(index, 0);
-            }
+            self.local.drop_notes_tag(index, tag);
         }
         Ok(reaped)
     }
@@ -252,19 +250,23 @@ impl Inner {
         Ok(())
     }
 
-    /// Clears the notes of process `index`, which is gone, line by line.
-    fn clear_notes(&self, index: usize) -> Result<u64> {
+    /// Clears the notes of the process `tag` that had notes `index` and is gone, line by line, until somebody else has them.
+    fn clear_notes(&self, index: usize, tag: u32) -> Result<u64> {
         let mut cleared = 0;
         for entry in self.local.used_entries(index) {
-            let Some((cell, _)) = noted(entry.load(Ordering::Acquire)) else { continue };
+            let word = entry.load(Ordering::Acquire);
+            let Some((cell, _)) = noted(word) else { continue };
             let op = self.host.enter()?;
             if cell >= self.geometry().cell_count() {
                 entry.store(0, Ordering::Release);
                 continue;
             }
             self.with_row(cell, |row, number| {
-                // Swapped under the row's mutex, and the counts made anew: it does not matter who else does the same.
-                entry.store(0, Ordering::Release);
+                // Whoever writes this very note has the row's mutex as well, and has put its tag there before.
+                if self.local.notes_tag(index) == tag {
+                    let _ = entry.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
+                }
+                // The counts are made anew: it does not matter who else does the same.
                 self.recount(row, number);
                 self.publish_row(row, number, op.incarnation())
             })?;
@@ -280,10 +282,11 @@ impl Inner {
     /// [`Error::Exists`] when this process has the cache open already.
     pub(super) fn open_notes(&self) -> Result<()> {
         let index = self.host.process_index();
-        if self.local.notes_tag(index) == self.host.inner.tag {
+        let tag = self.local.notes_tag(index);
+        if tag == self.host.inner.tag {
             return Err(Error::Exists("the cache of this process, which clones of one `Cache` share,".into()));
         }
-        self.clear_notes(index)?;
+        self.clear_notes(index, tag)?;
         self.local.set_notes_tag(index, self.host.inner.tag);
         Ok(())
     }

@@ -125,18 +125,17 @@ impl Inner {
         self.close_notes();
         self.count_copies();
         // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
-        let published = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
+        let mut result = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
         let mine: Vec<u64> = held(&self.cells).chunks().collect();
         for chunk in mine {
-            if held(&self.cells).is_all_free(chunk) {
-                self.give_back(chunk)?;
+            if result.is_ok() && held(&self.cells).is_all_free(chunk) {
+                result = self.give_back(chunk).map(drop);
             }
-            // Whoever of this host sweeps next takes it over.
-            if held(&self.cells).remove_chunk(chunk).is_empty() || self.local.owner(chunk) == self.host.inner.tag {
-                self.local.set_owner(chunk, 0);
-            }
+            held(&self.cells).remove_chunk(chunk);
+            // Whoever of this host sweeps next takes it over, unless somebody has it already: what was given back may be another's by now.
+            self.local.disown(chunk, self.host.inner.tag);
         }
-        published
+        result
     }
 }
 

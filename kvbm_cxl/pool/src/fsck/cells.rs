@@ -97,7 +97,7 @@ fn owners(cache: &CacheView, report: &mut Report) -> Result<()> {
             ChunkState::Waiting => {
                 let meaning = "only hosts that are gone claim cell chunks in it, and not all of them are proven to have ended";
                 let remedy = Remedy::None("the next join of their machines, or cxlctl hosts declare-dead");
-                found(report, Severity::Warning, "cell_claim.waits", at, meaning, remedy);
+                found(report, Severity::Note, "cell_claim.waits", at, meaning, remedy);
             }
             ChunkState::Unclaimed | ChunkState::Claimed(_) => {}
         }

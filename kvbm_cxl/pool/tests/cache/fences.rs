@@ -76,3 +76,47 @@ fn blocks_of_a_fenced_host_are_misses_until_somebody_adopts_them() {
     member.serve_until("a re-join", || member.host.enter().is_ok());
     assert_eq!(member.count(0..8, 1000), 8);
 }
+
+/// A host with two processes, of which the second does not know yet that the host was fenced, that its chunk was another host's meanwhile,
+/// and that the first process claimed it since.
+fn with_a_process_behind(has_blocks: bool) -> (Bench, Member, Member) {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (mut first, mut second) = (bench.member(2), bench.member(2));
+    let other = bench.member(1);
+    second.publish(0..7, 1000);
+    if !has_blocks {
+        assert_eq!(second.cache.clear(Some(SPACE)).unwrap(), 7);
+    }
+    let (slot, incarnation) = (first.host.slot(), first.host.incarnation());
+    drop((first.service.take(), second.service.take()));
+    await_fence(&other, slot, incarnation);
+    other.serve_until("adoption", || other.cache.usage().owned == 7);
+    (first.service, second.service) = (Some(first.host.serve().unwrap()), Some(second.host.serve().unwrap()));
+    let deadline = Instant::now() + PATIENCE;
+    while first.cache.service_round().is_err() || first.host.incarnation() == incarnation {
+        assert!(Instant::now() < deadline, "the host did not join again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    other.cache.clear(None).unwrap();
+    other.leave();
+    first.publish(100..156, 1000);
+    assert_eq!(first.cache.usage().owned, 56);
+    (bench, first, second)
+}
+
+#[test]
+fn a_process_that_is_behind_leaves_the_chunks_of_others_alone() {
+    let (_bench, first, second) = with_a_process_behind(true);
+    let _ = second.cache.publish(SPACE, key(200), None, &bytes(200, 1000));
+    assert_eq!((first.cache.usage().owned, second.cache.usage().owned), (56, 0), "two processes with one chunk");
+    assert_eq!(first.count(100..156, 1000), 56);
+}
+
+#[test]
+fn a_process_that_closes_behind_the_others_takes_nothing_from_them() {
+    let (bench, first, second) = with_a_process_behind(false);
+    second.cache.close().unwrap();
+    let third = bench.member(2);
+    assert_eq!((first.cache.usage().owned, third.cache.usage().owned), (56, 0), "two processes with one chunk");
+    assert_eq!((first.count(100..156, 1000), third.count(100..156, 1000)), (56, 56));
+}

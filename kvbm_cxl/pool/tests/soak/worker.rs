@@ -163,7 +163,7 @@ fn tell(shared: &Shared) {
 /// Tells now and then what was counted, until it is time to leave: when the parent says so, or when this start has had enough.
 fn watch(shared: &Shared, random: &mut Random) {
     let [calm, stop] = [CALM, STOP].map(|name| PathBuf::from(std::env::var(name).unwrap_or_default()));
-    let enough = random.below(3).eq(&0).then(|| Instant::now() + Duration::from_millis(300 + random.below(5_000)));
+    let enough = random.below(2).eq(&0).then(|| Instant::now() + Duration::from_millis(300 + random.below(5_000)));
     let mut told = Instant::now();
     let mut calm_from = None;
     while !stop.exists() {

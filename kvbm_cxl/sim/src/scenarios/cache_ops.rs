@@ -206,7 +206,8 @@ impl Worker<'_> {
     /// claim on it, it loses its block.
     fn is_calm(&self) -> bool {
         let ledger = self.shared.borrow();
-        !ledger.moved && self.env.view(|view| ledger.nobody_failed(view))
+        // A line whose writer stands still in the middle of it is no block for the time being.
+        !ledger.moved && !self.habits.half_written && self.env.view(|view| ledger.nobody_failed(view))
     }
 
     /// Whether a block must be there: it was stored before, and nothing takes blocks away.
