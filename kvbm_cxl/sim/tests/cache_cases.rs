@@ -60,9 +60,9 @@ fn a_fence_word_that_reverts_is_noticed() {
 }
 
 #[test]
-fn the_flush_of_a_pull_is_needed_by_the_cache() {
-    // C19, beside the copies' own scenario: no line, no pin and no fence check makes up for its loss.
-    for rule in ["copy.pull_no_flush", "copy.pull_no_full_fence"] {
+fn the_order_of_a_copy_is_needed_by_the_cache() {
+    // C18 and C19, beside the copies' own scenario: no line, no pin and no fence check makes up for their loss.
+    for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
         let found = first_failure(Some(rule), case("c7_one_cell_for_all"));
         println!("{rule}: {found:?}");
         assert!(breaks(&found, &["P1: "]), "{rule}: {found:?}");
