@@ -19,6 +19,8 @@ pub struct Habits {
     pub most_bytes: usize,
     /// Nobody takes a block away, and there is room for all: what was stored is found, as long as nobody is fenced.
     pub roomy: bool,
+    /// Blocks come and go, and little else happens.
+    pub tight: bool,
     /// One reservation in so many is given up; 0 = none.
     pub abort_one_in: usize,
     /// Blocks in a batch.
@@ -90,6 +92,7 @@ impl Worker<'_> {
             self.env.platform().sleep_ns(1 + self.env.below(self.habits.longest_wait_us * 1000) as u64);
         }
         match self.env.below(20) {
+            _ if self.habits.tight && self.env.below(2) == 0 => self.evict(cache),
             0..3 => self.publish(cache),
             3..7 => self.publish_batch(cache),
             7 => self.look_up(cache),
