@@ -261,8 +261,6 @@ impl Inner {
     /// Publishes READY for several filled reservations with one fence.
     pub(super) fn commit(&self, reservations: Vec<Reservation>) -> Result<()> {
         let Some(first) = reservations.first() else { return Ok(()) };
-        // What this host has noticed is enough here: READY of a fenced incarnation is void, so that a fence fetched now would only save the
-        // caller from believing what nobody else does (CACHE.md section 9, kept as hygiene).
         first.op.check_noticed()?;
         let mut ready = Vec::with_capacity(reservations.len());
         for reservation in &reservations {
@@ -276,6 +274,14 @@ impl Inner {
         }
         self.lines().fence_published();
         point!("cache.ready");
+        // READY of a fenced incarnation is void: this look only saves the caller from believing what nobody else does. Written, then checked
+        // (I6): if it comes out clean, the block was there for everybody.
+        let op = first.op.clone();
+        if let Err(error) = op.check_fences() {
+            // What the cells are is read anew after the re-join.
+            reservations.into_iter().for_each(|mut reservation| reservation.open = false);
+            return Err(error);
+        }
         let tick = self.clock_now();
         let now_ns = self.host.platform().now_ns();
         let mut changes = Vec::new();

@@ -25,6 +25,7 @@ impl Inner {
         drop(self.work()?);
         self.answer_asks()?;
         self.keep_water()?;
+        self.metrics.pins.set(held(&self.pins).cells() as i64);
         let now_ns = self.host.platform().now_ns().max(1);
         let last_ns = self.upkeep_at_ns.load(Ordering::Relaxed);
         if last_ns != 0 && now_ns.saturating_sub(last_ns) < self.config.upkeep_ms * 1_000_000 {
@@ -38,7 +39,6 @@ impl Inner {
         self.release_quarantine()?;
         self.scrub()?;
         self.metrics.quarantined_cells.set(held(&self.cells).quarantined() as i64);
-        self.metrics.pins.set(held(&self.pins).cells() as i64);
         self.count_copies();
         self.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
         Ok(())
