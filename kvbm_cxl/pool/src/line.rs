@@ -180,14 +180,18 @@ impl Lines {
         Ok(())
     }
 
+    fn does_flush(&self) -> bool {
+        !mutant!("fetch.no_flush")
+    }
+
     fn flush(&self, offset: u64) -> Result<()> {
-        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_line(offset) }
+        if self.does_flush() { self.memory.flush_line(offset) } else { Ok(()) }
     }
 
     /// Flushes lines with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence behind
     /// the last one orders either.
     fn flush_many(&self, offsets: &[u64]) -> Result<()> {
-        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_lines(offsets) }
+        if self.does_flush() { self.memory.flush_lines(offsets) } else { Ok(()) }
     }
 
     fn fence_flushed(&self) {

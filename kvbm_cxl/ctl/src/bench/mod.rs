@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl bench`: what lines, locks, blocks and calls cost, each beside a primitive of this machine measured in turn with it in the same run.
+//! `cxlctl bench`: what lines, locks, blocks and calls cost, each beside a primitive of this machine measured in turn with it in the same
+//! run.
 //!
 //! A target is missed only where the 95 % confidence interval of the median lies beyond it. What was written is read back and compared:
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.

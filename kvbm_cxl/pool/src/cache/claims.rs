@@ -160,7 +160,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes one more chunk with cells of `class`: one that nobody claims, else one of hosts that are fenced or gone. False when there is none.
+    /// Takes one more chunk with cells of `class`: one that nobody claims, else one of hosts that are fenced or gone. False when there is
+    /// none.
     pub(super) fn claim_chunk(&self, class: usize) -> Result<bool> {
         let guard = self.lock_claims()?;
         let mut judge = Judge::new(self);
@@ -324,8 +325,8 @@ impl Inner {
 
     /// Publishes this host's claims again under the incarnation of `guard`, without chunks that another live host claims.
     ///
-    /// Only such a bit may go: a bit that is cleared while nobody live has the chunk would hide from a later adopter that lines of this host
-    /// may lie on it (CACHE.md C22).
+    /// Only such a bit may go: a bit that is cleared while nobody live has the chunk would hide from a later adopter that lines of this
+    /// host may lie on it (CACHE.md C22).
     fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
         let mut judge = Judge::new(self);
         let incarnation = guard.op().incarnation();

@@ -2,8 +2,8 @@
 //! Eviction: by the owner of a cell alone, without a lock (CACHE.md section 6).
 //!
 //! Pin and eviction are Dekker's pair: a reader publishes its pin and then fetches the descriptor, the owner publishes EVICTING and then
-//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, with the ticks beside them: most blocks that are
-//! in use, or were used by another host lately, never become EVICTING at all.
+//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, with the ticks beside them: most blocks that
+//! are in use, or were used by another host lately, never become EVICTING at all.
 
 use super::adopt::Use;
 use super::events::Change;
@@ -224,8 +224,9 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Evicts blocks of one namespace that nobody has pinned, until `bytes` of cells are free: those first that no host has used for longest,
-    /// as far as ticks tell, and of these the ones published first. The policy orders the blocks of all namespaces, so it is not asked.
+    /// Evicts blocks of one namespace that nobody has pinned, until `bytes` of cells are free: those first that no host has used for
+    /// longest, as far as ticks tell, and of these the ones published first. The policy orders the blocks of all namespaces, so it is not
+    /// asked.
     pub(super) fn evict_of(&self, namespace: Namespace, bytes: u64) -> Result<()> {
         let op = self.work()?;
         self.host.check_fences(&op)?;

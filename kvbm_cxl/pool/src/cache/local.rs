@@ -135,8 +135,8 @@ impl LocalCells {
 
     /// `count` structures of atomics, `at` bytes behind the start.
     fn slice<T>(&self, at: usize, count: usize) -> &[T] {
-        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64 (entries and
-        // owners to their size); T is one of the structures of atomics above, which are valid for any bytes.
+        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64 (entries
+        // and owners to their size); T is one of the structures of atomics above, which are valid for any bytes.
         unsafe { std::slice::from_raw_parts(self.start.byte_add(at).cast::<T>().as_ptr(), count) }
     }
 

@@ -274,8 +274,8 @@ impl Inner {
         }
         self.lines().fence_published();
         point!("cache.ready");
-        // READY of a fenced incarnation is void: this look only saves the caller from believing what nobody else does. Written, then checked
-        // (I6): if it comes out clean, the block was there for everybody.
+        // READY of a fenced incarnation is void: this look only saves the caller from believing what nobody else does. Written, then
+        // checked (I6): if it comes out clean, the block was there for everybody.
         let op = first.op.clone();
         if let Err(error) = op.check_fences() {
             // What the cells are is read anew after the re-join.

@@ -140,9 +140,9 @@ impl Inner {
 }
 
 impl Cache {
-    /// One round of the upkeep: requests of others, eviction ahead of the need; and less often, recency, pins of processes that died, chunks
-    /// that others left behind, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call it
-    /// on the thread that runs that one.
+    /// One round of the upkeep: requests of others, eviction ahead of the need; and less often, recency, pins of processes that died,
+    /// chunks that others left behind, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call
+    /// it on the thread that runs that one.
     ///
     /// # Errors
     /// [`Error::Fenced`] and [`Error::Timeout`], after which the next round goes on; those of the memory.

@@ -259,8 +259,8 @@ impl<'s> Field<'s> {
         }
     }
 
-    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that nobody has to leave a pool
-    /// in which no machine with a seat is left.
+    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that nobody has to leave a
+    /// pool in which no machine with a seat is left.
     fn end_all(&mut self) {
         let leaving: Vec<usize> =
             (0..self.places.len()).filter(|&index| self.places[index].machine != 0 && self.random.below(2) == 0).collect();
