@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # The one entry point of the checkout. Everything lands in .venv and target; nothing needs root.
 
-# Parallel jobs of cargo, seeds per simulator scenario in `make nightly`, seconds per fuzz target, and RECORD=1 to keep perf figures.
+# Parallel jobs of cargo, seeds per simulator scenario in `make nightly`, seconds per storm, soak and fuzz target, and RECORD=1 to keep perf
+# figures.
 JOBS ?= 2
 SEEDS ?= 10000
 STORM_SECONDS ?= 600
+SOAK_SECONDS ?= 3600
 FUZZ_SECONDS ?= 180
 RECORD ?= 0
 # Where install-capi puts the C interface.
@@ -14,6 +16,8 @@ STEP := @scripts/step
 CARGO_FLAGS := --locked -q -j$(JOBS)
 # cxl-sim compiles the named faults into cxl-pool. Cargo unifies features within one command, so the simulator always gets its own.
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
+SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
+	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 export JOBS FUZZ_SECONDS
 
@@ -24,7 +28,7 @@ export JOBS FUZZ_SECONDS
 
 .PHONY: help
 help: ## List the targets
-	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [FUZZ_SECONDS=180] [RECORD=1]'
+	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 ## Setting up and building
@@ -104,7 +108,12 @@ test-aarch64: ## Link the tests for 64-bit ARM with zig, run them under qemu-use
 nightly: ## SEEDS seeds per simulator scenario, long storms, fuzzing
 	$(STEP) 'simulator, $(SEEDS) seeds' env SEEDS=$(SEEDS) cargo test $(CARGO_FLAGS) -p cxl-sim
 	$(STEP) 'storms, $(STORM_SECONDS) s' env STORM_SECONDS=$(STORM_SECONDS) cargo test $(CARGO_FLAGS) $(SHIPPED)
+	$(SOAK)
 	$(STEP) 'fuzz targets' scripts/fuzz
+
+.PHONY: soak
+soak: ## The prefix cache under kills, stops and comings and goings for SOAK_SECONDS
+	$(SOAK)
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target for FUZZ_SECONDS
@@ -120,6 +129,21 @@ perf-rpc: ## Calls between two processes
 perf-line perf-lock perf-alloc perf-rpc: perf-%: .venv/installed
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
+
+.PHONY: perf-copy
+perf-copy: .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
+	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+	$(STEP) 'perf-copy' $(RATIOS) perf-copy -- target/release/cxlctl bench copy --ratios
+
+.PHONY: setup-perf
+setup-perf: .venv/installed ## Add NIXL with its UCX backend, the peer of perf-pool (optional, 300 MB)
+	$(STEP) 'NIXL' scripts/setup requirements-perf.lock
+
+.PHONY: perf-pool
+perf-pool: setup-perf ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
+	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+	$(STEP) 'perf-pool' $(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxlctl bench pool --ratios \
+		--ucx '.venv/bin/python perf/ucx_peer.py'
 
 .PHONY: perf-hit-rate
 perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg

@@ -9,8 +9,8 @@ buffer. Requests come on stdin, one per line, each answered by one line:
     list PIECES LEN COUNT    COUNT reads of descriptor lists of PIECES pieces of LEN bytes, scattered over the working set
     quit
 
-The answer is `ns TIME...`, the time of each read alone, or `error TEXT`. Every word of every read is compared with what the owner has there,
-outside of the time; each 8-byte word of the working set is different. The first line printed is `ready DESCRIPTION`.
+The answer is `ns TIME...`, the time of each read alone, or `error TEXT`. Every word of every read is compared with what the owner has
+there, outside of the time; each 8-byte word of the working set is different. The first line printed is `ready DESCRIPTION`.
 """
 
 import argparse

@@ -154,16 +154,16 @@ int cxl_shm_fini(void);
 #define CXL_SHM_FORMAT_COHERENT 2u /* one host, or hardware that keeps hosts coherent: flushes are left out. Wrong elsewhere */
 
 typedef struct cxl_shm_format_options {
-    size_t struct_size;    /* sizeof(cxl_shm_format_options_t) */
-    uint32_t flags;        /* CXL_SHM_FORMAT_... */
-    uint32_t slots;        /* most hosts at a time, 1 to 64; 0 = 16 */
-    uint32_t seats;        /* machines that may manage the locks, 1 to 8; 0 = 4. This machine has the first */
-    uint32_t locks;        /* locks, 8 of them the pool's own; 0 = 256 */
-    uint32_t objects;      /* names; 0 = 256 */
-    uint32_t reserved;     /* zero */
-    uint64_t chunk_bytes;  /* what a host takes at a time, a power of two; 0 = 2 MiB */
-    uint64_t stripe_bytes; /* stripe over several devices, a power of two; 0 = 2 MiB or what fits */
-    uint64_t cell_bytes;   /* the largest block that the prefix cache takes, a multiple of 64; 0 = no prefix cache */
+    size_t struct_size;     /* sizeof(cxl_shm_format_options_t) */
+    uint32_t flags;         /* CXL_SHM_FORMAT_... */
+    uint32_t slots;         /* most hosts at a time, 1 to 64; 0 = 16 */
+    uint32_t seats;         /* machines that may manage the locks, 1 to 8; 0 = 4. This machine has the first */
+    uint32_t locks;         /* locks, 8 of them the pool's own; 0 = 256 */
+    uint32_t objects;       /* names; 0 = 256 */
+    uint32_t reserved;      /* zero */
+    uint64_t chunk_bytes;   /* what a host takes at a time, a power of two; 0 = 2 MiB */
+    uint64_t stripe_bytes;  /* stripe over several devices, a power of two; 0 = 2 MiB or what fits */
+    uint64_t cell_bytes;    /* the largest block that the prefix cache takes, a multiple of 64; 0 = no prefix cache */
     uint32_t cells_percent; /* how much of the pool is for the prefix cache; 0 = 75 */
     uint32_t reserved2;     /* zero */
 } cxl_shm_format_options_t;
@@ -498,8 +498,7 @@ int cxl_shm_cache_abort(cxl_pool_t* pool, uint64_t handle);
 
 /* Copies a block to pieces, which may have more room than it has bytes; its length to *len_bytes unless that is NULL. When this fails the
  * pieces may hold anything. CXL_SHM_E_NOT_FOUND; CXL_SHM_E_INVALID if the pieces are too short. */
-int cxl_shm_cache_pull(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const cxl_shm_piece_t* pieces, size_t count,
-                       uint64_t* len_bytes);
+int cxl_shm_cache_pull(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const cxl_shm_piece_t* pieces, size_t count, uint64_t* len_bytes);
 
 /* Pins a block: it stays until it is unpinned, as long as this host is not taken for dead. CXL_SHM_E_NOT_FOUND. */
 int cxl_shm_cache_pin(cxl_pool_t* pool, const cxl_shm_block_id_t* id, cxl_shm_block_t* block);

@@ -2,6 +2,7 @@
 //! What can be seen of a pool from outside, for those who watch it: one look of `cxlctl exporter` and `cxlctl top`.
 
 use cxl_pool::Result;
+use cxl_pool::cache::survey::{CacheSummary, CacheView};
 use cxl_pool::fsck::{SeatInfo, SlotInfo, SlotState, survey};
 use cxl_pool::metrics::stats::{HostStats, Stat, read_all};
 use cxl_pool::pool::Pool;
@@ -57,4 +58,12 @@ impl PoolView {
             _ => self.hosts.iter().filter(|host| host.slot.state == state).count(),
         }
     }
+}
+
+/// What is in the cells of a pool; `None` when it was formatted without any. Reads every descriptor: 64 MiB for a million cells.
+pub fn cells(pool: &Pool) -> Result<Option<CacheSummary>> {
+    if pool.layout().geometry().cell_chunks() == 0 {
+        return Ok(None);
+    }
+    CacheView::load(pool.lines())?.summary(false).map(Some)
 }

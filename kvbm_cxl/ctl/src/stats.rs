@@ -50,6 +50,13 @@ impl Estimate {
     }
 }
 
+impl Estimate {
+    /// Whether it is below `limit` by more than chance explains.
+    pub fn falls_short(&self, limit: f64) -> bool {
+        self.high < limit
+    }
+}
+
 /// A length of time in the unit that reads best.
 pub fn time_text(ns: f64) -> String {
     match ns {

@@ -80,6 +80,37 @@ fn every_call_is_answered_whatever_its_depth() {
 }
 
 #[test]
+fn blocks_are_published_and_pulled_beside_bare_copies() {
+    for (what, names) in [
+        ("publish", ["publish_64k_vs_bare", "publish_1m_vs_bare", "publish_4m_vs_bare", "publish_together_over_one_by_one"].as_slice()),
+        ("pull", &["pull_64k_vs_bare", "pull_1m_vs_bare", "pull_4m_vs_bare"]),
+    ] {
+        let report = json(what);
+        let ratios: Vec<&str> = report["ratios"].as_array().unwrap().iter().map(|ratio| ratio["name"].as_str().unwrap()).collect();
+        assert_eq!(ratios, names);
+        assert!(figure(&report, &format!("{what}, 1024 KiB, speed")) > 0.0 && figure(&report, "bare") > 0.0);
+    }
+}
+
+#[test]
+fn lookups_find_what_was_published_however_full_the_cache_is() {
+    let report = json("lookup");
+    let ratios: Vec<&str> = report["ratios"].as_array().unwrap().iter().map(|ratio| ratio["name"].as_str().unwrap()).collect();
+    assert!(ratios.contains(&"lookup1_vs_fetch") && ratios.contains(&"lookup64_vs_fetch"), "{ratios:?}");
+    let rows = report["grids"][0]["rows"].as_array().unwrap();
+    let fills: Vec<&str> = rows[1..].iter().map(|row| row[0].as_str().unwrap()).collect();
+    assert_eq!(fills, ["10 %", "30 %", "50 %", "70 %", "90 %"]);
+}
+
+#[test]
+fn hosts_in_processes_share_blocks_and_every_byte_is_right() {
+    let output = bench(&["mixed", "--json", "--batches", "40", "--hosts", "2", "--block", "16K", "--cells", "64"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(figure(&report, "blocks pulled and verified") > 0.0 && figure(&report, "blocks published") > 0.0, "{report}");
+}
+
+#[test]
 fn ratios_are_the_last_line() {
     let output = bench(&["alloc", "--ratios", "--batches", "8"]);
     let text = String::from_utf8(output.stdout).unwrap();

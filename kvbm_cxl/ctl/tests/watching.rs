@@ -6,7 +6,7 @@ mod common;
 mod strict;
 
 use common::{Bench, HostProcess};
-use cxl_pool::media::{COUNTERS_PER_STATS, STATS_LINES, StatsLine};
+use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, STATS_LINES, StatsLine};
 use cxl_pool::metrics::stats::Stat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -118,6 +118,33 @@ fn the_exporter_shows_every_host_and_its_counters() {
         assert!(Instant::now() < deadline, "the heartbeat of a live host moves");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn the_exporter_shows_what_is_in_the_cells() {
+    let bench = Bench::formatted();
+    let _a = bench.host("machine-a");
+    let pool = bench.open();
+    let mut claim = CellClaim { incarnation: 1, ..bytemuck::Zeroable::zeroed() };
+    claim.set(0, true);
+    pool.lines().publish(0, claim).unwrap();
+    let block = Descriptor { state: Descriptor::READY, incarnation: 1, len_bytes: 9, key: [4; 16], ..Descriptor::default() };
+    (0..3).for_each(|cell| pool.lines().publish(cell, Descriptor { seq: cell, ..block }).unwrap());
+    pool.lines().publish(3, Descriptor { state: Descriptor::WRITING, ..block }).unwrap();
+    pool.lines().publish(0, PinLine { incarnation: 1, nibbles: [8, 0, 0, 0, 0, 0, 0], ..PinLine::default() }).unwrap();
+    let exporter = Exporter::start(&bench, &["--max-age-ms", "0"]);
+    let metrics = exporter.metrics();
+    let value = |name: &str, labels: &[(&str, &str)]| metrics[name].value(labels);
+    assert_eq!((value("cxl_pool_cells", &[("state", "ready")]), value("cxl_pool_cells", &[("state", "writing")])), (Some(3.0), Some(1.0)));
+    assert_eq!(value("cxl_pool_owned_cells", &[("slot", "0"), ("standing", "live"), ("state", "ready")]), Some(3.0));
+    assert_eq!((value("cxl_pool_cell_chunks", &[("state", "claimed")]), value("cxl_pool_blocks", &[])), (Some(1.0), Some(3.0)));
+    assert_eq!((value("cxl_pool_pinned_cells", &[]), metrics["cxl_pool_awaited_bytes"].samples.len()), (Some(1.0), 0));
+    // Fenced and not proven to have ended: what it is writing may still be written.
+    let mut fence = pool.lines().fetch::<FenceLine>(0).unwrap();
+    fence.fenced[0] = 1;
+    pool.lines().publish(0, fence).unwrap();
+    let later = Exporter::start(&bench, &["--max-age-ms", "0"]).metrics();
+    assert_eq!(later["cxl_pool_blocks"].value(&[]), Some(0.0));
 }
 
 #[test]

@@ -23,7 +23,8 @@
 //! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
 //! | [`device`], [`machine`] | what a pool lies on; clock, processes and shared memory of this machine ([`platform`] is their trait) |
 //!
-//! Beside them: [`metrics`] counts what happens, [`limits`] has every bound, [`fault`] the named rules and points that tests drop and strike.
+//! Beside them: [`metrics`] counts what happens, [`limits`] has every bound, [`fault`] the named rules and points that tests drop and
+//! strike.
 //!
 //! # Example: a cache of KV blocks
 //!

@@ -15,8 +15,11 @@ use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{LINE_BYTES, TORN_RETRIES};
 use crate::media::{Layout, MediaLine};
+use arrayvec::ArrayVec;
 use std::sync::Arc;
 
+/// Lines that [`Lines::fetch_raw_many`] flushes behind one fence.
+const FETCHED_TOGETHER: usize = 64;
 /// Lines that [`Lines::fetch_many`] loads before it looks at them.
 const LOADED_TOGETHER: usize = 16;
 
@@ -126,7 +129,7 @@ impl Lines {
     pub fn fetch_many<T: MediaLine>(&self, indexes: &[u64], out: &mut Vec<Result<T>>) -> Result<()> {
         out.clear();
         for &index in indexes {
-            self.flush(self.layout.line_offset(T::REGION, index)?)?;
+            self.flush_many(&[self.layout.line_offset(T::REGION, index)?])?;
         }
         self.fence_flushed();
         // Loaded in groups, and looked at only then: a checksum between two loads would keep their misses from overlapping.
@@ -143,21 +146,6 @@ impl Lines {
                 out[position] = self.fetch(index);
             }
         }
-        Ok(())
-    }
-
-    /// Fetches the 64 bytes at each of `offsets` without looking at what they mean; flushes and misses overlap as in
-    /// [`Lines::fetch_many`]. `out` receives one line for each offset, to be read with [`Lines::open`].
-    pub fn fetch_group(&self, offsets: &[u64], out: &mut Vec<Line>) -> Result<()> {
-        out.clear();
-        for &offset in offsets {
-            self.flush(offset)?;
-        }
-        self.fence_flushed();
-        for &offset in offsets {
-            out.push(self.memory.load_line(offset)?);
-        }
-        self.fence_loaded();
         Ok(())
     }
 
@@ -180,21 +168,30 @@ impl Lines {
         Ok(line)
     }
 
-    /// Fetches the lines at `offsets`, one for each place in `out`; the flushes overlap and share one fence. No order holds among them.
-    pub fn fetch_raw_many(&self, offsets: impl Iterator<Item = u64> + Clone, out: &mut [Line]) -> Result<()> {
-        for offset in offsets.clone().take(out.len()) {
-            self.flush(offset)?;
+    /// Fetches the lines at `offsets`, one for each place in `out`; the flushes overlap and share fences. No order holds among them.
+    pub fn fetch_raw_many(&self, mut offsets: impl Iterator<Item = u64>, out: &mut [Line]) -> Result<()> {
+        for part in out.chunks_mut(FETCHED_TOGETHER) {
+            let offsets: ArrayVec<u64, FETCHED_TOGETHER> = offsets.by_ref().take(part.len()).collect();
+            self.flush_many(&offsets)?;
+            self.fence_flushed();
+            self.memory.load_lines(&offsets, part)?;
+            self.fence_loaded();
         }
-        self.fence_flushed();
-        for (line, offset) in out.iter_mut().zip(offsets) {
-            *line = self.memory.load_line(offset)?;
-        }
-        self.fence_loaded();
         Ok(())
     }
 
+    fn does_flush(&self) -> bool {
+        !mutant!("fetch.no_flush")
+    }
+
     fn flush(&self, offset: u64) -> Result<()> {
-        if mutant!("fetch.no_flush") { Ok(()) } else { self.memory.flush_line(offset) }
+        if self.does_flush() { self.memory.flush_line(offset) } else { Ok(()) }
+    }
+
+    /// Flushes lines with the instruction for ranges: CLFLUSH waits for the one before it, CLFLUSHOPT does not, and the full fence behind
+    /// the last one orders either.
+    fn flush_many(&self, offsets: &[u64]) -> Result<()> {
+        if self.does_flush() { self.memory.flush_lines(offsets) } else { Ok(()) }
     }
 
     fn fence_flushed(&self) {

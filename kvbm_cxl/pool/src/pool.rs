@@ -60,7 +60,8 @@ pub struct FormatOptions {
     pub objects: u32,
     /// Chunk, in bytes, a power of two.
     pub chunk_bytes: u64,
-    /// Cells of the prefix cache, smallest first; none = a pool without a cache. Each block takes a cell of the smallest size that holds it.
+    /// Cells of the prefix cache, smallest first; none = a pool without a cache. Each block takes a cell of the smallest size that holds
+    /// it.
     pub cells: Vec<CellArea>,
     /// The machine of seat 0; `None` = the one that formats.
     pub machine: Option<MachineId>,

@@ -6,7 +6,7 @@ use cxl_sim::scenarios::{cache_cases, cache_stage};
 use cxl_sim::{Scenario, explore, search};
 
 /// Seeds of each choreography.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 40;
 
 #[test]
 fn every_choreography_holds_and_is_played_to_its_end() {
@@ -14,9 +14,10 @@ fn every_choreography_holds_and_is_played_to_its_end() {
     for &(name, scenario) in cache_cases::ALL.iter().filter(|of| only.as_ref().is_none_or(|only| of.0.starts_with(only))) {
         let begin = std::time::Instant::now();
         let summary = explore(name, SEEDS, scenario);
-        let played = summary.points.get(cache_stage::PLAYED).copied().unwrap_or(0);
-        println!("  {name}: {played} scripts of {} runs in {:.1} s", summary.runs, begin.elapsed().as_secs_f32());
-        assert!(played >= summary.runs, "{name}: the plays were spoiled");
+        let visits = |point| summary.points.get(point).copied().unwrap_or(0);
+        let (played, spoiled) = (visits(cache_stage::PLAYED), visits(cache_stage::SPOILED));
+        println!("  {played} scripts came to their end, {spoiled} were spoiled, {:.1} s", begin.elapsed().as_secs_f32());
+        assert!(played >= summary.runs && spoiled * 10 <= summary.runs, "{name}: {played} scripts of {} runs were played", summary.runs);
     }
 }
 
@@ -61,7 +62,7 @@ fn a_fence_word_that_reverts_is_noticed() {
 #[test]
 fn the_order_of_a_copy_is_needed_by_the_cache() {
     // C18 and C19, beside the copies' own scenario: no line, no pin and no fence check makes up for their loss.
-    for rule in ["copy.publish_no_fence", "copy.pull_no_flush"] {
+    for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
         let found = first_failure(Some(rule), case("c7_one_cell_for_all"));
         println!("{rule}: {found:?}");
         assert!(breaks(&found, &["P1: "]), "{rule}: {found:?}");

@@ -73,8 +73,13 @@ static void publish_block(uint32_t block) {
 }
 
 static void publish_all(const char* spec) {
-    cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 64, .objects = 16, .chunk_bytes = 64 << 10,
-                                       .cell_bytes = 32 << 10, .cells_percent = 50};
+    cxl_shm_format_options_t format = {.struct_size = sizeof format,
+                                       .slots = 4,
+                                       .locks = 64,
+                                       .objects = 16,
+                                       .chunk_bytes = 64 << 10,
+                                       .cell_bytes = 32 << 10,
+                                       .cells_percent = 50};
     CHECK_OK(cxl_shm_format(spec, &format));
     CHECK_OK(cxl_shm_init(spec, NULL));
     CHECK_STATUS(cxl_shm_cache_lookup(NULL, &ids[0], NULL), CXL_SHM_E_CLOSED);

@@ -158,8 +158,11 @@ static void die(void) {
 int main(int argc, char** argv) {
     CHECK(argc == 3);
     int serves = strcmp(argv[1], "serve") == 0;
-    cxl_shm_options_t options = {
-        .struct_size = sizeof options, .timeout_ms = PATIENCE_S * 1000, .join_timeout_ms = 30000, .suspect_ms = SUSPECT_MS, .heartbeat_ms = 20};
+    cxl_shm_options_t options = {.struct_size = sizeof options,
+                                 .timeout_ms = PATIENCE_S * 1000,
+                                 .join_timeout_ms = 30000,
+                                 .suspect_ms = SUSPECT_MS,
+                                 .heartbeat_ms = 20};
     if (serves) {
         cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = 256 << 10};
         CHECK_OK(cxl_shm_format(argv[2], &format));

@@ -32,7 +32,8 @@ const SIZES: [(usize, [&str; 2], f64, f64); 3] = [
 /// Window of the bare loop, in bytes.
 const WINDOW_BYTES: usize = 256 << 10;
 /// Names of the bare loops of a pull.
-const LOOPS: [&str; 3] = ["CLFLUSHOPT, MFENCE, memcpy", "CLFLUSHOPT, MFENCE, non-temporal copy", "the same in windows of 256 KiB"];
+pub(super) const LOOPS: [&str; 3] =
+    ["CLFLUSHOPT, MFENCE, memcpy", "CLFLUSHOPT, MFENCE, non-temporal copy", "the same in windows of 256 KiB"];
 /// A block of one model: 64 layers of keys and values (Beluga section 6.1).
 const GATHER_PIECES: usize = 128;
 const GATHER_PIECE_BYTES: usize = 20 << 10;
@@ -146,7 +147,7 @@ impl Lab {
 }
 
 /// One of the bare loops that are safe.
-fn bare_pull(bare: &Bare, number: usize, first: u64, destination: &mut [u8]) -> Result<()> {
+pub(super) fn bare_pull(bare: &Bare, number: usize, first: u64, destination: &mut [u8]) -> Result<()> {
     let len = destination.len();
     let window = if number == 2 { WINDOW_BYTES.min(len) } else { len };
     bare.flush_range(first, window);

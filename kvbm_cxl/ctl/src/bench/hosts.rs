@@ -10,7 +10,7 @@ use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::line::Lines;
 use cxl_pool::machine::{Machine, State};
 use cxl_pool::platform::{LocalMemory, MachineId, MachineLock, MachineLockGuard, Platform, ProcessId};
-use cxl_pool::pool::{FormatOptions, OpenOptions, Pool};
+use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Pool};
 use cxl_pool::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -34,10 +34,15 @@ pub struct Lab {
 impl Lab {
     /// Formats a pool of `len_bytes`; machine 0 has its first seat.
     pub fn new(len_bytes: u64) -> Result<Lab> {
+        Lab::with_cells(len_bytes, Vec::new())
+    }
+
+    /// The same with cells for a prefix cache.
+    pub fn with_cells(len_bytes: u64, cells: Vec<CellArea>) -> Result<Lab> {
         let failed = |source| Error::Os { what: "making a directory in /dev/shm".into(), source };
         let directory = tempfile::Builder::new().prefix(".cxlctl-bench-").tempdir_in("/dev/shm").map_err(failed)?;
         let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(len_bytes))?;
-        let options = FormatOptions { machine: Some(machine(0)), ..FormatOptions::default() };
+        let options = FormatOptions { machine: Some(machine(0)), cells, ..FormatOptions::default() };
         Ok(Lab { pool: Pool::format(&spec, &options)?, spec, directory })
     }
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl bench`: what lines, locks, blocks and calls cost, each beside a primitive of this machine measured in turn with it in the same run.
+//! `cxlctl bench`: what lines, locks, blocks and calls cost, each beside a primitive of this machine measured in turn with it in the same
+//! run.
 //!
 //! A target is missed only where the 95 % confidence interval of the median lies beyond it. What was written is read back and compared:
 //! a wrong byte, a doubled block or a lost increment ends the command with an error instead of a figure.
 
 mod alloc;
+mod cache;
 mod copy;
 mod counting;
 mod handover;
@@ -64,6 +66,35 @@ enum What {
     Alloc {
         #[command(flatten)]
         common: Common,
+    },
+    /// Publish of blocks of the prefix cache, beside a bare copy
+    Publish {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Pull of blocks that another host has published, beside the fastest bare loop that is safe
+    Pull {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Lookups of one block and of whole chains, by how full the cache is, beside one bare fetch
+    Lookup {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Hosts in processes of their own that look up, pull and publish blocks of a skewed set, every byte verified
+    Mixed {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        load: cache::mixed::Load,
+    },
+    /// Publish, pull and lookup together, and pulls beside reads of NIXL UCX
+    Pool {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        args: cache::pool::Args,
     },
     /// Eviction policies: hit rates by cache size on synthetic requests, counted
     Policies(policies::Args),
@@ -139,6 +170,12 @@ impl Bench {
         self.target(text, !value.exceeds(limit));
     }
 
+    /// Demands that an estimate does not fall below `limit` beyond noise.
+    fn at_least(&mut self, what: &str, value: &Estimate, limit: f64) {
+        let text = format!("{what}: {:.2} ({:.2} to {:.2}), at least {limit:.2}", value.median, value.low, value.high);
+        self.target(text, !value.falls_short(limit));
+    }
+
     fn text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         let figure = |figure: &Figure| match figure.unit {
@@ -198,6 +235,15 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
         What::Rpc { common, .. } => (rpc::run(common.batches), common),
         What::Copy { common } => (copy::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
+        What::Publish { common } => (cache::publish::run(common.batches), common),
+        What::Pull { common } => (cache::pull::run(common.batches), common),
+        What::Lookup { common } => (cache::lookup::run(common.batches), common),
+        What::Mixed { load, .. } if load.is_peer() => {
+            out.line(to_json(&cache::mixed::peer(load).map_err(failed)?)?.to_string())?;
+            return Ok(Exit::Done);
+        }
+        What::Mixed { common, load } => (cache::mixed::run(load, common.batches), common),
+        What::Pool { common, args } => (cache::pool::run(args, common.batches), common),
         What::Policies(args) => return policies::run(args, out),
     };
     let bench = bench.map_err(failed)?;

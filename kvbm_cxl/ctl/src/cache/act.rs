@@ -46,8 +46,15 @@ fn joined<T>(pool: &Pool, work: impl FnOnce(&Host, &Cache) -> Result<T, Failure>
     Ok(done)
 }
 
+/// A block as it was pulled.
+struct Copied {
+    bytes: Vec<u8>,
+    cell: u64,
+    owner: u16,
+}
+
 /// A block's bytes, or why there are none.
-fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<(Vec<u8>, u64, u16), MissReason>, Failure> {
+fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<Copied, MissReason>, Failure> {
     let mut miss = MissReason::Absent;
     for _ in 0..TRIES {
         let pinned: Pinned = match cache.pin(namespace, key)? {
@@ -57,7 +64,7 @@ fn pull(cache: &Cache, namespace: Namespace, key: BlockKey) -> Result<Result<(Ve
         let len_bytes = usize::try_from(pinned.len_bytes()).map_err(|_| Failure::new(Exit::Failed, "a block too long for this machine"))?;
         let mut bytes = vec![0; len_bytes];
         match pinned.copy_to(&mut bytes)? {
-            None => return Ok(Ok((bytes, pinned.cell(), pinned.owner()))),
+            None => return Ok(Ok(Copied { bytes, cell: pinned.cell(), owner: pinned.owner() })),
             Some(reason) => miss = reason,
         }
     }
@@ -73,7 +80,7 @@ pub fn get(pool: &Pool, block: &Block, output: Option<&str>, out: &mut Out) -> R
         Some(namespace) => joined(pool, |_, cache| pull(cache, namespace, block.key))?.map(|found| (namespace, found)),
         None => Err(MissReason::Absent),
     };
-    let (namespace, (bytes, cell, owner)) = match pulled {
+    let (namespace, Copied { bytes, cell, owner }) = match pulled {
         Ok(found) => found,
         Err(reason) => {
             if output == Some("-") {

@@ -48,12 +48,13 @@ fn stat_json(summary: &CacheSummary) -> Value {
         json!({"slot": wait.awaited.slot, "incarnation": wait.awaited.incarnation, "standing": wait.standing.name(),
             "cells": wait.cells, "cell_bytes": wait.cell_bytes})
     });
+    let pins = summary.pins.iter().map(|(slot, cells)| json!({"slot": slot, "cells": cells}));
     let hints = summary.hints.map(|hints| {
         json!({"places": hints.places, "used": hints.used, "tombs": hints.tombs, "stale": hints.stale,
             "damaged_lines": hints.damaged_lines, "unreachable_blocks": hints.unreachable_blocks})
     });
     json!({"cells": states_json(&summary.cells), "chunks": chunks_json(&summary.chunks), "served": summary.served,
-        "pinned": summary.pinned, "pins": summary.pins.iter().map(|(slot, cells)| json!({"slot": slot, "cells": cells})).collect::<Vec<_>>(),
+        "pinned": summary.pinned, "pins": pins.collect::<Vec<_>>(),
         "classes": classes.collect::<Vec<_>>(), "owners": owners.collect::<Vec<_>>(), "namespaces": namespaces.collect::<Vec<_>>(),
         "waits": waits.collect::<Vec<_>>(), "waiting_bytes": summary.waiting_bytes, "hints": hints})
 }

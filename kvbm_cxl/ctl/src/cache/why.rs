@@ -45,8 +45,8 @@ fn meaning(verdict: Verdict) -> &'static str {
             "its owner is fenced and nobody has adopted its cells yet: it comes back when a host does, which takes one with a running cache"
         }
         Verdict::FencedOwner { is_claimed: true } => {
-            "its owner is fenced and another host has its chunk: that one stamps it anew, or keeps the cell until the owner is proven to have \
-             ended"
+            "its owner is fenced and another host has its chunk: that one stamps it anew, or keeps the cell until the owner is proven to \
+             have ended"
         }
         Verdict::FencesUnknown => "the fences cannot be read, so that every block counts as void (cxlctl fsck)",
         Verdict::TooLong => "the descriptor tells of more bytes than the cell has: somebody else than its owner wrote it (cxlctl fsck)",

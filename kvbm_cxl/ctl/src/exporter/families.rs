@@ -3,11 +3,13 @@
 
 use crate::hosts::standing;
 use crate::pool_view::{HostView, PoolView};
+use cxl_pool::cache::survey::{CacheSummary, CellState};
 use cxl_pool::fsck::SlotState;
 use cxl_pool::media::uuid_text;
 use cxl_pool::metrics::stats::Stat;
 use cxl_pool::metrics::{Exposition, Kind, Seconds};
 use cxl_pool::pool::Pool;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 const STATES: [SlotState; 5] = [SlotState::Free, SlotState::Joining, SlotState::Live, SlotState::Left, SlotState::Unreadable];
@@ -38,8 +40,8 @@ fn help_of(stat: Stat) -> String {
     stat.help().replace(", in nanoseconds", "")
 }
 
-/// Everything that is exported, as text.
-pub fn render(pool: &Pool, view: &PoolView, out: &mut String) {
+/// Everything that is exported, as text; `cells` where the pool has any.
+pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &mut String) {
     let mut out = Exposition::new(out);
     let superblock = pool.superblock();
     let (uuid, incarnation) = (uuid_text(superblock.uuid()), format!("{:#x}", superblock.incarnation()));
@@ -84,6 +86,52 @@ pub fn render(pool: &Pool, view: &PoolView, out: &mut String) {
         let shown =
             |value: u64| -> Box<dyn Display> { if *stat == Stat::LockWaitNs { Box::new(Seconds { ns: value }) } else { Box::new(value) } };
         of_hosts(&name_of(*stat), stat.kind(), &help_of(*stat), &|host| host.stat(*stat).map(shown));
+    }
+    of_cells(&cells.cloned().unwrap_or_default(), &mut out);
+}
+
+/// What is in the cells.
+fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
+    out.family("cxl_pool_cells", Kind::Gauge, "Cells of the prefix cache by state.");
+    for state in CellState::ALL.into_iter().filter(|_| cells.cells.total() > 0) {
+        out.sample("cxl_pool_cells", "", &[("state", state.name())], cells.cells.of(state));
+    }
+    out.family(
+        "cxl_pool_owned_cells",
+        Kind::Gauge,
+        "Cells by the slot whose host wrote their descriptors, how that host stands, and state.",
+    );
+    let mut owned = BTreeMap::new();
+    for owner in &cells.owners {
+        for state in CellState::ALL.into_iter().filter(|state| owner.cells.of(*state) > 0) {
+            *owned.entry((owner.owner.slot, owner.standing.name(), state.name())).or_insert(0) += owner.cells.of(state);
+        }
+    }
+    for ((slot, standing, state), count) in owned {
+        let slot = slot.to_string();
+        out.sample("cxl_pool_owned_cells", "", &[("slot", &slot), ("standing", standing), ("state", state)], count);
+    }
+    out.family("cxl_pool_cell_chunks", Kind::Gauge, "Chunks of cells by how the claims on them stand.");
+    let chunks = &cells.chunks;
+    let counts = [
+        ("claimed", chunks.claimed),
+        ("unclaimed", chunks.unclaimed),
+        ("abandoned", chunks.abandoned),
+        ("waiting", chunks.waiting),
+        ("contested", chunks.contested),
+    ];
+    for (state, count) in counts.into_iter().filter(|_| cells.cells.total() > 0) {
+        out.sample("cxl_pool_cell_chunks", "", &[("state", state)], count);
+    }
+    out.family("cxl_pool_blocks", Kind::Gauge, "Blocks of the prefix cache that a pull may get.");
+    out.sample("cxl_pool_blocks", "", &[], cells.served);
+    out.family("cxl_pool_pinned_cells", Kind::Gauge, "Cells that any host has pinned.");
+    out.sample("cxl_pool_pinned_cells", "", &[], cells.pinned);
+    out.family("cxl_pool_awaited_bytes", Kind::Gauge, "Bytes of cells that cannot be used before the slot's host is proven to have ended.");
+    let mut awaited = BTreeMap::new();
+    cells.waits.iter().for_each(|wait| *awaited.entry(wait.awaited.slot).or_insert(0) += wait.cell_bytes);
+    for (slot, cell_bytes) in awaited {
+        out.sample("cxl_pool_awaited_bytes", "", &[("slot", &slot.to_string())], cell_bytes);
     }
 }
 

@@ -6,13 +6,17 @@ mod server;
 
 use crate::cli::ExporterArgs;
 use crate::output::{Exit, Failure, Out};
-use crate::pool_view::PoolView;
+use crate::pool_view::{PoolView, cells};
+use cxl_pool::cache::survey::CacheSummary;
 use cxl_pool::metrics::CONTENT_TYPE;
 use cxl_pool::pool::Pool;
 use server::Answer;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How old what is told of the cells may be: looking at all of them takes long in a large pool.
+const CELLS_MAX_AGE: Duration = Duration::from_secs(10);
 
 /// `cxlctl exporter`.
 pub fn run(pool: Option<&str>, args: &ExporterArgs, out: &mut Out) -> Result<Exit, Failure> {
@@ -40,11 +44,12 @@ struct Source {
     /// `None` after a look failed, until the next one opens it again: it may have been formatted anew.
     pool: Option<Pool>,
     last: Option<(Instant, String)>,
+    cells: Option<(Instant, Option<CacheSummary>)>,
 }
 
 impl Source {
     fn new(spec: Option<String>, max_age: Duration) -> Source {
-        Source { spec, max_age, pool: None, last: None }
+        Source { spec, max_age, pool: None, last: None, cells: None }
     }
 
     fn metrics(&mut self) -> Answer {
@@ -60,7 +65,7 @@ impl Source {
                 Answer { status: "200 OK", content_type: CONTENT_TYPE, body: text }
             }
             Err(failure) => {
-                self.pool = None;
+                (self.pool, self.cells) = (None, None);
                 Answer::refusal("503 Service Unavailable", failure.message())
             }
         }
@@ -71,8 +76,14 @@ impl Source {
             Some(pool) => pool,
             None => crate::pool::open(self.spec.as_deref(), true)?,
         };
+        let view = PoolView::of(&pool)?;
+        let known = match self.cells.take().filter(|(at, _)| at.elapsed() < CELLS_MAX_AGE.min(10 * self.max_age)) {
+            Some(known) => known,
+            None => (Instant::now(), cells(&pool)?),
+        };
         let mut text = String::new();
-        families::render(&pool, &PoolView::of(&pool)?, &mut text);
+        families::render(&pool, &view, known.1.as_ref(), &mut text);
+        self.cells = Some(known);
         self.pool = Some(pool);
         Ok(text)
     }

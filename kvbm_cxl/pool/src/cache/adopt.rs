@@ -148,7 +148,8 @@ impl Inner {
         Ok(())
     }
 
-    /// What all hosts' pin lines say of `cells`: one line per host and neighbourhood. A pin counts unless its incarnation is fenced or over.
+    /// What all hosts' pin lines say of `cells`: one line per host and neighbourhood. A pin counts unless its incarnation is fenced or
+    /// over.
     pub(super) fn uses(&self, cells: &[u64]) -> Result<Vec<Use>> {
         let geometry = self.geometry();
         let slots = u64::from(geometry.slots);

@@ -293,6 +293,12 @@ impl Cells {
         cells.filter(|(_, cell)| cell.state == State::Ready && wanted(&cell.descriptor)).map(|(number, _)| number).collect()
     }
 
+    /// The blocks of a namespace: cell, descriptor, and bytes of the cell.
+    pub fn blocks_of(&self, namespace: &[u8; 16]) -> Vec<(u64, Descriptor, u64)> {
+        let cells = self.ready_cells(|found| found.namespace == *namespace);
+        cells.into_iter().filter_map(|cell| self.ready(cell).map(|found| (cell, found, self.cell_bytes(cell)))).collect()
+    }
+
     /// Free cells, blocks, and all cells of a class.
     pub fn counts(&self, class: usize) -> (u64, u64, u64) {
         let Some(counted) = self.classes.get(class).and_then(Option::as_ref) else { return (0, 0, 0) };

@@ -160,7 +160,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes one more chunk with cells of `class`: one that nobody claims, else one of hosts that are fenced or gone. False when there is none.
+    /// Takes one more chunk with cells of `class`: one that nobody claims, else one of hosts that are fenced or gone. False when there is
+    /// none.
     pub(super) fn claim_chunk(&self, class: usize) -> Result<bool> {
         let guard = self.lock_claims()?;
         let mut judge = Judge::new(self);
@@ -279,14 +280,14 @@ impl Inner {
         for chunk in mine {
             // What this process knows of the cells is of an incarnation whose lines are void, and others may have adopted them since.
             held(&self.cells).remove_chunk(chunk);
+            // Nor need it be this process's: another one of this host may have claimed it since others gave it back.
             if self.local.owner(chunk) != self.host.inner.tag {
-                // Given up for the whole host, and perhaps claimed again by another process of it since.
                 continue;
             }
             if self.is_claimed_here(chunk)? {
                 self.take_back(guard, chunk)?;
             } else {
-                self.local.set_owner(chunk, 0);
+                self.local.disown(chunk, self.host.inner.tag);
             }
         }
         if self.incarnation.swap(incarnation, Ordering::AcqRel) != 0 {
@@ -324,8 +325,8 @@ impl Inner {
 
     /// Publishes this host's claims again under the incarnation of `guard`, without chunks that another live host claims.
     ///
-    /// Only such a bit may go: a bit that is cleared while nobody live has the chunk would hide from a later adopter that lines of this host
-    /// may lie on it (CACHE.md C22).
+    /// Only such a bit may go: a bit that is cleared while nobody live has the chunk would hide from a later adopter that lines of this
+    /// host may lie on it (CACHE.md C22).
     fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
         let mut judge = Judge::new(self);
         let incarnation = guard.op().incarnation();

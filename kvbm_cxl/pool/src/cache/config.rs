@@ -14,7 +14,8 @@ pub struct CacheConfig {
     pub policy: PolicyKind,
     /// Computes a checksum of every payload while it is copied in, and compares it while a whole block is copied out.
     pub checksums: bool,
-    /// The background evictor begins when less than this part of this process's cells is free, in hundredths, and no chunk is left to claim.
+    /// The background evictor begins when less than this part of this process's cells is free, in hundredths, and no chunk is left to
+    /// claim.
     pub low_water_percent: u32,
     /// It goes on until this part is free, in hundredths.
     pub high_water_percent: u32,

@@ -2,8 +2,8 @@
 //! Eviction: by the owner of a cell alone, without a lock (CACHE.md section 6).
 //!
 //! Pin and eviction are Dekker's pair: a reader publishes its pin and then fetches the descriptor, the owner publishes EVICTING and then
-//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, with the ticks beside them: most blocks that are
-//! in use, or were used by another host lately, never become EVICTING at all.
+//! fetches the pins, so one of them sees the other. The pins are also looked at beforehand, with the ticks beside them: most blocks that
+//! are in use, or were used by another host lately, never become EVICTING at all.
 
 use super::adopt::Use;
 use super::events::Change;
@@ -17,7 +17,7 @@ use crate::metrics::EvictionReason;
 
 /// Rounds in which the policy is asked for other candidates, because those before were in use.
 const ROUNDS: usize = 8;
-/// Blocks looked through for those of a namespace.
+/// Blocks of a namespace whose pins are looked at together.
 const OFFERED: usize = 256;
 /// Blocks evicted together.
 pub(super) const BATCH: usize = 32;
@@ -224,22 +224,45 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Evicts blocks of one namespace, oldest first as far as the policy offers them; returns how many went.
-    pub(super) fn evict_of(&self, namespace: Namespace, class: usize, count: usize) -> Result<usize> {
+    /// Evicts blocks of one namespace that nobody has pinned, until `bytes` of cells are free: those first that no host has used for
+    /// longest, as far as ticks tell, and of these the ones published first. The policy orders the blocks of all namespaces, so it is not
+    /// asked.
+    pub(super) fn evict_of(&self, namespace: Namespace, bytes: u64) -> Result<()> {
         let op = self.work()?;
         self.host.check_fences(&op)?;
-        let mut candidates: Vec<Candidate> = Vec::new();
-        let mut own = held(&self.cells);
-        own.victims(class, OFFERED, self.clock_now(), &mut candidates);
-        let is_its = |own: &super::cells::Cells, cell| own.ready(cell).is_some_and(|found| found.namespace == namespace.0);
-        let (mut chosen, others): (Vec<Candidate>, Vec<Candidate>) = candidates.into_iter().partition(|one| is_its(&own, one.cell));
-        let spared = chosen.split_off(count.min(chosen.len()));
-        for one in spared.iter().chain(&others) {
-            own.settle(one.cell, Verdict::Kept);
+        let mut blocks = held(&self.cells).blocks_of(&namespace.0);
+        blocks.sort_unstable_by_key(|(_, found, _)| (found.incarnation, found.seq));
+        let mut missing = bytes;
+        for offered in blocks.chunks(OFFERED) {
+            let cells: Vec<u64> = offered.iter().map(|(cell, _, _)| *cell).collect();
+            let uses = self.uses(&cells)?;
+            let mut unused: Vec<_> = offered.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).collect();
+            unused.sort_by_key(|(_, seen)| self.youngest(seen));
+            let wanted = unused.into_iter().map_while(|(&(cell, _, cell_bytes), _)| {
+                let is_wanted = missing > 0;
+                missing = missing.saturating_sub(cell_bytes);
+                is_wanted.then_some(cell)
+            });
+            let wanted: Vec<u64> = wanted.collect();
+            for batch in wanted.chunks(BATCH) {
+                let victims = self.take(batch);
+                self.retire(&op, victims, Reason::Quota)?;
+            }
+            if missing == 0 {
+                break;
+            }
         }
-        drop(own);
-        let victims = self.choose(&chosen)?;
-        self.retire(&op, victims, Reason::Quota)
+        Ok(())
+    }
+
+    /// Takes those of `cells` that hold blocks out of the order.
+    fn take(&self, cells: &[u64]) -> Vec<Victim> {
+        let mut own = held(&self.cells);
+        let victims = cells.iter().filter_map(|&cell| {
+            let parent = own.parent(cell);
+            own.take_ready(cell).map(|descriptor| Victim { cell, descriptor, parent })
+        });
+        victims.collect()
     }
 
     /// Takes out the blocks in these cells of this process, as far as nobody has pinned them; returns how many went.
@@ -257,13 +280,7 @@ impl Inner {
         self.host.check_fences(&op)?;
         let mut removed = 0;
         for batch in cells.chunks(BATCH) {
-            let mut own = held(&self.cells);
-            let victims = batch.iter().filter_map(|&cell| {
-                let parent = own.parent(cell);
-                own.take_ready(cell).map(|descriptor| Victim { cell, descriptor, parent })
-            });
-            let victims: Vec<Victim> = victims.collect();
-            drop(own);
+            let victims = self.take(batch);
             removed += self.retire(&op, victims, reason)?;
         }
         Ok(removed)

@@ -11,6 +11,7 @@ use crate::fault::{mutant, point};
 use crate::limits::HINT_WINDOW;
 use crate::lock::{FIRST_STRIPE_LOCK, LockGuard, LockId};
 use crate::media::{Descriptor, Geometry, HINTS_PER_LINE, Hint, HintLine};
+use arrayvec::ArrayVec;
 
 /// Where a key is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +88,28 @@ impl Inner {
         home.hint_line(self.geometry(), step)
     }
 
-    /// The window of a key; a line that does not verify is four tombs.
-    fn window(&self, home: &Home) -> Result<Vec<HintLine>> {
-        let indexes: Vec<u64> = (0..HINT_WINDOW).map(|step| self.hint_line(home, step)).collect();
+    /// The window of a key up to the line with the first empty place; a line that does not verify is four tombs.
+    ///
+    /// Behind an empty place there is no hint of the key: it would have got that place, and a place becomes empty only in front of another
+    /// empty one. Mostly the home line has one.
+    fn window(&self, home: &Home) -> Result<ArrayVec<HintLine, { HINT_WINDOW as usize }>> {
+        let mut window = ArrayVec::new();
+        let first = tombs_if_bad(self.lines().fetch(self.hint_line(home, 0)))?;
+        window.push(first);
+        if has_empty(&first) {
+            return Ok(window);
+        }
+        let indexes: ArrayVec<u64, { HINT_WINDOW as usize }> = (1..HINT_WINDOW).map(|step| self.hint_line(home, step)).collect();
         let mut fetched = Vec::with_capacity(indexes.len());
         self.lines().fetch_many(&indexes, &mut fetched)?;
-        fetched.into_iter().map(tombs_if_bad).collect()
+        for line in fetched {
+            let line = tombs_if_bad(line)?;
+            window.push(line);
+            if has_empty(&line) {
+                break;
+            }
+        }
+        Ok(window)
     }
 
     /// Cells that may hold the key: lines of the window are fetched one after the other from `step` on, up to the first empty place.
@@ -246,7 +263,11 @@ impl Inner {
     }
 }
 
-fn tombs_if_bad(line: Result<HintLine>) -> Result<HintLine> {
+fn has_empty(line: &HintLine) -> bool {
+    line.iter().any(|hint| hint == Hint::Empty)
+}
+
+pub(super) fn tombs_if_bad(line: Result<HintLine>) -> Result<HintLine> {
     match line {
         Err(Error::BadLine { .. }) => {
             let mut tombs = HintLine::default();

@@ -135,8 +135,8 @@ impl LocalCells {
 
     /// `count` structures of atomics, `at` bytes behind the start.
     fn slice<T>(&self, at: usize, count: usize) -> &[T] {
-        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64 (entries and
-        // owners to their size); T is one of the structures of atomics above, which are valid for any bytes.
+        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64 (entries
+        // and owners to their size); T is one of the structures of atomics above, which are valid for any bytes.
         unsafe { std::slice::from_raw_parts(self.start.byte_add(at).cast::<T>().as_ptr(), count) }
     }
 
@@ -200,6 +200,14 @@ impl LocalCells {
     pub fn set_owner(&self, chunk: u64, tag: u32) {
         if let Some(owner) = self.owners().get(chunk as usize) {
             owner.store(tag, Ordering::Release);
+        }
+    }
+
+    /// Takes a cell chunk from the process `tag`, if it is still that one's.
+    pub fn disown(&self, chunk: u64, tag: u32) {
+        if let Some(owner) = self.owners().get(chunk as usize) {
+            // Another owner is what is wanted as well.
+            let _ = owner.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Acquire);
         }
     }
 

@@ -7,19 +7,18 @@
 //! Where this process met a key before, it remembers the cell and looks at that descriptor right away: a right guess saves the hint, a
 //! wrong one costs one line.
 
-use super::index::Home;
+use super::index::{Home, tombs_if_bad};
 use super::{BlockKey, Inner, Namespace};
 use crate::error::Result;
 use crate::fault::mutant;
-use crate::limits::MAX_SLOTS;
+use crate::limits::{HINT_WINDOW, LINE_BYTES, MAX_SLOTS};
 use crate::line::Line;
-use crate::media::{Descriptor, HintLine, Region};
+use crate::media::{Descriptor, Hint, HintLine, Region};
+use arrayvec::ArrayVec;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Blocks that a chain lookup looks at together; a chain that ends early costs no more than this beyond its end.
-pub(super) const BATCH: usize = 256;
-/// Blocks of the first batch of a chain: most chains that miss, miss early.
-const FIRST_BATCH: usize = 64;
+/// Keys that are looked up together; a chain that ends early costs no more than these beyond its end.
+const GROUP: usize = 64;
 
 /// What a lookup tells of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +64,9 @@ impl Guesses {
     }
 }
 
+/// The keys that are looked up together. Nothing of a lookup is on the heap: an allocation costs about as much as a miss.
+type Group = ArrayVec<Wanted, GROUP>;
+
 /// A key of a batch on its way.
 struct Wanted {
     home: Home,
@@ -80,127 +82,186 @@ impl Inner {
 
     /// Whether a block of the key is there, as far as can be told without pinning it.
     pub(super) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
-        let mut found = Vec::with_capacity(1);
-        self.look_up_batch(namespace, &[key], &mut found)?;
-        Ok(found.pop().flatten())
+        self.renew_fences();
+        let home = self.home(namespace, key);
+        let guess = self.guesses.get(&home);
+        let mut found = match guess {
+            Some(cell) => self.block_in(cell, namespace, key)?,
+            None => None,
+        };
+        if found.is_none() {
+            found = self.look_through_window(&home, 0, namespace, key)?;
+        }
+        Ok(self.remember(&home, found))
     }
 
-    /// Looks several keys up, with overlapped misses; one answer for each key, in order.
-    pub(super) fn look_up_batch(&self, namespace: Namespace, keys: &[BlockKey], out: &mut Vec<Option<(u64, Descriptor)>>) -> Result<()> {
-        let mut wanted: Vec<Wanted> = keys.iter().map(|&key| Wanted { home: self.home(namespace, key), key, found: None }).collect();
+    /// Whether a block of the key is in the cell where this process last met it.
+    pub(super) fn is_where_it_was(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
         self.renew_fences();
-        self.try_guesses(namespace, &mut wanted)?;
-        self.try_home_lines(namespace, &mut wanted)?;
-        out.extend(wanted.iter().map(|wanted| {
-            let (cell, found) = wanted.found?;
-            self.guesses.put(&wanted.home, cell);
-            Some((cell, found))
-        }));
+        let home = self.home(namespace, key);
+        let found = match self.guesses.get(&home) {
+            Some(cell) => self.block_in(cell, namespace, key)?,
+            None => None,
+        };
+        Ok(found.is_some())
+    }
+
+    /// The block of a key in a cell, if it is there.
+    fn block_in(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
+        let found = self.descriptor(cell)?.filter(|found| self.is_served(found, namespace, key));
+        Ok(found.map(|found| (cell, found)))
+    }
+
+    /// Follows the hints of a window from line `step` on, one line after the other.
+    fn look_through_window(&self, home: &Home, step: u64, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
+        for step in step..HINT_WINDOW {
+            let line = tombs_if_bad(self.lines().fetch(self.hint_line(home, step)))?;
+            for hint in line.iter() {
+                match hint {
+                    Hint::Empty => return Ok(None),
+                    Hint::Cell { fingerprint, cell } if fingerprint == home.fingerprint => {
+                        if let Some(found) = self.block_in(cell, namespace, key)? {
+                            return Ok(Some(found));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a descriptor is a block of the key whose owner is not known to be fenced: what a fenced host left must not hide the block
+    /// that somebody has published since.
+    fn is_served(&self, found: &Descriptor, namespace: Namespace, key: BlockKey) -> bool {
+        Self::is_block(found, namespace, key) && !self.known_fences.is_fenced(found.owner, found.incarnation)
+    }
+
+    fn remember(&self, home: &Home, found: Option<(u64, Descriptor)>) -> Option<(u64, Descriptor)> {
+        if let Some((cell, _)) = found {
+            self.guesses.put(home, cell);
+        }
+        found
+    }
+
+    /// Looks several keys up, with overlapped misses; `each` gets one answer for each key, in order, until it says that it is enough.
+    pub(super) fn look_up_all(
+        &self,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        mut each: impl FnMut(Option<(u64, Descriptor)>) -> bool,
+    ) -> Result<()> {
+        self.renew_fences();
+        for group in keys.chunks(GROUP) {
+            let wanted: &mut Group = &mut group.iter().map(|&key| Wanted { home: self.home(namespace, key), key, found: None }).collect();
+            self.try_guesses(namespace, wanted)?;
+            self.try_home_lines(namespace, wanted)?;
+            for wanted in wanted {
+                if !each(self.remember(&wanted.home, wanted.found)) {
+                    return Ok(());
+                }
+            }
+        }
         Ok(())
     }
 
-    fn offset_of_descriptor(&self, cell: u64) -> Result<u64> {
-        self.lines().layout().line_offset(Region::Descriptor, cell)
-    }
-
     /// First round: descriptors of the cells where the keys were met before.
-    fn try_guesses(&self, namespace: Namespace, wanted: &mut [Wanted]) -> Result<()> {
-        let mut guessed = Vec::with_capacity(wanted.len());
-        for (index, wanted) in wanted.iter().enumerate() {
-            if let Some(cell) = self.guesses.get(&wanted.home).filter(|&cell| cell < self.geometry().cell_count()) {
-                guessed.push((index, cell));
-            }
-        }
+    fn try_guesses(&self, namespace: Namespace, wanted: &mut Group) -> Result<()> {
+        let cell_count = self.geometry().cell_count();
+        let guess = |(index, wanted): (usize, &Wanted)| Some((index, self.guesses.get(&wanted.home).filter(|&cell| cell < cell_count)?));
+        let guessed: ArrayVec<(usize, u64), GROUP> = wanted.iter().enumerate().filter_map(guess).collect();
         self.try_cells(namespace, wanted, &guessed)
     }
 
     /// Looks at cells that may hold keys: (index of the key, cell).
-    fn try_cells(&self, namespace: Namespace, wanted: &mut [Wanted], cells: &[(usize, u64)]) -> Result<()> {
+    fn try_cells(&self, namespace: Namespace, wanted: &mut Group, cells: &[(usize, u64)]) -> Result<()> {
         if cells.is_empty() {
             return Ok(());
         }
-        let offsets = cells.iter().map(|&(_, cell)| self.offset_of_descriptor(cell)).collect::<Result<Vec<u64>>>()?;
-        let mut lines: Vec<Line> = Vec::with_capacity(offsets.len());
-        self.lines().fetch_group(&offsets, &mut lines)?;
-        for (&(index, cell), line) in cells.iter().zip(&lines) {
-            let wanted = &mut wanted[index];
-            if wanted.found.is_some() {
-                continue;
-            }
-            let found = match self.lines().open::<Descriptor>(cell, line) {
-                Ok(found) => found,
+        // Cells of hints and guesses are below the number of cells, so the sum is the offset of a line.
+        let first = self.lines().layout().line_offset(Region::Descriptor, 0)?;
+        let mut lines = [Line::ZERO; GROUP];
+        let lines = &mut lines[..cells.len().min(GROUP)];
+        self.lines().fetch_raw_many(cells.iter().map(|&(_, cell)| first + cell * LINE_BYTES as u64), lines)?;
+        for (&(index, cell), line) in cells.iter().zip(lines) {
+            let Some(wanted) = wanted.get_mut(index).filter(|wanted| wanted.found.is_none()) else { continue };
+            wanted.found = match self.lines().open::<Descriptor>(cell, line) {
+                Ok(found) => self.is_served(&found, namespace, wanted.key).then_some((cell, found)),
                 // Perhaps in the middle of being written: one more look.
-                Err(_) => match self.descriptor(cell)? {
-                    Some(found) => found,
-                    None => continue,
-                },
+                Err(_) => self.block_in(cell, namespace, wanted.key)?,
             };
-            // What a fenced host left must not hide the block that somebody has published since.
-            if Self::is_block(&found, namespace, wanted.key) && !self.known_fences.is_fenced(found.owner, found.incarnation) {
-                wanted.found = Some((cell, found));
-            }
         }
         Ok(())
     }
 
     /// Second and third round: home lines of the keys not found yet, then the cells that they name. What a home line does not settle goes
-    /// through the rest of its window alone, which is rare.
-    fn try_home_lines(&self, namespace: Namespace, wanted: &mut [Wanted]) -> Result<()> {
-        let missing: Vec<usize> = (0..wanted.len()).filter(|&index| wanted[index].found.is_none()).collect();
+    /// through its window alone, which is rare.
+    fn try_home_lines(&self, namespace: Namespace, wanted: &mut Group) -> Result<()> {
+        let missing: ArrayVec<usize, GROUP> = (0..wanted.len()).filter(|&index| wanted[index].found.is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        let layout = self.lines().layout();
-        let homes: Vec<u64> = missing.iter().map(|&index| self.hint_line(&wanted[index].home, 0)).collect();
-        let offsets = homes.iter().map(|&line| layout.line_offset(Region::Hint, line)).collect::<Result<Vec<u64>>>()?;
-        let mut lines: Vec<Line> = Vec::with_capacity(offsets.len());
-        self.lines().fetch_group(&offsets, &mut lines)?;
-        let (mut named, mut unsettled, mut cells) = (Vec::with_capacity(missing.len()), Vec::new(), Vec::new());
-        for ((&index, &line), bytes) in missing.iter().zip(&homes).zip(&lines) {
-            cells.clear();
-            let ended = match self.lines().open::<HintLine>(line, bytes) {
-                Ok(hints) => self.matches(&wanted[index].home, &hints, &mut cells),
-                Err(_) => {
-                    unsettled.push((index, 0));
-                    continue;
-                }
+        let homes: ArrayVec<u64, GROUP> = missing.iter().map(|&index| self.hint_line(&wanted[index].home, 0)).collect();
+        let first = self.lines().layout().line_offset(Region::Hint, 0)?;
+        let mut lines = [Line::ZERO; GROUP];
+        let lines = &mut lines[..homes.len()];
+        self.lines().fetch_raw_many(homes.iter().map(|line| first + line * LINE_BYTES as u64), lines)?;
+        let mut named: ArrayVec<(usize, u64), GROUP> = ArrayVec::new();
+        let mut unsettled: ArrayVec<(usize, u64), GROUP> = ArrayVec::new();
+        for ((&index, &number), bytes) in missing.iter().zip(&homes).zip(lines) {
+            let Ok(line) = self.lines().open::<HintLine>(number, bytes) else {
+                unsettled.push((index, 0));
+                continue;
             };
-            named.extend(cells.iter().map(|&cell| (index, cell)));
-            if !ended {
-                unsettled.push((index, 1));
+            let (mut ended, mut from_step, mut is_named) = (false, 1, false);
+            for hint in line.iter() {
+                match hint {
+                    Hint::Empty => {
+                        ended = true;
+                        break;
+                    }
+                    Hint::Cell { fingerprint, cell }
+                        if fingerprint == wanted[index].home.fingerprint && cell < self.geometry().cell_count() =>
+                    {
+                        // Two hints of one key are rare: there is room for one, and the window is looked through again.
+                        if is_named || named.try_push((index, cell)).is_err() {
+                            from_step = 0;
+                        }
+                        is_named = true;
+                    }
+                    _ => {}
+                }
+            }
+            if !ended || from_step == 0 {
+                unsettled.push((index, from_step));
             }
         }
         self.try_cells(namespace, wanted, &named)?;
         for (index, step) in unsettled {
-            if wanted[index].found.is_some() {
-                continue;
+            if let Some(wanted) = wanted.get_mut(index).filter(|wanted| wanted.found.is_none()) {
+                wanted.found = self.look_through_window(&wanted.home, step, namespace, wanted.key)?;
             }
-            cells.clear();
-            self.candidates(&wanted[index].home, step, &mut cells)?;
-            let named: Vec<(usize, u64)> = cells.iter().map(|&cell| (index, cell)).collect();
-            self.try_cells(namespace, wanted, &named)?;
         }
         Ok(())
     }
 
-    /// The leading blocks of a chain that are cached.
-    pub(super) fn look_up_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<(u64, Descriptor)>> {
-        let mut chain = Vec::with_capacity(keys.len().min(BATCH));
-        let mut found = Vec::with_capacity(keys.len().min(BATCH));
-        let mut rest = keys;
-        while !rest.is_empty() {
-            let limit = if chain.is_empty() { FIRST_BATCH } else { BATCH };
-            let (batch, behind) = rest.split_at(rest.len().min(limit));
-            found.clear();
-            self.look_up_batch(namespace, batch, &mut found)?;
-            for block in &found {
-                match block {
-                    Some(block) => chain.push(*block),
-                    None => return Ok(chain),
-                }
+    /// The leading blocks of a chain that are cached, in order.
+    pub(super) fn look_up_chain<T>(
+        &self,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        mut of: impl FnMut(u64, &Descriptor) -> T,
+    ) -> Result<Vec<T>> {
+        let mut chain = Vec::with_capacity(keys.len().min(GROUP));
+        self.look_up_all(namespace, keys, |found| {
+            let Some((cell, found)) = found else { return false };
+            // A chain that goes on beyond its first blocks mostly goes on to its end.
+            if chain.len() == chain.capacity() {
+                chain.reserve(keys.len() - chain.len());
             }
-            rest = behind;
-        }
+            chain.push(of(cell, &found));
+            true
+        })?;
         Ok(chain)
     }
 

@@ -195,16 +195,18 @@ impl Inner {
         }
     }
 
-    /// Whether a namespace may have `count` more cells of a class, after evicting blocks of its own if need be.
-    fn within_quota(&self, namespace: Namespace, class: usize, count: u64) -> Result<bool> {
+    /// Whether a namespace may have `wanted` more bytes of cells, after evicting blocks of its own if need be.
+    fn within_quota(&self, namespace: Namespace, wanted: u64) -> Result<bool> {
         let Some(&quota) = self.config.quotas.get(&namespace) else { return Ok(true) };
-        let wanted = count * self.geometry().cells[class].cell_bytes;
-        let over = |share: Share| (share.cell_bytes + wanted).saturating_sub(quota);
-        let excess = over(held(&self.cells).share(&namespace.0));
-        if excess > 0 && wanted <= quota {
-            self.evict_of(namespace, class, excess.div_ceil(self.geometry().cells[class].cell_bytes) as usize)?;
+        let excess = || (held(&self.cells).share(&namespace.0).cell_bytes + wanted).saturating_sub(quota);
+        if wanted > quota {
+            return Ok(false);
         }
-        Ok(over(held(&self.cells).share(&namespace.0)) == 0)
+        let over = excess();
+        if over > 0 {
+            self.evict_of(namespace, over)?;
+        }
+        Ok(excess() == 0)
     }
 }
 
@@ -310,9 +312,9 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn lookup_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<BlockInfo>> {
-        let found = self.inner.look_up_chain(namespace, keys)?;
+        let found = self.inner.look_up_chain(namespace, keys, |cell, found| info((cell, *found)))?;
         self.count_lookup(found.len(), keys.len());
-        Ok(found.into_iter().map(info).collect())
+        Ok(found)
     }
 
     fn count_lookup(&self, hits: usize, asked: usize) {
@@ -546,3 +548,6 @@ fn no_hint(geometry: &Geometry) -> Error {
 fn over_quota(limit: u64) -> Error {
     Error::Full { what: "the quota of the namespace", limit, advice: "raise it, or unpin blocks of the namespace" }
 }
+
+#[cfg(test)]
+mod tests;

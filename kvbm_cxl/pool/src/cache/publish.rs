@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
 use crate::media::Descriptor;
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -80,8 +81,8 @@ impl Inner {
         for wish in wishes {
             self.check_wish(wish)?;
         }
+        // A fence that this host has not noticed yet is seen at X, before any byte of payload.
         let op = Arc::new(self.work_held()?);
-        op.check_fences()?;
         let mut answers: Vec<Option<Reserved>> = wishes.iter().map(|_| None).collect();
         self.skip_known(wishes, &mut answers)?;
         let mut begun = self.take_cells(wishes, &mut answers, &op)?;
@@ -126,19 +127,25 @@ impl Inner {
         self.geometry().cells.iter().position(|class| class.chunks > 0 && class.cell_bytes >= len_bytes && len_bytes <= u64::from(u32::MAX))
     }
 
-    /// Most blocks that are published again are there: seen without a cell, a lock or a published line.
+    /// Blocks of a batch that are there are seen without a cell, a lock or a published line. A single block is only looked for where this
+    /// process met it: whoever publishes one has mostly just found out that it is not there, and the insert looks anyway.
     fn skip_known(&self, wishes: &[Wish], answers: &mut [Option<Reserved>]) -> Result<()> {
-        let mut found = Vec::with_capacity(wishes.len());
-        let mut first = 0;
+        if let [wish] = wishes {
+            if self.is_where_it_was(wish.namespace, wish.key)? {
+                answers[0] = Some(Reserved::Exists);
+            }
+            return Ok(());
+        }
+        let mut index = 0;
         for group in wishes.chunk_by(|a, b| a.namespace == b.namespace) {
             let keys: Vec<BlockKey> = group.iter().map(|wish| wish.key).collect();
-            found.clear();
-            self.look_up_batch(group[0].namespace, &keys, &mut found)?;
-            for (index, found) in found.iter().enumerate().filter(|(_, found)| found.is_some()) {
-                debug_assert!(found.is_some());
-                answers[first + index] = Some(Reserved::Exists);
-            }
-            first += group.len();
+            self.look_up_all(group[0].namespace, &keys, |found| {
+                if found.is_some() {
+                    answers[index] = Some(Reserved::Exists);
+                }
+                index += 1;
+                true
+            })?;
         }
         Ok(())
     }
@@ -151,11 +158,16 @@ impl Inner {
         op: &Arc<HeldOp>,
     ) -> Result<Vec<(usize, Reservation)>> {
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.geometry().cells.len()];
+        // What this batch is going to take, which no share tells yet.
+        let mut taking: HashMap<Namespace, u64> = HashMap::new();
         for (index, wish) in wishes.iter().enumerate().filter(|&(index, _)| answers[index].is_none()).collect::<Vec<_>>() {
-            match self.class_holding(wish.len_bytes) {
-                Some(class) if self.within_quota(wish.namespace, class, wanted[class].len() as u64 + 1)? => wanted[class].push(index),
-                Some(_) => answers[index] = Some(Reserved::OverQuota),
-                None => {}
+            let Some(class) = self.class_holding(wish.len_bytes) else { continue };
+            let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
+            if self.within_quota(wish.namespace, bytes)? {
+                taking.insert(wish.namespace, bytes);
+                wanted[class].push(index);
+            } else {
+                answers[index] = Some(Reserved::OverQuota);
             }
         }
         let mut begun = Vec::new();
@@ -249,7 +261,7 @@ impl Inner {
     /// Publishes READY for several filled reservations with one fence.
     pub(super) fn commit(&self, reservations: Vec<Reservation>) -> Result<()> {
         let Some(first) = reservations.first() else { return Ok(()) };
-        first.op.check_fences()?;
+        first.op.check_noticed()?;
         let mut ready = Vec::with_capacity(reservations.len());
         for reservation in &reservations {
             let mut line = Descriptor { state: Descriptor::READY, ..reservation.descriptor };
@@ -262,6 +274,14 @@ impl Inner {
         }
         self.lines().fence_published();
         point!("cache.ready");
+        // READY of a fenced incarnation is void: this look only saves the caller from believing what nobody else does. Written, then
+        // checked (I6): if it comes out clean, the block was there for everybody.
+        let op = first.op.clone();
+        if let Err(error) = op.check_fences() {
+            // What the cells are is read anew after the re-join.
+            reservations.into_iter().for_each(|mut reservation| reservation.open = false);
+            return Err(error);
+        }
         let tick = self.clock_now();
         let now_ns = self.host.platform().now_ns();
         let mut changes = Vec::new();
@@ -368,7 +388,7 @@ impl Reservation {
             )));
         }
         let checksum = if self.inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        self.checksum = self.inner.engine.publish(&**self.inner.lines().memory(), &list, checksum)?;
+        self.checksum = self.copy(&list, checksum)?;
         point!("cache.filled");
         Ok(())
     }
@@ -384,8 +404,19 @@ impl Reservation {
         }
         self.checksum = None;
         let list = WriteList::gather(self.offset + at, [bytes]);
-        self.inner.engine.publish(&**self.inner.lines().memory(), &list, Checksum::Off)?;
+        self.copy(&list, Checksum::Off)?;
         Ok(())
+    }
+
+    fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
+        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
+        if matches!(outcome, Err(Error::Timeout { .. })) {
+            // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
+            // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
+            self.open = false;
+            std::mem::forget(self.op.clone());
+        }
+        outcome
     }
 
     /// Makes the block visible to every host.

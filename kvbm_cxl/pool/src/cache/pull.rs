@@ -56,8 +56,7 @@ impl Inner {
 
     /// Pins the leading blocks of a chain that are cached.
     pub(super) fn pin_chain(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
-        let found = self.look_up_chain(namespace, keys)?;
-        let cells: Vec<u64> = found.iter().map(|(cell, _)| *cell).collect();
+        let cells = self.look_up_chain(namespace, keys, |cell, _| cell)?;
         let mut pinned = Vec::with_capacity(cells.len());
         for block in self.confirm(namespace, &keys[..cells.len()], &cells)? {
             match block {
@@ -81,7 +80,8 @@ impl Inner {
         if cells.is_empty() {
             return Ok(Vec::new());
         }
-        // The host cannot join again before the pins are confirmed, so that they are of the incarnation that runs when the caller gets them.
+        // The host cannot join again before the pins are confirmed, so that they are of the incarnation that runs when the caller gets
+        // them.
         let op = self.host.enter()?;
         let early = if mutant!("cache.fetched_before_pin") { Some(self.descriptors(cells)?) } else { None };
         point!("cache.pin");
@@ -186,8 +186,8 @@ fn is_void(fences: &Fences, found: &Descriptor) -> bool {
     fences.of(found.owner, found.incarnation) != Some(false) && !mutant!("cache.no_void_rule")
 }
 
-/// Every byte alike: key, length and the stamp. An owner that looks whether somebody has the block pinned says EVICTING meanwhile, and touches
-/// the payload only under another stamp.
+/// Every byte alike: key, length and the stamp. An owner that looks whether somebody has the block pinned says EVICTING meanwhile, and
+/// touches the payload only under another stamp.
 fn is_same(found: &Descriptor, before: &Descriptor) -> bool {
     let found = match found.state {
         Descriptor::EVICTING => Descriptor { state: before.state, crc: before.crc, ..*found },
@@ -300,8 +300,8 @@ impl Pinned {
         Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}: give room for all of it", self.len_bytes()))
     }
 
-    /// Copies parts of the block as `list` says, whose offsets lie inside it; `None`, or why it is a miss. The checksum is looked at when the
-    /// list takes the whole block.
+    /// Copies parts of the block as `list` says, whose offsets lie inside it; `None`, or why it is a miss. The checksum is looked at when
+    /// the list takes the whole block.
     ///
     /// # Errors
     /// As [`Pinned::copy_to`], and [`Error::OutOfRange`] for parts outside of the block.

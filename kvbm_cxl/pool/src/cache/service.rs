@@ -25,6 +25,7 @@ impl Inner {
         drop(self.work()?);
         self.answer_asks()?;
         self.keep_water()?;
+        self.metrics.pins.set(held(&self.pins).cells() as i64);
         let now_ns = self.host.platform().now_ns().max(1);
         let last_ns = self.upkeep_at_ns.load(Ordering::Relaxed);
         if last_ns != 0 && now_ns.saturating_sub(last_ns) < self.config.upkeep_ms * 1_000_000 {
@@ -38,7 +39,6 @@ impl Inner {
         self.release_quarantine()?;
         self.scrub()?;
         self.metrics.quarantined_cells.set(held(&self.cells).quarantined() as i64);
-        self.metrics.pins.set(held(&self.pins).cells() as i64);
         self.count_copies();
         self.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
         Ok(())
@@ -128,22 +128,21 @@ impl Inner {
         let mut result = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
         let mine: Vec<u64> = held(&self.cells).chunks().collect();
         for chunk in mine {
-            if held(&self.cells).is_all_free(chunk) {
-                result = result.and(self.give_back(chunk).map(drop));
+            if result.is_ok() && held(&self.cells).is_all_free(chunk) {
+                result = self.give_back(chunk).map(drop);
             }
-            // Whoever of this host sweeps next takes it over, also where it could not be given back.
-            if held(&self.cells).remove_chunk(chunk).is_empty() || self.local.owner(chunk) == self.host.inner.tag {
-                self.local.set_owner(chunk, 0);
-            }
+            held(&self.cells).remove_chunk(chunk);
+            // Whoever of this host sweeps next takes it over, unless somebody has it already: what was given back may be another's by now.
+            self.local.disown(chunk, self.host.inner.tag);
         }
         result
     }
 }
 
 impl Cache {
-    /// One round of the upkeep: requests of others, eviction ahead of the need; and less often, recency, pins of processes that died, chunks
-    /// that others left behind, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call it
-    /// on the thread that runs that one.
+    /// One round of the upkeep: requests of others, eviction ahead of the need; and less often, recency, pins of processes that died,
+    /// chunks that others left behind, quarantine, hints, counters. It waits for locks, and these need the host's own service: never call
+    /// it on the thread that runs that one.
     ///
     /// # Errors
     /// [`Error::Fenced`] and [`Error::Timeout`], after which the next round goes on; those of the memory.

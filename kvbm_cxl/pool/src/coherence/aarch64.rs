@@ -70,9 +70,9 @@ pub(super) unsafe fn load_line(_choice: LineLoad, from: *const u8) -> Line {
 #[inline]
 pub(super) unsafe fn store_line(_choice: LineLoad, to: *mut u8, line: &Line) {
     let words: [u64; 8] = bytemuck::cast(*line);
-    // A wrong CRC first, in front of a barrier because stores are not ordered here: what this cache held of the line may be old, and written
-    // back between two stores it must not verify. The word with the right CRC last, behind a barrier: a line that is whole for others has no
-    // store left to come, which could bring it back after its next owner has written it.
+    // A wrong CRC first, in front of a barrier because stores are not ordered here: what this cache held of the line may be old, and
+    // written back between two stores it must not verify. The word with the right CRC last, behind a barrier: a line that is whole for
+    // others has no store left to come, which could bring it back after its next owner has written it.
     // SAFETY: what the caller promises.
     unsafe { to.cast::<u64>().write_volatile(words[0] ^ super::CRC_BITS) };
     fence_stores();

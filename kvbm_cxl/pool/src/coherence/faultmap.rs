@@ -87,6 +87,16 @@ impl FaultMap {
         self.check(offset, len_bytes)
     }
 
+    /// As [`FaultMap::leave`], for several lines.
+    #[inline]
+    pub(super) fn leave_lines(&self, offsets: &[u64]) -> Result<()> {
+        compiler_fence(Ordering::SeqCst);
+        match self.registration.damage().any() {
+            true => offsets.iter().try_for_each(|&offset| self.check_slowly(offset, LINE_BYTES as u64)),
+            false => Ok(()),
+        }
+    }
+
     /// Checks a range against the damage known so far, for callers that work in place and must look afterwards.
     #[inline]
     pub fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {

@@ -70,6 +70,19 @@ pub trait Coherence: Send + Sync {
     /// Flushes every line that the range touches; like [`Coherence::flush_line`], the caller fences.
     fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()>;
 
+    /// Flushes the line at each of `offsets`, in no order among them; the caller fences.
+    fn flush_lines(&self, offsets: &[u64]) -> Result<()> {
+        offsets.iter().try_for_each(|&offset| self.flush_range(offset, LINE_BYTES as u64))
+    }
+
+    /// Loads the line at each of `offsets` into `out`, as far as both go, in no order among them.
+    fn load_lines(&self, offsets: &[u64], out: &mut [Line]) -> Result<()> {
+        for (&offset, line) in offsets.iter().zip(out) {
+            *line = self.load_line(offset)?;
+        }
+        Ok(())
+    }
+
     /// Copies `source` into the pool past the caches (non-temporal stores). The caller fences with [`Coherence::fence_stores`].
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()>;
 

@@ -140,6 +140,26 @@ impl Coherence for Native {
         self.faults.leave(offset, len_bytes)
     }
 
+    fn flush_lines(&self, offsets: &[u64]) -> Result<()> {
+        for &offset in offsets {
+            let at = self.faults.enter_line(offset)?;
+            if !self.hardware {
+                // SAFETY: as in `load_line`.
+                unsafe { arch::flush_line(self.instructions.range, at) };
+            }
+        }
+        self.faults.leave_lines(offsets)
+    }
+
+    fn load_lines(&self, offsets: &[u64], out: &mut [Line]) -> Result<()> {
+        for (&offset, line) in offsets.iter().zip(out) {
+            let from = self.faults.enter_line(offset)?;
+            // SAFETY: as in `load_line`.
+            *line = unsafe { arch::load_line(self.instructions.load, from) };
+        }
+        self.faults.leave_lines(offsets)
+    }
+
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         let to = self.faults.enter(offset, source.len() as u64)?;
         let head = (to as usize).wrapping_neg() % LINE_BYTES;

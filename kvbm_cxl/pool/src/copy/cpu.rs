@@ -220,8 +220,8 @@ fn is_direct(offset: u64, bytes: &[u8]) -> bool {
     bytes.len() >= DIRECT_BYTES && offset.is_multiple_of(LINE_BYTES as u64)
 }
 
-/// Where short pieces that follow each other in the pool become whole lines: a line that is written in parts is fetched and flushed for each
-/// of them.
+/// Where short pieces that follow each other in the pool become whole lines: a line that is written in parts is fetched and flushed for
+/// each of them.
 #[derive(Default)]
 struct Stage {
     /// Made when first used.

@@ -8,7 +8,7 @@ use super::damage::joined;
 use super::report::{Remedy, Report, Severity};
 use super::slots::NOT_THE_OWNER;
 use super::view::{View, found, scan};
-use crate::cache::survey::{CacheView, ChunkInfo, ChunkState, Standing};
+use crate::cache::survey::{CacheView, ChunkInfo, ChunkState, Claimant, Standing};
 use crate::error::Result;
 use crate::media::*;
 use bytemuck::Zeroable;
@@ -45,11 +45,14 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
                 writes: vec![view.write(*index, CellClaim::zeroed())],
             }
         } else {
-            let mut claim = CellClaim { incarnation: joined(view, slot), ..CellClaim::zeroed() };
-            for chunk in chunks_in(view, line).filter(|&chunk| !is_anothers(cache, chunk, slot)) {
+            let incarnation = joined(view, slot);
+            let mut claim = CellClaim { incarnation, ..CellClaim::zeroed() };
+            // A host that is there claims nothing that another one has. One that is gone may have: its late lines are to be expected there.
+            let is_there = cache.standing(Claimant { slot: slot as u16, incarnation }).is_there();
+            for chunk in chunks_in(view, line).filter(|&chunk| !is_there || !is_anothers(cache, chunk, slot)) {
                 claim.set((chunk % CHUNKS_PER_CELL_CLAIM as u64) as usize, true);
             }
-            let what = "claims every chunk in it for this slot that no host that is there has: blocks in them may be given up for it";
+            let what = "claims every chunk in it for this slot that may have been its own: blocks of others may be given up for it";
             Remedy::Safe { what, writes: vec![view.write(*index, claim)] }
         };
         found(report, Severity::Error, "line.damaged", (Region::CellClaim, *index), format!("{reason}: {meaning}"), remedy);
@@ -94,7 +97,7 @@ fn owners(cache: &CacheView, report: &mut Report) -> Result<()> {
             ChunkState::Waiting => {
                 let meaning = "only hosts that are gone claim cell chunks in it, and not all of them are proven to have ended";
                 let remedy = Remedy::None("the next join of their machines, or cxlctl hosts declare-dead");
-                found(report, Severity::Warning, "cell_claim.waits", at, meaning, remedy);
+                found(report, Severity::Note, "cell_claim.waits", at, meaning, remedy);
             }
             ChunkState::Unclaimed | ChunkState::Claimed(_) => {}
         }

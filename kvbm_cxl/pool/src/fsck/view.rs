@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything but the lines of chunks, cells and hints, fetched once, with what follows from it: who is in charge, who holds which slot and which lock.
+//! Everything but the lines of chunks, cells and hints, fetched once, with what follows from it: who is in charge, who holds which slot and
+//! which lock.
 
 use super::report::{Finding, Place, Remedy, Report, Severity, Write};
 use crate::error::{Error, Result};

@@ -5,8 +5,10 @@ use super::Inner;
 use super::segment::state;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
-use crate::line::Lines;
-use crate::media::{DeathLine, FenceLine, Identity, SLOTS_PER_FENCE};
+use crate::limits::{LINE_BYTES, MAX_SEATS};
+use crate::line::{Line, Lines};
+use crate::media::{DeathLine, FenceLine, Identity, Region, SLOTS_PER_FENCE};
+use arrayvec::ArrayVec;
 use std::sync::atomic::Ordering;
 
 /// Where the incarnations of one slot stand.
@@ -19,7 +21,7 @@ pub struct Standing {
 }
 
 /// Line numbers of every seat's fence (or death) line that holds `slot`, and the slot's place in it.
-fn rows(lines: &Lines, slot: u32) -> (Vec<u64>, usize) {
+fn rows(lines: &Lines, slot: u32) -> (ArrayVec<u64, MAX_SEATS>, usize) {
     let geometry = lines.layout().geometry();
     let line = u64::from(slot) / SLOTS_PER_FENCE as u64;
     let rows = (0..u64::from(geometry.seats)).map(|seat| seat * geometry.fence_lines() + line).collect();
@@ -28,10 +30,20 @@ fn rows(lines: &Lines, slot: u32) -> (Vec<u64>, usize) {
 
 /// The incarnation up to which any seat fences `slot`.
 pub(crate) fn fenced_up_to(lines: &Lines, slot: u32) -> Result<u32> {
+    // On the path of every publish, so nothing here is on the heap.
     let (rows, place) = rows(lines, slot);
-    let mut fetched: Vec<Result<FenceLine>> = Vec::with_capacity(rows.len());
-    lines.fetch_many(&rows, &mut fetched)?;
-    fetched.into_iter().try_fold(0, |most, line| Ok(most.max(line?.fenced[place])))
+    let first = lines.layout().line_offset(Region::Fence, 0)?;
+    let mut fetched = [Line::ZERO; MAX_SEATS];
+    let fetched = &mut fetched[..rows.len()];
+    lines.fetch_raw_many(rows.iter().map(|row| first + row * LINE_BYTES as u64), fetched)?;
+    rows.iter().zip(fetched.iter()).try_fold(0, |most, (&row, line)| {
+        let line: FenceLine = match lines.open(row, line) {
+            Ok(line) => line,
+            // Perhaps seen in the middle of being written.
+            Err(_) => lines.fetch(row)?,
+        };
+        Ok(most.max(line.fenced[place]))
+    })
 }
 
 /// The incarnation up to which any seat holds the death of `slot` for proven.

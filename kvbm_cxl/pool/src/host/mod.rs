@@ -134,6 +134,19 @@ impl HeldOp {
     }
 }
 
+impl HeldOp {
+    /// Whether this host has noticed a fence so far; nothing is fetched.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], [`Error::Closed`].
+    pub(crate) fn check_noticed(&self) -> Result<()> {
+        match self.host.inner.state() {
+            state::LIVE => Ok(()),
+            found => Err(self.host.inner.not_live(found)),
+        }
+    }
+}
+
 impl Drop for HeldOp {
     fn drop(&mut self) {
         self.host.inner.end_operation();

@@ -132,6 +132,15 @@ impl Region {
     ];
 }
 
+// A region's number is its place in the table.
+const _: () = {
+    let mut index = 0;
+    while index < Region::ALL.len() {
+        assert!(Region::ALL[index] as usize == index + 1);
+        index += 1;
+    }
+};
+
 /// A structure that fills exactly one metadata line and starts with its CRC.
 pub trait MediaLine: bytemuck::Pod {
     /// The region whose lines have this form.

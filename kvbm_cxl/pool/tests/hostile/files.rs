@@ -3,6 +3,8 @@
 
 use crate::harness::Choices;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea, audit};
+use cxl_pool::cache::survey::CacheView;
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pulled};
 use cxl_pool::coherence::CoherenceOptions;
 use cxl_pool::device::PoolSpec;
 use cxl_pool::fsck;
@@ -11,7 +13,7 @@ use cxl_pool::machine::{Machine, State};
 use cxl_pool::media::SUPERBLOCK_BYTES;
 use cxl_pool::objects::Objects;
 use cxl_pool::platform::MachineId;
-use cxl_pool::pool::{FormatOptions, OpenOptions, Pool};
+use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Pool, Share};
 use cxl_pool::{Error, Result, lock_table};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,9 +36,10 @@ impl Bench {
         let bench = Bench { folder: tempfile::tempdir_in("/dev/shm").unwrap() };
         let options = FormatOptions {
             slots: 4,
-            locks: 16,
+            locks: 32,
             objects: 16,
             chunk_bytes: 64 << 10,
+            cells: vec![CellArea { cell_bytes: 4096, share: Share::Bytes(1 << 20) }],
             machine: Some(MACHINE),
             memory: Some(CoherenceOptions::default()),
             ..FormatOptions::default()
@@ -83,7 +86,7 @@ fn use_all(pool: &Pool, host: &Host, timeout_ms: u64) -> usize {
     let mut outcomes = vec![
         pool.check_not_replaced(),
         host.service_round().map(drop),
-        host.acquire(9, timeout_ms).map(drop),
+        host.acquire(30, timeout_ms).map(drop),
         lock_table::allocate_lock(host, timeout_ms).map(drop),
         objects.put(b"name", pool.layout().data_offset(), 64, timeout_ms),
         objects.list(timeout_ms).map(drop),
@@ -101,8 +104,24 @@ fn use_all(pool: &Pool, host: &Host, timeout_ms: u64) -> usize {
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
+    outcomes.push(use_cache(pool, host, timeout_ms));
     assert!(start.elapsed() < LONGEST, "{:?}", start.elapsed());
     outcomes.iter().filter(|outcome| outcome.is_err()).count()
+}
+
+/// A block published, pulled and cleared.
+fn use_cache(pool: &Pool, host: &Host, timeout_ms: u64) -> Result<()> {
+    let (namespace, key, block) = (Namespace([1; 16]), BlockKey([2; 16]), (0..3000u32).map(|at| (at * 7) as u8).collect::<Vec<u8>>());
+    let cache = Cache::open(host, CacheConfig { checksums: true, lock_timeout_ms: timeout_ms, ..CacheConfig::default() })?;
+    let mut found = vec![0; 4096];
+    let outcome = cache
+        .publish(namespace, key, None, &block)
+        .and_then(|_| cache.pull(namespace, key, &mut found))
+        .map(|pulled| assert!(matches!(pulled, Pulled::Miss(_)) || found[..3000] == block))
+        .and_then(|()| cache.service_round())
+        .and_then(|()| CacheView::load(pool.lines())?.summary(true).map(drop))
+        .and_then(|()| cache.clear(None).map(drop));
+    outcome.and(cache.close())
 }
 
 #[test]

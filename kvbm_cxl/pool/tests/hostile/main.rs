@@ -87,13 +87,27 @@ fn every_operation_on_a_damaged_pool_ends_with_a_result_or_an_error() {
 
 #[test]
 fn the_other_fuzz_targets_pass_on_pseudo_random_inputs() {
-    for target in [harness::join, harness::alloc_load, harness::objects, harness::fsck] {
+    for target in [harness::join, harness::alloc_load, harness::objects, harness::fsck, harness::cache] {
         for input in 0..150u64 {
             let mut random = Choices::of_seed(input);
             let bytes: Vec<u8> = (0..random.below(400)).map(|_| random.below(256) as u8).collect();
             target(&mut Choices::of_bytes(&bytes));
         }
     }
+}
+
+#[test]
+fn damage_never_makes_a_block_of_other_bytes() {
+    if let Some(seed) = from_env("HOSTILE_SEED") {
+        harness::cache_in_rubbish(&mut Choices::of_seed(seed));
+        return;
+    }
+    let cases = from_env("HOSTILE_CASES").unwrap_or(CASES / 3);
+    let failed: Vec<u64> = (0..cases)
+        .filter(|&seed| catch_unwind(AssertUnwindSafe(|| harness::cache_in_rubbish(&mut Choices::of_seed(seed)))).is_err())
+        .take(ENOUGH)
+        .collect();
+    assert!(failed.is_empty(), "of {cases} cases, these seeds failed: {failed:?} (HOSTILE_SEED runs one of them)");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use cxl_pool::coherence::Coherence;
 use cxl_pool::device::{PoolSpec, parse_size};
-use cxl_pool::limits::DEVICE_HEADER_BYTES;
+use cxl_pool::limits::{CELL_CLASSES, DEVICE_HEADER_BYTES};
 use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::*;
 use cxl_pool::platform::MachineId;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 /// Bytes that [`lines`] wants: region, line number, line.
 pub const LINES_BYTES: usize = 1 + 8 + 64;
 /// Bytes that [`layout`] wants: the numbers of a geometry.
-pub const LAYOUT_BYTES: usize = 6 * 4 + 3 * 8;
+pub const LAYOUT_BYTES: usize = 6 * 4 + 3 * 8 + 2 * 4 + 2 * CELL_CLASSES * 4;
 
 /// A superblock is refused, or is exactly the bytes it was read from and agrees with itself.
 pub fn superblock(data: &[u8]) {
@@ -34,7 +34,10 @@ pub fn superblock(data: &[u8]) {
 
 /// A superblock of a pool over two devices.
 pub fn good_superblock() -> Superblock {
-    let geometry = Geometry { devices: 2, ..Geometry::with_len(2 * (DEVICE_HEADER_BYTES + (8 << 20))) };
+    let mut geometry = Geometry { devices: 2, ..Geometry::with_len(2 * (DEVICE_HEADER_BYTES + (8 << 20))) };
+    (geometry.stripes, geometry.cells_per_chunk) = (16, 14);
+    geometry.cells[0] = CellClass { cell_bytes: 4096, chunks: 20 };
+    geometry.cells[1] = CellClass { cell_bytes: 65536, chunks: 3 };
     let record = |id: u8| DeviceRecord { id: [id; 16], len_bytes: 10 << 20, name: format!("/dev/dax{id}.0") };
     let parts = SuperblockParts {
         uuid: [1; 16],
@@ -79,6 +82,18 @@ pub fn layout(data: &[u8]) {
         len_bytes: large(2) >> (small(5) >> 8 & 63),
         ..Geometry::with_len(0)
     };
+    // Every second input has cells; their numbers come last.
+    if small(5) >> 15 & 1 == 0 {
+        let cell = |index: usize| u32::from_le_bytes(std::array::from_fn(|byte| data[48 + index * 4 + byte]));
+        geometry.stripes = near(7, cell(0), 1030);
+        geometry.cells_per_chunk = if small(5) >> 16 & 1 == 0 { [112, 56, 28, 16, 14, 7, 2, 1][cell(1) as usize % 8] } else { cell(1) };
+        for (class, sizes) in geometry.cells.iter_mut().zip(0..1 + cell(0) as usize % CELL_CLASSES) {
+            let (bytes, chunks) = (cell(2 + 2 * sizes), cell(3 + 2 * sizes));
+            let lines = if small(5) >> 17 & 1 == 0 { u64::from(bytes % 4096) * 64 } else { bytes.into() };
+            *class = CellClass { cell_bytes: lines, chunks: near(18, chunks, 5000).into() };
+        }
+        geometry.cells.sort_by_key(|class| (class.chunks == 0, class.cell_bytes));
+    }
     if small(5) >> 14 & 1 == 0 {
         // Whole rounds of stripes, as a format makes them.
         let each = DEVICE_HEADER_BYTES.saturating_add(geometry.stripe_bytes.saturating_mul(large(2) % 512));
@@ -100,15 +115,35 @@ fn check_layout(layout: &Layout) {
     for span in layout.spans() {
         assert_eq!(span.offset, end);
         end += span.lines * 64;
+        assert!(layout.line_offset(span.region, span.lines).is_err());
+        if span.lines == 0 {
+            continue;
+        }
         let last = layout.line_offset(span.region, span.lines - 1).unwrap();
         assert_eq!(layout.line_at(last), Some((span.region, span.lines - 1)));
-        assert!(layout.line_offset(span.region, span.lines).is_err());
     }
-    assert!(end <= layout.data_offset());
+    assert!(end <= layout.cells_offset() && layout.cells_offset() + geometry.cells_len_bytes() <= layout.data_offset());
+    check_cells(layout);
     let last = layout.chunk_offset(layout.chunks() - 1).unwrap();
     assert!(last + geometry.chunk_bytes <= geometry.len_bytes);
     assert_eq!(layout.chunk_of(last), Some(layout.chunks() - 1));
     assert!(layout.chunk_offset(layout.chunks()).is_err());
+}
+
+/// Cells follow one another without gaps and without overlaps, and each is found by its offset.
+fn check_cells(layout: &Layout) {
+    let (geometry, mut first, mut end) = (layout.geometry(), 0, layout.cells_offset());
+    for class in &geometry.cells {
+        let count = class.chunks * u64::from(geometry.cells_per_chunk);
+        for cell in [first, (first + count).saturating_sub(1)].into_iter().filter(|_| count > 0) {
+            let (offset, cell_bytes) = layout.cell(cell).unwrap();
+            assert_eq!((offset, cell_bytes), (end + (cell - first) * class.cell_bytes, class.cell_bytes));
+            assert_eq!((layout.cell_at(offset), layout.cell_at(offset + cell_bytes - 1)), (Some(cell), Some(cell)));
+        }
+        (first, end) = (first + count, end + count * class.cell_bytes);
+    }
+    assert_eq!((first, end), (geometry.cell_count(), layout.cells_offset() + geometry.cells_len_bytes()));
+    assert!(layout.cell(first).is_err() && layout.cell_at(end).is_none() && layout.cell_class(geometry.cell_chunks()).is_none());
 }
 
 /// A line of any structure is refused, or comes back as it was; once sealed, only its own bounds can refuse it.
@@ -136,6 +171,11 @@ pub fn lines(data: &[u8]) {
     check_line::<ChunkHead>(index, &line);
     check_line::<KeepMap>(index, &line);
     check_line::<StatsLine>(index, &line);
+    check_line::<Descriptor>(index, &line);
+    check_line::<HintLine>(index, &line);
+    check_line::<PinLine>(index, &line);
+    check_line::<CellClaim>(index, &line);
+    check_line::<Ask>(index, &line);
 }
 
 fn check_line<T: MediaLine>(index: u64, line: &Line) {
@@ -175,13 +215,20 @@ pub fn sealed_lines(words: [u64; 8], index: u64, other_index: u64) {
     check_sealed::<ChunkHead>(words, index, other_index);
     check_sealed::<KeepMap>(words, index, other_index);
     check_sealed::<StatsLine>(words, index, other_index);
+    check_sealed::<Descriptor>(words, index, other_index);
+    check_sealed::<HintLine>(words, index, other_index);
+    check_sealed::<PinLine>(words, index, other_index);
+    check_sealed::<CellClaim>(words, index, other_index);
+    check_sealed::<Ask>(words, index, other_index);
 }
 
 fn check_sealed<T: MediaLine>(words: [u64; 8], index: u64, other_index: u64) {
     let lines = no_lines();
     // The words as they are, and cut down until the structure's bounds allow them: four bits of each 32 are small in every field.
     let cut = |mask: u64| bytemuck::cast::<[u64; 8], T>(words.map(|word| word & mask));
-    let masks = [u64::MAX, 0x0fff_ffff_0fff_ffff, 0x0303_0303_0303_0303, 0x0000_0003_0000_0003, 0x0000_0001_0000_0001];
+    // A byte that says the version is zero in some.
+    let masks =
+        [u64::MAX, 0xffff_ff00_ffff_ffff, 0x0fff_ffff_0fff_ffff, 0x0303_0303_0303_0303, 0x0000_0003_0000_0003, 0x0000_0001_0000_0001];
     let Some(value) = masks.map(cut).into_iter().find(|value| value.check().is_ok()) else {
         panic!("no value of {:?} is within its bounds", T::REGION);
     };

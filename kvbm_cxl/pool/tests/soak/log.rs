@@ -27,7 +27,7 @@ impl Log {
     }
 
     /// What was counted so far.
-    pub fn counts<'a>(&self, counts: impl Iterator<Item = (&'a str, u64)>) -> std::io::Result<()> {
+    pub fn counts(&self, counts: impl Iterator<Item = (String, u64)>) -> std::io::Result<()> {
         let counts = counts.filter(|(_, value)| *value != 0).map(|(name, value)| format!(" {name}={value}"));
         self.append(&format!("counts {}{}\n", self.start, counts.collect::<String>()))
     }

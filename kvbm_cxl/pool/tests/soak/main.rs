@@ -25,7 +25,7 @@ fn child() {
 
 #[test]
 fn on_plain_shared_memory() {
-    run(&Soak { name: "native", number: 1, emulator_noise: None, machines: 3, processes_each: 2 });
+    run(&Soak { name: "native", number: 1, emulator_noise: None, machines: 3, processes_each: 3 });
 }
 
 #[test]

@@ -259,8 +259,8 @@ impl<'s> Field<'s> {
         }
     }
 
-    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that nobody has to leave a pool
-    /// in which no machine with a seat is left.
+    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that nobody has to leave a
+    /// pool in which no machine with a seat is left.
     fn end_all(&mut self) {
         let leaving: Vec<usize> =
             (0..self.places.len()).filter(|&index| self.places[index].machine != 0 && self.random.below(2) == 0).collect();
@@ -291,22 +291,26 @@ impl<'s> Field<'s> {
         assert!(summary.bad.is_empty(), "SOAK_SEED={}: {:?}", self.seed, summary.bad);
         let sums = summary.sums();
         let sum = |name: &str| sums.get(name).copied().unwrap_or(0);
-        let told: Vec<String> = sums.iter().map(|(name, sum)| format!("{name} {sum}")).collect();
+        let told = |misses: bool| -> String {
+            let told = sums.iter().filter(|(name, _)| name.starts_with(worker::MISS) == misses);
+            told.map(|(name, sum)| format!(" {} {sum}", name.trim_start_matches(worker::MISS))).collect()
+        };
         println!(
-            "soak {}: {:.0} s, {} starts, {} kills, {} stops, {} departures, wrong 0; {}",
+            "soak {}: {:.0} s, {} starts, {} kills, {} stops, {} departures, wrong 0;{}; misses:{}",
             self.soak.name,
             begun.elapsed().as_secs_f64(),
             self.starts,
             self.kills,
             self.stops,
             self.departures,
-            told.join(", ")
+            told(false),
+            told(true)
         );
         for (name, least) in [("stored", 200), ("hits", 200), ("foreign_hits", 50), ("aborted", 5), ("evicted", 50), ("raw_looks", 20)] {
             assert!(sum(name) >= least, "SOAK_SEED={}: only {} {name}: nothing was tested", self.seed, sum(name));
         }
         // Nothing damages the memory here, so a checksum that differs means that wrong bytes came through everything else.
-        assert_eq!(sum("checksum"), 0, "SOAK_SEED={}: blocks with wrong checksums", self.seed);
+        assert_eq!(sum("miss_checksum"), 0, "SOAK_SEED={}: blocks with wrong checksums", self.seed);
         let pool = Pool::open(&self.spec, &OpenOptions { memory: Some(CoherenceOptions::default()), ..OpenOptions::default() }).unwrap();
         let verdict = judge::judge(&pool, self.soak.number, &self.state_directory());
         println!("soak {}: afterwards {verdict}", self.soak.name);

@@ -29,6 +29,9 @@ pub const START: &str = "SOAK_START";
 /// Seed of what the child does at random.
 pub const RANDOM: &str = "SOAK_RANDOM";
 
+/// What the names of misses begin with in a log.
+pub const MISS: &str = "miss_";
+
 /// Deadline of locks, in milliseconds.
 const TIMEOUT_MS: u64 = 20_000;
 /// Publications and hits of a start after the storm that show that it gets on.
@@ -146,20 +149,21 @@ fn run(spec: &str, start: u64, log: Log) -> Result<()> {
 /// Writes down what was counted.
 fn tell(shared: &Shared) {
     let metrics = shared.cache.metrics();
-    let misses = MissReason::VALUES.iter().zip(metrics.misses_total.iter()).map(|(name, count)| (*name, count.get()));
+    let misses = MissReason::VALUES.iter().zip(metrics.misses_total.iter()).map(|(name, count)| (format!("{MISS}{name}"), count.get()));
     let more = [
         ("evicted", metrics.evictions_total.total()),
         ("evict_pinned", metrics.evictions_pinned_total.get()),
         ("adopted", metrics.adopted_total.get()),
         ("rejoins", metrics.rejoins_total.get()),
     ];
-    let _ = shared.log.counts(shared.counts.all().chain(more).chain(misses));
+    let counts = shared.counts.all().chain(more).map(|(name, value)| (name.to_owned(), value));
+    let _ = shared.log.counts(counts.chain(misses));
 }
 
 /// Tells now and then what was counted, until it is time to leave: when the parent says so, or when this start has had enough.
 fn watch(shared: &Shared, random: &mut Random) {
     let [calm, stop] = [CALM, STOP].map(|name| PathBuf::from(std::env::var(name).unwrap_or_default()));
-    let enough = random.below(3).eq(&0).then(|| Instant::now() + Duration::from_millis(300 + random.below(5_000)));
+    let enough = random.below(2).eq(&0).then(|| Instant::now() + Duration::from_millis(300 + random.below(5_000)));
     let mut told = Instant::now();
     let mut calm_from = None;
     while !stop.exists() {

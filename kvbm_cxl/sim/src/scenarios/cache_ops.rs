@@ -205,8 +205,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether no cell ever changed hands. One that does is stamped anew, which a pin cannot tell from another block; and with another host's
-    /// claim on it, it loses its block.
+    /// Whether no cell ever changed hands. One that does is stamped anew, which a pin cannot tell from another block; and with another
+    /// host's claim on it, it loses its block.
     fn is_calm(&self) -> bool {
         let ledger = self.shared.borrow();
         // A line whose writer stands still in the middle of it is no block for the time being.

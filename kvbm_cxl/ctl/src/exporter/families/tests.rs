@@ -11,7 +11,7 @@ fn the_page_lists_what_is_exported() {
     let spec = PoolSpec::parse(&format!("{},size=16M", directory.path().join("pool").display())).unwrap();
     let pool = Pool::format(&spec, &FormatOptions { machine: Some(MachineId([7; 16])), ..FormatOptions::default() }).unwrap();
     let mut text = String::new();
-    render(&pool, &PoolView::of(&pool).unwrap(), &mut text);
+    render(&pool, &PoolView::of(&pool).unwrap(), None, &mut text);
     let lines: Vec<&str> = text.lines().collect();
     let rows: Vec<String> = lines
         .windows(2)
@@ -20,7 +20,9 @@ fn the_page_lists_what_is_exported() {
             let kind = pair[1].rsplit(' ').next()?;
             let labels = match name {
                 "cxl_pool_info" => "`uuid`, `incarnation`",
-                "cxl_pool_slots" => "`state`",
+                "cxl_pool_slots" | "cxl_pool_cells" | "cxl_pool_cell_chunks" => "`state`",
+                "cxl_pool_owned_cells" => "`slot`, `standing`, `state`",
+                "cxl_pool_awaited_bytes" => "`slot`",
                 "cxl_pool_host_info" => "`slot`, `machine`, `state`, `standing`",
                 name if name.starts_with("cxl_pool_seat_") => "`seat`",
                 name if name.starts_with("cxl_pool_host_") => "`slot`",

@@ -170,8 +170,8 @@ planted! {
     };
     lock_held_and_not_allocated: "lock_table.unallocated", |lines| {
         let (mut grants, mut requests) = (lines.fetch::<GrantLine>(2)?, lines.fetch::<RequestLine>(1)?);
-        grants.grants[0] = Grant { number: 1, incarnation: 2, request: 1, slot: 0, flags: 0 };
-        requests.requests[2] = Request { number: 1, flags: Request::WANT };
+        grants.grants[2] = Grant { number: 1, incarnation: 2, request: 1, slot: 0, flags: 0 };
+        requests.requests[4] = Request { number: 1, flags: Request::WANT };
         lines.publish(2, grants)?;
         lines.publish(1, requests)
     };
@@ -191,10 +191,61 @@ planted! {
     message_to_an_unbound_incarnation: "free_box.receiver", |lines| {
         lines.publish(1, FreeBox { incarnation: 2, receiver: 3, sequence: 1, ..FreeBox::default() })
     };
+    cell_chunk_with_two_owners: "cell_claim.two_owners", |lines| change_claim(lines, 0, 1);
+    claim_on_a_cell_chunk_that_there_is_not: "cell_claim.range", |lines| change_claim(lines, 0, 447);
+    cell_chunk_of_a_fenced_host: "cell_claim.unadopted", |lines| fence(lines, &[1]);
+    cell_chunk_of_two_fenced_hosts: "cell_claim.waits", |lines| {
+        change_claim(lines, 0, 1)?;
+        fence(lines, &[0, 1])
+    };
+    block_of_no_slot: "descriptor.slot", |lines| lines.publish(6, Descriptor { owner: 3, ..block(Descriptor::READY, OTHER) });
+    block_of_an_unbound_incarnation: "descriptor.unbound", |lines| {
+        lines.publish(6, Descriptor { incarnation: 3, ..block(Descriptor::READY, OTHER) })
+    };
+    block_longer_than_its_cell: "descriptor.length", |lines| {
+        lines.publish(6, Descriptor { len_bytes: 4097, ..block(Descriptor::READY, OTHER) })
+    };
+    block_of_no_bytes: "descriptor.length", |lines| lines.publish(6, Descriptor { len_bytes: 0, ..block(Descriptor::READY, OTHER) });
+    block_in_a_chunk_that_nobody_claims: "descriptor.unclaimed", |lines| lines.publish(13, block(Descriptor::READY, OTHER));
+    block_of_a_host_that_does_not_claim_it: "descriptor.foreign", |lines| {
+        lines.publish(6, Descriptor { owner: 0, ..block(Descriptor::READY, OTHER) })
+    };
+    late_block_of_a_fenced_host: "descriptor.late", |lines| {
+        lines.publish(6, Descriptor { owner: 0, ..block(Descriptor::READY, OTHER) })?;
+        fence(lines, &[0])
+    };
+    one_block_in_two_cells: "descriptor.twice", |lines| lines.publish(6, block(Descriptor::READY, KEY));
+    block_that_no_lookup_comes_to: "descriptor.unreachable", |lines| lines.publish(home(lines), HintLine::default());
+    hint_to_no_cell: "hint.range", |lines| change_hint(lines, 20);
+    hint_to_another_block: "hint.stale", |lines| change_hint(lines, 5);
+    pin_of_no_cell: "pin.range", |lines| lines.publish(1, PinLine { nibbles: [0, 0, 0, 0, 0, 0, 1], ..lines.fetch::<PinLine>(1)? });
+    pins_of_an_unbound_incarnation: "line.unbound", |lines| lines.publish(1, PinLine { incarnation: 3, ..lines.fetch::<PinLine>(1)? });
+    request_of_an_unbound_incarnation: "line.unbound", |lines| lines.publish(2, Ask { incarnation: 1, ..Ask::default() });
     message_acknowledged_before_it_was_sent: "free_box.ack", |lines| {
         lines.publish(1, FreeBox { incarnation: 2, receiver: 2, sequence: 1, ..FreeBox::default() })?;
         lines.publish(3, FreeAck { incarnation: 2, sender: 2, sequence: 2, ..FreeAck::default() })
     };
+}
+
+const OTHER: BlockKey = BlockKey([7; 16]);
+
+fn change_claim(lines: &Lines, slot: u64, bit: usize) -> Result<()> {
+    let mut claim: CellClaim = lines.fetch(slot)?;
+    claim.set(bit, true);
+    lines.publish(slot, claim)
+}
+
+fn change_hint(lines: &Lines, cell: u64) -> Result<()> {
+    let mut line: HintLine = lines.fetch(home(lines))?;
+    let Hint::Cell { fingerprint, .. } = line.get(0) else { panic!("no hint") };
+    line.set(0, Hint::Cell { fingerprint, cell });
+    lines.publish(home(lines), line)
+}
+
+fn fence(lines: &Lines, slots: &[usize]) -> Result<()> {
+    let mut row = FenceLine::default();
+    slots.iter().for_each(|&slot| row.fenced[slot] = 2);
+    lines.publish(0, row)
 }
 
 fn object_cell(lines: &Lines) -> u64 {

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use super::*;
-use crate::limits::DEVICE_HEADER_BYTES;
+use crate::limits::{CELL_CLASSES, DEVICE_HEADER_BYTES};
+use crate::media::CellClass;
 use proptest::prelude::*;
 
 fn parts(devices: u32, seats: u32) -> SuperblockParts {
     let rounds = u64::from(devices) * (8 << 20);
-    let geometry =
+    let mut geometry =
         Geometry { devices, seats, stripe_bytes: 1 << 20, ..Geometry::with_len(u64::from(devices) * DEVICE_HEADER_BYTES + rounds) };
+    (geometry.stripes, geometry.cells_per_chunk) = (4, 7);
+    geometry.cells[0] = CellClass { cell_bytes: 4096, chunks: 6 };
+    geometry.cells[1] = CellClass { cell_bytes: 16384, chunks: 5 };
     let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 10 << 20, name: format!("/dev/dax{index}.0") };
     SuperblockParts {
         uuid: [0x5a; 16],
@@ -98,6 +102,16 @@ fn each_kind_of_wrong_has_its_own_reason() {
         (altered(&good, 96, &u32::MAX.to_le_bytes()), "geometry"),
         (altered(&good, 100, &2u32.to_le_bytes()), "device index 2 of 2"),
         (altered(&good, 108, &u32::MAX.to_le_bytes()), "geometry"),
+        (altered(&good, 3072, &0u32.to_le_bytes()), "stripes is 0"),
+        (altered(&good, 3072, &8u32.to_le_bytes()), "layout"),
+        (altered(&good, 3076, &5u32.to_le_bytes()), "must divide"),
+        (altered(&good, 3076, &0u32.to_le_bytes()), "cells_per_chunk is 0"),
+        (altered(&good, 3080, &4097u64.to_le_bytes()), "multiple of 64"),
+        (altered(&good, 3080, &u64::MAX.to_le_bytes()), "cell"),
+        (altered(&good, 3088, &u64::MAX.to_le_bytes()), "cell chunks"),
+        (altered(&good, 3088, &7u64.to_le_bytes()), "layout"),
+        (altered(&good, 3080, &16384u64.to_le_bytes()), "rising size"),
+        (altered(&good, 3080 + 48, &64u64.to_le_bytes()), "without gaps"),
         (altered(&good, 120, &3u32.to_le_bytes()), "coherence mode 3"),
         (altered(&good, 128 + 16, &[9; 16]), "another seat"),
         (altered(&good, 128 + 32, &[1; 16]), "behind the last"),
@@ -176,6 +190,18 @@ fn line_0_tells_the_identity() {
     assert_eq!(Superblock::identity_in(&line), Some(([0x5a; 16], 77)));
 }
 
+/// Cell classes as a format makes them, or none.
+fn cells() -> impl Strategy<Value = [CellClass; CELL_CLASSES]> {
+    let sizes = proptest::collection::btree_set(1u64..2000, 0..=CELL_CLASSES);
+    (sizes, proptest::array::uniform4(1u64..40)).prop_map(|(sizes, chunks)| {
+        let mut classes = [CellClass::default(); CELL_CLASSES];
+        for (class, (lines, chunks)) in classes.iter_mut().zip(sizes.into_iter().zip(chunks)) {
+            *class = CellClass { cell_bytes: lines * 64, chunks };
+        }
+        classes
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -183,14 +209,17 @@ proptest! {
     fn any_legal_superblock_comes_back(
         devices in 1u32..=16, seats in 1u32..=8, slots in 1u32..=64, locks in 8u32..2000, objects in 1u32..500,
         chunk in 12u32..24, stripe in 12u32..24, rounds in 1u64..64, uuid in any::<[u8; 16]>(), incarnation in 1u64..,
-        hardware in any::<bool>(), name in "\\PC{0,200}", cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8,
+        hardware in any::<bool>(), name in "\\PC{0,200}", (stripes, per_chunk, cells) in (1u32..20, 0usize..6, cells()),
+        cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8,
     ) {
         let geometry = Geometry {
             devices, seats, slots, locks, objects,
             stripe_bytes: 1 << stripe,
             chunk_bytes: 1 << chunk,
             len_bytes: u64::from(devices) * (DEVICE_HEADER_BYTES + (rounds << stripe)),
-            ..Geometry::with_len(0)
+            stripes: if cells[0].chunks == 0 { 0 } else { stripes },
+            cells_per_chunk: if cells[0].chunks == 0 { 0 } else { [1, 2, 7, 14, 56, 112][per_chunk] },
+            cells,
         };
         let Ok(layout) = Layout::new(geometry) else { return Ok(()) };
         let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 1 << 40, name: name.clone() };
@@ -225,7 +254,9 @@ proptest! {
     fn any_geometry_is_answered_at_once_and_stays_within_the_pool(
         wild in any::<[u32; 5]>(), near in (0u32..18, 0u32..10, 0u32..70, 0u32..3000, 0u32..3000),
         lens in any::<[u64; 3]>(), shifts in (10u32..43, 10u32..32, 0u32..50), is_wild in 0u8..8,
+        (stripes, per_chunk) in (any::<u32>(), any::<u32>()), wild_cells in any::<[(u64, u64); 4]>(), tame in cells(),
     ) {
+        let wild_cells = wild_cells.map(|(cell_bytes, chunks)| CellClass { cell_bytes, chunks });
         let near = [near.0, near.1, near.2, near.3, near.4];
         let number = |index: usize| if is_wild == 0 { wild[index] } else { near[index] };
         let geometry = Geometry {
@@ -233,7 +264,9 @@ proptest! {
             stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
             chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },
             len_bytes: lens[2] >> shifts.2,
-            ..Geometry::with_len(0)
+            stripes: if is_wild == 3 { stripes } else { stripes % 20 },
+            cells_per_chunk: if is_wild == 4 { per_chunk } else { [0, 1, 7, 112][per_chunk as usize % 4] },
+            cells: if is_wild == 5 { wild_cells } else { tame },
         };
         let start = std::time::Instant::now();
         if let Ok(layout) = Layout::new(geometry) {
@@ -244,7 +277,8 @@ proptest! {
                 prop_assert!(pair[0].offset + pair[0].lines * 64 <= pair[1].offset);
             }
             let last = spans[spans.len() - 1];
-            prop_assert!(last.offset + last.lines * 64 <= layout.data_offset());
+            prop_assert!(last.offset + last.lines * 64 <= layout.cells_offset());
+            prop_assert!(layout.cells_offset() + geometry.cells_len_bytes() <= layout.data_offset());
             let _ = Stripes::of(&geometry).map(|stripes| stripes.pieces_len());
         }
         prop_assert!(start.elapsed().as_millis() < 1000);

@@ -30,7 +30,7 @@ fn extreme(choices: &mut Choices, layout: &Layout, was: u64) -> u64 {
     let geometry = layout.geometry();
     let chunk = choices.below(layout.chunks() + 2);
     let block = layout.data_offset() + chunk * geometry.chunk_bytes;
-    match choices.below(20) {
+    match choices.below(23) {
         0 => 0,
         1 => choices.below(12),
         2 => u64::MAX - choices.below(3),
@@ -50,6 +50,9 @@ fn extreme(choices: &mut Choices, layout: &Layout, was: u64) -> u64 {
         16 => was.wrapping_add(1),
         17 => was.wrapping_sub(1),
         18 => 1 << choices.below(64),
+        19 => choices.below(geometry.cell_count() + 2),
+        20 => geometry.cells[choices.below(2) as usize].cell_bytes + choices.below(2),
+        21 => layout.cells_offset() + choices.below(geometry.cells_len_bytes()),
         _ => choices.word(),
     }
 }
@@ -98,7 +101,27 @@ pub fn patch(choices: &mut Choices, world: &World, regions: &[Region]) {
 /// Damages the pool once.
 pub fn damage(choices: &mut Choices, world: &World) {
     let (region, index) = any_line(choices, world);
-    match choices.below(16) {
+    match choices.below(18) {
+        0..4 => rubbish(choices, world),
+        4 => {
+            // All bytes behind the checksum are random, and it is right.
+            let line = Line(std::array::from_fn(|_| choices.word() as u8));
+            world.set_line(region, index, &seal(&world.lines, region, index, &line));
+        }
+        5 => swap(choices, world, region, index),
+        6 => whole_region(choices, world, region),
+        7 => local_memory(choices, world),
+        8 => hostile_message(choices, world),
+        9 => hostile_chunks(choices, world),
+        10..12 => hostile_cells(choices, world),
+        _ => set_fields(choices, world, region, index),
+    }
+}
+
+/// Damage that no line survives: what it said is gone, and nothing else stands in its place. And bytes of a block that change.
+pub fn rubbish(choices: &mut Choices, world: &World) {
+    let (region, index) = any_line(choices, world);
+    match choices.below(4) {
         0 => {
             let line = Line(std::array::from_fn(|_| choices.word() as u8));
             world.set_line(region, index, &line);
@@ -111,18 +134,14 @@ pub fn damage(choices: &mut Choices, world: &World) {
             }
             world.set_line(region, index, &line);
         }
-        2 => {
-            // All bytes behind the checksum are random, and it is right.
-            let line = Line(std::array::from_fn(|_| choices.word() as u8));
-            world.set_line(region, index, &seal(&world.lines, region, index, &line));
+        2 => world.set_line(region, index, &Line(choices.pick(&[[0; 64], [0xff; 64]]))),
+        _ => {
+            let layout = world.lines.layout();
+            let (offset, cell_bytes) = layout.cell(choices.below(layout.geometry().cell_count())).expect("a cell of the layout");
+            let at = (offset + choices.below(cell_bytes.min(2000))) as usize;
+            let bit = choices.below(8);
+            world.memory.with(|bytes| bytes[at] ^= 1 << bit);
         }
-        3 => world.set_line(region, index, &Line(choices.pick(&[[0; 64], [0xff; 64]]))),
-        4 => swap(choices, world, region, index),
-        5 => whole_region(choices, world, region),
-        6 => local_memory(choices, world),
-        7 => hostile_message(choices, world),
-        8 => hostile_chunks(choices, world),
-        _ => set_fields(choices, world, region, index),
     }
 }
 
@@ -143,7 +162,7 @@ fn swap(choices: &mut Choices, world: &World, region: Region, index: u64) {
 fn whole_region(choices: &mut Choices, world: &World, region: Region) {
     let kind = choices.below(5);
     let (word, source) = (choices.word(), choices.pick(&Region::ALL));
-    let source_lines = world.lines.layout().span(source).lines;
+    let source_lines = world.lines.layout().span(source).lines.max(1);
     for index in 0..world.lines.layout().span(region).lines {
         let copied = world.line(source, index % source_lines);
         let line = match kind {
@@ -210,5 +229,57 @@ fn hostile_chunks(choices: &mut Choices, world: &World) {
         let mut claim: Claim = bytemuck::cast(world.line(Region::Claim, slot));
         claim.bits[(chunk / 8) as usize] ^= 1 << (chunk % 8);
         world.set_line(Region::Claim, slot, &world.lines.seal(slot, claim));
+    }
+}
+
+/// Descriptors, claims, hints, pins and requests of the cache that verify and contradict each other.
+fn hostile_cells(choices: &mut Choices, world: &World) {
+    let geometry = *world.lines.layout().geometry();
+    for _ in 0..=choices.below(4) {
+        let cell = choices.below(geometry.cell_count());
+        let (slot, incarnation) = (choices.below(4), 1 + choices.below(2) as u32);
+        let descriptor = Descriptor {
+            state: choices.below(5) as u8,
+            kind: choices.below(2) as u8,
+            owner: slot as u16,
+            incarnation,
+            len_bytes: choices.pick(&[0, 1, 64, 1000, 1024, 4096, 4097, u32::MAX]),
+            seq: choices.below(100),
+            key: super::world::key(choices.below(12)).0,
+            namespace: super::world::NAMESPACE.0,
+            ..Descriptor::default()
+        };
+        world.set_line(Region::Descriptor, cell, &world.lines.seal(cell, descriptor));
+        let mut claim: CellClaim = bytemuck::cast(world.line(Region::CellClaim, slot));
+        claim.set(choices.below(geometry.cell_chunks() + 2) as usize, choices.one_in(2));
+        world.set_line(Region::CellClaim, slot, &world.lines.seal(slot, claim));
+        let pins = PinLine { crc: 0, incarnation, nibbles: [choices.word(), 0, choices.word(), 0, 0, 0, choices.word()] };
+        let index = slot * geometry.pin_lines();
+        world.set_line(Region::Pin, index, &world.lines.seal(index, pins));
+        let index = any_index(choices, world, Region::Hint);
+        let mut hints: HintLine = bytemuck::cast(world.line(Region::Hint, index));
+        let place = choices.below(HINTS_PER_LINE as u64) as usize;
+        let hint = match choices.below(4) {
+            0 => Hint::Empty,
+            1 => Hint::Tomb,
+            // As another hint of the pool has it, so that the fingerprint is one that somebody looks for.
+            2 => {
+                let other: HintLine = bytemuck::cast(world.line(Region::Hint, any_index(choices, world, Region::Hint)));
+                other.get(choices.below(HINTS_PER_LINE as u64) as usize)
+            }
+            _ => Hint::Cell { fingerprint: choices.word(), cell: choices.pick(&[cell, geometry.cell_count(), (1 << 48) - 2]) },
+        };
+        hints.set(place, hint);
+        world.set_line(Region::Hint, index, &world.lines.seal(index, hints));
+        let ask = Ask {
+            incarnation,
+            number: 1 + choices.below(50),
+            what: choices.below(4) as u32,
+            class: choices.pick(&[0, 1, 2, 4, u32::MAX]),
+            key: descriptor.key,
+            namespace: descriptor.namespace,
+            ..Ask::default()
+        };
+        world.set_line(Region::Ask, slot, &world.lines.seal(slot, ask));
     }
 }

@@ -4,6 +4,7 @@
 //! A case is a lived-in pool and a row of damages and operations. Machines have a clock of their own making, so that every time-out passes
 //! at once and the whole case depends on its input alone.
 
+mod cells;
 mod choices;
 mod damage;
 mod machine;
@@ -22,6 +23,7 @@ const LONGEST_NS: u64 = 60_000_000_000;
 /// One case: any damage, any operation.
 pub fn pool_image(choices: &mut Choices) {
     let mut world = World::lived_in();
+    world.is_forged = true;
     let superblock = world.superblock();
     for _ in 0..=choices.below(4) {
         for _ in 0..=choices.below(4) {
@@ -66,9 +68,29 @@ pub fn fsck(choices: &mut Choices) {
     focused(choices, &Region::ALL, &operations::FSCK);
 }
 
+/// What the cache writes, against everything that is done with it.
+pub fn cache(choices: &mut Choices) {
+    let regions = [Region::Descriptor, Region::Hint, Region::Pin, Region::CellClaim, Region::Ask];
+    focused(choices, &regions, &operations::CACHE);
+}
+
+/// Lines and blocks that are damaged, and nothing that a host never wrote: whatever is handed out as a block is right.
+pub fn cache_in_rubbish(choices: &mut Choices) {
+    let mut world = World::lived_in();
+    for _ in 0..=choices.below(5) {
+        for _ in 0..choices.below(4) {
+            damage::rubbish(choices, &world);
+        }
+        for _ in 0..=choices.below(8) {
+            operate(choices, &mut world, &operations::CACHE);
+        }
+    }
+}
+
 /// Well-sealed patches of some regions, so that a fuzzer finds its way into what reads those.
 fn focused(choices: &mut Choices, regions: &[Region], numbers: &[u8]) {
     let mut world = World::lived_in();
+    world.is_forged = true;
     let superblock = world.superblock();
     for _ in 0..=choices.below(3) {
         for _ in 0..=choices.below(6) {

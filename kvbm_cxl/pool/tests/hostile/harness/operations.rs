@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everything that a host or an operator does with a pool. Each call may fail; none may do anything worse.
 
+use super::cells;
 use super::choices::Choices;
 use super::memory::Memory;
 use super::world::{TIMEOUT_MS, World};
@@ -12,7 +13,10 @@ use cxl_pool::{Result, lock_table};
 use std::sync::Arc;
 
 /// Numbers of the operations, each as often as it deserves.
-pub const ALL: [u8; 24] = [0, 1, 2, 3, 4, 5, 5, 5, 8, 8, 10, 11, 11, 11, 14, 14, 16, 16, 18, 19, 20, 21, 22, 23];
+pub const ALL: [u8; 34] =
+    [0, 1, 2, 3, 4, 5, 5, 5, 8, 8, 10, 11, 11, 11, 14, 14, 16, 16, 18, 19, 20, 21, 22, 23, 24, 24, 25, 25, 26, 26, 27, 27, 28, 28];
+/// Those that use the cache, and what stops and starts its hosts.
+pub const CACHE: [u8; 18] = [0, 3, 4, 5, 24, 24, 25, 25, 25, 26, 26, 26, 26, 27, 27, 28, 28, 28];
 /// Those that read what managers and joining machines write.
 pub const JOIN: [u8; 8] = [0, 1, 3, 4, 5, 5, 8, 19];
 /// Those that read what the allocator writes.
@@ -48,6 +52,11 @@ pub fn operation(choices: &mut Choices, world: &mut World, numbers: &[u8]) -> Re
         20 => check(choices, world),
         21 => repair(choices, world),
         22 => views(choices, world),
+        24 => world.open_cache(machine),
+        25 => cells::look_up(choices, world, machine),
+        26 => cells::pull(choices, world, machine),
+        27 => cells::publish(choices, world, machine),
+        28 => cells::service(choices, world, machine),
         _ => superblock(world),
     }
 }
@@ -83,7 +92,7 @@ fn lock_numbers(choices: &mut Choices, world: &mut World, machine: usize) -> Res
     match choices.below(3) {
         0 => {
             let lock = lock_table::allocate_lock(&member.host, TIMEOUT_MS)?;
-            assert!((8..16).contains(&lock), "lock {lock} does not exist or is reserved");
+            assert!((10..16).contains(&lock), "lock {lock} does not exist or is reserved");
             member.locks.push(lock);
         }
         1 => lock_table::free_lock(&member.host, member.locks.pop().unwrap_or(any), TIMEOUT_MS)?,
@@ -260,6 +269,7 @@ fn views(choices: &mut Choices, world: &World) -> Result<()> {
             assert!((block.offset..block.offset + block.len_bytes).contains(&offset), "{block:?} is not around {offset:#x}");
         }
     }
+    cells::views(choices, world)?;
     let audit = audit(lines)?;
     assert!(audit.owned + audit.free + audit.waiting <= audit.chunks, "{audit:?}");
     Ok(())

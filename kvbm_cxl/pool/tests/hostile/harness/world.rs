@@ -5,6 +5,7 @@ use super::machine::{Clock, Machine, Process};
 use super::memory::Memory;
 use cxl_pool::Result;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::{Line, Lines};
@@ -26,6 +27,9 @@ pub struct Member {
     pub host: Host,
     pub objects: Objects,
     pub allocator: Option<Allocator>,
+    pub cache: Option<Cache>,
+    /// Blocks of the cache that it has pinned.
+    pub pins: Vec<Pinned>,
     /// Blocks that it allocated, by offset.
     pub blocks: Vec<u64>,
     /// Locks that it allocated.
@@ -40,12 +44,39 @@ pub struct World {
     pub clock: Arc<Clock>,
     pub machines: Vec<Arc<Machine>>,
     pub members: Vec<Option<Member>>,
+    /// Somebody has written lines that verify and that no host of the pool wrote: blocks may then be anything.
+    pub is_forged: bool,
+}
+
+/// The namespace of every block.
+pub const NAMESPACE: Namespace = Namespace([0xcc; 16]);
+
+/// Key of block `number`.
+pub fn key(number: u64) -> BlockKey {
+    BlockKey([number as u8; 16])
+}
+
+/// What block `number` holds, whoever publishes it: a block's key says what is in it.
+pub fn content(number: u64) -> Vec<u8> {
+    (0..300 + 377 * number).map(|at| (at.wrapping_mul(2 * number + 1) >> 3) as u8 ^ number as u8).collect()
 }
 
 /// The geometry of the pool.
 pub fn geometry() -> Geometry {
-    let with =
-        |len_bytes| Geometry { seats: 3, slots: 8, locks: 16, objects: 16, chunk_bytes: CHUNK_BYTES, ..Geometry::with_len(len_bytes) };
+    let mut cells = Geometry::with_len(0).cells;
+    cells[0] = CellClass { cell_bytes: 1024, chunks: 5 };
+    cells[1] = CellClass { cell_bytes: 4096, chunks: 4 };
+    let with = |len_bytes| Geometry {
+        seats: 3,
+        slots: 8,
+        locks: 16,
+        objects: 16,
+        chunk_bytes: CHUNK_BYTES,
+        stripes: 2,
+        cells_per_chunk: 4,
+        cells,
+        ..Geometry::with_len(len_bytes)
+    };
     let len_bytes = (1..).map(|count| DEVICE_HEADER_BYTES + count * CHUNK_BYTES);
     let fits = |len_bytes: &u64| Layout::new(with(*len_bytes)).is_ok_and(|layout| layout.chunks() == CHUNKS);
     with(len_bytes.take(1000).find(fits).expect("some length has that many chunks"))
@@ -95,6 +126,7 @@ impl World {
             clock: Arc::default(),
             members: machines.iter().map(|_| None).collect(),
             machines,
+            is_forged: false,
         }
     }
 
@@ -103,6 +135,7 @@ impl World {
         let mut world = World::formatted();
         (0..3).for_each(|machine| world.join(machine).unwrap());
         (0..3).for_each(|machine| world.attach(machine).unwrap());
+        (0..3).for_each(|machine| world.open_cache(machine).unwrap());
         for machine in 0..3 {
             let member = world.members[machine].as_mut().unwrap();
             let allocator = member.allocator.as_ref().unwrap();
@@ -119,6 +152,13 @@ impl World {
             let lock = cxl_pool::lock_table::allocate_lock(&member.host, TIMEOUT_MS).unwrap();
             drop(member.host.acquire(lock, TIMEOUT_MS).unwrap());
             member.locks.push(lock);
+            for number in 3 * machine as u64..3 * machine as u64 + 3 {
+                member.cache.as_ref().unwrap().publish(NAMESPACE, key(number), None, &content(number)).unwrap();
+            }
+        }
+        for machine in [0, 2] {
+            let member = world.members[machine].as_mut().unwrap();
+            member.pins.push(member.cache.as_ref().unwrap().pin(NAMESPACE, key(4)).unwrap().unwrap());
         }
         let run = world.members[1].as_ref().unwrap().allocator.as_ref().unwrap().alloc(3 * CHUNK_BYTES - 5).unwrap();
         world.members[1].as_ref().unwrap().allocator.as_ref().unwrap().keep(run.offset).unwrap();
@@ -148,7 +188,8 @@ impl World {
         let host = Host::join(self.lines.clone(), process, config)?;
         self.clock.add(&host);
         let objects = Objects::new(&host);
-        self.members[machine] = Some(Member { host, objects, allocator: None, blocks: Vec::new(), locks: Vec::new() });
+        self.members[machine] =
+            Some(Member { host, objects, allocator: None, cache: None, pins: Vec::new(), blocks: Vec::new(), locks: Vec::new() });
         Ok(())
     }
 
@@ -164,6 +205,20 @@ impl World {
             member.allocator = None;
             let config = AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 1 };
             member.allocator = Some(Allocator::attach(&member.host, LocalArea::of(&member.host)?, config)?);
+        }
+        Ok(())
+    }
+
+    /// Opens the cache of a host anew.
+    pub fn open_cache(&mut self, machine: usize) -> Result<()> {
+        if let Some(member) = &mut self.members[machine] {
+            member.pins.clear();
+            if let Some(cache) = member.cache.take() {
+                // Whatever it could not put in order is the next one's to find.
+                let _ = cache.close();
+            }
+            let config = CacheConfig { checksums: true, lock_timeout_ms: TIMEOUT_MS, remembered_keys: 64, ..CacheConfig::default() };
+            member.cache = Some(Cache::open(&member.host, config)?);
         }
         Ok(())
     }

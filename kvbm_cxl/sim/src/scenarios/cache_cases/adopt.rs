@@ -45,7 +45,7 @@ pub(super) fn evicting_of_a_dead_host(seed: u64) -> std::result::Result<Stats, F
         me.pull(K).map(drop)
     });
     stage.role(WARDEN, move |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         if crashes {
             me.kill(Z, None)?;
         } else {

@@ -42,7 +42,7 @@ pub(super) fn stray_among_two_claimants(seed: u64) -> std::result::Result<Stats,
     });
     stage.role(WARDEN, |me| {
         catch_zombie(me)?;
-        me.await_stop(A, None)?;
+        me.await_stop(A)?;
         me.kill(A, None)?;
         me.let_go(Z);
         me.hear("the stray is there")?;
@@ -102,7 +102,7 @@ pub(super) fn manager_changes(seed: u64) -> std::result::Result<Stats, Failure> 
         draft.map_or(Ok(()), |mut draft| draft.fill().and_then(|()| draft.commit()))
     });
     stage.role(R, |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.say("Z is fenced");
         me.hear("A has a cell")?;
@@ -140,7 +140,7 @@ pub(super) fn claim_of_a_proven_host(seed: u64) -> std::result::Result<Stats, Fa
     });
     stage.role(WARDEN, |me| {
         catch_zombie(me)?;
-        me.await_stop(A, None)?;
+        me.await_stop(A)?;
         me.kill(A, Some(RESTART_NS))?;
         me.hear("A is there again")?;
         me.let_go(Z);
@@ -181,13 +181,13 @@ pub(super) fn releaser_dies(seed: u64) -> std::result::Result<Stats, Failure> {
         next_owner(me)
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.say("Z is fenced");
         me.hear("A has adopted")?;
         me.revive(Z);
         me.kill(Z, Some(RESTART_NS))?;
-        me.await_stop(A, None)?;
+        me.await_stop(A)?;
         me.kill(A, None)?;
         me.say("A is fenced");
         me.hear("the next owner is there")

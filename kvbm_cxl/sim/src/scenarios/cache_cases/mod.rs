@@ -46,6 +46,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c8_false_proof_and_a_pin", writers::pinned_under_a_false_proof),
     ("c9_others_are_still_found", plain::others_are_still_found),
     ("c9_hint_chosen_before_others", plain::hint_chosen_before_others),
+    ("c10_cell_wanted_before_its_hint_is_gone", plain::cell_wanted_before_its_hint_is_gone),
     ("c11_evicting_of_a_dead_host", adopt::evicting_of_a_dead_host),
     ("c12_stray_on_a_line_of_its_own", strays::on_a_line_of_the_owner),
     ("c13_pinned_in_quarantine", adopt::pinned_in_quarantine),

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counter-examples without any fault (CACHE.md C4, C7, C9, C16, C17, C18, C19): two hosts in the wrong moment are enough.
+//! Counter-examples without any fault (CACHE.md C4, C7, C9, C10, C16, C17, C18, C19): two hosts in the wrong moment are enough.
 
 use super::super::cache_ledger::Name;
-use super::super::cache_stage::{Shape, Stage, WARDEN, Watch};
-use super::{A, K, L, R, Z};
+use super::super::cache_stage::{Actor, Shape, Stage, WARDEN, Watch};
+use super::{A, K, L, M, R, Z};
 use crate::{Failure, Stats};
+use cxl_pool::Result;
 
 /// The publisher.
 const OWNER: usize = Z;
@@ -34,7 +35,7 @@ pub(super) fn pinned_behind_an_early_look(seed: u64) -> std::result::Result<Stat
         pin.into_iter().try_for_each(|pin| pin.read().map(drop))
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(OWNER, None)?;
+        me.await_stop(OWNER)?;
         me.say("the owner waits");
         me.hear("K is pinned")?;
         me.let_go(OWNER);
@@ -62,7 +63,7 @@ pub(super) fn gone_before_the_pin(seed: u64) -> std::result::Result<Stats, Failu
         me.expect(pin.is_none(), "K is gone")
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(READER, None)?;
+        me.await_stop(READER)?;
         me.say("the reader waits");
         me.hear("L is there")?;
         me.let_go(READER);
@@ -175,11 +176,42 @@ pub(super) fn hint_chosen_before_others(seed: u64) -> std::result::Result<Stats,
         me.hear("all were found")
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(OWNER, None)?;
+        me.await_stop(OWNER)?;
         me.say("the owner waits");
         me.env.platform().sleep_ns(10_000_000);
         me.let_go(OWNER);
         me.hear("all were found")
     });
     stage.run()
+}
+
+/// C10: another thread of the owner wants a cell while the hint of the block that leaves one is about to go.
+pub(super) fn cell_wanted_before_its_hint_is_gone(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { watch: Watch { ready_is_whole: false, ..Watch::ALL }, ..Shape::of(2) });
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.beside("another", |another| {
+            another.hear("K is about to go")?;
+            wants_the_cell(another, M, "another has tried", "the owner has tried")
+        });
+        me.stop_at("cache.hint_removed");
+        me.expect(me.evict(K)?, "nobody has pinned K")?;
+        wants_the_cell(me, L, "the owner has tried", "another has tried")
+    });
+    stage.role(WARDEN, |me| {
+        me.await_stop(OWNER)?;
+        me.say("K is about to go");
+        me.env.platform().sleep_ns(10_000_000);
+        me.let_go(OWNER);
+        me.hear("the owner has tried")
+    });
+    stage.run()
+}
+
+/// Reserves the cell, if it is to be had, and keeps it until the other one has tried as well.
+fn wants_the_cell(me: &Actor, name: Name, tried: &'static str, other: &'static str) -> Result<()> {
+    let draft = me.reserve(name)?;
+    me.say(tried);
+    me.hear(other)?;
+    draft.map_or(Ok(()), |mut draft| draft.fill().and_then(|()| draft.commit()))
 }

@@ -30,7 +30,7 @@ fn republish(seed: u64, work: fn(&Actor) -> Result<()>) -> std::result::Result<S
     let mut stage = Stage::new(seed, Shape { watch: Watch { pins_hold: true, ..Watch::PULLS }, ..Shape::of(3) });
     let place = stage.random().pick(&["cache.copying", HALF_READ, HALF_READ]);
     stage.role(WARDEN, |me| {
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.say("reader fenced");
         me.hear("published again")?;

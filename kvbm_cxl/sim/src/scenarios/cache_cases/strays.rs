@@ -38,7 +38,7 @@ pub(super) fn adopter(me: &Actor) -> Result<()> {
 
 /// The warden's part until the zombie is fenced on its way back.
 pub(super) fn catch_zombie(me: &Actor) -> Result<()> {
-    me.await_stop(Z, None)?;
+    me.await_stop(Z)?;
     me.say("Z turns back");
     me.fence(Z)?;
     me.say("Z is fenced");
@@ -58,7 +58,7 @@ pub(super) fn names_new_bytes(seed: u64) -> std::result::Result<Stats, Failure> 
     });
     stage.role(R, reader);
     stage.role(WARDEN, |me| {
-        me.await_stop(R, None)?;
+        me.await_stop(R)?;
         me.say("R waits");
         catch_zombie(me)?;
         me.hear("L is there")?;
@@ -102,9 +102,9 @@ pub(super) fn restores_the_line(seed: u64) -> std::result::Result<Stats, Failure
         Ok(())
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(R, None)?;
+        me.await_stop(R)?;
         me.say("K is pinned");
-        me.await_stop(Z, None)?;
+        me.await_stop(Z)?;
         me.fence(Z)?;
         me.fence(R)?;
         me.say("R is fenced");
@@ -144,10 +144,10 @@ pub(super) fn confirmed_on_a_stray(seed: u64) -> std::result::Result<Stats, Fail
         Ok(())
     });
     stage.role(WARDEN, |me| {
-        me.await_stop(R, None)?;
+        me.await_stop(R)?;
         me.say("R waits");
         catch_zombie(me)?;
-        me.await_stop(A, None)?;
+        me.await_stop(A)?;
         me.let_go(Z);
         me.hear("the stray is there")?;
         me.let_go(R);

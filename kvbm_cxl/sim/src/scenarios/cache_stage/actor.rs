@@ -1,251 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stage for choreographies of the prefix cache: a few hosts, each with a script; a thread can be stopped at a named point, its host be
-//! taken for dead, and the thread let go again.
-//!
-//! Host [`WARDEN`] is the manager and directs: it waits until a thread has stopped, keeps the service of that thread's host from running
-//! until the host is fenced, tells the others to go on, and lets the zombie go. What the scripts publish, pull and pin is checked as in the
-//! scenario by chance ([`super::cache_ledger`]).
+//! A process with a role: what its script can do, and how others direct it.
 
-use super::cache_ledger::{Ledger, Name, Shared, is_fenced};
-use super::directed;
-use super::setup::{Cluster, join_over};
-use crate::{Chances, Env, Failure, Fault, Planned, Random, SimHost, SimProcess, Stats, When};
+use super::super::cache_ledger::{Name, Shared, is_fenced};
+use super::super::directed;
+use super::{Board, Marks, PLAYED, Player, REST_NS, SPOILED, Script, Shape};
+use crate::{Env, Fault, Planned, When};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{Cache, CacheConfig, Pinned, Pulled, Reservation, Reserved, Wish};
-use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::CopyConfig;
 use cxl_pool::host::Host;
-use cxl_pool::line::{Line, Lines};
-use cxl_pool::media::{CellClass, Descriptor};
+use cxl_pool::media::Descriptor;
 use cxl_pool::{Error, Result};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::Arc;
-
-/// The role that directs: the manager's host.
-pub const WARDEN: usize = 0;
-/// Where a thread has read the first half of a block.
-pub const HALF_READ: &str = "scene.half_read";
-/// Where a thread has written the first half of a block.
-pub const HALF_WRITTEN: &str = "scene.half_written";
-/// Visited by each script that came to its end.
-pub const PLAYED: &str = "scene.played";
-
-/// Rest between two looks at the board, in nanoseconds.
-const REST_NS: u64 = 100_000;
-
-/// Which rules the play watches; a choreography that is about one of them leaves out those that would fail first.
-#[derive(Clone, Copy, Debug)]
-pub struct Watch {
-    /// INV, between any two steps.
-    pub ready_is_whole: bool,
-    /// P2, between any two steps.
-    pub pins_hold: bool,
-    /// P3: one writer per cell, and no cell in two lists.
-    pub one_writer: bool,
-}
-
-impl Watch {
-    /// All of them.
-    pub const ALL: Watch = Watch { ready_is_whole: true, pins_hold: true, one_writer: true };
-    /// None: only what pulls return counts.
-    pub const PULLS: Watch = Watch { ready_is_whole: false, pins_hold: false, one_writer: false };
-    /// Only pins.
-    pub const PINS: Watch = Watch { pins_hold: true, ..Watch::PULLS };
-}
-
-/// What a play needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Hosts, the warden's included.
-    pub hosts: usize,
-    /// Cells of a chunk.
-    pub cells: u32,
-    /// Chunks.
-    pub chunks: u64,
-    /// The host that becomes the manager once the warden's is gone.
-    pub deputy: Option<usize>,
-    /// Whether payload has checksums.
-    pub checksums: bool,
-    /// What is watched.
-    pub watch: Watch,
-}
-
-impl Shape {
-    /// So many hosts over one chunk of one cell.
-    pub fn of(hosts: usize) -> Self {
-        Shape { hosts, cells: 1, chunks: 1, deputy: None, checksums: false, watch: Watch::ALL }
-    }
-}
-
-/// Who plays a role.
-#[derive(Clone, Copy)]
-struct Player {
-    host: SimHost,
-    process: SimProcess,
-    slot: u16,
-    incarnation: u32,
-}
-
-#[derive(Default)]
-struct Marks {
-    cues: BTreeSet<&'static str>,
-    silent: BTreeSet<SimHost>,
-    players: BTreeMap<usize, Player>,
-    /// The point at which a role stops, and which of its host's visits that is.
-    stops: BTreeMap<usize, (&'static str, u64)>,
-    roles: usize,
-    /// A host was fenced that the play wants alive: nothing is learned from this run.
-    spoiled: bool,
-}
-
-/// What the scripts tell each other, outside of the pool.
-#[derive(Clone, Default)]
-pub struct Board(Rc<RefCell<Marks>>);
-
-impl Board {
-    fn borrow(&self) -> std::cell::Ref<'_, Marks> {
-        self.0.borrow()
-    }
-
-    fn borrow_mut(&self) -> std::cell::RefMut<'_, Marks> {
-        self.0.borrow_mut()
-    }
-
-    /// As [`Actor::say`], for other threads.
-    pub fn say(&self, env: &Env, cue: &'static str) {
-        env.memory().fence_all();
-        env.note(cue);
-        self.borrow_mut().cues.insert(cue);
-    }
-
-    /// Waits until one of the cues was given; false when the play is spoiled.
-    pub fn hear(&self, env: &Env, cue: &'static str) -> bool {
-        loop {
-            if self.borrow().cues.contains(cue) || self.borrow().spoiled {
-                return self.borrow().cues.contains(cue);
-            }
-            env.platform().sleep_ns(REST_NS);
-        }
-    }
-}
-
-type Script = Rc<dyn Fn(&Actor) -> Result<()>>;
-
-/// The stage.
-pub struct Stage {
-    cluster: Cluster,
-    shape: Shape,
-    board: Board,
-    ledger: Shared,
-    len_bytes: usize,
-}
-
-impl Stage {
-    /// Sets the stage; the seed decides schedules, caches, the length of blocks and how lines are written.
-    pub fn new(seed: u64, shape: Shape) -> Self {
-        let mut len_bytes = 0;
-        let mut cluster = Cluster::new(seed, shape.hosts, shape.hosts, |config, random| {
-            config.write_path = directed::write_path(seed);
-            let geometry = &mut config.geometry;
-            (geometry.seats, geometry.locks, geometry.objects) = (1 + u32::from(shape.deputy.is_some()), 12, 1);
-            (geometry.stripes, geometry.cells_per_chunk) = (1, shape.cells);
-            geometry.cells[0] = CellClass { cell_bytes: 256, chunks: shape.chunks };
-            len_bytes = random.pick(&[256, 200, 192, 130]);
-            config.chances = Chances::default();
-            config.max_steps = 1_500_000;
-            config.max_time_ns = 4_000_000_000;
-        });
-        let seated = std::iter::once(WARDEN).chain(shape.deputy);
-        cluster.host_config.seats = seated.map(|host| cluster.world.machine_id(cluster.hosts[host])).collect();
-        cluster.host_config.suspect_ms = 20;
-        cluster.host_config.poll_us = 500;
-        cluster.host_config.idle_release_ms = 500;
-        let ledger: Shared = Rc::new(RefCell::new(Ledger::default()));
-        let (watched, lines) = (Rc::clone(&ledger), cluster.world.inspector());
-        cluster.world.check_always(move |view| {
-            let mut ledger = watched.borrow_mut();
-            if shape.watch.pins_hold {
-                ledger.pins_hold(view, &lines)?;
-            }
-            if shape.watch.ready_is_whole {
-                ledger.ready_is_whole(view, &lines)?;
-            }
-            if shape.watch.one_writer { ledger.one_owner(view) } else { Ok(()) }
-        });
-        Stage { cluster, shape, board: Board::default(), ledger, len_bytes }
-    }
-
-    /// For choices before the play.
-    pub fn random(&mut self) -> &mut Random {
-        &mut self.cluster.random
-    }
-
-    /// Gives a role to a process of the host of the same number.
-    pub fn role(&mut self, role: usize, script: impl Fn(&Actor) -> Result<()> + 'static) {
-        self.role_on(role, role, script);
-    }
-
-    /// Gives a role to a process of a host.
-    pub fn role_on(&mut self, role: usize, host: usize, script: impl Fn(&Actor) -> Result<()> + 'static) {
-        let script: Script = Rc::new(script);
-        let (board, ledger) = (self.board.clone(), Rc::clone(&self.ledger));
-        let (config, shape, len_bytes) = (self.cluster.host_config.clone(), self.shape, self.len_bytes);
-        board.borrow_mut().roles += 1;
-        self.cluster.world.start(self.cluster.hosts[host], move |env| {
-            let (board, ledger, script, config) = (board.clone(), Rc::clone(&ledger), Rc::clone(&script), config.clone());
-            env.spawn("main", move |env| {
-                let silent = board.clone();
-                let on = env.host();
-                let memory = Arc::new(Halting { memory: env.memory(), env: env.clone() });
-                let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID);
-                let host = join_over(&env, lines, &config, move || silent.borrow().silent.contains(&on))?;
-                let actor = Actor { env, role, host, cache: RefCell::new(None), board, ledger, shape, len_bytes };
-                actor.perform(&script)
-            });
-        });
-    }
-
-    /// Plays.
-    pub fn run(mut self) -> std::result::Result<Stats, Failure> {
-        self.cluster.world.run()
-    }
-}
 
 /// A process with a role.
 pub struct Actor {
     /// Its machine.
     pub env: Env,
-    role: usize,
-    host: Host,
-    cache: RefCell<Option<Cache>>,
-    board: Board,
-    ledger: Shared,
-    shape: Shape,
-    len_bytes: usize,
+    pub(super) role: usize,
+    pub(super) host: Host,
+    pub(super) cache: RefCell<Option<Cache>>,
+    pub(super) board: Board,
+    pub(super) ledger: Shared,
+    pub(super) shape: Shape,
+    pub(super) len_bytes: usize,
 }
 
 impl Actor {
-    fn perform(&self, script: &Script) -> Result<()> {
-        let player = Player {
-            host: self.env.host(),
-            process: self.env.process(),
-            slot: self.host.slot(),
-            incarnation: self.host.incarnation(),
-        };
+    pub(super) fn perform(&self, script: &Script) -> Result<()> {
+        let player = Player { host: self.env.host(), slot: self.host.slot(), incarnation: self.host.incarnation() };
         self.board.borrow_mut().players.insert(self.role, player);
         let result = self.open().and_then(|()| self.wait(|marks| marks.players.len() == marks.roles)).and_then(|()| script(self));
-        match result {
-            Err(Error::Fenced { .. }) => {
-                self.env.note("the play is spoiled: this host was not meant to be fenced");
-                self.board.borrow_mut().spoiled = true;
-            }
-            Ok(()) => self.env.point(PLAYED),
-            Err(error) => return Err(error),
+        if self.end(result)? {
+            self.env.point(PLAYED);
         }
         Ok(())
+    }
+
+    /// The end of a script: a fence of a host that was not meant to be fenced spoils the play, and true when none did.
+    fn end(&self, result: Result<()>) -> Result<bool> {
+        match result {
+            Err(Error::Fenced { .. }) => {
+                self.board.borrow_mut().spoiled = true;
+                self.env.point(SPOILED);
+                Ok(false)
+            }
+            other => other.map(|()| true),
+        }
     }
 
     fn open(&self) -> Result<()> {
@@ -294,12 +96,20 @@ impl Actor {
 
     /// Tells everybody. What this thread wrote before is in the memory when others hear it.
     pub fn say(&self, cue: &'static str) {
-        self.board.say(&self.env, cue);
+        self.env.memory().fence_all();
+        self.env.note(cue);
+        self.board.borrow_mut().cues.insert(cue);
     }
 
-    /// For other threads of this process.
-    pub fn board(&self) -> Board {
-        self.board.clone()
+    /// Starts another thread of this process with a script of its own.
+    pub fn beside(&self, name: &str, script: impl FnOnce(&Actor) -> Result<()> + 'static) {
+        let (host, cache) = (self.host.clone(), RefCell::new(Some(self.cache())));
+        let (role, board, ledger) = (self.role, Rc::clone(&self.board), Rc::clone(&self.ledger));
+        let (shape, len_bytes) = (self.shape, self.len_bytes);
+        self.env.spawn(name, move |env| {
+            let sibling = Actor { env, role, host, cache, board, ledger, shape, len_bytes };
+            sibling.end(script(&sibling)).map(drop)
+        });
     }
 
     /// Waits for a cue.
@@ -312,11 +122,6 @@ impl Actor {
         self.wait(|marks| cues.iter().any(|cue| marks.cues.contains(cue)))
     }
 
-    /// Whether somebody has said it.
-    pub fn was_said(&self, cue: &'static str) -> bool {
-        self.board.borrow().cues.contains(cue)
-    }
-
     /// This thread stands still at its next visit to the point, until [`Actor::let_go`].
     pub fn stop_at(&self, point: &'static str) {
         let visit = 1 + self.env.view(|view| view.visits_by(self.env.host(), point));
@@ -325,14 +130,12 @@ impl Actor {
         self.env.plan(Planned { when: When::Point(point, visit), host: Some(self.env.host()), fault });
     }
 
-    /// Waits until a role has come to the point at which it stops. False when it says `otherwise` instead.
-    pub fn await_stop(&self, role: usize, otherwise: Option<&'static str>) -> Result<bool> {
-        let stopped = |marks: &Marks| {
+    /// Waits until a role has come to the point at which it stops.
+    pub fn await_stop(&self, role: usize) -> Result<()> {
+        self.wait(|marks| {
             let (Some(player), Some((point, visit))) = (marks.players.get(&role), marks.stops.get(&role)) else { return false };
             self.env.view(|view| view.visits_by(player.host, point)) >= *visit
-        };
-        self.wait(|marks| stopped(marks) || otherwise.is_some_and(|cue| marks.cues.contains(cue)))?;
-        Ok(stopped(&self.board.borrow()))
+        })
     }
 
     /// A role that stands still goes on.
@@ -547,71 +350,5 @@ pub fn is_refused<T>(result: Result<T>) -> Result<bool> {
     match result {
         Err(Error::Fenced { .. }) => Ok(true),
         other => other.map(|_| false),
-    }
-}
-
-
-/// Memory whose copies of a block pass a point in the middle, where a choreography can stop them.
-struct Halting {
-    memory: Arc<dyn Coherence>,
-    env: Env,
-}
-
-impl Halting {
-    /// Bytes of the first half of a copy: whole lines.
-    fn half(len_bytes: usize) -> usize {
-        (len_bytes / 2).next_multiple_of(64).min(len_bytes)
-    }
-}
-
-impl Coherence for Halting {
-    fn len_bytes(&self) -> u64 {
-        self.memory.len_bytes()
-    }
-
-    fn load_line(&self, offset: u64) -> Result<Line> {
-        self.memory.load_line(offset)
-    }
-
-    fn write_line(&self, offset: u64, line: &Line) -> Result<()> {
-        self.memory.write_line(offset, line)
-    }
-
-    fn flush_line(&self, offset: u64) -> Result<()> {
-        self.memory.flush_line(offset)
-    }
-
-    fn fence_stores(&self) {
-        self.memory.fence_stores();
-    }
-
-    fn fence_all(&self) {
-        self.memory.fence_all();
-    }
-
-    fn fence_loads(&self) {
-        self.memory.fence_loads();
-    }
-
-    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
-        self.memory.flush_range(offset, len_bytes)
-    }
-
-    fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
-        let (first, second) = source.split_at(Self::half(source.len()));
-        self.memory.copy_in(offset, first)?;
-        self.env.point(HALF_WRITTEN);
-        self.memory.copy_in(offset + first.len() as u64, second)
-    }
-
-    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
-        let (first, second) = destination.split_at_mut(Self::half(destination.len()));
-        self.memory.copy_out(offset, first)?;
-        self.env.point(HALF_READ);
-        self.memory.copy_out(offset + first.len() as u64, second)
-    }
-
-    fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
-        self.memory.address(offset, len_bytes)
     }
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The prefix cache: publish, pull and lookup, each beside bare instructions on the same memory in turn with it; and all of them together
+//! from several processes.
+//!
+//! Every block has bytes of its own, which are compared after each copy. Where a figure says so, the lines of a block are in no cache
+//! before the measurement, as after another host's publish.
+
+mod beside;
+pub mod lookup;
+pub mod mixed;
+pub mod pool;
+pub mod publish;
+pub mod pull;
+mod ucx;
+
+use super::hosts::{config, machine, real_machine};
+use super::wrong;
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Upkeep, chain};
+use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions};
+use cxl_pool::copy::CopyConfig;
+use cxl_pool::device::PoolSpec;
+use cxl_pool::host::{Host, Service};
+use cxl_pool::limits::LINE_BYTES;
+use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
+use cxl_pool::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Namespace of everything published here.
+pub const NAMESPACE: Namespace = Namespace(*b"cxlctl bench    ");
+/// Sizes of blocks; for a publish and for a pull the name of the ratio of speeds, and what it has to reach.
+pub const SIZES: [(usize, [(&str, f64); 2]); 3] = [
+    (64 << 10, [("publish_64k_vs_bare", 1.0 / 1.3), ("pull_64k_vs_bare", 1.0 / 1.5)]),
+    (1 << 20, [("publish_1m_vs_bare", 0.95), ("pull_1m_vs_bare", 0.95)]),
+    (4 << 20, [("publish_4m_vs_bare", 0.95), ("pull_4m_vs_bare", 0.95)]),
+];
+/// Blocks of each size that a pool has cells for.
+pub const BLOCKS: u64 = 16;
+
+/// A pool with cells of one size, as long as this value lasts.
+pub struct Lab {
+    pool: Pool,
+    directory: tempfile::TempDir,
+}
+
+/// A host with a cache, on a machine of its own.
+pub struct Member {
+    /// Declared first, dropped first: it needs the host's service.
+    _upkeep: Option<Upkeep>,
+    service: Option<Service>,
+    pub cache: Cache,
+    pub host: Host,
+}
+
+impl Lab {
+    /// A pool with `cells` cells of `cell_bytes`, and `data_bytes` behind them. Metadata takes some more.
+    pub fn new(cell_bytes: u64, cells: u64, data_bytes: u64) -> Result<Lab> {
+        let failed = |source| Error::Os { what: "making a directory in /dev/shm".into(), source };
+        let directory = tempfile::Builder::new().prefix(".cxlctl-bench-").tempdir_in("/dev/shm").map_err(failed)?;
+        let bytes = cell_bytes * cells;
+        let len_bytes = (bytes + data_bytes + cells * 512 + (32 << 20)).next_multiple_of(2 << 20);
+        let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(len_bytes))?;
+        let area = CellArea { cell_bytes, share: Share::Bytes(bytes) };
+        let options = FormatOptions { machine: Some(machine(0)), slots: 8, cells: vec![area], ..FormatOptions::default() };
+        let lab = Lab { pool: Pool::format(&spec, &options)?, directory };
+        // So that no measurement pays for memory that the system has yet to find.
+        let (zeros, layout) = (vec![0; 1 << 20], lab.pool.layout());
+        let end = layout.data_offset() + data_bytes.min(8 << 20);
+        for offset in (layout.cells_offset()..end).step_by(zeros.len()) {
+            lab.memory().copy_in(offset, &zeros[..zeros.len().min((end - offset) as usize)])?;
+        }
+        Ok(lab)
+    }
+
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("pool")
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    /// Bare instructions on the `len_bytes` bytes from `offset`, of which a power of two of lines is touched.
+    pub fn bare(&self, offset: u64, len_bytes: u64) -> Result<Bare> {
+        let instructions = match CoherenceOptions::from_env()?.instructions {
+            Some(chosen) => chosen,
+            None => Instructions::best()?,
+        };
+        Bare::over(self.memory().clone(), offset, (len_bytes / LINE_BYTES as u64).next_power_of_two(), instructions)
+    }
+
+    pub fn memory(&self) -> &Arc<dyn Coherence> {
+        self.pool.lines().memory()
+    }
+}
+
+/// Refuses to measure hosts that are emulated.
+pub fn refuse_emulated() -> Result<()> {
+    match CoherenceOptions::from_env()?.emulator {
+        None => Ok(()),
+        Some(_) => Err(Error::Invalid("emulated hosts have no instructions to measure: unset CXL_COHERENCE".into())),
+    }
+}
+
+/// As a bench uses a cache: one thread copies, as in the bare loops.
+pub fn alone() -> CacheConfig {
+    CacheConfig { copy: Some(CopyConfig::alone()), ..CacheConfig::default() }
+}
+
+/// Joins as machine `number`. Without `upkeep` nothing runs beside what is measured, except the host's own service.
+pub fn join(pool: &Pool, state: &Path, number: u8, config_of: CacheConfig, upkeep: bool) -> Result<Member> {
+    let host = Host::join(pool.lines().clone(), Arc::new(real_machine(pool, state, number)?), config(pool))?;
+    let service = host.serve()?;
+    // Pages that this process never touched would be found one by one, in the middle of what is measured.
+    for offset in (pool.layout().cells_offset()..pool.layout().data_offset()).step_by(4096) {
+        pool.lines().memory().copy_out(offset, &mut [0; 8])?;
+    }
+    let cache = Cache::open(&host, config_of)?;
+    let upkeep = if upkeep { Some(cache.serve()?) } else { None };
+    Ok(Member { _upkeep: upkeep, service: Some(service), cache, host })
+}
+
+impl Member {
+    /// Ends in good order.
+    pub fn leave(self) -> Result<()> {
+        let Member { _upkeep, service, cache, host } = self;
+        drop(_upkeep);
+        cache.close()?;
+        drop(service);
+        host.leave()
+    }
+}
+
+/// Key of block `number`.
+pub fn key(number: u64) -> BlockKey {
+    chain(None, &[number as u32, (number >> 32) as u32], b"bench")
+}
+
+/// Bytes of which no word is like any other word or block.
+pub fn fill(bytes: &mut [u8], block: u64) {
+    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&((index as u64 + 1).wrapping_mul(2 * block + 0x9e37_79b9_7f4a_7c15)).to_le_bytes());
+    }
+}
+
+/// Where a block of this process's lies.
+pub fn place(cache: &Cache, pool: &Pool, block: BlockKey) -> Result<u64> {
+    match cache.lookup(NAMESPACE, block)? {
+        Some(found) => Ok(pool.layout().cell(found.cell)?.0),
+        None => Err(wrong("a block that was published is not there")),
+    }
+}
+
+/// Takes the lines of a range out of every cache.
+pub fn uncache(memory: &dyn Coherence, offset: u64, len_bytes: usize) -> Result<()> {
+    memory.flush_range(offset, len_bytes as u64)?;
+    memory.fence_all();
+    Ok(())
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Publishing one block beside a bare copy of the same bytes to other lines of the same pool: non-temporal stores and SFENCE.
+//!
+//! The block before was evicted, outside of what is timed, so that a cell is free; the lines of both destinations are in no cache. No other
+//! host uses the pool, so that the locks of the hint table stay with this one.
+
+use super::{BLOCKS, Lab, Member, NAMESPACE, SIZES, alone, fill, join, key, place, refuse_emulated, uncache};
+use crate::bench::{Bench, wrong};
+use crate::stats::{Estimate, median, quantile};
+use cxl_pool::Result;
+use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Blocks that are published together in the batch figure.
+const TOGETHER: u64 = 8;
+
+/// Blocks published before anything is measured, so that the locks of all parts of the hint table are here.
+const WARM: u64 = 200;
+
+/// Measures.
+pub fn run(batches: u64) -> Result<Bench> {
+    refuse_emulated()?;
+    let mut bench = Bench { title: "publish of blocks, pool in /dev/shm, one thread".into(), ..Bench::default() };
+    for (size, [name, _]) in SIZES {
+        single(&mut bench, batches, size, name)?;
+    }
+    together(&mut bench, batches.min(101))?;
+    Ok(bench)
+}
+
+fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static str, f64)) -> Result<()> {
+    // A pool each, so that neither waits for locks of the other.
+    let labs = [Lab::new(size as u64, BLOCKS, 8 << 20)?, Lab::new(size as u64, BLOCKS, 8 << 20)?];
+    let [plain, summing] = &labs;
+    let member = join(plain.pool(), &plain.state(), 0, alone(), false)?;
+    let checked = join(summing.pool(), &summing.state(), 0, CacheConfig { checksums: true, ..alone() }, false)?;
+    let data = plain.pool().layout().data_offset();
+    let bare = plain.bare(data, size as u64)?;
+    // Made once: memory that is given back and had again in between is what the system would be measured with.
+    let (mut source, mut found) = (vec![0; size], vec![0; size]);
+    let (mut ours, mut summed, mut base): (Vec<f64>, Vec<f64>, Vec<f64>) = Default::default();
+    // The first publishes of a host claim a chunk and take the locks of the hint table, which takes the manager.
+    for number in 0..WARM {
+        for (lab, member) in [(plain, &member), (summing, &checked)] {
+            one(lab, member, u64::MAX - number, &source[..64])?;
+        }
+    }
+    for batch in 0..batches {
+        fill(&mut source, batch);
+        for turn in 0..3 {
+            let (lab, taken, taken_ns, offset) = match (turn + batch) % 3 {
+                0 => {
+                    let (taken_ns, offset) = one(plain, &member, batch, &source)?;
+                    (plain, &mut ours, taken_ns, offset)
+                }
+                1 => {
+                    let (taken_ns, offset) = one(summing, &checked, batch, &source)?;
+                    (summing, &mut summed, taken_ns, offset)
+                }
+                _ => {
+                    let start = Instant::now();
+                    bare.copy_in(0, black_box(&source));
+                    bare.fence_stores();
+                    (plain, &mut base, start.elapsed().as_nanos() as f64, data)
+                }
+            };
+            uncache(&**lab.memory(), offset, size)?;
+            lab.memory().copy_out(offset, &mut found)?;
+            if found != source {
+                return Err(wrong("what was published is not what lies in the pool"));
+            }
+            uncache(&**lab.memory(), offset, size)?;
+            taken.push(taken_ns);
+        }
+    }
+    let text = format!("{} KiB", size >> 10);
+    let ratio = Estimate::of_ratios(&base, &ours);
+    for (what, taken) in [("publish", &mut ours), ("publish with a checksum", &mut summed), ("bare non-temporal copy, SFENCE", &mut base)] {
+        bench.figure(format!("{what}, {text}"), median(taken), "ns");
+        bench.figure(format!("{what}, {text}, p99"), quantile(taken, 0.99), "ns");
+        bench.figure(format!("{what}, {text}, rate"), 1e9 / median(taken), "/s");
+        bench.figure(format!("{what}, {text}, speed"), size as f64 / median(taken), "GB/s");
+    }
+    bench.at_least(&format!("publish of {text}, speed beside the bare one"), &ratio, least);
+    bench.ratio(name, ratio);
+    member.leave()?;
+    checked.leave()
+}
+
+/// Publishes a new block, and evicts it: its bytes stay until the cell is used again. How long the publish took, and where the block lay.
+fn one(lab: &Lab, member: &Member, number: u64, source: &[u8]) -> Result<(f64, u64)> {
+    let start = Instant::now();
+    let published = member.cache.publish(NAMESPACE, key(number), None, black_box(source))?;
+    let taken_ns = start.elapsed().as_nanos() as f64;
+    if published != Published::Stored {
+        return Err(wrong("a new block was not stored"));
+    }
+    let offset = place(&member.cache, lab.pool(), key(number))?;
+    if !member.cache.evict(NAMESPACE, key(number))? {
+        return Err(wrong("a block of this process could not be evicted"));
+    }
+    Ok((taken_ns, offset))
+}
+
+/// Small blocks one by one and in batches that share their fences.
+fn together(bench: &mut Bench, batches: u64) -> Result<()> {
+    const SIZE: usize = 4096;
+    let lab = Lab::new(SIZE as u64, 4 * TOGETHER, 1 << 20)?;
+    let member = join(lab.pool(), &lab.state(), 0, alone(), false)?;
+    let mut blocks: Vec<Vec<u8>> = vec![vec![0; SIZE]; TOGETHER as usize];
+    let (mut alone_ns, mut together_ns) = (Vec::new(), Vec::new());
+    for batch in 0..batches + 1 {
+        for turn in 0..2 {
+            let first = (2 * batch + turn) * TOGETHER;
+            blocks.iter_mut().zip(first..).for_each(|(block, number)| fill(block, number));
+            let is_together = (turn + batch) % 2 == 0;
+            let start = Instant::now();
+            if is_together {
+                let wish = |number| Wish { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: SIZE as u64 };
+                let wishes: Vec<Wish> = (first..first + TOGETHER).map(wish).collect();
+                let mut filled = Vec::with_capacity(wishes.len());
+                for (reserved, block) in member.cache.reserve_all(&wishes)?.into_iter().zip(&blocks) {
+                    let Reserved::Cell(mut reservation) = reserved else { return Err(wrong("a new block got no cell")) };
+                    reservation.fill([&block[..]])?;
+                    filled.push(reservation);
+                }
+                member.cache.commit_all(filled)?;
+            } else {
+                for (block, number) in blocks.iter().zip(first..) {
+                    member.cache.publish(NAMESPACE, key(number), None, block)?;
+                }
+            }
+            let taken_ns = start.elapsed().as_nanos() as f64 / TOGETHER as f64;
+            let mut found = vec![0; SIZE];
+            for (block, number) in blocks.iter().zip(first..) {
+                let offset = place(&member.cache, lab.pool(), key(number))?;
+                uncache(&**lab.memory(), offset, SIZE)?;
+                lab.memory().copy_out(offset, &mut found)?;
+                if found != *block {
+                    return Err(wrong("what was published is not what lies in the pool"));
+                }
+            }
+            member.cache.clear(Some(NAMESPACE))?;
+            if batch > 0 {
+                if is_together { together_ns.push(taken_ns) } else { alone_ns.push(taken_ns) }
+            }
+        }
+    }
+    bench.figure("publish of 4 KiB, one by one, each", median(&mut alone_ns.clone()), "ns");
+    bench.figure(format!("publish of 4 KiB, {TOGETHER} together, each"), median(&mut together_ns.clone()), "ns");
+    bench.ratio("publish_together_over_one_by_one", Estimate::of_ratios(&together_ns, &alone_ns));
+    member.leave()
+}

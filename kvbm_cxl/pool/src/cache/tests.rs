@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What needs to know where a key belongs. Everything else about the calls is in `tests/cache`.
+
+use super::*;
+use crate::coherence::CoherenceOptions;
+use crate::device::PoolSpec;
+use crate::host::HostConfig;
+use crate::machine::{Machine, State};
+use crate::media::HINTS_PER_LINE;
+use crate::platform::MachineId;
+use crate::pool::{CellArea, FormatOptions, Pool, Share};
+
+const SPACE: Namespace = Namespace([3; 16]);
+
+/// The cache of the only host of a pool with `cells` cells of 64 bytes, and what has to outlive it.
+fn cache(cells: u64) -> (Cache, crate::host::Service, Pool, tempfile::TempDir) {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let id = MachineId([3; 16]);
+    let options = FormatOptions {
+        slots: 4,
+        locks: 64,
+        objects: 16,
+        chunk_bytes: 256 << 10,
+        cells: vec![CellArea { cell_bytes: 64, share: Share::Bytes(cells * 64) }],
+        machine: Some(id),
+        memory: Some(CoherenceOptions::default()),
+        ..FormatOptions::default()
+    };
+    let pool = Pool::format(&PoolSpec::new(vec![directory.path().join("pool")], Some(8 << 20)).unwrap(), &options).unwrap();
+    let machine = Machine::new(id, State::open(directory.path(), pool.superblock().uuid(), id).unwrap()).unwrap();
+    let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
+    let host = Host::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
+    let service = host.serve().unwrap();
+    let cache = Cache::open(&host, CacheConfig::default()).unwrap();
+    (cache, service, pool, directory)
+}
+
+fn key(number: u64) -> BlockKey {
+    chain(None, &[number as u32], b"hints")
+}
+
+#[test]
+fn a_full_part_of_the_hint_table_keeps_blocks_out_and_loses_none() {
+    let (cache, _service, pool, _directory) = cache(112);
+    let geometry = *pool.layout().geometry();
+    // A stripe that is no longer than a window: all keys of the stripe share its places.
+    assert_eq!(geometry.hint_lines_per_stripe(), crate::limits::HINT_WINDOW);
+    let places = geometry.hint_lines_per_stripe() as usize * HINTS_PER_LINE;
+    let crowd: Vec<u64> = (0..).filter(|&number| cache.inner.home(SPACE, key(number)).stripe == 7).take(places + 2).collect();
+    let bytes = |number: u64| number.to_le_bytes();
+    let publish = |number: u64| cache.publish(SPACE, key(number), None, &bytes(number));
+    let is_there = |number: u64| {
+        let mut found = [0; 8];
+        matches!(cache.pull(SPACE, key(number), &mut found).unwrap(), Pulled::Hit { len_bytes: 8 }) && found == bytes(number)
+    };
+    for &number in &crowd[..places] {
+        assert_eq!(publish(number).unwrap(), Published::Stored);
+    }
+    let before = cache.usage();
+    for &number in &crowd[places..] {
+        match publish(number) {
+            Err(Error::Full { what, .. }) => assert!(what.contains("hint table"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 };
+        assert!(matches!(cache.reserve(&wish).unwrap(), Reserved::NoHint));
+        assert!(!is_there(number));
+    }
+    assert_eq!(cache.usage(), before, "what was refused took a cell");
+    assert_eq!(cache.metrics().publish_refused_total.of(RefusalReason::TableFull).get(), 4);
+    assert!(crowd[..places].iter().all(|&number| is_there(number)));
+    // Other parts of the table are none the worse, and one block less is room for one more.
+    let elsewhere = (0..).find(|&number| cache.inner.home(SPACE, key(number)).stripe == 8).unwrap();
+    assert_eq!(publish(elsewhere).unwrap(), Published::Stored);
+    assert!(cache.evict(SPACE, key(crowd[5])).unwrap());
+    assert_eq!(publish(crowd[places]).unwrap(), Published::Stored);
+    assert!(is_there(crowd[places]) && !is_there(crowd[5]) && crowd[6..places].iter().all(|&number| is_there(number)));
+}

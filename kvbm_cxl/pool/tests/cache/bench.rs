@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pools with hosts in this process. Nobody runs the upkeep of a cache but the test itself.
+
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pulled, chain};
+use cxl_pool::coherence::CoherenceOptions;
+use cxl_pool::device::PoolSpec;
+use cxl_pool::host::{Host, HostConfig, Service};
+use cxl_pool::machine::{Machine, State};
+use cxl_pool::platform::MachineId;
+use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Pool, Share};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A pool in a file.
+pub struct Bench {
+    pub directory: tempfile::TempDir,
+    pub spec: PoolSpec,
+}
+
+/// One process of a host, as far as the pool can tell.
+pub struct Member {
+    pub pool: Pool,
+    pub host: Host,
+    pub service: Option<Service>,
+    pub cache: Cache,
+}
+
+/// Identity of a machine.
+pub fn machine_id(number: u8) -> MachineId {
+    MachineId([number; 16])
+}
+
+pub fn host_config() -> HostConfig {
+    HostConfig { heartbeat_ms: 10, suspect_ms: 300, poll_us: 500, ..HostConfig::default() }
+}
+
+/// Checks bytes, has locks for a while, and does all of its upkeep in every round.
+pub fn config() -> CacheConfig {
+    CacheConfig { checksums: true, lock_timeout_ms: 20_000, upkeep_ms: 1, ..CacheConfig::default() }
+}
+
+impl Bench {
+    /// A pool with so many cells of each size: (bytes of a cell, cells). Machines 1 to 3 have manager seats.
+    pub fn new(cells: &[(u64, u64)]) -> Bench {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let cells_bytes: u64 = cells.iter().map(|(cell_bytes, count)| cell_bytes * count).sum();
+        let size = (8 << 20) + (2 * cells_bytes).next_multiple_of(2 << 20);
+        let spec = PoolSpec::parse(&format!("{},size={size}", directory.path().join("pool").display())).unwrap();
+        let area = |&(cell_bytes, count)| CellArea { cell_bytes, share: Share::Bytes(cell_bytes * count) };
+        let options = FormatOptions {
+            slots: 4,
+            locks: 64,
+            objects: 16,
+            chunk_bytes: 256 << 10,
+            cells: cells.iter().map(area).collect(),
+            machine: Some(machine_id(1)),
+            seats: vec![machine_id(2), machine_id(3)],
+            memory: Some(CoherenceOptions::default()),
+            ..FormatOptions::default()
+        };
+        Pool::format(&spec, &options).unwrap();
+        Bench { directory, spec }
+    }
+
+    pub fn state_directory(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    pub fn open(&self) -> Pool {
+        Pool::open(&self.spec, &OpenOptions { memory: Some(CoherenceOptions::default()), ..OpenOptions::default() }).unwrap()
+    }
+
+    /// A process of machine `machine`, with its own mapping of the pool.
+    pub fn join(&self, machine: u8) -> (Pool, Host) {
+        let pool = self.open();
+        let state = State::open(&self.state_directory(), pool.superblock().uuid(), machine_id(machine)).unwrap();
+        let machine = Arc::new(Machine::new(machine_id(machine), state).unwrap());
+        let config = HostConfig { seats: pool.superblock().seats(), ..host_config() };
+        let host = Host::join(pool.lines().clone(), machine, config).unwrap();
+        (pool, host)
+    }
+
+    /// As [`Bench::join`], with a cache.
+    pub fn member_with(&self, machine: u8, config: CacheConfig) -> Member {
+        let (pool, host) = self.join(machine);
+        let service = Some(host.serve().unwrap());
+        let cache = Cache::open(&host, config).unwrap();
+        Member { pool, host, service, cache }
+    }
+
+    pub fn member(&self, machine: u8) -> Member {
+        self.member_with(machine, config())
+    }
+}
+
+impl Member {
+    /// Ends in good order.
+    pub fn leave(self) {
+        self.cache.close().unwrap();
+        self.host.leave().unwrap();
+    }
+
+    /// Rounds of the upkeep until `is_done`.
+    pub fn serve_until(&self, what: &str, mut is_done: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_done() {
+            assert!(Instant::now() < deadline, "{what}: {:?}", self.cache.usage());
+            self.cache.service_round().unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Publishes blocks `range` of `len_bytes` bytes, which nobody has published.
+    pub fn publish(&self, range: std::ops::Range<u64>, len_bytes: usize) {
+        for number in range {
+            let published = self.cache.publish(SPACE, key(number), None, &bytes(number, len_bytes));
+            assert_eq!(published.unwrap(), cxl_pool::cache::Published::Stored, "block {number}");
+        }
+    }
+
+    /// Whether a block is there; its bytes have to be right then.
+    pub fn has(&self, number: u64, len_bytes: usize) -> bool {
+        let mut found = vec![0; len_bytes];
+        match self.cache.pull(SPACE, key(number), &mut found).unwrap() {
+            Pulled::Hit { len_bytes: found_len } => {
+                assert!(found_len == len_bytes as u64 && found == bytes(number, len_bytes), "block {number} has wrong bytes");
+                true
+            }
+            Pulled::Miss(_) => false,
+        }
+    }
+
+    /// How many of some blocks are there.
+    pub fn count(&self, range: std::ops::Range<u64>, len_bytes: usize) -> usize {
+        range.filter(|&number| self.has(number, len_bytes)).count()
+    }
+}
+
+/// The namespace of most tests.
+pub const SPACE: Namespace = Namespace([0x11; 16]);
+/// Another one.
+pub const OTHER_SPACE: Namespace = Namespace([0x22; 16]);
+
+/// Key of a block.
+pub fn key(number: u64) -> BlockKey {
+    chain(None, &[number as u32, (number >> 32) as u32], b"test")
+}
+
+/// Bytes of a block: different in every block and at every place.
+pub fn bytes(number: u64, len_bytes: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bf0_3635;
+    let words = (0..len_bytes.div_ceil(8)).flat_map(|_| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ mixed >> 27).to_le_bytes()
+    });
+    words.take(len_bytes).collect()
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Damage to payload and descriptors: a miss for whoever meets it, and no harm to anybody else.
+
+use crate::bench::*;
+use cxl_pool::cache::{CacheConfig, Pulled, Reserved, Wish};
+use cxl_pool::line::Line;
+use cxl_pool::media::Region;
+use cxl_pool::metrics::MissReason;
+
+#[test]
+fn a_flipped_bit_is_a_miss_where_checksums_are_on() {
+    let bench = Bench::new(&[(4096, 28)]);
+    let member = bench.member(1);
+    let blind = bench.member_with(2, CacheConfig { checksums: false, ..config() });
+    member.publish(0..2, 4000);
+    let cell = member.cache.lookup(SPACE, key(0)).unwrap().unwrap().cell;
+    let (offset, _) = member.pool.layout().cell(cell).unwrap();
+    let memory = blind.pool.lines().memory();
+    let mut found = vec![0; 4000];
+    for at in [0, 63, 64, 2000, 3999] {
+        let flipped = bytes(0, 4000)[at] ^ 0x10;
+        memory.copy_in(offset + at as u64, &[flipped]).unwrap();
+        memory.fence_stores();
+        assert_eq!(member.cache.pull(SPACE, key(0), &mut found).unwrap(), Pulled::Miss(MissReason::Checksum), "byte {at}");
+        let pin = member.cache.pin(SPACE, key(0)).unwrap().unwrap();
+        assert_eq!(pin.copy_to(&mut found).unwrap(), Some(MissReason::Checksum));
+        drop(pin);
+        memory.copy_in(offset + at as u64, &bytes(0, 4000)[at..=at]).unwrap();
+        memory.fence_stores();
+        assert!(member.has(0, 4000));
+    }
+    assert_eq!(member.cache.metrics().misses_total.of(MissReason::Checksum).get(), 5);
+    // Whoever does not look cannot tell.
+    memory.copy_in(offset, &[bytes(0, 4000)[0] ^ 1]).unwrap();
+    memory.fence_stores();
+    assert_eq!(blind.cache.pull(SPACE, key(0), &mut found).unwrap(), Pulled::Hit { len_bytes: 4000 });
+    assert!(member.has(1, 4000));
+}
+
+#[test]
+fn a_damaged_descriptor_is_a_miss_and_the_block_can_be_published_again() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    member.publish(0..3, 1000);
+    let cell = member.cache.lookup(SPACE, key(1)).unwrap().unwrap().cell;
+    let line = member.pool.layout().line_offset(Region::Descriptor, cell).unwrap();
+    let good = member.pool.lines().fetch_raw(line).unwrap();
+    let memory = other.pool.lines().memory();
+    for bit in (0..512).step_by(7) {
+        let mut bad = good;
+        bad.0[bit / 8] ^= 1 << (bit % 8);
+        memory.write_line(line, &bad).unwrap();
+        memory.fence_stores();
+        assert!(!member.has(1, 1000) && !other.has(1, 1000), "bit {bit}");
+    }
+    assert_eq!(other.cache.lookup_chain(SPACE, &[key(0), key(1), key(2)]).unwrap().len(), 1);
+    other.publish(1..2, 1000);
+    assert_eq!(member.count(0..3, 1000), 3);
+    // The owner goes by its own memory: the cell is not lost.
+    assert_eq!(member.cache.clear(Some(SPACE)).unwrap(), 3);
+    let usage = member.cache.usage();
+    assert_eq!(usage.free, usage.owned);
+    assert!(other.has(1, 1000));
+    memory.write_line(line, &Line::ZERO).unwrap();
+    memory.fence_stores();
+    member.publish(10..10 + usage.owned, 1000);
+    assert_eq!(other.count(10..10 + usage.owned, 1000) as u64, usage.owned);
+}
+
+#[test]
+fn poisoned_payload_is_a_miss_for_whoever_meets_it() {
+    // The range marked bad is 2 MiB, so the cells have to be many enough for one that holds nothing else.
+    const LEN: usize = 60_000;
+    let bench = Bench::new(&[(64 << 10, 112)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    let start = (member.pool.layout().cells_offset()).next_multiple_of(2 << 20);
+    let (mut bad, mut good) = (None, None);
+    for number in 0..100 {
+        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
+        let Reserved::Cell(mut reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+        let range = reservation.offset()..reservation.offset() + LEN as u64;
+        if start <= range.start && range.end <= start + (2 << 20) {
+            bad = bad.or(Some(number));
+        } else if range.end <= start || start + (2 << 20) <= range.start {
+            good = Some(number);
+        }
+        reservation.fill([&bytes(number, LEN)[..]]).unwrap();
+        reservation.commit().unwrap();
+    }
+    let (bad, good) = (bad.unwrap(), good.unwrap());
+    other.pool.faults().mark_poisoned(start).unwrap();
+    let mut found = vec![0; LEN];
+    assert_eq!(other.cache.pull(SPACE, key(bad), &mut found).unwrap(), Pulled::Miss(MissReason::Device));
+    assert_eq!(other.cache.pinned(), 0);
+    assert!(other.has(good, LEN) && member.has(bad, LEN) && member.has(good, LEN));
+    assert_eq!(other.cache.metrics().misses_total.of(MissReason::Device).get(), 1);
+}

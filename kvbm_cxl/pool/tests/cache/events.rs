@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What listeners are told, and what is counted.
+
+use crate::bench::*;
+use cxl_pool::cache::events::{Change, Received};
+use cxl_pool::cache::{Published, Wish};
+use cxl_pool::metrics::{EvictionReason, MissReason, RefusalReason};
+
+fn changes(events: &cxl_pool::cache::events::Subscriber) -> Vec<Change> {
+    let mut next = None;
+    let changes = events.try_iter().map(|received| match received {
+        Received::Event(event) => {
+            assert!(next.is_none_or(|next| next == event.sequence), "a gap in the numbers");
+            next = Some(event.sequence + 1);
+            event.change
+        }
+        Received::Lagged(count) => panic!("{count} events lost"),
+    });
+    changes.collect()
+}
+
+#[test]
+fn listeners_are_told_in_order() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    let (events, others) = (member.cache.subscribe(), other.cache.subscribe());
+    let parent = Some(key(100));
+    assert_eq!(member.cache.publish(SPACE, key(0), parent, &bytes(0, 900)).unwrap(), Published::Stored);
+    member.publish(1..3, 1000);
+    assert!(member.cache.evict(SPACE, key(1)).unwrap());
+    let told = changes(&events);
+    let namespace = SPACE;
+    match told[..] {
+        [
+            Change::Stored { key: stored, parent: before, len_bytes: 900, namespace: within, cell },
+            Change::Stored { key: second, parent: None, .. },
+            Change::Stored { key: third, .. },
+            Change::Removed { key: removed, .. },
+        ] => {
+            assert_eq!((stored, before, within, second, third, removed), (key(0), parent, SPACE, key(1), key(2), key(1)));
+            assert_eq!(member.cache.lookup(SPACE, key(0)).unwrap().unwrap().cell, cell);
+        }
+        ref other => panic!("{other:?}"),
+    }
+    // What is not stored is not told, nor what other hosts do.
+    assert_eq!(member.cache.publish(SPACE, key(0), None, &bytes(0, 900)).unwrap(), Published::Exists);
+    drop(member.cache.reserve(&Wish { namespace, key: key(50), parent: None, len_bytes: 9 }).unwrap());
+    assert_eq!((changes(&events), changes(&others)), (vec![], vec![]));
+
+    let cells = member.pool.layout().geometry().cell_count();
+    member.publish(200..200 + cells - 2, 1000);
+    assert!(changes(&events).iter().all(|change| matches!(change, Change::Stored { .. })));
+    member.publish(300..301, 1000);
+    match changes(&events)[..] {
+        // A block makes room before the one that needs it is stored.
+        [Change::Evicted { key: evicted, .. }, Change::Stored { key: stored, .. }] => assert_eq!((evicted, stored), (key(0), key(300))),
+        ref other => panic!("{other:?}"),
+    }
+    assert_eq!(member.cache.clear(Some(SPACE)).unwrap() as u64, cells);
+    let told = changes(&events);
+    let (last, removed) = told.split_last().unwrap();
+    assert_eq!(*last, Change::Cleared { namespace });
+    assert!(removed.len() as u64 == cells && removed.iter().all(|change| matches!(change, Change::Removed { .. })));
+}
+
+#[test]
+fn a_pinned_block_keeps_its_namespace_from_being_cleared() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    member.publish(0..3, 1000);
+    let pin = other.cache.pin(SPACE, key(1)).unwrap().unwrap();
+    let events = member.cache.subscribe();
+    assert_eq!(member.cache.clear(Some(SPACE)).unwrap(), 2);
+    assert!(changes(&events).iter().all(|change| matches!(change, Change::Removed { .. })), "cleared, with a block in it");
+    drop(pin);
+    assert_eq!(member.cache.clear(Some(SPACE)).unwrap(), 1);
+    assert_eq!(changes(&events).last(), Some(&Change::Cleared { namespace: SPACE }));
+}
+
+#[test]
+fn another_host_clears_and_evicts_by_request() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    let events = member.cache.subscribe();
+    member.publish(0..4, 1000);
+    assert!(!other.cache.evict(SPACE, key(2)).unwrap());
+    member.serve_until("a request to evict", || !member.has(2, 1000));
+    assert_eq!(member.count(0..4, 1000), 3);
+    assert_eq!(other.cache.clear(Some(OTHER_SPACE)).unwrap(), 0);
+    member.cache.service_round().unwrap();
+    assert_eq!(member.count(0..4, 1000), 3);
+    assert_eq!(other.cache.clear(None).unwrap(), 0);
+    member.serve_until("a request to clear", || member.count(0..4, 1000) == 0);
+    assert_eq!(changes(&events).iter().filter(|change| matches!(change, Change::Removed { .. })).count(), 4);
+    assert_eq!(member.cache.metrics().evictions_total.of(EvictionReason::Cleared).get(), 4);
+}
+
+#[test]
+fn everything_is_counted() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    let cells = member.pool.layout().geometry().cell_count();
+    member.publish(0..cells + 3, 1000);
+    let counted = member.cache.metrics();
+    assert_eq!((counted.publish_total.get(), counted.publish_bytes_total.get()), (cells + 3, 1000 * (cells + 3)));
+    assert_eq!(counted.evictions_total.of(EvictionReason::Capacity).get(), 3);
+    assert_eq!((counted.publish_seconds.count(), counted.block_bytes.sum()), (cells + 3, 1000 * (cells + 3)));
+    assert_eq!(member.cache.publish(SPACE, key(5), None, &bytes(5, 1000)).unwrap(), Published::Exists);
+    assert!(member.cache.publish(SPACE, key(900), None, &[1; 1025]).is_err());
+    let refused = |reason| counted.publish_refused_total.of(reason).get();
+    assert_eq!((refused(RefusalReason::Exists), refused(RefusalReason::TooLong)), (1, 1));
+
+    let counted = other.cache.metrics();
+    assert_eq!(other.count(0..8, 1000), 5);
+    assert_eq!((counted.pull_total.get(), counted.pull_bytes_total.get(), counted.hits_total.get()), (5, 5000, 5));
+    assert_eq!((counted.misses_total.of(MissReason::Absent).get(), counted.misses_total.total()), (3, 3));
+    let keys: Vec<_> = (3..8).chain([999]).map(key).collect();
+    assert_eq!(other.cache.lookup_chain(SPACE, &keys).unwrap().len(), 5);
+    assert_eq!((counted.hits_total.get(), counted.misses_total.of(MissReason::Absent).get()), (10, 4));
+    let pins = other.cache.pin_chain(SPACE, &keys).unwrap();
+    other.cache.service_round().unwrap();
+    assert_eq!((counted.pins.get(), other.cache.pinned()), (5, 5));
+    assert_eq!(member.cache.clear(None).unwrap() as u64, cells - 5);
+    assert_eq!(member.cache.metrics().evictions_pinned_total.get(), 5);
+    drop(pins);
+    other.cache.service_round().unwrap();
+    assert_eq!(counted.pins.get(), 0);
+    let mut text = String::new();
+    counted.render(&mut text);
+    assert!(text.contains("cxl_cache_pull_total 5\n"), "{text}");
+}

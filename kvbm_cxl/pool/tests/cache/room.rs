@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pools that are full.
+
+use crate::bench::*;
+use cxl_pool::Error;
+use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
+use cxl_pool::lock::FIRST_STRIPE_LOCK;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_publish_evicts_the_oldest_when_every_cell_is_used() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let member = bench.member(1);
+    member.publish(0..56, 1000);
+    assert_eq!(member.cache.usage().free, 0);
+    // Used, so that it is not the oldest any more.
+    assert!(member.has(0, 1000));
+    member.publish(56..60, 1000);
+    assert_eq!((1..5).filter(|&number| member.has(number, 1000)).count(), 0, "others went than the oldest");
+    assert_eq!(member.count(5..60, 1000) + usize::from(member.has(0, 1000)), 56);
+}
+
+#[test]
+fn a_pool_full_of_pinned_blocks_says_so_at_once() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let member = bench.member(1);
+    member.publish(0..56, 1000);
+    let keys: Vec<_> = (0..56).map(key).collect();
+    let pins = member.cache.pin_chain(SPACE, &keys).unwrap();
+    assert_eq!(pins.len(), 56);
+    let begun = Instant::now();
+    match member.cache.publish(SPACE, key(100), None, &bytes(100, 1000)) {
+        Err(Error::Full { what, limit, .. }) => assert!(what.contains("cells") && limit == 56, "{what} {limit}"),
+        other => panic!("{other:?}"),
+    }
+    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+    let answers = member.cache.reserve_all(&[wish(100), wish(3), wish(101)]).unwrap();
+    assert!(matches!(answers[..], [Reserved::NoCell, Reserved::Exists, Reserved::NoCell]));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // One pin less is one block more.
+    drop(pins.into_iter().next());
+    member.publish(100..101, 1000);
+}
+
+#[test]
+fn the_background_evictor_keeps_cells_free() {
+    let bench = Bench::new(&[(1024, 112)]);
+    let member = bench.member_with(1, CacheConfig { low_water_percent: 25, high_water_percent: 50, ..config() });
+    let cells = member.pool.layout().geometry().cell_count();
+    member.publish(0..cells, 1000);
+    member.cache.service_round().unwrap();
+    // There might be more chunks to claim, so nothing goes before the first publish finds that there are none.
+    assert_eq!(member.cache.usage().ready, cells);
+    member.publish(cells..cells + 1, 1000);
+    member.cache.service_round().unwrap();
+    assert_eq!(member.cache.usage().free, cells / 2);
+    let evicted = member.cache.metrics().evictions_total.total();
+    // Above the low mark it does nothing.
+    member.publish(cells + 1..cells + cells / 4, 1000);
+    member.cache.service_round().unwrap();
+    assert_eq!(member.cache.metrics().evictions_total.total(), evicted);
+    member.publish(cells + cells / 4..cells + cells / 3, 1000);
+    member.cache.service_round().unwrap();
+    assert!(member.cache.usage().free >= cells / 2);
+}
+
+/// Publishes a block as soon as somebody makes room for it.
+fn publish_with_room(member: &Member, number: u64, others: &[&Member]) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match member.cache.publish(SPACE, key(number), None, &bytes(number, 1000)) {
+            Ok(Published::Stored) => return,
+            Err(Error::Full { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(Instant::now() < deadline, "nobody makes room: {:?}", member.cache.usage());
+        others.iter().for_each(|other| other.cache.service_round().unwrap());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_host_without_cells_gets_a_chunk_of_one_that_has_all() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (rich, poor) = (bench.member(1), bench.member(2));
+    rich.publish(0..56, 1000);
+    publish_with_room(&poor, 100, &[&rich]);
+    let per_chunk = u64::from(rich.pool.layout().geometry().cells_per_chunk);
+    assert_eq!((rich.cache.usage().owned, poor.cache.usage().owned), (56 - per_chunk, per_chunk));
+    // No more than had to go is gone.
+    assert_eq!(rich.count(0..56, 1000) as u64, 56 - per_chunk);
+    // In the end each has its half, and nobody less.
+    for number in 101..160 {
+        publish_with_room(&poor, number, &[&rich]);
+    }
+    assert!(rich.cache.usage().owned >= 28, "{:?}", rich.cache.usage());
+    assert!(poor.has(159, 1000) && rich.has(159, 1000));
+}
+
+#[test]
+fn a_second_process_of_a_host_gets_a_chunk_of_the_first() {
+    let bench = Bench::new(&[(1024, 56)]);
+    // Two hosts with exactly the share of a host each.
+    let (first, other) = (bench.member(1), bench.member(2));
+    first.publish(0..28, 1000);
+    other.publish(28..56, 1000);
+    let second = bench.member(1);
+    assert_eq!(second.host.slot(), first.host.slot());
+    publish_with_room(&second, 100, &[&first, &other]);
+    assert_eq!(other.cache.usage().owned, 28, "a host with its share gave a chunk up");
+    assert_eq!(first.cache.usage().owned + second.cache.usage().owned, 28);
+    assert!(other.has(100, 1000));
+}
+
+#[test]
+fn chunks_that_a_host_gave_back_are_found() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (one, other) = (bench.member(1), bench.member(2));
+    one.publish(0..49, 1000);
+    other.publish(49..56, 1000);
+    // It evicts its own, and knows that there are no more chunks.
+    other.publish(56..60, 1000);
+    assert_eq!(other.cache.usage().owned, 7);
+    one.cache.clear(Some(SPACE)).unwrap();
+    one.leave();
+    other.cache.service_round().unwrap();
+    other.publish(100..156, 1000);
+    assert_eq!((other.cache.usage().owned, other.count(100..156, 1000)), (56, 56));
+}
+
+#[test]
+fn eviction_does_not_wait_for_every_lock_that_cannot_be_had() {
+    let bench = Bench::new(&[(1024, 112)]);
+    let member = bench.member_with(1, CacheConfig { lock_timeout_ms: 300, ..config() });
+    member.publish(0..100, 1000);
+    let (_pool, other) = bench.join(2);
+    let _service = other.serve().unwrap();
+    let stripes = member.pool.layout().geometry().stripes;
+    let _held: Vec<_> = (0..stripes).map(|stripe| other.acquire(FIRST_STRIPE_LOCK + stripe, 10_000).unwrap()).collect();
+    let begun = Instant::now();
+    assert_eq!(member.cache.clear(Some(SPACE)).unwrap(), 100);
+    // One deadline for each batch of blocks, not one for each of the 16 locks.
+    assert!(begun.elapsed() < Duration::from_millis(3_000), "{:?}", begun.elapsed());
+    assert_eq!(member.count(0..100, 1000), 0);
+    assert!(matches!(member.cache.publish(SPACE, key(1), None, &[1; 9]), Err(Error::Timeout { .. })));
+    drop(_held);
+    // Stale hints do not keep anybody from publishing the same blocks again.
+    member.publish(0..100, 1000);
+    assert_eq!(member.count(0..100, 1000), 100);
+}
+
+#[test]
+fn blocks_do_not_go_for_a_chunk_that_cannot_be_given_back() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (rich, gone) = (bench.member(1), bench.member(3));
+    gone.publish(0..56, 1000);
+    gone.leave();
+    rich.serve_until("adoption", || rich.cache.usage().ready == 56);
+    // The claims of the host that left still stand, so none of these chunks can go back to the pool.
+    let poor = bench.member(2);
+    for _ in 0..20 {
+        assert!(matches!(poor.cache.publish(SPACE, key(100), None, &bytes(100, 1000)), Err(Error::Full { .. })));
+        rich.cache.service_round().unwrap();
+        std::thread::sleep(Duration::from_millis(15));
+    }
+    assert_eq!(rich.count(0..56, 1000), 56);
+    // Whoever gets its slot takes them down.
+    let back = bench.member(3);
+    publish_with_room(&poor, 100, &[&rich, &back]);
+    assert_eq!(rich.count(0..56, 1000), 49);
+}
