@@ -44,5 +44,5 @@ scenarios! {
     seal: 100,
     stats: 300,
     ring: 100,
-    cache: 60,
+    cache: 200,
 }
