@@ -5,7 +5,7 @@ use super::Inner;
 use super::segment::state;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
-use crate::limits::{LINE_BYTES, MAX_SEATS};
+use crate::limits::MAX_SEATS;
 use crate::line::{Line, Lines};
 use crate::media::{DeathLine, FenceLine, Identity, Region, SLOTS_PER_FENCE};
 use arrayvec::ArrayVec;
@@ -32,10 +32,11 @@ fn rows(lines: &Lines, slot: u32) -> (ArrayVec<u64, MAX_SEATS>, usize) {
 pub(crate) fn fenced_up_to(lines: &Lines, slot: u32) -> Result<u32> {
     // On the path of every publish, so nothing here is on the heap.
     let (rows, place) = rows(lines, slot);
-    let first = lines.layout().line_offset(Region::Fence, 0)?;
+    let offset = |&row: &u64| lines.layout().line_offset(Region::Fence, row);
+    let offsets: ArrayVec<u64, MAX_SEATS> = rows.iter().map(offset).collect::<Result<_>>()?;
     let mut fetched = [Line::ZERO; MAX_SEATS];
     let fetched = &mut fetched[..rows.len()];
-    lines.fetch_raw_many(rows.iter().map(|row| first + row * LINE_BYTES as u64), fetched)?;
+    lines.fetch_raw_many(offsets.into_iter(), fetched)?;
     rows.iter().zip(fetched.iter()).try_fold(0, |most, (&row, line)| {
         let line: FenceLine = match lines.open(row, line) {
             Ok(line) => line,
