@@ -62,8 +62,12 @@ fn a_fence_word_that_reverts_is_noticed() {
 #[test]
 fn the_order_of_a_copy_is_needed_by_the_cache() {
     // C18 and C19, beside the copies' own scenario: no line, no pin and no fence check makes up for their loss.
-    for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
-        let found = first_failure(Some(rule), case("c7_one_cell_for_all"));
+    for (rule, name) in [
+        ("copy.publish_no_fence", "c17_gone_before_the_pin"),
+        ("copy.pull_no_flush", "c7_one_cell_for_all"),
+        ("copy.pull_no_full_fence", "c7_one_cell_for_all"),
+    ] {
+        let found = first_failure(Some(rule), case(name));
         println!("{rule}: {found:?}");
         assert!(breaks(&found, &["P1: "]), "{rule}: {found:?}");
     }
