@@ -27,7 +27,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.claim_cleared_early", "c22_claim_of_a_proven_host", Safety),
     ("cache.evict_scans_first", "c4_pinned_behind_an_early_look", Safety),
     ("cache.fetched_before_pin", "c17_gone_before_the_pin", Safety),
-    ("cache.freed_before_hint_removed", "c10_cell_wanted_before_its_hint_is_gone", Safety),
+    ("cache.freed_before_hint_removed", "cache", Safety),
     ("cache.hint_is_trusted", "c7_one_cell_for_all", Safety),
     ("cache.no_claim_scan", "c15_chunk_of_another_process", Safety),
     ("cache.no_fence_check_before_payload", "c6_zombie_reserves_what_was_adopted", Safety),
