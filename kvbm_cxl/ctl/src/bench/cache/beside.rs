@@ -47,7 +47,8 @@ fn published(lab: &Lab, blocks: u64, bytes: usize) -> Result<Member> {
 }
 
 fn whole(bench: &mut Bench, peer: &mut Peer, batches: u64) -> Result<()> {
-    let lab = Lab::new(BLOCK_BYTES as u64, BLOCKS + 16, 2 << 20)?;
+    // Cells come in whole chunks, so that a pool has fewer than its share would hold.
+    let lab = Lab::new(BLOCK_BYTES as u64, BLOCKS + 112, 2 << 20)?;
     let owner = published(&lab, BLOCKS, BLOCK_BYTES)?;
     let reader = join(lab.pool(), &lab.state(), 1, alone(), false)?;
     let (mut source, mut destination) = (vec![0; BLOCK_BYTES], vec![1; BLOCK_BYTES]);
