@@ -3,7 +3,7 @@
 """Reads through NIXL's UCX backend on request: the peer that `cxlctl bench pool --ucx` measures against.
 
 Two processes on this machine: the owner holds `working_set` bytes of ordinary memory, the reader (this one) reads from them into one
-buffer. Requests come on stdin, one per line, each answered by one line:
+buffer, from place to place. Requests come on stdin, one per line, each answered by one line:
 
     read LEN COUNT           COUNT reads of LEN bytes, each from another place of the working set
     list PIECES LEN COUNT    COUNT reads of descriptor lists of PIECES pieces of LEN bytes, scattered over the working set
@@ -69,10 +69,11 @@ class Reader:
         if self.base is None:
             raise RuntimeError(metadata)
         self.agent = agent_of("reader")
-        self.buffer = numpy.zeros(most_bytes // 8, dtype=numpy.uint64)
+        self.buffer = numpy.ones(most_bytes // 8, dtype=numpy.uint64)
         self.agent.register_memory([(self.buffer.ctypes.data, most_bytes, 0, "")], "DRAM")
         self.peer = self.agent.add_remote_agent(metadata)
         self.next = 0
+        self.at = 0
 
     def place(self, length):
         """Another stretch of the working set, far from the last one."""
@@ -83,7 +84,12 @@ class Reader:
     def read(self, pieces, length):
         """One read of `pieces` pieces; returns its time in ns. The bytes are compared."""
         places = [self.place(length) for _ in range(pieces)]
-        local = [(self.buffer.ctypes.data + index * length, length, 0) for index in range(pieces)]
+        # Where a block goes is seldom in a cache: reads go to places of the buffer in turn.
+        total = pieces * length
+        if self.at + total > self.buffer.nbytes:
+            self.at = 0
+        at, self.at = self.at, self.at + total
+        local = [(self.buffer.ctypes.data + at + index * length, length, 0) for index in range(pieces)]
         remote = [(self.base + place, length, 0) for place in places]
         local = self.agent.get_xfer_descs(local, "DRAM")
         remote = self.agent.get_xfer_descs(remote, "DRAM")
@@ -97,7 +103,7 @@ class Reader:
         if state != "DONE":
             raise RuntimeError(f"a read ended in state {state}")
         for index, place in enumerate(places):
-            found = self.buffer[index * length // 8 : (index + 1) * length // 8]
+            found = self.buffer[(at + index * length) // 8 : (at + (index + 1) * length) // 8]
             if not (found == words(self.numpy, place // 8, length // 8)).all():
                 raise RuntimeError(f"a read of {length} bytes at {place} gave other bytes")
         return taken
@@ -119,7 +125,7 @@ class Reader:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--working-set-mib", type=int, default=512)
-    parser.add_argument("--most-mib", type=int, default=16, help="size of the buffer that is read into")
+    parser.add_argument("--most-mib", type=int, default=64, help="size of the buffer that is read into")
     options = parser.parse_args()
     # NIXL and UCX write to stdout; the answers go to what stdout was.
     out = os.fdopen(os.dup(1), "w", buffering=1)

@@ -2,8 +2,8 @@
 //! Pulls beside reads of NIXL UCX between two processes, in turn with them: whole blocks of 1 MiB, a block of 128 pieces of 20 KiB, and a
 //! sparse read of 16 tokens in pieces of 160 bytes (Beluga section 6.1, experiments 9 and 10).
 //!
-//! Both sides read from more memory than most last-level caches have, into one buffer of ordinary memory, and compare every word outside
-//! of the time. What UCX needs to prepare a read (descriptor lists, a handle) is outside of its time, and so is what leads to a pin here
+//! Both sides read from more memory than most last-level caches have, into places of ordinary memory in turn (64 MiB), and compare every
+//! word outside of the time. What UCX needs to prepare a read (descriptor lists, a handle) is outside of its time, and so is what leads to a pin here
 //! where pieces are read; a pull of a whole block is timed from lookup to verification.
 
 use super::ucx::Peer;
@@ -18,6 +18,8 @@ use std::time::Instant;
 /// Blocks of the working set.
 const BLOCKS: u64 = 512;
 const BLOCK_BYTES: usize = 1 << 20;
+/// Places that blocks are read to in turn, on both sides: where a block goes is seldom in a cache.
+const DESTINATIONS: usize = 64;
 /// Blocks that pieces are read from.
 const LARGE_BLOCKS: u64 = 24;
 const LARGE_BYTES: usize = 4 << 20;
@@ -51,7 +53,7 @@ fn whole(bench: &mut Bench, peer: &mut Peer, batches: u64) -> Result<()> {
     let lab = Lab::new(BLOCK_BYTES as u64, BLOCKS + 112, 2 << 20)?;
     let owner = published(&lab, BLOCKS, BLOCK_BYTES)?;
     let reader = join(lab.pool(), &lab.state(), 1, alone(), false)?;
-    let (mut source, mut destination) = (vec![0; BLOCK_BYTES], vec![1; BLOCK_BYTES]);
+    let (mut source, mut local) = (vec![0; BLOCK_BYTES], vec![1; DESTINATIONS * BLOCK_BYTES]);
     let (mut ours, mut theirs): (Vec<f64>, Vec<f64>) = Default::default();
     // The first reads set the connection up.
     peer.ask(&format!("read {BLOCK_BYTES} 8"))?;
@@ -59,11 +61,12 @@ fn whole(bench: &mut Bench, peer: &mut Peer, batches: u64) -> Result<()> {
         for turn in 0..2 {
             if (turn + batch) % 2 == 0 {
                 let number = batch * 247 % BLOCKS;
+                let destination = &mut local[batch as usize % DESTINATIONS * BLOCK_BYTES..][..BLOCK_BYTES];
                 let start = Instant::now();
-                let pulled = reader.cache.pull(NAMESPACE, key(number), &mut destination)?;
+                let pulled = reader.cache.pull(NAMESPACE, key(number), destination)?;
                 ours.push(start.elapsed().as_nanos() as f64);
                 fill(&mut source, number);
-                if pulled != (Pulled::Hit { len_bytes: BLOCK_BYTES as u64 }) || destination != source {
+                if pulled != (Pulled::Hit { len_bytes: BLOCK_BYTES as u64 }) || *destination != source[..] {
                     return Err(wrong(format!("block {number} was not pulled as it was published: {pulled:?}")));
                 }
             } else {
