@@ -128,12 +128,12 @@ perf-alloc: ## Allocator: blocks and chunks
 perf-rpc: ## Calls between two processes
 perf-line perf-lock perf-alloc perf-rpc: perf-%: .venv/installed
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
-	$(STEP) 'perf-$*' $(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
+	@$(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
 
 .PHONY: perf-copy
 perf-copy: .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
-	$(STEP) 'perf-copy' $(RATIOS) perf-copy -- target/release/cxlctl bench copy --ratios
+	@$(RATIOS) perf-copy -- target/release/cxlctl bench copy --ratios
 
 .PHONY: setup-perf
 setup-perf: .venv/installed ## Add NIXL with its UCX backend, the peer of perf-pool (optional, 300 MB)
@@ -142,10 +142,10 @@ setup-perf: .venv/installed ## Add NIXL with its UCX backend, the peer of perf-p
 .PHONY: perf-pool
 perf-pool: setup-perf ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
-	$(STEP) 'perf-pool' $(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxlctl bench pool --ratios \
+	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxlctl bench pool --ratios \
 		--ucx '.venv/bin/python perf/ucx_peer.py'
 
 .PHONY: perf-hit-rate
 perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
-	$(STEP) 'perf-hit-rate' $(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf
+	@$(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf

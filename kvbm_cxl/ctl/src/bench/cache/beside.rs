@@ -3,8 +3,8 @@
 //! sparse read of 16 tokens in pieces of 160 bytes (Beluga section 6.1, experiments 9 and 10).
 //!
 //! Both sides read from more memory than most last-level caches have, into places of ordinary memory in turn (64 MiB), and compare every
-//! word outside of the time. What UCX needs to prepare a read (descriptor lists, a handle) is outside of its time, and so is what leads to a pin here
-//! where pieces are read; a pull of a whole block is timed from lookup to verification.
+//! word outside of the time. What UCX needs to prepare a read (descriptor lists, a handle) is outside of its time, and so is what leads to
+//! a pin here where pieces are read; a pull of a whole block is timed from lookup to verification.
 
 use super::ucx::Peer;
 use super::{Lab, Member, NAMESPACE, alone, fill, join, key, refuse_emulated};
