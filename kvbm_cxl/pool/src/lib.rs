@@ -148,6 +148,7 @@
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=256K` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
 
 pub mod alloc;
+mod background;
 pub mod cache;
 pub mod coherence;
 pub mod copy;

@@ -268,6 +268,15 @@ impl Lines {
     }
 }
 
+/// What was fetched, if the line verified; any error but that one stays an error.
+pub(crate) fn if_whole<T>(fetched: Result<T>) -> Result<Option<T>> {
+    match fetched {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::BadLine { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// `words` with the CRC of its family, kind and place filled in.
 fn sealed(seed: u32, kind: u32, index: u64, mut words: [u64; 8]) -> Line {
     let crc = line_crc(seed, kind, index, &words);

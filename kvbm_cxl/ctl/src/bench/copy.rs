@@ -8,7 +8,7 @@
 //! The pool's lines are in no cache before each measurement, as after another host's publish. Destinations go round a buffer much larger
 //! than the second-level cache, so that no loop finds its own from the last time.
 
-use super::{Bench, wrong};
+use super::{Bench, fill, wrong};
 use crate::scratch::Scratch;
 use crate::stats::{Estimate, median};
 use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions, MappedMemory};
@@ -86,13 +86,6 @@ pub fn run(batches: u64) -> Result<Bench> {
     gather(&mut lab, &mut bench, batches)?;
     sparse(&mut lab, &mut bench, batches)?;
     Ok(bench)
-}
-
-/// Bytes of which no word is like any other word or batch.
-fn fill(bytes: &mut [u8], batch: u64) {
-    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&((index as u64 + 1).wrapping_mul(2 * batch + 0x9e37_79b9_7f4a_7c15)).to_le_bytes());
-    }
 }
 
 impl Lab {

@@ -213,6 +213,13 @@ fn to_json(value: &impl Serialize) -> Result<serde_json::Value> {
     serde_json::to_value(value).map_err(|error| Error::Invalid(format!("writing JSON: {error}")))
 }
 
+/// Bytes of which no word is like any other word, nor like any of another `number`.
+fn fill(bytes: &mut [u8], number: u64) {
+    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&((index as u64 + 1).wrapping_mul(2 * number + 0x9e37_79b9_7f4a_7c15)).to_le_bytes());
+    }
+}
+
 fn wrong(what: impl Into<String>) -> Error {
     Error::Invalid(format!("{}: the figures mean nothing", what.into()))
 }

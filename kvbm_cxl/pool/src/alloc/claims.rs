@@ -9,6 +9,7 @@ use super::Allocator;
 use super::content::{self, Content};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::line::if_whole;
 use crate::lock::{LOCK_CHUNKS, LockGuard};
 use crate::media::{CHUNKS_PER_CLAIM, Claim, Region};
 use bytemuck::Zeroable;
@@ -106,12 +107,7 @@ impl Allocator {
         let indexes: Vec<u64> = (0..u64::from(self.layout().geometry().slots)).map(|slot| slot * lines + line).collect();
         let mut fetched: Vec<Result<Claim>> = Vec::with_capacity(indexes.len());
         self.lines().fetch_many(&indexes, &mut fetched)?;
-        let claims = fetched.into_iter().map(|claim| match claim {
-            Ok(claim) => Ok(Some(claim)),
-            Err(Error::BadLine { .. }) => Ok(None),
-            Err(error) => Err(error),
-        });
-        Ok(Row { line, claims: claims.collect::<Result<_>>()? })
+        Ok(Row { line, claims: fetched.into_iter().map(if_whole).collect::<Result<_>>()? })
     }
 
     /// This host's own claim line, which nobody else writes.

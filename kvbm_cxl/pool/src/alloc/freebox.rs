@@ -11,7 +11,8 @@
 
 use super::claims::{Judge, Row};
 use super::load::is_acknowledged;
-use super::{Allocator, Place, held, local};
+use super::{Allocator, Place, local};
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::host::Op;

@@ -7,7 +7,8 @@
 
 use super::content::{self, Content};
 use super::heap::{BlockSet, Chunk};
-use super::{Allocator, Place, Run, held};
+use super::{Allocator, Place, Run};
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::host::Op;

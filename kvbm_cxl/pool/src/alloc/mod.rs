@@ -27,6 +27,7 @@ mod local;
 pub use audit::{AllocAudit, Finding, audit, block_of, owner_of};
 pub use local::LocalArea;
 
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::host::{Host, Op};
@@ -37,7 +38,7 @@ use class::Classes;
 use heap::{BlockSet, Chunk, Freed, Heap, Kept};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// Locks that serialise changes of keep-map lines; more than one so that chunks do not wait for each other.
 const STRIPES: usize = 16;
@@ -155,11 +156,6 @@ pub struct Allocator {
     swept: AtomicU64,
     /// Frees for which the local area had no room.
     backlog: Mutex<Vec<u64>>,
-}
-
-/// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn not_allocated(offset: u64) -> Error {

@@ -8,13 +8,15 @@
 //! | WRITING, RETIRING | yes, until that claimant is proven to have ended | quarantine |
 //! | anything else, or with several claimants | unknown: a late line may lie on the true one | quarantine |
 
+use super::Inner;
 use super::cells::State;
 use super::claims::{Claimant, Judge};
 use super::policy::Place;
-use super::{Inner, held};
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;
+use crate::line::if_whole;
 use crate::lock::LockGuard;
 use crate::media::{CELLS_PER_PIN, Descriptor, Identity, PinLine};
 
@@ -53,12 +55,7 @@ impl Inner {
         let tick = self.clock_now();
         let mut outcomes = Vec::with_capacity(cells.len());
         for (&cell, found) in cells.iter().zip(fetched) {
-            let found = match found {
-                Ok(found) => Some(found),
-                Err(Error::BadLine { .. }) => None,
-                Err(error) => return Err(error),
-            };
-            let trusted = found.filter(|found| is_trusted(found, claimants));
+            let trusted = if_whole(found)?.filter(|found| is_trusted(found, claimants));
             let line = match trusted {
                 Some(found) if found.state == Descriptor::EVICTING && mutant!("cache.adopt_frees_evicting") => {
                     self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default())

@@ -2,7 +2,8 @@
 //! Requests to the owners of cells: only they can evict. Each host has one line to ask in; every process looks at all of them, and does
 //! for its own cells what is asked. A request is a favour: nobody waits for it in the pool, and whoever asked looks at the effect.
 
-use super::{BlockKey, Inner, Namespace, held};
+use super::{BlockKey, Inner, Namespace};
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::media::{Ask, Identity};

@@ -4,10 +4,12 @@
 //! A claim of a host that is not fenced beats every claim of one that is. Claims outlive their hosts: who adopts a chunk leaves the bits of
 //! the others where they are, because they tell whose late lines may still turn up on it.
 
+use super::Inner;
 use super::cells::State;
-use super::{Inner, held};
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::line::if_whole;
 use crate::lock::{LOCK_CELLS, LockGuard, LockId};
 use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Region};
 use bytemuck::Zeroable;
@@ -110,12 +112,7 @@ impl Inner {
         let indexes: Vec<u64> = (0..u64::from(self.geometry().slots)).map(|slot| slot * lines + line).collect();
         let mut fetched: Vec<Result<CellClaim>> = Vec::with_capacity(indexes.len());
         self.lines().fetch_many(&indexes, &mut fetched)?;
-        let claims = fetched.into_iter().map(|claim| match claim {
-            Ok(claim) => Ok(Some(claim)),
-            Err(Error::BadLine { .. }) => Ok(None),
-            Err(error) => Err(error),
-        });
-        Ok(Row { line, claims: claims.collect::<Result<_>>()? })
+        Ok(Row { line, claims: fetched.into_iter().map(if_whole).collect::<Result<_>>()? })
     }
 
     /// The row and bit that tell about a chunk.

@@ -9,9 +9,10 @@
 //! a gap in the numbers is always announced by [`Received::Lagged`].
 
 use super::{BlockKey, Namespace};
+use crate::background::held;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Most events that a queue can be asked to hold.
@@ -108,11 +109,6 @@ struct Listeners {
     queues: Vec<Arc<Queue>>,
 }
 
-/// A panic elsewhere leaves these structures whole: each change to them is one step.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Events {
     /// A source that nobody listens to yet.
     pub fn new() -> Self {
@@ -136,7 +132,7 @@ impl Events {
         }
         // Collected before the mutex is taken: whatever computes the changes may take its time, or emit itself.
         let changes: Vec<Change> = changes.into_iter().collect();
-        let mut listeners = lock(&self.source.listeners);
+        let mut listeners = held(&self.source.listeners);
         let first = listeners.next_sequence;
         listeners.next_sequence += changes.len() as u64;
         for queue in &listeners.queues {
@@ -154,7 +150,7 @@ impl Events {
         let capacity = capacity.clamp(1, MAX_QUEUED_EVENTS);
         let state = QueueState { events: VecDeque::with_capacity(capacity), lost: 0, waiting: 0, is_closed: false };
         let queue = Arc::new(Queue { capacity, state: Mutex::new(state), filled: Condvar::new() });
-        let mut listeners = lock(&self.source.listeners);
+        let mut listeners = held(&self.source.listeners);
         listeners.queues.push(queue.clone());
         self.source.listening.store(listeners.queues.len(), Ordering::Release);
         Subscriber { queue, source: Arc::downgrade(&self.source) }
@@ -163,8 +159,8 @@ impl Events {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        for queue in &lock(&self.listeners).queues {
-            lock(&queue.state).is_closed = true;
+        for queue in &held(&self.listeners).queues {
+            held(&queue.state).is_closed = true;
             queue.filled.notify_all();
         }
     }
@@ -187,7 +183,7 @@ struct QueueState {
 
 impl Queue {
     fn push(&self, first: u64, changes: &[Change]) {
-        let mut state = lock(&self.state);
+        let mut state = held(&self.state);
         for (sequence, &change) in (first..).zip(changes) {
             if state.events.len() == self.capacity {
                 state.events.pop_front();
@@ -227,7 +223,7 @@ impl Subscriber {
     /// # Errors
     /// [`RecvError`].
     pub fn try_recv(&self) -> Result<Received, RecvError> {
-        lock(&self.queue.state).take()
+        held(&self.queue.state).take()
     }
 
     /// What is waiting, or comes within `timeout`. It sleeps on the machine's own clock and so is not for simulated hosts.
@@ -237,7 +233,7 @@ impl Subscriber {
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Received, RecvError> {
         // A time too far away to be told is waited for in steps.
         let deadline = Instant::now().checked_add(timeout);
-        let mut state = lock(&self.queue.state);
+        let mut state = held(&self.queue.state);
         loop {
             let received = state.take();
             if received != Err(RecvError::Empty) {
@@ -274,7 +270,7 @@ impl Subscriber {
 impl Drop for Subscriber {
     fn drop(&mut self) {
         let Some(source) = self.source.upgrade() else { return };
-        let mut listeners = lock(&source.listeners);
+        let mut listeners = held(&source.listeners);
         listeners.queues.retain(|queue| !Arc::ptr_eq(queue, &self.queue));
         source.listening.store(listeners.queues.len(), Ordering::Release);
     }

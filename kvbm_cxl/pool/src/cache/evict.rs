@@ -8,7 +8,8 @@
 use super::adopt::Use;
 use super::events::Change;
 use super::policy::{Candidate, Place, Verdict};
-use super::{BlockKey, Inner, Namespace, held};
+use super::{BlockKey, Inner, Namespace};
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;

@@ -9,6 +9,7 @@ use super::{BlockKey, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::HINT_WINDOW;
+use crate::line::if_whole;
 use crate::lock::{FIRST_STRIPE_LOCK, LockGuard, LockId};
 use crate::media::{Descriptor, Geometry, HINTS_PER_LINE, Hint, HintLine};
 use arrayvec::ArrayVec;
@@ -112,9 +113,9 @@ impl Inner {
         Ok(window)
     }
 
-    /// Cells that may hold the key: lines of the window are fetched one after the other from `step` on, up to the first empty place.
-    pub(super) fn candidates(&self, home: &Home, step: u64, out: &mut Vec<u64>) -> Result<()> {
-        for step in step..HINT_WINDOW {
+    /// Cells that may hold the key: lines of the window are fetched one after the other, up to the first empty place.
+    pub(super) fn candidates(&self, home: &Home, out: &mut Vec<u64>) -> Result<()> {
+        for step in 0..HINT_WINDOW {
             let line = tombs_if_bad(self.lines().fetch(self.hint_line(home, step)))?;
             if self.matches(home, &line, out) {
                 return Ok(());
@@ -187,11 +188,8 @@ impl Inner {
             return Ok(None);
         }
         // A line that is just being written may be that of a block of this key; one that stays damaged is nobody's.
-        let found: Descriptor = match self.host.inner.patiently(|| self.lines().fetch(cell)) {
-            Ok(found) => found,
-            Err(Error::BadLine { .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let found: Option<Descriptor> = if_whole(self.host.inner.patiently(|| self.lines().fetch(cell)))?;
+        let Some(found) = found else { return Ok(None) };
         let same = found.key == key.0 && found.namespace == namespace.0;
         let state = match found.state {
             Descriptor::WRITING | Descriptor::READY => Inserted::Exists,
@@ -210,11 +208,7 @@ impl Inner {
         if cell >= self.geometry().cell_count() {
             return Ok(None);
         }
-        match self.lines().fetch(cell) {
-            Ok(descriptor) => Ok(Some(descriptor)),
-            Err(Error::BadLine { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        if_whole(self.lines().fetch(cell))
     }
 
     /// The first of `hints` whose cell does not hold what it says.

@@ -2,7 +2,8 @@
 //! What a checker of the simulator sees of a cache between two steps. Looking changes nothing and takes no step.
 
 use super::cells::State;
-use super::{BlockKey, Cache, Inner, Namespace, held};
+use super::{BlockKey, Cache, Inner, Namespace};
+use crate::background::held;
 use crate::error::Result;
 use crate::limits::HINT_WINDOW;
 use crate::line::Lines;

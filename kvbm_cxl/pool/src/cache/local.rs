@@ -73,6 +73,7 @@ pub(crate) fn local_len_bytes(geometry: &Geometry) -> usize {
 }
 
 /// Where the parts lie behind the start of the area.
+#[derive(Clone)]
 struct Offsets {
     rows: usize,
     notes: usize,
@@ -98,6 +99,8 @@ impl Offsets {
 pub(super) struct LocalCells {
     start: NonNull<u8>,
     geometry: Geometry,
+    /// Of that geometry: every pin asks for them.
+    offsets: Offsets,
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -117,7 +120,8 @@ impl LocalCells {
         }
         // SAFETY: `before` lies inside the memory, as just checked.
         let start = unsafe { start.byte_add(before) };
-        let area = LocalCells { start, geometry: *layout.geometry(), _owner: owner };
+        let (geometry, offsets) = (*layout.geometry(), Offsets::new(layout.geometry()));
+        let area = LocalCells { start, geometry, offsets, _owner: owner };
         match area.header().version.compare_exchange(0, VERSION, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) | Err(VERSION) => Ok(area),
             Err(found) => Err(Error::Invalid(format!(
@@ -130,7 +134,7 @@ impl LocalCells {
     pub fn board(&self) -> Result<StatsBoard> {
         // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64; nothing
         // else uses this part.
-        unsafe { StatsBoard::at(self.start.byte_add(Offsets::new(&self.geometry).board), self._owner.clone()) }
+        unsafe { StatsBoard::at(self.start.byte_add(self.offsets.board), self._owner.clone()) }
     }
 
     /// `count` structures of atomics, `at` bytes behind the start.
@@ -146,17 +150,17 @@ impl LocalCells {
 
     /// The pin lines of this host.
     pub fn rows(&self) -> &[PinRow] {
-        self.slice(Offsets::new(&self.geometry).rows, self.geometry.pin_lines() as usize)
+        self.slice(self.offsets.rows, self.geometry.pin_lines() as usize)
     }
 
     fn all_notes(&self) -> &[Notes] {
-        self.slice(Offsets::new(&self.geometry).notes, MAX_PROCESSES)
+        self.slice(self.offsets.notes, MAX_PROCESSES)
     }
 
     /// The entries of process `index`.
     pub fn entries(&self, index: usize) -> &[AtomicU64] {
         let per_process = notes_per_process(&self.geometry);
-        let at = Offsets::new(&self.geometry).entries + index * per_process * size_of::<AtomicU64>();
+        let at = self.offsets.entries + index * per_process * size_of::<AtomicU64>();
         self.slice(at, per_process)
     }
 
@@ -188,7 +192,7 @@ impl LocalCells {
     }
 
     fn owners(&self) -> &[AtomicU32] {
-        self.slice(Offsets::new(&self.geometry).owners, self.geometry.cell_chunks() as usize)
+        self.slice(self.offsets.owners, self.geometry.cell_chunks() as usize)
     }
 
     /// Tag of the process that has a cell chunk; 0 = none. Meaningless unless the host claims the chunk.

@@ -84,11 +84,7 @@ impl Inner {
     pub(super) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
         self.renew_fences();
         let home = self.home(namespace, key);
-        let guess = self.guesses.get(&home);
-        let mut found = match guess {
-            Some(cell) => self.block_in(cell, namespace, key)?,
-            None => None,
-        };
+        let mut found = self.block_by_guess(&home, namespace, key)?;
         if found.is_none() {
             found = self.look_through_window(&home, 0, namespace, key)?;
         }
@@ -98,12 +94,15 @@ impl Inner {
     /// Whether a block of the key is in the cell where this process last met it.
     pub(super) fn is_where_it_was(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
         self.renew_fences();
-        let home = self.home(namespace, key);
-        let found = match self.guesses.get(&home) {
-            Some(cell) => self.block_in(cell, namespace, key)?,
-            None => None,
-        };
-        Ok(found.is_some())
+        Ok(self.block_by_guess(&self.home(namespace, key), namespace, key)?.is_some())
+    }
+
+    /// The block of a key, if it is in the cell where this process last met it.
+    fn block_by_guess(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
+        match self.guesses.get(home) {
+            Some(cell) => self.block_in(cell, namespace, key),
+            None => Ok(None),
+        }
     }
 
     /// The block of a key in a cell, if it is there.

@@ -93,6 +93,7 @@ pub use publish::{Published, Reservation, Reserved, Wish};
 pub use pull::{Pinned, Pulled};
 pub use service::Upkeep;
 
+use crate::background::held;
 use crate::copy::{CopyConfig, CopyEngine, LocalRange};
 use crate::error::{Error, Result};
 use crate::host::{HeldOp, Host, Op};
@@ -103,7 +104,7 @@ use crate::media::{Ask, Descriptor, Geometry, Stripes};
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The cache as one process uses it. Cheap to clone; every clone is the same. All methods may be called from any thread.
 ///
@@ -140,11 +141,6 @@ struct Inner {
     engine: Arc<dyn CopyEngine>,
     events: Events,
     metrics: Arc<Metrics>,
-}
-
-/// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inner {

@@ -7,7 +7,8 @@
 use super::events::Change;
 use super::index::{Home, Inserted};
 use super::policy::Place;
-use super::{BlockKey, Inner, Namespace, held};
+use super::{BlockKey, Inner, Namespace};
+use crate::background::held;
 use crate::copy::{Checksum, LocalRange, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -160,7 +161,10 @@ impl Inner {
         let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.geometry().cells.len()];
         // What this batch is going to take, which no share tells yet.
         let mut taking: HashMap<Namespace, u64> = HashMap::new();
-        for (index, wish) in wishes.iter().enumerate().filter(|&(index, _)| answers[index].is_none()).collect::<Vec<_>>() {
+        for (index, wish) in wishes.iter().enumerate() {
+            if answers[index].is_some() {
+                continue;
+            }
             let Some(class) = self.class_holding(wish.len_bytes) else { continue };
             let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
             if self.within_quota(wish.namespace, bytes)? {

@@ -2,10 +2,12 @@
 //! Verified pull: pin, fetch, copy, fetch again (CACHE.md section 5). Whatever is in doubt is a miss.
 
 use super::standing::Fences;
-use super::{BlockKey, Inner, Namespace, held};
+use super::{BlockKey, Inner, Namespace};
+use crate::background::held;
 use crate::copy::{Checksum, LocalRange, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::line::if_whole;
 use crate::media::Descriptor;
 use crate::metrics::MissReason;
 use std::ptr::NonNull;
@@ -127,14 +129,7 @@ impl Inner {
     fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
         self.lines().fetch_many(cells, &mut fetched)?;
-        fetched
-            .into_iter()
-            .map(|found| match found {
-                Ok(found) => Ok(Some(found)),
-                Err(Error::BadLine { .. }) => Ok(None),
-                Err(error) => Err(error),
-            })
-            .collect()
+        fetched.into_iter().map(if_whole).collect()
     }
 
     /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.

@@ -2,14 +2,15 @@
 //! The upkeep of the cache: what somebody has to do now and then, in the background of each process.
 
 use super::index::Inserted;
-use super::{BlockKey, Cache, Inner, Namespace, evict, held};
+use super::{BlockKey, Cache, Inner, Namespace, evict};
+use crate::background::Background;
+use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::limits::CELL_CLASSES;
 use crate::media::Seat;
 use crate::metrics::Engine;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Beats of the manager's seat in one tick of recency: about five seconds.
@@ -105,7 +106,7 @@ impl Inner {
             let (namespace, key) = (Namespace(found.namespace), BlockKey(found.key));
             let home = self.home(namespace, key);
             named.clear();
-            self.candidates(&home, 0, &mut named)?;
+            self.candidates(&home, &mut named)?;
             if named.contains(&cell) {
                 continue;
             }
@@ -155,40 +156,18 @@ impl Cache {
     /// # Errors
     /// [`Error::Os`] when no thread can be had.
     pub fn serve(&self) -> Result<Upkeep> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (cache, stopped) = (self.clone(), stop.clone());
-        let run = move || {
-            while !stopped.load(Ordering::Acquire) {
-                let rest_ms = match cache.service_round() {
-                    Ok(()) => cache.inner.config.service_ms,
-                    Err(Error::Closed) => return,
-                    // Whatever it is: the calls of this process meet it too and report it.
-                    Err(_) => cache.inner.config.upkeep_ms,
-                };
-                std::thread::park_timeout(Duration::from_millis(rest_ms));
-            }
+        let cache = self.clone();
+        let round = move || match cache.service_round() {
+            Ok(()) => Some(Duration::from_millis(cache.inner.config.service_ms)),
+            Err(Error::Closed) => None,
+            // Whatever it is: the calls of this process meet it too and report it.
+            Err(_) => Some(Duration::from_millis(cache.inner.config.upkeep_ms)),
         };
-        let thread = std::thread::Builder::new()
-            .name("cxl-cache".into())
-            .spawn(run)
-            .map_err(|source| Error::Os { what: "start the upkeep thread of the cache".into(), source })?;
-        Ok(Upkeep { stop, thread: Some(thread) })
+        Ok(Upkeep { _thread: Background::start("cxl-cache", "start the upkeep thread of the cache", round)? })
     }
 }
 
 /// The upkeep on a thread of its own; dropping it stops the thread.
 pub struct Upkeep {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Drop for Upkeep {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A panic of the upkeep is a bug of ours; it has been printed, and there is nobody to hand it to in a drop.
-            let _ = thread.join();
-        }
-    }
+    _thread: Background,
 }

@@ -3,20 +3,17 @@
 
 use super::Outcome;
 use super::spread::Task;
+use crate::background::held;
 use crate::error::Error;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Looks at a job that is nearly done before its caller goes to sleep: about as long as a wake-up takes.
 const LOOKS: u32 = 5_000;
 
 type Work<'w> = dyn Fn(&Task) -> Vec<(usize, Outcome)> + Sync + 'w;
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A list of tasks that several threads take from.
 pub(super) struct Job {
@@ -65,7 +62,7 @@ impl Job {
                 let work = unsafe { &*self.work };
                 let outcomes = catch_unwind(AssertUnwindSafe(|| work(task)))
                     .unwrap_or_else(|_| vec![(task.list, Err(Error::Invalid("a thread that copied came to an end".into())))]);
-                let mut all = locked(&self.outcomes);
+                let mut all = held(&self.outcomes);
                 all.extend(outcomes);
                 // Counted under the lock, so that a caller about to sleep is woken.
                 let is_last = self.done.fetch_add(1, Ordering::Release) + 1 == self.tasks;
@@ -86,7 +83,7 @@ impl Job {
             }
             std::hint::spin_loop();
         }
-        let mut outcomes = locked(&self.outcomes);
+        let mut outcomes = held(&self.outcomes);
         while !is_done() {
             outcomes = self.all_done.wait(outcomes).unwrap_or_else(PoisonError::into_inner);
         }
@@ -114,14 +111,14 @@ impl Desk {
     }
 
     fn serve(&self, number: usize) {
-        let mut asked = locked(&self.asked);
+        let mut asked = held(&self.asked);
         loop {
             match asked.0.pop_front() {
                 Some(job) => {
                     drop(asked);
                     job.help(number);
                     drop(job);
-                    asked = locked(&self.asked);
+                    asked = held(&self.asked);
                 }
                 None if asked.1 => return,
                 None => asked = self.bell.wait(asked).unwrap_or_else(PoisonError::into_inner),
@@ -131,13 +128,13 @@ impl Desk {
 
     /// Asks so many workers to help with a job.
     pub(super) fn ask(&self, job: &Arc<Job>, helpers: usize) {
-        locked(&self.asked).0.extend(std::iter::repeat_n(job, helpers).cloned());
+        held(&self.asked).0.extend(std::iter::repeat_n(job, helpers).cloned());
         (0..helpers).for_each(|_| self.bell.notify_one());
     }
 
     /// Sends the workers home.
     pub(super) fn close(&self) {
-        locked(&self.asked).1 = true;
+        held(&self.asked).1 = true;
         self.bell.notify_all();
     }
 }
@@ -174,8 +171,8 @@ mod tests {
         let work = |task: &Task| {
             // The caller's first task takes until a worker has come.
             for _ in 0..10_000 {
-                locked(&seen).insert(std::thread::current().name().unwrap_or_default().to_owned());
-                if locked(&seen).len() > 1 {
+                held(&seen).insert(std::thread::current().name().unwrap_or_default().to_owned());
+                if held(&seen).len() > 1 {
                     break;
                 }
                 std::thread::sleep(std::time::Duration::from_millis(1));
@@ -188,7 +185,7 @@ mod tests {
         job.help(0);
         let outcomes = job.wait();
         desk.close();
-        assert!(locked(&seen).iter().any(|name| name.starts_with("cxl-copy-")), "no worker took part");
+        assert!(held(&seen).iter().any(|name| name.starts_with("cxl-copy-")), "no worker took part");
         let failed: Vec<usize> = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).map(|(list, _)| *list).collect();
         assert_eq!((outcomes.len(), failed), (9, vec![4]));
     }

@@ -134,10 +134,6 @@ fn id(bytes: [u8; 16]) -> Value {
     Value::Text(MachineId(bytes).to_string())
 }
 
-fn hex(bytes: &[u8; 16]) -> String {
-    format!("{:032x}", u128::from_be_bytes(*bytes))
-}
-
 fn word(state: u32, names: &[(u32, &str)]) -> Value {
     let name = names.iter().find(|(value, _)| *value == state).map(|(_, name)| (*name).to_owned());
     Value::Text(name.unwrap_or_else(|| format!("unknown ({state})")))
@@ -371,8 +367,8 @@ impl Fields for Descriptor {
             ("incarnation", number(self.incarnation)),
             ("seq", number(self.seq)),
             ("len_bytes", number(self.len_bytes)),
-            ("namespace", Value::Text(hex(&self.namespace))),
-            ("key", Value::Text(hex(&self.key))),
+            ("namespace", id(self.namespace)),
+            ("key", id(self.key)),
             ("checksum_kind", word(self.kind.into(), &kinds)),
             ("checksum", Value::Hex(self.checksum)),
         ]
@@ -417,8 +413,8 @@ impl Fields for Ask {
             ("number", number(self.number)),
             ("what", word(self.what, &requests)),
             ("class", number(self.class)),
-            ("namespace", Value::Text(hex(&self.namespace))),
-            ("key", Value::Text(hex(&self.key))),
+            ("namespace", id(self.namespace)),
+            ("key", id(self.key)),
         ]
     }
 }

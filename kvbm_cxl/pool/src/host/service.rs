@@ -7,11 +7,11 @@
 use super::local_mutex::{Asker, Taken};
 use super::segment::{flag, state};
 use super::{Host, Inner};
+use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Summary, VERSIONS_PER_SUMMARY};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Rest between two rounds while a lock changes hands, in nanoseconds.
@@ -233,40 +233,18 @@ impl Inner {
 
 /// The service on a thread of its own; dropping it stops the thread.
 pub struct Service {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    _thread: Background,
 }
 
 impl Service {
     pub(super) fn start(host: &Host) -> Result<Service> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (host, stopped) = (host.clone(), stop.clone());
-        let run = move || {
-            while !stopped.load(Ordering::Acquire) {
-                let rest_ns = match host.service_round() {
-                    Ok(rest_ns) => rest_ns,
-                    Err(Error::Closed) => return,
-                    // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too and report it.
-                    Err(_) => host.config().heartbeat_ms * 1_000_000,
-                };
-                std::thread::park_timeout(Duration::from_nanos(rest_ns));
-            }
+        let host = host.clone();
+        let round = move || match host.service_round() {
+            Ok(rest_ns) => Some(Duration::from_nanos(rest_ns)),
+            Err(Error::Closed) => None,
+            // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too and report it.
+            Err(_) => Some(Duration::from_nanos(host.config().heartbeat_ms * 1_000_000)),
         };
-        let thread = std::thread::Builder::new()
-            .name("cxl-service".into())
-            .spawn(run)
-            .map_err(|source| Error::Os { what: "start the service thread".into(), source })?;
-        Ok(Service { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A panic of the service is a bug of ours; it has been printed, and there is nobody to hand it to in a drop.
-            let _ = thread.join();
-        }
+        Ok(Service { _thread: Background::start("cxl-service", "start the service thread", round)? })
     }
 }

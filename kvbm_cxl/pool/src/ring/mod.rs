@@ -29,6 +29,7 @@ pub use receiver::Receiver;
 pub use sender::Sender;
 
 use crate::alloc::Allocator;
+use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::limits::LINE_BYTES;
@@ -38,7 +39,7 @@ use crate::objects::Objects;
 use crate::platform::Platform;
 use doors::Doors;
 use lines::{Door, HEAD_LINES, SLOT_BYTES};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -253,21 +254,14 @@ impl Rings {
 
     /// Beats on a thread of its own until the result is dropped.
     pub fn serve(&self) -> Result<Beating> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (rings, stopped) = (self.clone(), stop.clone());
+        let rings = self.clone();
         let rest = Duration::from_millis(self.shared.config.beat_ms.div_ceil(2));
-        let run = move || {
-            while !stopped.load(Ordering::Acquire) {
-                // A beat that fails is made up for by a later one; the calls of this process meet the same error and report it.
-                let _ = rings.beat();
-                std::thread::park_timeout(rest);
-            }
+        let round = move || {
+            // A beat that fails is made up for by a later one; the calls of this process meet the same error and report it.
+            let _ = rings.beat();
+            Some(rest)
         };
-        let thread = std::thread::Builder::new()
-            .name("cxl-rings".into())
-            .spawn(run)
-            .map_err(|source| Error::Os { what: "starting the thread of the rings".into(), source })?;
-        Ok(Beating { stop, thread: Some(thread) })
+        Ok(Beating { _thread: Background::start("cxl-rings", "starting the thread of the rings", round)? })
     }
 }
 
@@ -279,19 +273,7 @@ impl Drop for Shared {
 
 /// A thread that says that this process is alive; dropping it stops the thread.
 pub struct Beating {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Drop for Beating {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A panic there is a bug of ours; it has been printed, and there is nobody to hand it to in a drop.
-            let _ = thread.join();
-        }
-    }
+    _thread: Background,
 }
 
 impl Connection {

@@ -14,7 +14,7 @@ pub mod pull;
 mod ucx;
 
 use super::hosts::{config, machine, real_machine};
-use super::wrong;
+use super::{fill, wrong};
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Upkeep, chain};
 use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions};
 use cxl_pool::copy::CopyConfig;
@@ -138,13 +138,6 @@ impl Member {
 /// Key of block `number`.
 pub fn key(number: u64) -> BlockKey {
     chain(None, &[number as u32, (number >> 32) as u32], b"bench")
-}
-
-/// Bytes of which no word is like any other word or block.
-pub fn fill(bytes: &mut [u8], block: u64) {
-    for (index, word) in bytes.chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&((index as u64 + 1).wrapping_mul(2 * block + 0x9e37_79b9_7f4a_7c15)).to_le_bytes());
-    }
 }
 
 /// Where a block of this process's lies.

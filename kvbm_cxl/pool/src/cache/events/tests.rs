@@ -89,11 +89,11 @@ fn a_sleeping_subscriber_is_woken() {
     let subscriber = events.subscribe();
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| (subscriber.recv_timeout(PATIENCE), subscriber.iter().collect::<Vec<_>>()));
-        while lock(&subscriber.queue.state).waiting == 0 {
+        while held(&subscriber.queue.state).waiting == 0 {
             thread::yield_now();
         }
         events.emit(stored(1));
-        while lock(&subscriber.queue.state).waiting == 0 {
+        while held(&subscriber.queue.state).waiting == 0 {
             thread::yield_now();
         }
         let started = Instant::now();
