@@ -356,6 +356,13 @@ int cxl_shm_ring_send(cxl_pool_t* pool, cxl_ring_t connection, const void* messa
  * before a close has been received, CXL_SHM_E_PEER_GONE if the last messages may be lost. */
 int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, size_t size, size_t* len_bytes, uint64_t timeout_ms);
 
+/* Looks now whether the other end of a connection is alive, without waiting, whatever other threads do with the connection. Success after a
+ * copy out of memory that the other end owns says whose the memory was during the copy: with *seen (which may be NULL) 1, when the other end
+ * is a process of this host, that is certain. With 0 it is on another host, where nothing says that it has ended, but it may have ended a
+ * moment ago and its memory be reused: then only a message that it sent after the copy is proof.
+ * CXL_SHM_E_PEER_CLOSED if it has closed, CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or that cannot be told. */
+int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
+
 /* Closes a connection or a listener; the number is not valid any more whatever the result is. A connection is closed once the other end
  * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. */
 int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);

@@ -8,7 +8,7 @@ use crate::status::{Failure, Outcome, Status};
 use crate::types::CxlRing;
 use cxl_pool::alloc::Allocator;
 use cxl_pool::host::Host;
-use cxl_pool::ring::{Connection, Listener, Receiver, RingConfig, Rings, Sender};
+use cxl_pool::ring::{Alive, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +23,7 @@ struct Incoming {
 #[derive(Clone)]
 enum Entry {
     Listener(Arc<Mutex<Option<Listener>>>),
-    Connection(Arc<Mutex<Option<Sender>>>, Arc<Mutex<Option<Incoming>>>),
+    Connection(Arc<Mutex<Option<Sender>>>, Arc<Mutex<Option<Incoming>>>, Probe),
 }
 
 /// The rings of one membership, made when they are first used.
@@ -85,9 +85,10 @@ impl RingTable {
     }
 
     fn enter_connection(&self, connection: Connection) -> CxlRing {
+        let probe = connection.probe();
         let (sender, receiver) = connection.split();
         let incoming = Incoming { receiver, message: Vec::new(), is_waiting: false };
-        self.enter(Entry::Connection(Arc::new(Mutex::new(Some(sender))), Arc::new(Mutex::new(Some(incoming)))))
+        self.enter(Entry::Connection(Arc::new(Mutex::new(Some(sender))), Arc::new(Mutex::new(Some(incoming))), probe))
     }
 
     fn find(&self, number: CxlRing) -> Outcome<Entry> {
@@ -96,7 +97,7 @@ impl RingTable {
 
     fn with_sender<T>(&self, number: CxlRing, work: impl FnOnce(&mut Sender) -> Outcome<T>) -> Outcome<T> {
         match self.find(number)? {
-            Entry::Connection(sender, _) => work(held(&sender).as_mut().ok_or_else(|| closed(number))?),
+            Entry::Connection(sender, ..) => work(held(&sender).as_mut().ok_or_else(|| closed(number))?),
             Entry::Listener(_) => Err(is_other(number, "connection")),
         }
     }
@@ -136,7 +137,7 @@ impl RingTable {
 
     /// Receives a message of at most `room` bytes; a longer one stays, and its length is the error.
     pub fn recv<T>(&self, number: CxlRing, room: usize, timeout_ms: u64, take: impl FnOnce(&[u8]) -> T) -> Outcome<Result<T, usize>> {
-        let Entry::Connection(_, incoming) = self.find(number)? else { return Err(is_other(number, "connection")) };
+        let Entry::Connection(_, incoming, _) = self.find(number)? else { return Err(is_other(number, "connection")) };
         let mut incoming = held(&incoming);
         let Incoming { receiver, message, is_waiting } = incoming.as_mut().ok_or_else(|| closed(number))?;
         if !*is_waiting {
@@ -144,6 +145,14 @@ impl RingTable {
         }
         *is_waiting = message.len() > room;
         Ok(if *is_waiting { Err(message.len()) } else { Ok(take(message)) })
+    }
+
+    /// Looks whether the other end of a connection is alive now; beside calls on other threads.
+    pub fn check(&self, number: CxlRing) -> Outcome<Alive> {
+        match self.find(number)? {
+            Entry::Connection(_, _, probe) => Ok(probe.check()?),
+            Entry::Listener(_) => Err(is_other(number, "connection")),
+        }
     }
 
     /// Closes a listener or a connection; without time a connection is dropped.
@@ -155,7 +164,7 @@ impl RingTable {
                 None => Err(closed(number)),
             },
             // Calls on other threads end first, with their deadlines.
-            Entry::Connection(sender, incoming) => match (held(&sender).take(), held(&incoming).take()) {
+            Entry::Connection(sender, incoming, _) => match (held(&sender).take(), held(&incoming).take()) {
                 (Some(sender), Some(incoming)) if timeout_ms > 0 => Ok(Connection::of(sender, incoming.receiver)?.close(timeout_ms)?),
                 (Some(_), Some(_)) => Ok(()),
                 _ => Err(closed(number)),

@@ -143,16 +143,22 @@ fn a_block_that_was_not_filled_is_noticed() {
 
 #[test]
 fn messages_go_to_and_fro_and_a_killed_caller_is_noticed() {
-    for (link, coherence) in [(Link::Shared, NATIVE), (Link::Sanitized, NATIVE), (Link::Static, "emulated:seed=8,noise=4")] {
+    // The last caller is on a host of its own, or on the server's.
+    for (link, coherence, serve, dying) in [
+        (Link::Shared, NATIVE, "serve", "three"),
+        (Link::Shared, NATIVE, "serve-own", "one"),
+        (Link::Sanitized, NATIVE, "serve", "three"),
+        (Link::Static, "emulated:seed=8,noise=4", "serve", "three"),
+    ] {
         let folder = Folder::new();
         let Some(program) = program(&folder, "ring.c", link) else { return };
         let pool = format!("{},size=24M", folder.path("pool").display());
         let run = |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), OsStr::new(&pool)]);
-        let mut server = run("serve", "one");
+        let mut server = run(serve, "one");
         server.await_text("listening");
         let caller = run("call", "two");
         server.await_text("closed");
-        let mut dying = run("dies", "three");
+        let mut dying = run("dies", dying);
         server.await_text("waiting");
         dying.kill();
         succeed(vec![server, caller]);

@@ -7,6 +7,7 @@ use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status, status_of};
 use crate::types::{CxlPool, CxlRing};
 use cxl_pool::limits::MAX_OBJECT_NAME_BYTES;
+use cxl_pool::ring::Alive;
 use std::ffi::{c_char, c_int, c_void};
 
 const NAME: &str = "name of the listener";
@@ -140,6 +141,22 @@ pub unsafe extern "C" fn cxl_shm_ring_recv(
             Ok(_) => Ok(()),
             Err(len) => Err(Failure::new(Status::E_TOO_LARGE, format!("a message of {len} bytes waits, there is room for {size}"))),
         }
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `seen` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_ring_check(pool: *mut CxlPool, connection: CxlRing, seen: *mut u32) -> c_int {
+    status_of(|| {
+        let alive = on_rings(pool, 0, |rings, _| rings.check(connection))?;
+        if !seen.is_null() {
+            // SAFETY: not null, so writable.
+            unsafe { seen.write(u32::from(alive == Alive::Seen)) };
+        }
+        Ok(())
     })
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages between two processes:  ring serve POOL | ring call POOL | ring dies POOL
+ * Messages between two processes:  ring serve POOL | ring serve-own POOL | ring call POOL | ring dies POOL
  *
  * The server answers a caller that closes in good order, then one that is killed, and says what it saw. Every message differs in length and
  * in every byte from the others. */
@@ -59,6 +59,26 @@ static void check_refusals(cxl_ring_t listener, cxl_ring_t connection) {
     CHECK_STATUS(cxl_shm_ring_recv(NULL, connection, NULL, 1, &len, 0), CXL_SHM_E_INVALID);
     CHECK_STATUS(cxl_shm_ring_recv(NULL, connection, &byte, 1, &len, 0), CXL_SHM_E_TIMEOUT);
     CHECK_STATUS(cxl_shm_ring_close(NULL, 99999, 0), CXL_SHM_E_CLOSED);
+    CHECK_STATUS(cxl_shm_ring_check(NULL, listener, NULL), CXL_SHM_E_INVALID);
+    CHECK_STATUS(cxl_shm_ring_check(NULL, 99999, NULL), CXL_SHM_E_CLOSED);
+}
+
+/* The other end is alive; `same_host` is whether that can be seen, or is only what its host says. */
+static void check_alive(cxl_ring_t connection, uint32_t same_host) {
+    uint32_t seen = 7;
+    CHECK_OK(cxl_shm_ring_check(NULL, connection, &seen));
+    CHECK(seen == same_host);
+    CHECK_OK(cxl_shm_ring_check(NULL, connection, NULL));
+}
+
+/* Looks until the other end is found to be gone, without receiving anything. */
+static void check_until_gone(cxl_ring_t connection) {
+    time_t since = time(NULL);
+    uint32_t seen = 7;
+    int status;
+    while ((status = cxl_shm_ring_check(NULL, connection, &seen)) == CXL_SHM_OK)
+        check_rest(since, "the end of a killed process");
+    CHECK(status == CXL_SHM_E_PEER_GONE);
 }
 
 static cxl_ring_t accept_one(cxl_ring_t listener) {
@@ -67,7 +87,8 @@ static cxl_ring_t accept_one(cxl_ring_t listener) {
     return connection;
 }
 
-static void serve(void) {
+/* `dies_here`: the caller that is killed is a process of this host. */
+static void serve(uint32_t dies_here) {
     static uint8_t message[MOST];
     size_t len;
     cxl_ring_t listener;
@@ -76,6 +97,7 @@ static void serve(void) {
     fflush(stdout);
     cxl_ring_t connection = accept_one(listener);
     check_refusals(listener, connection);
+    check_alive(connection, 0);
     CHECK_OK(cxl_shm_ring_send(NULL, connection, NULL, 0, CXL_SHM_TIMEOUT_DEFAULT));
     for (uint64_t round = 0; round < ROUNDS; round++) {
         if (size_of(round) > 1) {
@@ -92,14 +114,17 @@ static void serve(void) {
     CHECK_STATUS(cxl_shm_ring_recv(NULL, connection, message, sizeof message, &len, CXL_SHM_TIMEOUT_DEFAULT), CXL_SHM_E_PEER_CLOSED);
     CHECK_OK(cxl_shm_ring_close(NULL, connection, 0));
     CHECK_STATUS(cxl_shm_ring_close(NULL, connection, 0), CXL_SHM_E_CLOSED);
+    CHECK_STATUS(cxl_shm_ring_check(NULL, connection, NULL), CXL_SHM_E_CLOSED);
     puts("closed");
     fflush(stdout);
 
     connection = accept_one(listener);
     CHECK_OK(cxl_shm_ring_recv(NULL, connection, message, sizeof message, &len, CXL_SHM_TIMEOUT_DEFAULT));
     check_filled(message, len, 1, 0);
+    check_alive(connection, dies_here);
     puts("waiting");
     fflush(stdout);
+    check_until_gone(connection);
     CHECK_STATUS(cxl_shm_ring_recv(NULL, connection, message, sizeof message, &len, CXL_SHM_TIMEOUT_DEFAULT), CXL_SHM_E_PEER_GONE);
     CHECK_OK(cxl_shm_ring_close(NULL, connection, 0));
     CHECK_OK(cxl_shm_ring_close(NULL, listener, 0));
@@ -157,7 +182,8 @@ static void die(void) {
 
 int main(int argc, char** argv) {
     CHECK(argc == 3);
-    int serves = strcmp(argv[1], "serve") == 0;
+    int serves_own = strcmp(argv[1], "serve-own") == 0;
+    int serves = serves_own || strcmp(argv[1], "serve") == 0;
     cxl_shm_options_t options = {.struct_size = sizeof options,
                                  .timeout_ms = PATIENCE_S * 1000,
                                  .join_timeout_ms = 30000,
@@ -169,7 +195,7 @@ int main(int argc, char** argv) {
     }
     check_open(argv[2], &options);
     if (serves)
-        serve();
+        serve((uint32_t)serves_own);
     else if (strcmp(argv[1], "call") == 0)
         call();
     else

@@ -7,7 +7,7 @@
 //! | `lines` | the form of every line |
 //! | `doors` | one line per process, through which it is found alive and asks for connections |
 //! | `listen`, `link` | listening, connecting, accepting; the memory of a connection |
-//! | `peer` | whether the other end is still there |
+//! | `peer`, `probe` | whether the other end is still there: for those who wait, and for those who must know now |
 //! | `sender`, `receiver` | one direction of a connection |
 //! | [`rpc`] | calls: requests and responses by number, with deadlines |
 //!
@@ -20,11 +20,13 @@ mod lines;
 mod link;
 mod listen;
 mod peer;
+mod probe;
 mod receiver;
 pub mod rpc;
 mod sender;
 
 pub use listen::Listener;
+pub use probe::{Alive, Probe};
 pub use receiver::Receiver;
 pub use sender::Sender;
 
@@ -301,6 +303,11 @@ impl Connection {
     /// The direction from the other end.
     pub fn receiver(&mut self) -> &mut Receiver {
         &mut self.receiver
+    }
+
+    /// Looks whether the other end is alive, beside whatever the two directions are doing.
+    pub fn probe(&self) -> Probe {
+        self.sender.probe()
     }
 
     /// [`Sender::send`].

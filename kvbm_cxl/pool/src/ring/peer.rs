@@ -30,8 +30,28 @@ impl Peer {
     }
 
     /// Its host slot.
-    fn slot(&self) -> u16 {
+    pub fn slot(&self) -> u16 {
         Doors::slot_of(self.door) as u16
+    }
+
+    /// Number of its door.
+    pub fn door(&self) -> u64 {
+        self.door
+    }
+
+    /// Incarnation of its host when it was met.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// The process, as its own host knows it.
+    pub fn process(&self) -> ProcessId {
+        self.process
+    }
+
+    /// Whether a door is still its own.
+    pub fn is_behind(&self, door: &Door) -> bool {
+        door.instance == self.instance
     }
 
     /// It is gone.
@@ -133,7 +153,7 @@ impl Watch {
 
     fn look_at_door(&mut self, rings: &Rings, peer: &Peer, now_ns: u64) -> Result<()> {
         let beat = match rings.shared.doors.read(rings.lines(), peer.door)? {
-            Some(door) if door.instance != peer.instance => return Err(peer.gone("another process is in its place")),
+            Some(door) if !peer.is_behind(&door) => return Err(peer.gone("another process is in its place")),
             Some(door) => Some(door.beat),
             None => self.beat,
         };

@@ -4,7 +4,7 @@
 use super::lines::{SLOT_BYTES, Slot};
 use super::link::Link;
 use super::peer::{Standing, Watch};
-use super::{deadline_ns, max_message_bytes, wait_until};
+use super::{Probe, deadline_ns, max_message_bytes, wait_until};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use std::sync::Arc;
@@ -33,6 +33,11 @@ impl Sender {
 
     pub(super) fn link(&self) -> &Link {
         &self.link
+    }
+
+    /// Looks whether the other end is alive.
+    pub fn probe(&self) -> Probe {
+        Probe::new(Arc::downgrade(&self.link))
     }
 
     /// Longest message, in bytes.

@@ -7,7 +7,7 @@ use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea, audit};
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Line;
 use cxl_pool::ring::rpc::{Client, Server};
-use cxl_pool::ring::{Connection, Listener, RingConfig, Rings};
+use cxl_pool::ring::{Alive, Connection, Listener, RingConfig, Rings};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -305,4 +305,35 @@ fn whatever_lies_in_a_ring_neither_panics_nor_hangs() {
     }
     let allocator = Allocator::attach(&b.host, LocalArea::of(&b.host).unwrap(), AllocConfig::default());
     drop((allocator, at_a, at_b));
+}
+
+#[test]
+fn a_look_at_the_other_end_says_what_it_is_worth_and_finds_every_way_of_being_gone() {
+    let lab = Lab::new();
+    let (a, b, sibling) = (lab.join(0), lab.join(1), lab.join(0));
+    // Nothing was received in between: the look alone finds it.
+    let (mut listener, at_a, at_b) = connect(&a, &b);
+    assert_eq!(at_a.probe().check().unwrap(), Alive::Believed);
+    assert_eq!(at_b.probe().check().unwrap(), Alive::Believed);
+    let probe = at_b.probe();
+    drop(at_b);
+    assert!(matches!(probe.check(), Err(Error::Closed)));
+    assert!(matches!(at_a.probe().check(), Err(Error::PeerClosed { .. })));
+    drop(at_a);
+
+    let (at_a, at_sibling) = reconnect(&mut listener, &sibling);
+    assert_eq!(at_a.probe().check().unwrap(), Alive::Seen);
+    assert_eq!(at_sibling.probe().check().unwrap(), Alive::Seen);
+    drop((at_a, at_sibling));
+
+    // Its memory is used for something else, whatever that is.
+    let (at_a, at_b) = reconnect(&mut listener, &b);
+    let (start, chunk_bytes) = (lab.pool.layout().data_offset(), lab.pool.layout().geometry().chunk_bytes);
+    let memory = lab.pool.lines().memory();
+    for line in 0..4 * chunk_bytes / LINE_BYTES as u64 {
+        memory.write_line(start + line * LINE_BYTES as u64, &Line([0x5a; LINE_BYTES])).unwrap();
+    }
+    memory.fence_all();
+    assert!(matches!(at_a.probe().check(), Err(Error::PeerGone { .. })));
+    drop((at_a, at_b));
 }

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether the other end of a connection is alive now, for those who have used memory that it owns and must know whose it was meanwhile.
+//!
+//! [`Watch`](super::peer::Watch) is for those who wait: it looks now and then, and is patient with what is in doubt. Here doubt is an error.
+
+use super::lines::{Control, Door};
+use super::link::Link;
+use crate::error::{Error, Result};
+use std::sync::Weak;
+
+/// How often a line that does not verify is fetched again: it may be in the middle of a write.
+const ATTEMPTS: u32 = 64;
+
+/// Looks at the other end of a connection, from any thread, whatever the two directions are doing. Does not keep the connection open.
+#[derive(Clone)]
+pub struct Probe {
+    link: Weak<Link>,
+}
+
+/// What a look at an end that was not found gone is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alive {
+    /// It is a process of this host, and runs: everything that it owned before is still its own.
+    Seen,
+    /// It is on another host, and nothing says that it has ended. A process there may have ended all the same a moment ago, and its memory be
+    /// in other hands: only a message that it sent afterwards proves more.
+    Believed,
+}
+
+impl Probe {
+    pub(super) fn new(link: Weak<Link>) -> Probe {
+        Probe { link }
+    }
+
+    /// Looks now. What this host loaded from the pool before is ordered before the look.
+    ///
+    /// # Errors
+    /// [`Error::PeerClosed`] when the other end has closed; [`Error::PeerGone`] when its process has ended, another one is in its place, its
+    /// host was fenced or has left, or its lines cannot be read; [`Error::Closed`] when this end has closed.
+    pub fn check(&self) -> Result<Alive> {
+        let link = self.link.upgrade().ok_or(Error::Closed)?;
+        let (rings, peer) = (link.rings(), link.peer());
+        let (host, lines) = (&rings.shared.host, link.lines());
+        // The loads of a caller's copy come before those here.
+        lines.memory().fence_loads();
+        let control = settled(&link, "its half of the connection is used for something else", || link.other().control(lines))?;
+        if control.state == Control::CLOSED {
+            return Err(peer.closed());
+        }
+        let door: Door = settled(&link, "its door cannot be read", || rings.shared.doors.read(lines, peer.door()))?;
+        if !peer.is_behind(&door) {
+            return Err(peer.gone("another process is in its place"));
+        }
+        let fenced =
+            settled(&link, "whether its host is fenced cannot be read", || certain(host.is_fenced(peer.slot(), peer.incarnation())))?;
+        if fenced {
+            return Err(peer.gone("its host was taken for dead"));
+        }
+        let dead =
+            settled(&link, "whether its host is dead cannot be read", || certain(host.is_proven_dead(peer.slot(), peer.incarnation())))?;
+        if dead {
+            return Err(peer.gone("its host has left the pool"));
+        }
+        if peer.slot() != host.slot() {
+            return Ok(Alive::Believed);
+        }
+        if !host.platform().is_alive(peer.process()) {
+            return Err(peer.gone("its process has ended"));
+        }
+        Ok(Alive::Seen)
+    }
+}
+
+/// Nothing where a line did not verify.
+fn certain(answer: Result<bool>) -> Result<Option<bool>> {
+    match answer {
+        Err(Error::BadLine { .. }) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Repeats a look until it gives something; the other end is gone for the `reason` given if it never does.
+fn settled<T>(link: &Link, reason: &'static str, look: impl Fn() -> Result<Option<T>>) -> Result<T> {
+    for round in 0..ATTEMPTS {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        link.rings().platform().relax(round);
+    }
+    Err(link.peer().gone(reason))
+}
