@@ -49,6 +49,7 @@ extern "C" {
 #define CXL_SHM_MAX_POOLS 64               /* pools that a process can have open at a time */
 #define CXL_SHM_LOCK_NONE 0u               /* never a lock that can be allocated */
 #define CXL_SHM_RING_NONE 0u               /* never a listener or a connection */
+#define CXL_SHM_DEVICE_NONE 0u             /* never an open device */
 #define CXL_SHM_NULL_OFFSET 0u             /* never the offset of a block */
 #define CXL_SHM_NO_SLOT UINT32_MAX         /* in cxl_shm_info_t: not joined */
 #define CXL_SHM_TIMEOUT_DEFAULT UINT64_MAX /* the timeout_ms that the pool was opened with */
@@ -86,6 +87,7 @@ typedef enum cxl_shm_status {
 typedef struct cxl_pool cxl_pool_t; /* an open pool */
 typedef uint32_t cxl_lock_t;        /* a lock: the same number on every host, so it can be stored in the pool */
 typedef uint64_t cxl_ring_t;        /* a listener or connection of one pool handle: means nothing elsewhere, and is never used again */
+typedef uint64_t cxl_device_t;      /* a device that this process has open: never used again */
 typedef uint64_t shm_ptr_t;         /* an offset from the start of the pool: the same on every host */
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------------------- */
@@ -413,6 +415,34 @@ int cxl_shm_copy_in(void* destination, const void* source, size_t size);
 /* Invalidates `size` bytes of the pool and copies them to `destination`, ordinary memory. Nothing keeps another host from writing
  * meanwhile: hold a lock, or verify what you got. */
 int cxl_shm_copy_out(void* destination, const void* source, size_t size);
+
+/* ---- Devices by themselves ------------------------------------------------------------------------------------------------------------ *
+ *
+ * The bytes of a devdax device, or of a file, by their offset on it: for what lies on a device beside pools, and for blocks of a pool that
+ * are known by their place on a device. They are reached as the memory of a pool is: a read gives what other hosts made visible before, and
+ * what was written is visible to them when the call returns. Nothing else orders the hosts. Only whole pages of a file are reached, and it
+ * never grows. A device that is lost or damaged under way is an error, as with a pool (CXL_SHM_E_DEVICE_LOST, CXL_SHM_E_POISONED).
+ */
+
+#define CXL_SHM_DEVICE_READ_ONLY 1u         /* open for reading only */
+#define CXL_SHM_DEVICE_IN_POOL 1u           /* found: the device is part of the pool */
+#define CXL_SHM_MAGIC 0x006c78636d62766bull /* the first 8 bytes, little-endian, of a device that is part of a pool */
+
+/* Opens a device; `pool` (NULL = the default pool) says which pool is this process's own. If the device is part of it, only its blocks can
+ * be read and written, cached ones excepted, and everything else of it is refused (CXL_SHM_E_NOT_IN_POOL), so that no pool is damaged this
+ * way. A device of another pool is refused (CXL_SHM_E_EXISTS), as is writing to one that became one. *len_bytes is its length and *found
+ * CXL_SHM_DEVICE_IN_POOL or 0; both may be NULL. */
+int cxl_shm_device_open(cxl_pool_t* pool, const char* path, uint32_t flags, cxl_device_t* device, uint64_t* len_bytes, uint32_t* found);
+
+/* Copies `size` bytes at `offset` of the device to `destination`, ordinary memory, whole or not usable at all. CXL_SHM_E_INVALID for bytes
+ * that the device does not have. */
+int cxl_shm_device_read(cxl_device_t device, uint64_t offset, void* destination, size_t size);
+
+/* Copies `size` bytes from `source`, ordinary memory, to `offset` of the device. A failure may leave a part of them written. */
+int cxl_shm_device_write(cxl_device_t device, uint64_t offset, const void* source, size_t size);
+
+/* Closes a device: the number is not valid any more. Calls that are under way on it end as if it were open. */
+int cxl_shm_device_close(cxl_device_t device);
 
 /* ---- Prefix cache -------------------------------------------------------------------------------------------------------------------- *
  *

@@ -125,9 +125,14 @@ fn default_handle() -> Outcome<usize> {
 
 /// Runs `work` on a pool; null is the default one.
 pub fn with<T>(pool: *mut CxlPool, work: impl FnOnce(&OpenPool) -> Outcome<T>) -> Outcome<T> {
+    with_handle(pool, |_, pool| work(pool))
+}
+
+/// As [`with`]; `work` also gets the handle, by which [`with`] finds the same pool later.
+pub fn with_handle<T>(pool: *mut CxlPool, work: impl FnOnce(usize, &OpenPool) -> Outcome<T>) -> Outcome<T> {
     let handle = if pool.is_null() { default_handle()? } else { pool.addr() };
     match &*find(handle)? {
-        Some(entry) => work(&entry.open),
+        Some(entry) => work(handle, &entry.open),
         None => Err(wrong()),
     }
 }

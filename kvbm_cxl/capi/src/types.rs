@@ -6,6 +6,7 @@ use crate::status::{Failure, Outcome};
 use bytemuck::{Pod, Zeroable};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::limits::{LINE_BYTES, MAX_OBJECT_NAME_BYTES};
+use cxl_pool::media::MAGIC;
 use std::ffi::c_void;
 
 /// An open pool: a number in the form of a pointer, never followed.
@@ -18,6 +19,8 @@ pub struct CxlPool {
 pub type CxlLock = u32;
 /// `cxl_ring_t`.
 pub type CxlRing = u64;
+/// `cxl_device_t`.
+pub type CxlDevice = u64;
 /// `shm_ptr_t`.
 pub type ShmPtr = u64;
 
@@ -41,6 +44,10 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_INFO_COHERENT", INFO_COHERENT as u64),
     ("CXL_SHM_ALLOC_SCRATCH", ALLOC_SCRATCH as u64),
     ("CXL_SHM_PUT_REPLACE", PUT_REPLACE as u64),
+    ("CXL_SHM_DEVICE_NONE", 0),
+    ("CXL_SHM_DEVICE_READ_ONLY", DEVICE_READ_ONLY as u64),
+    ("CXL_SHM_DEVICE_IN_POOL", DEVICE_IN_POOL as u64),
+    ("CXL_SHM_MAGIC", u64::from_le_bytes(MAGIC)),
     ("CXL_SHM_ID_BYTES", 16),
     ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
     ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
@@ -75,6 +82,10 @@ pub const INFO_JOINED: u32 = 2;
 pub const INFO_COHERENT: u32 = 4;
 /// The block ends with its host.
 pub const ALLOC_SCRATCH: u32 = 1;
+/// Open a device for reading only.
+pub const DEVICE_READ_ONLY: u32 = 1;
+/// The device is part of the pool.
+pub const DEVICE_IN_POOL: u32 = 1;
 /// Bind a bound name anew.
 pub const PUT_REPLACE: u32 = 1;
 

@@ -91,6 +91,7 @@ fn c_type(rust: &str) -> String {
         "CxlPool" => "cxl_pool_t",
         "CxlLock" => "cxl_lock_t",
         "CxlRing" => "cxl_ring_t",
+        "CxlDevice" => "cxl_device_t",
         "ShmPtr" => "shm_ptr_t",
         "Options" => "cxl_shm_options_t",
         "FormatOptions" => "cxl_shm_format_options_t",

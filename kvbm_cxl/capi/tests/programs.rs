@@ -166,6 +166,23 @@ fn messages_go_to_and_fro_and_a_killed_caller_is_noticed() {
 }
 
 #[test]
+fn bytes_of_devices_cross_hosts_and_pools_are_left_alone() {
+    for (link, coherence) in
+        [(Link::Shared, NATIVE), (Link::Static, "emulated:seed=9"), (Link::Shared, "emulated:seed=3,noise=4"), (Link::Sanitized, NATIVE)]
+    {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "device.c", link) else { return };
+        let run =
+            |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), folder.0.path().as_os_str()]);
+        let mut writer = run("write", "one");
+        writer.await_text("written");
+        let mut reader = run("read", "two");
+        reader.await_text("read");
+        succeed(vec![writer, reader]);
+    }
+}
+
+#[test]
 fn owners_in_cpp_clean_up() {
     for (link, coherence) in [(Link::Static, NATIVE), (Link::Shared, "emulated:seed=6"), (Link::Sanitized, NATIVE)] {
         let folder = Folder::new();

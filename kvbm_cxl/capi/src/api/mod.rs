@@ -4,6 +4,7 @@
 mod block;
 mod cache;
 mod coherence;
+mod device;
 mod error;
 mod lock;
 mod object;

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Devices as storage of bytes, by number: what lies on a device beside pools, and the blocks of a pool by their place on a device.
+
+use crate::handle;
+use crate::pool::OpenPool;
+use crate::status::{Failure, Outcome, Status};
+use crate::types::{CxlDevice, CxlPool};
+use cxl_pool::coherence::{Coherence, CoherenceOptions, MappedMemory, over_mapping};
+use cxl_pool::device::{Access, Device, Sysfs, map_part};
+use cxl_pool::media::{Piece, Stripes, Superblock};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where the bytes of a device are.
+enum Place {
+    /// In a mapping of their own.
+    Alone(MappedMemory),
+    /// In the pool with this handle, as the pieces say, which are sorted by their offset on the device.
+    InPool(usize, Vec<Piece>),
+}
+
+/// An open device.
+struct Entry {
+    place: Place,
+    name: String,
+    len_bytes: u64,
+    writable: bool,
+}
+
+/// A device that is part of a pool, or would be overwritten as one.
+fn refused(name: &str, reason: &str) -> Failure {
+    Failure::new(Status::E_EXISTS, format!("{name} {reason}"))
+}
+
+/// Whether a pool begins at offset 0, as the memory is now.
+fn holds_a_pool(memory: &dyn Coherence) -> Outcome<bool> {
+    memory.flush_line(0)?;
+    memory.fence_all();
+    let line = memory.load_line(0)?;
+    memory.fence_loads();
+    Ok(Superblock::identity_in(&line).is_some())
+}
+
+/// The pieces of the pool that lie on `device`, sorted by their offset there; `None` if it is no device of the pool.
+fn pieces_on(pool: &OpenPool, device: &Device) -> Outcome<Option<Vec<Piece>>> {
+    let pool = pool.pool();
+    let is_it = |name: &str| Device::open(Path::new(name), Access::Read, &Sysfs::default()).is_ok_and(|other| other.is_same(device));
+    let Some(index) = pool.devices().iter().position(|info| is_it(&info.name)) else { return Ok(None) };
+    let stripes = Stripes::of(pool.layout().geometry())?;
+    let mut pieces: Vec<Piece> = stripes.pieces().filter(|piece| piece.device == index).collect();
+    pieces.sort_unstable_by_key(|piece| piece.device_offset);
+    Ok(Some(pieces))
+}
+
+/// The stretches of the pool, as offset and length, that lie at `offset` of a device.
+fn stretches(pieces: &[Piece], offset: u64, len_bytes: u64) -> Option<Vec<(u64, u64)>> {
+    let mut found = Vec::new();
+    let (mut at, mut left) = (offset, len_bytes);
+    for piece in &pieces[pieces.partition_point(|piece| piece.device_offset + piece.len_bytes <= offset)..] {
+        if left == 0 {
+            break;
+        }
+        let inside = at.checked_sub(piece.device_offset)?;
+        let taken = (piece.len_bytes - inside).min(left);
+        found.push((piece.start + inside, taken));
+        (at, left) = (at + taken, left - taken);
+    }
+    (left == 0).then_some(found)
+}
+
+impl Entry {
+    fn open(pool: *mut CxlPool, path: &Path, writable: bool) -> Outcome<Entry> {
+        let access = if writable { Access::Write } else { Access::Read };
+        let device = Device::open(path, access, &Sysfs::default())?;
+        let (name, len_bytes) = (device.info().name.clone(), device.info().len_bytes);
+        let own = handle::with_handle(pool, |handle, pool| Ok(pieces_on(pool, &device)?.map(|pieces| (handle, pieces))))?;
+        let place = match own {
+            Some((handle, pieces)) => Place::InPool(handle, pieces),
+            None => {
+                let memory = over_mapping(map_part(&device, 0, len_bytes)?, &CoherenceOptions::from_env()?)?;
+                if holds_a_pool(&*memory.memory)? {
+                    return Err(refused(&name, "is a device of another pool: open that pool to reach its blocks"));
+                }
+                Place::Alone(memory)
+            }
+        };
+        Ok(Entry { place, name, len_bytes, writable })
+    }
+
+    /// Runs `step` for each stretch of memory that makes up a range of the device: its memory, its offset there, its length.
+    fn each(&self, offset: u64, len: usize, write: bool, mut step: impl FnMut(&dyn Coherence, u64, usize) -> Outcome<()>) -> Outcome<()> {
+        let (name, len_bytes) = (&self.name, len as u64);
+        if write && !self.writable {
+            return Err(Failure::invalid(format!("{name} was opened for reading only")));
+        }
+        if len_bytes > self.len_bytes || offset > self.len_bytes - len_bytes {
+            let has = self.len_bytes;
+            return Err(Failure::invalid(format!("{len_bytes} bytes at {offset:#x} of {name}, which has {has}, do not exist")));
+        }
+        match &self.place {
+            Place::Alone(mapped) => {
+                if write && holds_a_pool(&*mapped.memory)? {
+                    return Err(refused(name, "was formatted as a pool since it was opened: close it, and open the pool"));
+                }
+                step(&*mapped.memory, offset, len)
+            }
+            Place::InPool(handle, pieces) => handle::with(std::ptr::without_provenance_mut(*handle), |pool| {
+                let data = pool.data();
+                let is_data = |(start, len): &(u64, u64)| data.contains(start) && *len <= data.end - *start;
+                let found = stretches(pieces, offset, len_bytes).filter(|found| found.iter().all(is_data));
+                let found = found.ok_or_else(|| {
+                    let reason = format!(
+                        "{len_bytes} bytes at {offset:#x} of {name} are not blocks of its pool, but hold what the pool itself needs: use \
+                         blocks that you allocated"
+                    );
+                    Failure::new(Status::E_NOT_IN_POOL, reason)
+                })?;
+                found.into_iter().try_for_each(|(start, len)| step(&**pool.pool().lines().memory(), start, len as usize))
+            }),
+        }
+    }
+}
+
+/// The number used last, and what is open.
+static OPEN: Mutex<(CxlDevice, BTreeMap<CxlDevice, Arc<Entry>>)> = Mutex::new((0, BTreeMap::new()));
+
+fn table() -> MutexGuard<'static, (CxlDevice, BTreeMap<CxlDevice, Arc<Entry>>)> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn closed(number: CxlDevice) -> Failure {
+    Failure::new(Status::E_CLOSED, format!("{number} is no open device (was it closed?)"))
+}
+
+fn find(number: CxlDevice) -> Outcome<Arc<Entry>> {
+    table().1.get(&number).cloned().ok_or_else(|| closed(number))
+}
+
+/// Opens a device; returns its number, its length in bytes and whether it is part of the pool.
+pub fn open(pool: *mut CxlPool, path: &Path, writable: bool) -> Outcome<(CxlDevice, u64, bool)> {
+    let entry = Entry::open(pool, path, writable)?;
+    let (len_bytes, is_in_pool) = (entry.len_bytes, matches!(entry.place, Place::InPool(..)));
+    let mut table = table();
+    table.0 += 1;
+    let number = table.0;
+    table.1.insert(number, Arc::new(entry));
+    Ok((number, len_bytes, is_in_pool))
+}
+
+/// Closes a device. It stays mapped for the calls that are under way on it.
+pub fn close(number: CxlDevice) -> Outcome<()> {
+    let entry = table().1.remove(&number);
+    entry.map(drop).ok_or_else(|| closed(number))
+}
+
+/// Copies from a device, past what this host has cached of it.
+pub fn read(number: CxlDevice, offset: u64, destination: &mut [u8]) -> Outcome<()> {
+    let entry = find(number)?;
+    let mut done = 0;
+    entry.each(offset, destination.len(), false, |memory, at, len| {
+        memory.flush_range(at, len as u64)?;
+        memory.fence_all();
+        memory.copy_out(at, &mut destination[done..done + len])?;
+        memory.fence_loads();
+        done += len;
+        Ok(())
+    })
+}
+
+/// Copies to a device, past the caches.
+pub fn write(number: CxlDevice, offset: u64, source: &[u8]) -> Outcome<()> {
+    let entry = find(number)?;
+    let mut done = 0;
+    entry.each(offset, source.len(), true, |memory, at, len| {
+        memory.copy_in(at, &source[done..done + len])?;
+        memory.fence_stores();
+        done += len;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_a_device_are_found_in_the_pool() {
+        let piece = |start, device_offset| Piece { start, len_bytes: 100, device: 0, device_offset };
+        let pieces = [piece(1000, 0), piece(3000, 100), piece(5000, 200)];
+        assert_eq!(stretches(&pieces, 0, 100).unwrap(), [(1000, 100)]);
+        assert_eq!(stretches(&pieces, 50, 200).unwrap(), [(1050, 50), (3000, 100), (5000, 50)]);
+        assert_eq!(stretches(&pieces, 299, 1).unwrap(), [(5099, 1)]);
+        assert_eq!(stretches(&pieces, 300, 0).unwrap(), []);
+        assert_eq!(stretches(&pieces, 299, 2), None);
+        assert_eq!(stretches(&[piece(0, 100)], 50, 60), None);
+    }
+}
