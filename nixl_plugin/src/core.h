@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the parts of one engine share, and how engines of one process find each other.
+#ifndef KVBM_CXL_NIXL_CORE_H
+#define KVBM_CXL_NIXL_CORE_H
+
+#include "counters.h"
+#include "memory.h"
+#include "workers.h"
+
+namespace kvbm_cxl {
+
+/// Notifications that have arrived and wait for getNotifs(), in order.
+class Inbox {
+    std::mutex mutex_;
+    notif_list_t waiting_;
+    std::atomic<bool> has_any_{false};
+
+  public:
+    /// Adds a message of an agent. From any thread.
+    void put(std::string agent, std::string message);
+    /// Appends all that wait to `notifs`.
+    void take(notif_list_t& notifs);
+};
+
+/// One engine, as its modules know it. Modules keep a shared pointer; it keeps none of them.
+struct Core {
+    std::string agent;
+    uint64_t id = 0; // random, of this engine
+    Options options;
+    std::shared_ptr<Pool> pool;
+    Registry registry;
+    Inbox inbox;
+    Counters counters;
+    Workers workers;
+
+    explicit Core(const Options& how) : options(how), workers(how.worker_threads) {}
+};
+
+/// Another engine, or this one, that connection information was loaded of.
+struct Peer {
+    std::string agent; // as NIXL names it here
+    ConnInfo info;
+    std::weak_ptr<Core> local;        // set if it is of this process
+    bool is_local = false;            // of this process
+    bool is_same_pool = false;        // uses the same pool: nothing can be sent to it otherwise
+    std::atomic<bool> is_gone{false}; // its process ended, or its host was taken for dead: never comes back
+};
+
+/// Registered memory of a peer, as its metadata says.
+struct RemoteRegion {
+    std::shared_ptr<Peer> peer;
+    PublicRegion is;
+    nixl_mem_t memory = DRAM_SEG;
+    std::byte* pool_address = nullptr; // Kind::pool of the same pool: in this process
+    std::shared_ptr<Registration> own; // of this process: the registration itself
+    std::string meta_info;             // as it was registered, where it is of this engine
+
+    bool covers(uint64_t address, size_t len) const {
+        return address >= is.base && len <= is.len_bytes && address - is.base <= is.len_bytes - len;
+    }
+};
+
+/// Makes an engine known to the others of its process, until it is destroyed.
+void enter_engine(const std::shared_ptr<Core>& core);
+
+/// The living engine of this process with that number, or none.
+std::shared_ptr<Core> find_engine(uint64_t id);
+
+} // namespace kvbm_cxl
+
+#endif

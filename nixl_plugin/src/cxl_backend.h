@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine as NIXL sees it: checks what it is given, and leaves the work to the modules. No call lets an exception out.
+#ifndef KVBM_CXL_NIXL_CXL_BACKEND_H
+#define KVBM_CXL_NIXL_CXL_BACKEND_H
+
+#include "core.h"
+#include <shared_mutex>
+
+class nixlCxlEngine : public nixlBackendEngine {
+    std::shared_ptr<kvbm_cxl::Core> core_;
+    mutable std::shared_mutex peers_mutex_;
+    std::map<std::string, std::shared_ptr<kvbm_cxl::Peer>> peers_;
+
+    kvbm_cxl::Status start(const nixlBackendInitParams& params);
+    std::shared_ptr<kvbm_cxl::Peer> find_peer(const std::string& agent) const;
+
+  public:
+    explicit nixlCxlEngine(const nixlBackendInitParams* params);
+    ~nixlCxlEngine() override;
+
+    /// The kinds of memory that this machine allows for.
+    static nixl_mem_list_t supported_mems();
+
+    bool supportsRemote() const override { return true; }
+    bool supportsLocal() const override { return true; }
+    bool supportsNotif() const override { return true; }
+    nixl_mem_list_t getSupportedMems() const override { return supported_mems(); }
+
+    nixl_status_t registerMem(const nixlBlobDesc& mem, const nixl_mem_t& kind, nixlBackendMD*& out) override;
+    nixl_status_t deregisterMem(nixlBackendMD* meta) override;
+    nixl_status_t connect(const std::string& remote_agent) override;
+    nixl_status_t disconnect(const std::string& remote_agent) override;
+    nixl_status_t unloadMD(nixlBackendMD* input) override;
+
+    nixl_status_t prepXfer(const nixl_xfer_op_t& operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
+                           const std::string& remote_agent, nixlBackendReqH*& handle,
+                           const nixl_opt_b_args_t* opt_args = nullptr) const override;
+    nixl_status_t postXfer(const nixl_xfer_op_t& operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
+                           const std::string& remote_agent, nixlBackendReqH*& handle,
+                           const nixl_opt_b_args_t* opt_args = nullptr) const override;
+    nixl_status_t checkXfer(nixlBackendReqH* handle) const override;
+    nixl_status_t releaseReqH(nixlBackendReqH* handle) const override;
+
+    nixl_status_t getPublicData(const nixlBackendMD* meta, std::string& data) const override;
+    nixl_status_t getConnInfo(std::string& data) const override;
+    nixl_status_t loadRemoteConnInfo(const std::string& remote_agent, const std::string& data) override;
+    nixl_status_t loadRemoteMD(const nixlBlobDesc& input, const nixl_mem_t& kind, const std::string& remote_agent,
+                               nixlBackendMD*& output) override;
+    nixl_status_t loadLocalMD(nixlBackendMD* input, nixlBackendMD*& output) override;
+    nixl_status_t getNotifs(notif_list_t& notifs) override;
+    nixl_status_t genNotif(const std::string& remote_agent, const std::string& message) const override;
+    nixl_status_t queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& answers) const override;
+    nixl_status_t estimateXferCost(const nixl_xfer_op_t& operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
+                                   const std::string& remote_agent, nixlBackendReqH* const& handle, std::chrono::microseconds& duration,
+                                   std::chrono::microseconds& margin, nixl_cost_t& method,
+                                   const nixl_opt_args_t* extra = nullptr) const override;
+};
+
+#endif
