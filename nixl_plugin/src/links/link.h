@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One connection to a peer: a queue in front of the ring, and who is at the other end. Used by whoever has the turn of the links.
+#ifndef KVBM_CXL_NIXL_LINKS_LINK_H
+#define KVBM_CXL_NIXL_LINKS_LINK_H
+
+#include "../pool.h"
+#include "wire.h"
+#include <deque>
+
+namespace kvbm_cxl {
+
+class Link {
+  public:
+    /// Takes a connection of the pool's rings over.
+    Link(std::shared_ptr<Pool> pool, cxl_ring_t ring, uint64_t number, bool is_ours);
+    /// Drops the connection, if close() did not.
+    ~Link();
+    Link(const Link&) = delete;
+    Link& operator=(const Link&) = delete;
+
+    /// Never that of another link of the same engine.
+    uint64_t number() const { return number_; }
+    /// This end asked for the connection.
+    bool is_ours() const { return is_ours_; }
+    /// Longest message, in bytes.
+    size_t max_message_bytes() const { return max_message_bytes_; }
+    const std::string& engine_id() const { return engine_id_; }
+    const std::string& agent() const { return agent_; }
+    bool is_known() const { return !engine_id_.empty(); }
+
+    /// Sends a message behind all earlier ones: now if the ring has room, else as soon as it has. A failure shows in flush() and receive().
+    void send(std::vector<std::byte> message);
+    /// Sends what is queued, as far as there is room; true if something was sent. Failure: the link is gone.
+    Status flush(bool& did);
+    /// Messages that wait for room.
+    size_t queued() const { return queue_.size(); }
+    /// The next message, if one has arrived. Failure: the link is gone.
+    Status receive(std::vector<std::byte>& message, bool& got);
+    /// Whether the other end is alive now (cxl_shm_ring_check). `certain` says whether that proves that memory which it had lent until now
+    /// was its own all the time; if not, only a message that it sent later does.
+    Status check(bool& certain) const;
+    /// Ends the connection; the other end is told. With time, what was sent may be received until then.
+    void close(uint64_t timeout_ms);
+
+    /// The other end has asked for something: it relies on this link too.
+    bool is_used_by_peer = false;
+    /// Notification that is being received, and how many of its bytes are to come.
+    std::string note;
+    uint64_t note_missing_bytes = 0;
+    uint64_t since_ns = 0;
+    /// When something was last received; the peer may sleep if it is long ago.
+    uint64_t heard_ns = 0;
+    uint64_t rung_ns = 0;
+
+    void set_peer(std::string engine_id, std::string agent) {
+        engine_id_ = std::move(engine_id);
+        agent_ = std::move(agent);
+    }
+    /// Something was sent since this was last asked.
+    bool take_sent() { return std::exchange(has_sent_, false); }
+
+  private:
+    std::shared_ptr<Pool> pool_;
+    cxl_ring_t ring_;
+    uint64_t number_;
+    bool is_ours_;
+    bool has_sent_ = false;
+    size_t max_message_bytes_ = 0;
+    std::string engine_id_, agent_;
+    std::deque<std::vector<std::byte>> queue_;
+    Status failure_;
+
+    bool send_now(const std::vector<std::byte>& message);
+};
+
+} // namespace kvbm_cxl
+
+#endif

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Connections of an engine to its peers over the pool's rings, the notifications that they carry, and the progress of all of it.
+//
+//     std::unique_ptr<Links> links;
+//     Status status = Links::create(pool, {agent, engine_id}, options, links);      // listens; starts the progress thread
+//     links->add_peer("decode-3", engine_id_of_decode_3);                           // no I/O: connected when it is first needed
+//     links->notify("decode-3", "block 7 is there");                                // sent in the background, in order
+//     for (auto& note : links->take_notifications()) use(note.agent, note.text);
+//     links->progress();                                                            // from every call that polls
+//
+// Everything is done by whoever has the *turn*: an application's call (progress()) or the thread of the engine, one at a time. A round of
+// it never waits; it copies at most a staging block per peer. So no call here blocks for longer than a round, except where it says so.
+//
+// A peer is known by its engine id, which is made at random with every engine: an agent that was restarted is another peer, and its
+// predecessor's connections die with it. docs/STAGED.md says what the messages are and why they are right.
+#ifndef KVBM_CXL_NIXL_LINKS_LINKS_H
+#define KVBM_CXL_NIXL_LINKS_LINKS_H
+
+#include "link.h"
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <unordered_map>
+
+namespace kvbm_cxl {
+
+class Connector;
+class Doorbell;
+
+/// Who an engine is.
+struct Identity {
+    std::string agent;
+    std::string engine_id; // ENGINE_ID_CHARS hexadecimal digits, random
+};
+
+struct LinksOptions {
+    uint64_t spin_us = 20;             // how long the progress thread polls after the last activity before it sleeps
+    uint64_t pause_us = 1'000;         // longest sleep while there are links
+    uint64_t accept_pause_us = 20'000; // longest sleep while there are none
+    uint64_t connect_timeout_ms = 5'000;
+    uint64_t close_timeout_ms = 500;  // for what was sent last to be received when the engine ends
+    uint64_t note_bytes = 1ull << 30; // longest notification
+    bool thread = true;               // without it only progress() makes progress
+    bool doorbell = true;             // wake peers of this machine that sleep; without it they notice at the end of their pause
+};
+
+struct Notification {
+    std::string agent;
+    std::string text;
+};
+
+/// What links carry besides notifications. All its functions are called by whoever has the turn.
+class Service {
+  public:
+    virtual ~Service() = default;
+    /// A message of a kind from Kind::first_service on. A failure breaks the link off.
+    virtual Status on_message(Link& link, Bytes message) = 0;
+    /// The link is closed: nothing arrives any more, and memory lent to the other end is free. Last call for this link.
+    virtual void on_gone(Link& link, const Status& reason) = 0;
+    /// Does what is due; true if anything was.
+    virtual bool work(uint64_t now_ns) = 0;
+    /// Something is under way, so that the progress thread should not sleep for long.
+    virtual bool is_busy() const = 0;
+};
+
+/// How things stand with a peer.
+enum class PeerState { unknown, idle, connecting, linked, gone };
+
+/// "nixl." and the engine id: the name under which an engine listens.
+std::string ring_name(std::string_view engine_id);
+
+/// Monotonic nanoseconds.
+uint64_t now_ns();
+
+class Links {
+  public:
+    /// Begins to listen. Fails if the pool has no room for the listener or its name.
+    static Status create(std::shared_ptr<Pool> pool, Identity self, const LinksOptions& options, std::unique_ptr<Links>& links);
+    /// Ends all links; what was sent last may still be received for `close_timeout_ms`.
+    ~Links();
+    Links(const Links&) = delete;
+    Links& operator=(const Links&) = delete;
+
+    const Identity& self() const { return self_; }
+    const LinksOptions& options() const { return options_; }
+    const std::shared_ptr<Pool>& pool() const { return pool_; }
+
+    /// Makes a peer known, without I/O. Another engine id under a name that is known replaces the old one.
+    Status add_peer(const std::string& agent, const std::string& engine_id);
+    /// Forgets a peer; what this engine has under way with it fails. Its own requests are still served.
+    Status remove_peer(const std::string& agent);
+    /// Engine id of an agent; empty if it is not known.
+    std::string engine_of(const std::string& agent) const;
+    /// Begins to connect to a peer, if it is not linked.
+    Status connect(const std::string& agent);
+    /// How things stand with the engine. `gone` lasts until it is linked again.
+    PeerState state_of(const std::string& engine_id) const;
+
+    /// Sends a notification, in the order of calls. To oneself too. NIXL_ERR_NOT_FOUND for an agent that is not known,
+    /// NIXL_ERR_REMOTE_DISCONNECT for one that is gone. Success says that it is on its way.
+    Status notify(const std::string& agent, std::string text);
+    /// The notifications that have arrived, in the order of each peer.
+    std::vector<Notification> take_notifications();
+
+    /// Asks every linked peer to give up what it has under way on a registration of this engine, and waits for their answers, at most
+    /// `timeout_ms`. The agents that did not answer in time are added to `silent`. NIXL_IN_PROG if there are any.
+    Status revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent);
+    /// What to do when a peer revokes: called under the turn until it returns true (nothing under way there any more).
+    void on_revoke(std::function<bool(const std::string& engine_id, uint64_t registration)> revoked);
+
+    /// Makes progress if nobody else does just now; true if something was done.
+    bool progress();
+
+    /// Runs `work` under the turn, after everything handed in before: at once, or by whoever has the turn now.
+    void post(std::function<void()> work);
+    /// Runs `work` under the turn and returns when it ran: waits for the end of a round.
+    void within_turn(const std::function<void()>& work);
+
+    /// For the service above. Set before anything is linked; it outlives the links that call it, or is reset within the turn.
+    void set_service(Service* service);
+    /// Within the turn: the link to an engine, or nullptr; then `failure` is NIXL_IN_PROG while it is being connected, else why it cannot
+    /// be.
+    Link* reach(const std::string& engine_id, Status& failure);
+    /// Within the turn: queues a notification behind what was sent to the engine before.
+    void note(const std::string& engine_id, std::string text);
+    /// Within the turn: the links there are.
+    size_t link_count() const { return links_.size(); }
+
+    /// Counters, for tests and statistics.
+    struct Counts {
+        std::atomic<uint64_t> rounds{0}, connected{0}, accepted{0}, gone{0}, notes_sent{0}, notes_received{0}, sleeps{0};
+    };
+    const Counts& counts() const { return counts_; }
+
+  private:
+    struct Peer;
+    struct Revocation;
+    /// What is known of an engine outside the turn.
+    struct Entry {
+        std::string agent;
+        PeerState state = PeerState::idle;
+    };
+
+    Links(std::shared_ptr<Pool> pool, Identity self, const LinksOptions& options);
+    Status listen();
+
+    // Within the turn.
+    bool round(uint64_t now_ns);
+    bool run_posted();
+    bool accept(uint64_t now_ns);
+    bool take_connected();
+    bool poll(Link& link);
+    bool on_message(Link& link, Bytes message);
+    bool on_hello(Link& link, Bytes message);
+    bool on_note(Link& link, Kind kind, Bytes message);
+    bool answer_revocations();
+    Peer& peer(const std::string& engine_id, const std::string& agent);
+    void adopt(std::unique_ptr<Link> link, Peer& peer);
+    void lose(Link& link, const Status& reason);
+    void send_notes(Peer& peer);
+    void forget(const std::string& engine_id);
+    void set_state(const std::string& engine_id, PeerState state);
+
+    // The progress thread.
+    void run();
+    bool rest(uint64_t pause_us);
+
+    std::shared_ptr<Pool> pool_;
+    Identity self_;
+    LinksOptions options_;
+    Counts counts_;
+    Service* service_ = nullptr;
+    std::function<bool(const std::string&, uint64_t)> revoked_;
+    cxl_ring_t listener_ = CXL_SHM_RING_NONE;
+    std::unique_ptr<Connector> connector_;
+    std::unique_ptr<Doorbell> doorbell_;
+
+    /// Held by whoever has the turn. `waiting_` are those who must get it next.
+    std::mutex turn_;
+    std::atomic<int> waiting_{0};
+    std::atomic<uint64_t> application_ns_{0};
+    std::atomic<size_t> link_count_{0};
+    std::atomic<bool> is_busy_{false};
+
+    std::mutex posted_mutex_;
+    std::vector<std::function<void()>> posted_;
+    std::atomic<bool> has_posted_{false};
+
+    // Under the turn.
+    std::vector<std::unique_ptr<Link>> links_;
+    std::unordered_map<std::string, std::unique_ptr<Peer>> peers_;
+    std::vector<std::pair<Link*, Status>> lost_;
+    std::map<uint64_t, std::shared_ptr<Revocation>> revocations_;
+    std::deque<std::tuple<uint64_t, uint64_t, uint64_t>> revoking_; // link number, ticket, registration: asked of us, not answered yet
+    uint64_t next_link_ = 1, next_ticket_ = 1, accept_ns_ = 0;
+    std::vector<std::byte> message_;
+
+    mutable std::mutex directory_mutex_;
+    std::map<std::string, std::string> engines_;    // agent -> engine id
+    std::unordered_map<std::string, Entry> states_; // engine id -> how it stands
+
+    std::mutex notes_mutex_;
+    std::vector<Notification> notes_;
+    std::atomic<bool> has_notes_{false};
+
+    std::mutex rest_mutex_;
+    std::condition_variable rested_;
+    bool stop_ = false;
+    std::thread thread_;
+};
+
+} // namespace kvbm_cxl
+
+#endif

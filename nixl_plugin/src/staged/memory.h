@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What staged transfers know of memory that is not theirs: the engine's registrations implement this, for the heap, for pool memory and for
+// GPU memory.
+#ifndef KVBM_CXL_NIXL_STAGED_MEMORY_H
+#define KVBM_CXL_NIXL_STAGED_MEMORY_H
+
+#include "../status.h"
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+namespace kvbm_cxl {
+
+/// A stretch of memory, by the address that its owner knows it by.
+struct Piece {
+    uint64_t address = 0;
+    uint64_t len_bytes = 0;
+};
+
+/// Memory that transfers copy from and to. It is there for as long as somebody has the object; the functions are called by one thread at a
+/// time, but not always the same one.
+class Memory {
+  public:
+    virtual ~Memory() = default;
+
+    /// Whether a range lies in it, as a whole. The numbers come from another process and may be anything.
+    virtual bool contains(const Piece& piece) const = 0;
+    /// Copies pieces, one behind the other, to `offset` of the pool; other hosts see them when this returns.
+    virtual Status to_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
+    /// Copies from `offset` of the pool to pieces, what other hosts have made visible before. A failure may leave anything in them.
+    virtual Status from_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
+    /// For memory that lies in the pool: its offset there, with all stores of this host made visible to others. The peer reads it in place
+    /// then. Nothing for other memory.
+    virtual std::optional<uint64_t> publish(const Piece&) { return std::nullopt; }
+};
+
+/// The registrations of this engine, as peers name them.
+class Registrations {
+  public:
+    virtual ~Registrations() = default;
+    /// The memory of a registration, held while the result lives; nullptr if there is none (any more). Deregistering waits until nobody
+    /// holds it: that takes one copy of at most a staging block.
+    virtual std::shared_ptr<Memory> find(uint64_t registration) = 0;
+};
+
+} // namespace kvbm_cxl
+
+#endif

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Transfers between memory outside the pool and memory outside the pool of another process: through staging blocks in the pool, asked for
+// and answered over a link.
+//
+//     Staged staged(links, registrations, options);                       // one per engine; answers peers from now on
+//     std::shared_ptr<const Plan> plan;
+//     Status status = Plan::make(peer_engine_id, memories, ranges, plan); // prepXfer: no I/O
+//     std::shared_ptr<Transfer> transfer;
+//     status = staged.start(plan, Direction::read, note, transfer);       // postXfer: any number of times
+//     while (transfer->status() == NIXL_IN_PROG) links.progress();        // checkXfer
+//     staged.cancel(*transfer);                                           // releaseReqH at any moment: final when it returns
+//
+// A transfer of any number of ranges is cut into parts of at most a staging block each, several of which are under way, so that one side
+// gathers while the other scatters. Local memory that lies in the pool is read there by the peer (writes), without staging.
+// docs/STAGED.md says what the messages are and why they are right.
+#ifndef KVBM_CXL_NIXL_STAGED_STAGED_H
+#define KVBM_CXL_NIXL_STAGED_STAGED_H
+
+#include "../links/links.h"
+#include "staging.h"
+#include "transfer.h"
+
+namespace kvbm_cxl {
+
+struct StagedOptions {
+    uint64_t staging_bytes = 64ull << 20; // pool memory for staging, at most
+    uint64_t block_bytes = 256ull << 10;  // of it per part
+    uint64_t part_bytes = 32ull << 10;    // smallest part that a transfer is cut into for the sake of the pipeline
+    uint32_t parts_per_link = 8;          // under way at a time
+    uint64_t timeout_ms = 10'000;         // a transfer that does not come on for so long has failed
+};
+
+class Staged : public Service {
+  public:
+    Staged(Links& links, Registrations& registrations, const StagedOptions& options);
+    /// Fails what is under way. Before the links end.
+    ~Staged() override;
+
+    /// Begins a transfer; `note` is sent to the peer when the data are where they belong. The status is that of the transfer already if it
+    /// failed at once. Success does not say that it has ended.
+    Status start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
+                 std::shared_ptr<Transfer>& transfer);
+    /// Ends a transfer that is under way with NIXL_ERR_CANCELED. When this returns, nobody touches its local memory. What the destination
+    /// of a write holds is undefined.
+    void cancel(Transfer& transfer);
+
+    struct Counts {
+        std::atomic<uint64_t> parts_asked{0}, parts_served{0}, bytes_read{0}, bytes_written{0}, failed{0}, refused{0}, in_place{0};
+    };
+    const Counts& counts() const { return counts_; }
+    /// Staging blocks in use now, and allocated from the pool. For tests and statistics.
+    size_t staging_used() const { return staging_.used(); }
+    size_t staging_held() const { return staging_.held(); }
+
+    // Service
+    Status on_message(Link& link, Bytes message) override;
+    void on_gone(Link& link, const Status& reason) override;
+    bool work(uint64_t now_ns) override;
+    bool is_busy() const override { return is_busy_; }
+
+  private:
+    struct Part;    // asked of a peer
+    struct Request; // asked by a peer
+    struct Session; // what goes on over a link
+
+    Session& session(Link& link);
+    void begin(const std::shared_ptr<Transfer>& transfer);
+    void end(Transfer& transfer, const Status& status);
+    void place(uint64_t now_ns);
+    void expire(uint64_t now_ns);
+
+    // The asking side.
+    bool issue(Session& session, uint64_t now_ns);
+    Status ask(Session& session, const std::shared_ptr<Transfer>& transfer, bool& waits);
+    Status on_data(Session& session, Reader& reader);
+    Status on_safe(Session& session, Reader& reader);
+    Status on_written(Session& session, Reader& reader);
+    void part_done(Session& session, uint64_t number, const Status& status);
+
+    // The answering side.
+    Status on_request(Session& session, Direction direction, Reader& reader);
+    Status on_taken(Session& session, Reader& reader);
+    bool serve(Session& session);
+    Status gather(const Request& request, uint64_t offset);
+    Status scatter(const Request& request);
+
+    Links& links_;
+    Registrations& registrations_;
+    StagedOptions options_;
+    Counts counts_;
+    Staging staging_;
+    std::atomic<bool> is_busy_{false};
+
+    // Under the turn.
+    std::map<uint64_t, std::unique_ptr<Session>> sessions_; // by number of the link
+    std::vector<std::shared_ptr<Transfer>> unplaced_;       // wait for a link
+    uint64_t first_session_ = 0;                            // whose turn it is
+    uint64_t expire_ns_ = 0;
+};
+
+} // namespace kvbm_cxl
+
+#endif
