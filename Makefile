@@ -9,6 +9,10 @@ STORM_SECONDS ?= 600
 SOAK_SECONDS ?= 3600
 FUZZ_SECONDS ?= 180
 RECORD ?= 0
+# Versions of NIXL beside 1.4.1 that the plugin is tested with; WHEELS=1.4.1 tests with one alone. Rounds of kills in `make test-nixl-kills`.
+NIXL_OTHERS := 1.3.2 1.5.1
+WHEELS ?= 1.4.1 $(NIXL_OTHERS)
+ROUNDS ?= 200
 # Where install-capi puts the C interface.
 PREFIX ?= target/install
 
@@ -18,6 +22,7 @@ CARGO_FLAGS := --locked -q -j$(JOBS)
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
 SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
 	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
+NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 export JOBS FUZZ_SECONDS
 
@@ -29,7 +34,7 @@ export JOBS FUZZ_SECONDS
 .PHONY: help
 help: ## List the targets
 	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 ## Setting up and building
 
@@ -45,6 +50,21 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'Python environment' scripts/setup requirements.lock
 	@touch $@
 
+.venv/nixl-installed: requirements-nixl.lock scripts/setup | .venv/installed
+	$(STEP) 'NIXL 1.4.1' scripts/setup requirements-nixl.lock
+	@touch $@
+
+.venv/nixl-%/installed: requirements-nixl-%.lock scripts/setup | .venv/installed
+	$(STEP) 'NIXL $*' scripts/setup $< .venv/nixl-$*
+	@touch $@
+
+.venv/perf-installed: requirements-perf.lock scripts/setup | .venv/installed
+	$(STEP) 'matplotlib' scripts/setup requirements-perf.lock
+	@touch $@
+
+.PHONY: setup-nixl
+setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add the NIXL wheels that the plugin is tested with (about 300 MB each)
+
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 	$(STEP) 'cross linker' scripts/setup requirements-cross.lock
@@ -52,6 +72,16 @@ setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 .PHONY: build
 build: ## Build the release programs and the C API libraries
 	$(STEP) 'release build' cargo build $(CARGO_FLAGS) --release $(SHIPPED)
+
+.PHONY: build-plugin
+build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
+	$(STEP) 'release build of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+	$(STEP) 'NIXL plugin, configure' cmake -S nixl_plugin -B target/nixl_plugin -DKVBM_CXL_TESTS=OFF --log-level=WARNING
+	$(STEP) 'NIXL plugin' cmake --build target/nixl_plugin -j $(JOBS) -- --no-print-directory
+
+.PHONY: python-package
+python-package: build-plugin .venv/nixl-installed ## Build the wheel of package kvbm-cxl, plugin included, in target/wheels
+	$(STEP) 'Python package' scripts/python-package target/wheels
 
 .PHONY: install-capi
 install-capi: build ## Install the C interface under PREFIX
@@ -87,7 +117,19 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests --ignore=tests/nixl
+
+.PHONY: test-nixl
+test-nixl: build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
+	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl
+
+.PHONY: test-nixl-kills
+test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random points, ROUNDS times
+	$(STEP) 'NIXL, $(ROUNDS) kills and stops' env NIXL_ROUNDS=$(ROUNDS) $(NIXL_PYTEST) tests/nixl/test_deaths.py
+
+.PHONY: test-upstream-nixl
+test-upstream-nixl: build-plugin setup-nixl ## The tests of the nixl-sys crate with our plugin in the place of UCX
+	$(STEP) 'tests of nixl-sys' scripts/upstream-nixl
 
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++
@@ -135,12 +177,8 @@ perf-copy: .venv/installed ## Copies of payload: publish, pull, gather, sparse r
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	@$(RATIOS) perf-copy -- target/release/cxlctl bench copy --ratios
 
-.PHONY: setup-perf
-setup-perf: .venv/installed ## Add NIXL with its UCX backend, the peer of perf-pool (optional, 300 MB)
-	$(STEP) 'NIXL' scripts/setup requirements-perf.lock
-
 .PHONY: perf-pool
-perf-pool: setup-perf ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
+perf-pool: .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxlctl bench pool --ratios \
 		--ucx '.venv/bin/python perf/ucx_peer.py'
@@ -149,3 +187,7 @@ perf-pool: setup-perf ## Prefix cache: publish, pull and lookup beside bare loop
 perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
 	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	@$(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf
+
+.PHONY: perf-nixl
+perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
+	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl.py --write perf

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts on one pool, with one backend, one wheel and one kind of memory."""
+
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy
+from hosts import Host
+from pool_api import FORMAT_COHERENT, PoolHandle, format_pool
+
+MIB = 1 << 20
+# How each host sees the pool. Under the emulator each process has its own view of it, and whole lines are written back.
+MEMORY = {"plain": None, "emulated": "emulated:seed={seed},noise=4", "coherent": None}
+
+
+class Cluster:
+    """Makes hosts, and agents and buffers on them; ends everything when left."""
+
+    def __init__(self, folder, backend, wheel, memory="plain", pool_mib=256):
+        self.folder = Path(tempfile.mkdtemp(prefix="pool-", dir=folder))
+        self.backend, self.wheel, self.memory = backend, wheel, memory
+        self.hosts, self.names, self.seeds, self.handle = [], itertools.count(1), itertools.count(1), None
+        self.pool_file = self.folder / "pool"
+        # This process is a machine too: the first seat of the pool is its.
+        os.environ["CXL_MACHINE_ID"], os.environ["CXL_STATE_DIR"] = "the test", str(self.folder / "state-test")
+        if backend == "CXL":
+            flags = FORMAT_COHERENT if memory == "coherent" else 0
+            format_pool(f"{self.pool_file},size={pool_mib}M", flags)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for host in self.hosts:
+            host.discard()
+        if self.handle:
+            self.handle.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def host(self, name=None, parameters=None, environment=None, agent=True, machine=None):
+        """A process with an agent of its own."""
+        environment = dict(environment or {})
+        if self.backend == "CXL":
+            environment.setdefault("CXL_POOL", str(self.pool_file))
+            if MEMORY[self.memory]:
+                environment["CXL_COHERENCE"] = MEMORY[self.memory].format(seed=len(self.hosts) + 1)
+        host = Host(self.folder, self.wheel, environment, machine)
+        self.hosts.append(host)
+        host.name = name or f"agent-{next(self.names)}"
+        host.opened = False
+        if agent:
+            host.agent(host.name, self.backend, parameters)
+        return host
+
+    def buffer(self, host, where, len_bytes, register=True):
+        """A buffer with a seed of its own in a host: `Side`."""
+        key, seed = f"buffer-{next(self.seeds)}", next(self.seeds)
+        offset = None
+        if where == "pool" and self.memory == "emulated":
+            where, offset = "file", self.block(len_bytes)
+        elif where == "pool" and not host.opened:
+            host.open_pool(str(self.pool_file))
+            host.opened = True
+        address = host.buffer(key, where, len_bytes, seed, str(self.pool_file), offset, register)
+        return Side(host, key, seed, address, len_bytes)
+
+    def block(self, len_bytes):
+        """The offset of a block of the pool that this process, a host as well, has allocated."""
+        if not self.handle:
+            self.handle = PoolHandle(str(self.pool_file))
+        return self.handle.offset(self.handle.alloc(len_bytes))
+
+    def introduce(self, one, other):
+        """Lets two agents know of each other all that they have registered."""
+        for here, there in ((one, other), (other, one)):
+            here.add(there.metadata())
+
+
+class Side:
+    """A buffer of a host."""
+
+    def __init__(self, host, key, seed, address, len_bytes):
+        self.host, self.key, self.seed, self.address, self.len_bytes = host, key, seed, address, len_bytes
+
+    def rows(self, places, length):
+        """Descriptors of `length` bytes at these places of the buffer."""
+        places = numpy.asarray(places, numpy.uint64)
+        rows = numpy.zeros((len(places), 3), numpy.uint64)
+        rows[:, 0] = places + numpy.uint64(self.address)
+        rows[:, 1] = length
+        return rows
+
+    def row(self, place, length):
+        return self.rows([place], length)
+
+    def renew(self, seed):
+        """Fills it with another pattern."""
+        self.seed = seed
+        self.host.fill(self.key, seed)
+
+    def check(self, pieces=()):
+        assert self.host.check(self.key, pieces) == ""
+
+    def check_list(self, other, at, start, length):
+        assert self.host.check_list(self.key, other.seed, numpy.asarray(at), numpy.asarray(start), length) == ""
