@@ -359,10 +359,10 @@ int cxl_shm_ring_send(cxl_pool_t* pool, cxl_ring_t connection, const void* messa
 int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, size_t size, size_t* len_bytes, uint64_t timeout_ms);
 
 /* Looks now whether the other end of a connection is alive, without waiting, whatever other threads do with the connection. Success after a
- * copy out of memory that the other end owns says whose the memory was during the copy: with *seen (which may be NULL) 1, when the other end
- * is a process of this host, that is certain. With 0 it is on another host, where nothing says that it has ended, but it may have ended a
- * moment ago and its memory be reused: then only a message that it sent after the copy is proof.
- * CXL_SHM_E_PEER_CLOSED if it has closed, CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or that cannot be told. */
+ * copy out of memory that the other end owns says whose the memory was during the copy: with *seen (which may be NULL) 1, when the other
+ * end is a process of this host, that is certain. With 0 it is on another host, where nothing says that it has ended, but it may have ended
+ * a moment ago and its memory be reused: then only a message that it sent after the copy is proof. CXL_SHM_E_PEER_CLOSED if it has closed,
+ * CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or that cannot be told. */
 int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
 
 /* Closes a connection or a listener; the number is not valid any more whatever the result is. A connection is closed once the other end
@@ -415,6 +415,23 @@ int cxl_shm_copy_in(void* destination, const void* source, size_t size);
 /* Invalidates `size` bytes of the pool and copies them to `destination`, ordinary memory. Nothing keeps another host from writing
  * meanwhile: hold a lock, or verify what you got. */
 int cxl_shm_copy_out(void* destination, const void* source, size_t size);
+
+#define CXL_SHM_COPY_IN 0u     /* from ordinary memory to the pool, as cxl_shm_copy_in() */
+#define CXL_SHM_COPY_OUT 1u    /* from the pool to ordinary memory, as cxl_shm_copy_out() */
+#define CXL_SHM_COPY_WITHIN 2u /* from `memory` to `pool`, both in the pool, as one after the other */
+
+/* An entry of a list of copies. */
+typedef struct cxl_shm_copy {
+    void* pool;       /* first byte in the pool */
+    void* memory;     /* first byte of ordinary memory */
+    size_t len_bytes; /* 0 = nothing is done */
+} cxl_shm_copy_t;
+
+/* Copies any number of pieces of one pool in the calling thread, in any order, with the fences of all made once; pieces that go on where
+ * the one before ends, on both sides, count as one. No byte may be the destination of two pieces (CXL_SHM_E_INVALID), and with
+ * CXL_SHM_COPY_WITHIN none may be both source and destination. A list with a piece that does not lie in the blocks is refused before any
+ * byte moves; after other errors an unknown part of it was copied. A list in the order of its destinations is checked fastest. */
+int cxl_shm_copy_list(uint32_t direction, const cxl_shm_copy_t* pieces, size_t count);
 
 /* ---- Devices by themselves ------------------------------------------------------------------------------------------------------------ *
  *

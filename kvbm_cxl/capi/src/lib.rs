@@ -9,11 +9,12 @@
 //! - [`types`]: the structures of the header, and how structures of another version are read and written.
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
-//!   `rings`: listeners and connections; `devices`: devices by themselves;
+//!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies;
 //!   `upkeep`: what the allocator has to do meanwhile.
 
 mod api;
 mod cache;
+mod copies;
 mod devices;
 mod handle;
 mod locks;

@@ -10,6 +10,7 @@ use crate::upkeep::Upkeep;
 use arc_swap::ArcSwapOption;
 use bytemuck::Zeroable;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::copy::CopyEngine;
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::lock::LockId;
@@ -20,7 +21,7 @@ use cxl_pool::pool::{self, CellArea, Pool, Share};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Deadline of the calls that take none, in milliseconds.
@@ -89,6 +90,8 @@ pub struct OpenPool {
     config: HostConfig,
     timeout_ms: u64,
     member: ArcSwapOption<Member>,
+    /// Of lists of copies, once there was one.
+    copy_engine: OnceLock<Arc<dyn CopyEngine>>,
     /// Runs while this process is a member; held while it joins or leaves.
     upkeep: Mutex<Option<Upkeep>>,
 }
@@ -175,6 +178,7 @@ impl OpenPool {
             config,
             timeout_ms: or_default(options.timeout_ms, DEFAULT_TIMEOUT_MS).min(MAX_TIMEOUT_MS),
             member: ArcSwapOption::empty(),
+            copy_engine: OnceLock::new(),
             upkeep: Mutex::new(None),
         };
         if !read_only && options.flags & types::OPEN_NO_JOIN == 0 {
@@ -288,6 +292,15 @@ impl OpenPool {
     /// The pool itself.
     pub fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// What copies lists.
+    pub fn copy_engine(&self) -> Outcome<&dyn CopyEngine> {
+        if let Some(engine) = self.copy_engine.get() {
+            return Ok(&**engine);
+        }
+        let engine = crate::copies::engine()?;
+        Ok(&**self.copy_engine.get_or_init(|| engine))
     }
 
     /// A deadline as the caller gave it.

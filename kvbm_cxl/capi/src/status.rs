@@ -94,6 +94,11 @@ impl Failure {
         Failure { status, message: message.into() }
     }
 
+    /// An address or offset that is not where it has to be.
+    pub fn not_in_pool(message: impl Into<String>) -> Self {
+        Failure::new(Status::E_NOT_IN_POOL, message)
+    }
+
     /// An argument that can never work.
     pub fn invalid(message: impl Into<String>) -> Self {
         Failure::new(Status::E_INVALID, message)

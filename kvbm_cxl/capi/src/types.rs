@@ -48,6 +48,9 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_DEVICE_READ_ONLY", DEVICE_READ_ONLY as u64),
     ("CXL_SHM_DEVICE_IN_POOL", DEVICE_IN_POOL as u64),
     ("CXL_SHM_MAGIC", u64::from_le_bytes(MAGIC)),
+    ("CXL_SHM_COPY_IN", COPY_IN as u64),
+    ("CXL_SHM_COPY_OUT", COPY_OUT as u64),
+    ("CXL_SHM_COPY_WITHIN", COPY_WITHIN as u64),
     ("CXL_SHM_ID_BYTES", 16),
     ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
     ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
@@ -86,6 +89,12 @@ pub const ALLOC_SCRATCH: u32 = 1;
 pub const DEVICE_READ_ONLY: u32 = 1;
 /// The device is part of the pool.
 pub const DEVICE_IN_POOL: u32 = 1;
+/// From ordinary memory to the pool.
+pub const COPY_IN: u32 = 0;
+/// From the pool to ordinary memory.
+pub const COPY_OUT: u32 = 1;
+/// From one place of the pool to another.
+pub const COPY_WITHIN: u32 = 2;
 /// Bind a bound name anew.
 pub const PUT_REPLACE: u32 = 1;
 
@@ -179,6 +188,13 @@ structures! {
     /// A stretch of the caller's memory. `ptr` is an address.
     "cxl_shm_piece_t" Piece {
         ptr: usize,
+        len_bytes: usize,
+    }
+
+    /// An entry of a list of copies. Both are addresses.
+    "cxl_shm_copy_t" Copy {
+        pool: usize,
+        memory: usize,
         len_bytes: usize,
     }
 

@@ -100,6 +100,7 @@ fn c_type(rust: &str) -> String {
         "CacheOptions" => "cxl_shm_cache_options_t",
         "BlockId" => "cxl_shm_block_id_t",
         "Piece" => "cxl_shm_piece_t",
+        "Copy" => "cxl_shm_copy_t",
         "Block" => "cxl_shm_block_t",
         other => panic!("no C type is known for {other}"),
     };

@@ -222,3 +222,16 @@ fn the_program_of_the_readme_runs() {
         .unwrap();
     assert!(output.status.success() && output.stdout == b"hello\n", "{output:?}");
 }
+
+#[test]
+fn lists_of_copies_cross_hosts_whole() {
+    for (link, coherence) in
+        [(Link::Shared, NATIVE), (Link::Static, "emulated:seed=5"), (Link::Shared, "emulated:seed=6,noise=4"), (Link::Sanitized, NATIVE)]
+    {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "copies.c", link) else { return };
+        let pool = format!("{},size=24M", folder.path("pool").display());
+        let run = |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), OsStr::new(&pool)]);
+        succeed(vec![run("first", "one"), run("second", "two")]);
+    }
+}

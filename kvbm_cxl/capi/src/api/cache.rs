@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The prefix cache.
 
-use super::writable;
+use super::{items, writable};
 use crate::cache::CacheMember;
 use crate::handle;
 use crate::status::{Failure, Outcome, Status, status_of};
@@ -17,22 +17,6 @@ fn with_cache<T>(pool: *mut CxlPool, work: impl FnOnce(&CacheMember) -> Outcome<
             None => Err(Failure::new(Status::E_CLOSED, "the cache of this pool is not open: call cxl_shm_cache_open")),
         })
     })
-}
-
-/// The array of `count` items at `at`.
-///
-/// # Safety
-/// `at` is null or readable so far, and stays as it is for `'a`.
-unsafe fn items<'a, T>(at: *const T, count: usize, what: &str) -> Outcome<&'a [T]> {
-    if count == 0 {
-        return Ok(&[]);
-    }
-    writable(at, what)?;
-    if !at.is_aligned() || count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
-        return Err(Failure::invalid(format!("the array of {what} is misaligned or too long")));
-    }
-    // SAFETY: not null, aligned, of a possible length, and readable as the caller says.
-    Ok(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
 /// The block that `id` names.

@@ -4,6 +4,7 @@
 mod block;
 mod cache;
 mod coherence;
+mod copy;
 mod device;
 mod error;
 mod lock;
@@ -50,4 +51,20 @@ unsafe fn spec<'a>(text: *const c_char) -> Outcome<Option<&'a str>> {
 /// Refuses a null pointer to where an output goes.
 fn writable<T>(at: *const T, what: &str) -> Outcome<()> {
     if at.is_null() { Err(Failure::invalid(format!("the pointer to the {what} is NULL"))) } else { Ok(()) }
+}
+
+/// The array of `count` items at `at`.
+///
+/// # Safety
+/// `at` is null or readable so far, and stays as it is for `'a`.
+unsafe fn items<'a, T>(at: *const T, count: usize, what: &str) -> Outcome<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    writable(at, what)?;
+    if !at.is_aligned() || count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+        return Err(Failure::invalid(format!("the array of {what} is misaligned or too long")));
+    }
+    // SAFETY: not null, aligned, of a possible length, and readable as the caller says.
+    Ok(unsafe { std::slice::from_raw_parts(at, count) })
 }

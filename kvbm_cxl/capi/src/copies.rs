@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lists of copies in one call, with the fences of all made once.
+
+use crate::handle;
+use crate::pool::OpenPool;
+use crate::status::{Failure, Outcome};
+use crate::types::{COPY_IN, COPY_OUT, COPY_WITHIN, Copy};
+use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, LocalRange, ReadList, WriteList};
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes that are on their way between two places of the pool.
+const BOUNCE_BYTES: usize = 256 << 10;
+
+/// The engine of lists: as `CXL_COPY` says, but in the caller's thread alone. Who wants several threads makes several calls.
+pub fn engine() -> Outcome<Arc<dyn CopyEngine>> {
+    Ok(cxl_pool::copy::engine(CopyConfig { workers: 0, ..CopyConfig::from_env()? }, None)?)
+}
+
+fn local(address: usize, len_bytes: usize) -> Outcome<LocalRange> {
+    match NonZeroUsize::new(address) {
+        Some(address) => Ok(LocalRange { address: NonNull::with_exposed_provenance(address), len_bytes }),
+        None => Err(Failure::invalid(format!("the pointer to {len_bytes} bytes of ordinary memory is NULL"))),
+    }
+}
+
+/// The offset of a piece's bytes at `address`, which has to lie in the blocks of `pool`.
+fn offset(pool: &OpenPool, address: usize, len_bytes: usize) -> Outcome<u64> {
+    let Some(offset) = pool.offset_of(address) else {
+        return Err(Failure::not_in_pool(format!("{address:#x} does not lie in the pool of the first piece")));
+    };
+    pool.check_range(offset, len_bytes)?;
+    Ok(offset)
+}
+
+/// Copies the pieces.
+///
+/// # Safety
+/// The ordinary memory of each piece may be read, or written by nobody else, as the direction demands.
+pub unsafe fn copy(direction: u32, pieces: &[Copy]) -> Outcome<()> {
+    if direction > COPY_WITHIN {
+        return Err(Failure::invalid(format!("{direction} is no direction of a copy")));
+    }
+    let Some(first) = pieces.iter().find(|piece| piece.len_bytes > 0) else { return Ok(()) };
+    handle::with_address(first.pool, first.len_bytes, |pool, _| {
+        let (memory, engine) = (pool.pool().lines().memory(), pool.copy_engine()?);
+        let used = pieces.iter().filter(|piece| piece.len_bytes > 0);
+        match direction {
+            COPY_IN => {
+                let mut list = WriteList::new();
+                for piece in used {
+                    let to = offset(pool, piece.pool, piece.len_bytes)?;
+                    // SAFETY: readable, as the caller says.
+                    unsafe { list.push_raw(to, local(piece.memory, piece.len_bytes)?) };
+                }
+                engine.publish(&**memory, &list, Checksum::Off)?;
+            }
+            COPY_OUT => {
+                let mut list = ReadList::new();
+                for piece in used {
+                    let from = offset(pool, piece.pool, piece.len_bytes)?;
+                    // SAFETY: writable, as the caller says.
+                    unsafe { list.push_raw(from, local(piece.memory, piece.len_bytes)?) };
+                }
+                engine.pull(&**memory, &mut list, Checksum::Off)?;
+            }
+            _ => {
+                let moves = used.map(|piece| {
+                    Ok((offset(pool, piece.pool, piece.len_bytes)?, offset(pool, piece.memory, piece.len_bytes)?, piece.len_bytes))
+                });
+                within(pool, engine, &moves.collect::<Outcome<Vec<_>>>()?)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Copies (to, from, length) within the pool, through memory of this process: neither end may be touched but by the coherence layer.
+fn within(pool: &OpenPool, engine: &dyn CopyEngine, moves: &[(u64, u64, usize)]) -> Outcome<()> {
+    let memory = pool.pool().lines().memory();
+    let mut bounce = vec![0u8; BOUNCE_BYTES.min(moves.iter().fold(0, |sum: usize, (_, _, len)| sum.saturating_add(*len)))];
+    let mut left = moves.iter().copied();
+    let mut rest = left.next();
+    while rest.is_some() {
+        // As many as there is room for: (to, from, length), one behind the other.
+        let (mut taken, mut room) = (Vec::new(), bounce.len());
+        while let Some((to, from, len)) = rest
+            && room > 0
+        {
+            let now = len.min(room);
+            taken.push((to, from, now));
+            room -= now;
+            rest = if now == len { left.next() } else { Some((to + now as u64, from + now as u64, len - now)) };
+        }
+        let (mut reads, mut free) = (ReadList::new(), bounce.as_mut_slice());
+        for &(_, from, len) in &taken {
+            let (now, behind) = free.split_at_mut(len);
+            reads.push(from, now);
+            free = behind;
+        }
+        engine.pull(&**memory, &mut reads, Checksum::Off)?;
+        let (mut writes, mut full) = (WriteList::new(), bounce.as_slice());
+        for &(to, _, len) in &taken {
+            let (now, behind) = full.split_at(len);
+            writes.push(to, now);
+            full = behind;
+        }
+        engine.publish(&**memory, &writes, Checksum::Off)?;
+    }
+    Ok(())
+}
