@@ -87,6 +87,11 @@ python-package: build-plugin .venv/nixl-installed ## Build the wheel of package 
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
+.PHONY: nixl-plugin
+nixl-plugin: ## Build libplugin_CXL.so, the backend for NIXL, in target/nixl_plugin
+	$(STEP) 'static library of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
+
 .PHONY: serve
 serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
 	@target/release/cxlctl demo
@@ -190,4 +195,4 @@ perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes per
 
 .PHONY: perf-nixl
 perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
-	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl.py --write perf
+	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf

@@ -52,9 +52,8 @@ struct RemoteRegion {
     std::shared_ptr<Peer> peer;
     PublicRegion is;
     nixl_mem_t memory = DRAM_SEG;
-    std::byte* pool_address = nullptr; // Kind::pool of the same pool: in this process
+    std::byte* pool_address = nullptr; // RegionKind::pool of the same pool: in this process
     std::shared_ptr<Registration> own; // of this process: the registration itself
-    std::string meta_info;             // as it was registered, where it is of this engine
 
     bool covers(uint64_t address, size_t len) const {
         return address >= is.base && len <= is.len_bytes && address - is.base <= is.len_bytes - len;

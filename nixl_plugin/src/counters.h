@@ -27,6 +27,11 @@ struct Counters {
     Counter local_bytes;         // between memory of this process
     Counter staged_bytes;        // through staging, as initiator
     Counter served_bytes;        // through staging, for peers
+    Counter objects_published;
+    Counter objects_existed; // WRITEs of objects that were there already
+    Counter objects_read;
+    Counter objects_missed; // READs of objects that were not there
+    Counter device_bytes;   // between GPUs and the pool
     Counter notifs_sent;
     Counter notifs_received;
 };

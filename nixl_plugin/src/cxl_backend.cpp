@@ -1,25 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cxl_backend.h"
 #include "log.h"
+#include "prepare.h"
+#include <unistd.h>
 
 using namespace kvbm_cxl;
 
 namespace {
-
-/// NIXL's handle of a local registration.
-struct LocalMd : nixlBackendMD {
-    std::shared_ptr<Registration> registration;
-    std::string meta_info;
-
-    LocalMd() : nixlBackendMD(true) {}
-};
-
-/// NIXL's handle of memory as the target of transfers: of a peer, or of this engine itself.
-struct RemoteMd : nixlBackendMD {
-    std::shared_ptr<const RemoteRegion> region;
-
-    RemoteMd() : nixlBackendMD(false) {}
-};
 
 /// Runs a call of NIXL's; whatever is thrown inside ends here.
 template <class Work> nixl_status_t guarded(const char* call, Work&& work) noexcept {
@@ -32,6 +19,24 @@ template <class Work> nixl_status_t guarded(const char* call, Work&& work) noexc
     }
 }
 
+/// What a registration tells the peers.
+PublicRegion public_region(const Core& core, const Registration& registration) {
+    PublicRegion region;
+    region.pool = core.pool->uuid();
+    region.engine = core.id;
+    region.registration = registration.id;
+    region.kind = registration.kind;
+    region.base = registration.base;
+    region.offset = registration.pool_offset;
+    region.len_bytes = registration.len_bytes;
+    region.device = registration.device;
+    return region;
+}
+
+Request& request_of(nixlBackendReqH* handle) {
+    return *static_cast<RequestHandle*>(handle)->request;
+}
+
 } // namespace
 
 nixlCxlEngine::nixlCxlEngine(const nixlBackendInitParams* params) : nixlBackendEngine(params) {
@@ -42,7 +47,15 @@ nixlCxlEngine::nixlCxlEngine(const nixlBackendInitParams* params) : nixlBackendE
     }
 }
 
-nixlCxlEngine::~nixlCxlEngine() = default;
+nixlCxlEngine::~nixlCxlEngine() {
+    if (!core_)
+        return;
+    // Engines of this process copy from and to this memory directly: not any more from here on.
+    for (const auto& registration : core_->registry.all()) {
+        if (!registration->close_and_wait(core_->options.timeout_ms))
+            log(LogLevel::warn, "CXL: an engine ends while its memory is in use by a transfer");
+    }
+}
 
 Status nixlCxlEngine::start(const nixlBackendInitParams& params) {
     Options options;
@@ -53,11 +66,288 @@ Status nixlCxlEngine::start(const nixlBackendInitParams& params) {
         return opened;
     core->agent = params.localAgent;
     core->id = random_id();
+    auto self = std::make_shared<Peer>();
+    self->agent = core->agent;
+    self->info = conn_info(*core);
+    self->local = core;
+    self->is_local = self->is_same_pool = true;
     enter_engine(core);
+    self_ = std::move(self);
     core_ = std::move(core);
     return {};
 }
 
+ConnInfo nixlCxlEngine::conn_info(const Core& core) {
+    ConnInfo info;
+    info.pool = core.pool->uuid();
+    info.engine = core.id;
+    info.slot = core.pool->info().slot;
+    info.pid = static_cast<uint32_t>(getpid());
+    info.agent = core.agent;
+    info.ring = "nixl." + hex16(core.id);
+    return info;
+}
+
 nixl_mem_list_t nixlCxlEngine::supported_mems() {
     return {DRAM_SEG};
+}
+
+std::shared_ptr<Peer> nixlCxlEngine::find_peer(const std::string& agent) const {
+    std::shared_lock lock(peers_mutex_);
+    auto found = peers_.find(agent);
+    if (found != peers_.end())
+        return found->second;
+    return agent == core_->agent ? self_ : nullptr;
+}
+
+// ---- Memory ------------------------------------------------------------------------------------------------------------------------
+
+nixl_status_t nixlCxlEngine::registerMem(const nixlBlobDesc& mem, const nixl_mem_t& kind, nixlBackendMD*& out) {
+    return guarded("registerMem", [&] {
+        auto registration = std::make_shared<Registration>();
+        registration->memory = kind;
+        registration->base = mem.addr;
+        registration->len_bytes = mem.len;
+        registration->device = mem.devId;
+        if (mem.addr > UINTPTR_MAX - mem.len)
+            return report("register", {NIXL_ERR_INVALID_PARAM, text("CXL: registering ", mem.len, " bytes at ", hex(mem.addr),
+                                                                    ": they end behind the last address")});
+        Status known;
+        switch (kind) {
+        case DRAM_SEG:
+            known = resolve_dram(*core_->pool, *registration);
+            break;
+        default:
+            known = {NIXL_ERR_NOT_SUPPORTED, text("CXL: memory of kind ", static_cast<int>(kind), " is not supported on this machine")};
+        }
+        if (!known.ok())
+            return report("register", known);
+        auto md = std::make_unique<LocalMd>(registration);
+        core_->registry.add(registration);
+        out = md.release();
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::deregisterMem(nixlBackendMD* meta) {
+    return guarded("deregisterMem", [&] {
+        std::unique_ptr<LocalMd> md(dynamic_cast<LocalMd*>(meta));
+        if (!md)
+            return report("deregister", {NIXL_ERR_INVALID_PARAM, "CXL: deregistering what this backend has not registered"});
+        Registration& registration = *md->registration;
+        core_->registry.remove(registration.id);
+        if (!registration.close_and_wait(core_->options.timeout_ms))
+            return report("deregister", {NIXL_ERR_NOT_ALLOWED, text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base),
+                                                                    " are deregistered but still in use by a transfer: do not free them")});
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::getPublicData(const nixlBackendMD* meta, std::string& data) const {
+    return guarded("getPublicData", [&] {
+        auto* md = dynamic_cast<const LocalMd*>(meta);
+        if (!md)
+            return NIXL_ERR_INVALID_PARAM;
+        data = encode(public_region(*core_, *md->registration));
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::loadLocalMD(nixlBackendMD* input, nixlBackendMD*& output) {
+    return guarded("loadLocalMD", [&] {
+        auto* md = dynamic_cast<LocalMd*>(input);
+        if (!md)
+            return NIXL_ERR_INVALID_PARAM;
+        auto region = std::make_shared<RemoteRegion>();
+        region->peer = self_;
+        region->is = public_region(*core_, *md->registration);
+        region->memory = md->registration->memory;
+        region->own = md->registration;
+        region->pool_address = md->registration->pool_address;
+        output = new RemoteMd(std::move(region));
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_mem_t& kind, const std::string& remote_agent,
+                                          nixlBackendMD*& output) {
+    return guarded("loadRemoteMD", [&] {
+        auto peer = find_peer(remote_agent);
+        if (!peer)
+            return report("load:" + remote_agent, {NIXL_ERR_NOT_FOUND, text("CXL: no connection information of agent ", remote_agent,
+                                                                            " was loaded: load its metadata as a whole first")});
+        auto region = std::make_shared<RemoteRegion>();
+        region->peer = peer;
+        region->memory = kind;
+        if (Status read = decode(input.metaInfo, region->is); !read.ok())
+            return report("load", read.within(text("CXL: loading metadata of agent ", remote_agent)));
+        if (peer->is_local) {
+            auto core = peer->local.lock();
+            region->own = core ? core->registry.find(region->is.registration) : nullptr;
+            if (!region->own)
+                return report("load", {NIXL_ERR_NOT_FOUND, text("CXL: agent ", remote_agent, " has deregistered what its metadata names")});
+            region->pool_address = region->own->pool_address;
+        } else if (region->is.kind == RegionKind::pool && peer->is_same_pool && region->is.len_bytes > 0) {
+            if (Status found = core_->pool->range(region->is.offset, region->is.len_bytes, region->pool_address); !found.ok())
+                return report("load", found.within(text("CXL: loading metadata of agent ", remote_agent)));
+        }
+        output = new RemoteMd(std::move(region));
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::unloadMD(nixlBackendMD* input) {
+    return guarded("unloadMD", [&] {
+        if (!dynamic_cast<RemoteMd*>(input))
+            return NIXL_ERR_INVALID_PARAM;
+        delete input;
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& answers) const {
+    return guarded("queryMem", [&] {
+        if (descs.getType() != DRAM_SEG)
+            return NIXL_ERR_NOT_SUPPORTED;
+        answers.clear();
+        for (const nixlBlobDesc& desc : descs) {
+            Registration registration;
+            registration.base = desc.addr;
+            registration.len_bytes = desc.len;
+            nixl_b_params_t answer;
+            bool is_known = locate_dram(*core_->pool, registration).ok();
+            if (is_known && registration.kind == RegionKind::pool)
+                answer = {{"tier", "pool"}, {"pool", uuid_text(core_->pool->uuid())}, {"offset", std::to_string(registration.pool_offset)}};
+            else
+                answer = {{"tier", "heap"}};
+            answer.emplace("size", std::to_string(desc.len));
+            answers.emplace_back(std::move(answer));
+        }
+        return NIXL_SUCCESS;
+    });
+}
+
+// ---- Peers -------------------------------------------------------------------------------------------------------------------------
+
+nixl_status_t nixlCxlEngine::getConnInfo(std::string& data) const {
+    return guarded("getConnInfo", [&] {
+        data = encode(self_->info);
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::loadRemoteConnInfo(const std::string& remote_agent, const std::string& data) {
+    return guarded("loadRemoteConnInfo", [&] {
+        auto peer = std::make_shared<Peer>();
+        peer->agent = remote_agent;
+        if (Status read = decode(data, peer->info); !read.ok())
+            return report("conn:" + remote_agent, read.within(text("CXL: agent ", remote_agent)));
+        peer->is_same_pool = peer->info.pool == core_->pool->uuid();
+        if (auto core = find_engine(peer->info.engine)) {
+            peer->local = core;
+            peer->is_local = true;
+        }
+        std::unique_lock lock(peers_mutex_);
+        auto& known = peers_[remote_agent];
+        // The same engine once more, as when metadata is loaded again, stays as it is.
+        if (!known || known->info.engine != peer->info.engine)
+            known = std::move(peer);
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::connect(const std::string& remote_agent) {
+    return guarded("connect", [&] { return find_peer(remote_agent) ? NIXL_SUCCESS : NIXL_ERR_NOT_FOUND; });
+}
+
+nixl_status_t nixlCxlEngine::disconnect(const std::string& remote_agent) {
+    return guarded("disconnect", [&] {
+        std::unique_lock lock(peers_mutex_);
+        return peers_.erase(remote_agent) || remote_agent == core_->agent ? NIXL_SUCCESS : NIXL_ERR_NOT_FOUND;
+    });
+}
+
+Status nixlCxlEngine::deliver(const Peer& peer, std::string message) const {
+    if (!peer.is_local)
+        return {NIXL_ERR_NOT_SUPPORTED, text("CXL: agent ", peer.agent, " is of another process")};
+    auto core = peer.local.lock();
+    if (!core)
+        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", peer.agent, " of this process has ended")};
+    core->inbox.put(core_->agent, std::move(message));
+    core_->counters.notifs_sent.add();
+    core->counters.notifs_received.add();
+    return {};
+}
+
+nixl_status_t nixlCxlEngine::getNotifs(notif_list_t& notifs) {
+    return guarded("getNotifs", [&] {
+        if (!notifs.empty())
+            return report("notifs", {NIXL_ERR_INVALID_PARAM, "CXL: the list for notifications has to be empty"});
+        core_->inbox.take(notifs);
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::genNotif(const std::string& remote_agent, const std::string& message) const {
+    return guarded("genNotif", [&] {
+        auto peer = find_peer(remote_agent);
+        if (!peer)
+            return report("notify:" + remote_agent,
+                          {NIXL_ERR_NOT_FOUND, text("CXL: notifying agent ", remote_agent, ": its metadata was not loaded")});
+        Status told = deliver(*peer, message);
+        return told.ok() ? NIXL_SUCCESS : report("notify:" + remote_agent, told);
+    });
+}
+
+// ---- Transfers ---------------------------------------------------------------------------------------------------------------------
+
+nixl_status_t nixlCxlEngine::prepXfer(const nixl_xfer_op_t& operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
+                                      const std::string& remote_agent, nixlBackendReqH*& handle, const nixl_opt_b_args_t*) const {
+    return guarded("prepXfer", [&] {
+        auto peer = find_peer(remote_agent);
+        if (!peer)
+            return report("prep:" + remote_agent,
+                          {NIXL_ERR_NOT_FOUND, text("CXL: transfer with agent ", remote_agent, ": its metadata was not loaded")});
+        auto made = std::make_unique<RequestHandle>();
+        made->request =
+            std::make_shared<Request>(core_, peer, [this](const Peer& to, std::string message) { return deliver(to, std::move(message)); });
+        Routed routed;
+        if (Status known = route_lists(operation, local, remote, peer, *made->request, routed); !known.ok())
+            return report("prep", known);
+        add_direct_parts(core_, operation, routed, *made->request);
+        handle = made.release();
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::postXfer(const nixl_xfer_op_t&, const nixl_meta_dlist_t&, const nixl_meta_dlist_t&, const std::string&,
+                                      nixlBackendReqH*& handle, const nixl_opt_b_args_t* opt_args) const {
+    if (!handle)
+        return NIXL_ERR_INVALID_PARAM;
+    return request_of(handle).post(opt_args);
+}
+
+nixl_status_t nixlCxlEngine::checkXfer(nixlBackendReqH* handle) const {
+    return handle ? request_of(handle).check() : NIXL_ERR_INVALID_PARAM;
+}
+
+nixl_status_t nixlCxlEngine::releaseReqH(nixlBackendReqH* handle) const {
+    return guarded("releaseReqH", [&] {
+        if (!handle)
+            return NIXL_ERR_INVALID_PARAM;
+        request_of(handle).cancel();
+        delete handle;
+        return NIXL_SUCCESS;
+    });
+}
+
+nixl_status_t nixlCxlEngine::estimateXferCost(const nixl_xfer_op_t&, const nixl_meta_dlist_t&, const nixl_meta_dlist_t&, const std::string&,
+                                              nixlBackendReqH* const& handle, std::chrono::microseconds& duration,
+                                              std::chrono::microseconds& margin, nixl_cost_t& method, const nixl_opt_args_t*) const {
+    if (!handle)
+        return NIXL_ERR_INVALID_PARAM;
+    duration = std::chrono::microseconds(request_of(handle).estimate_us());
+    margin = duration / 2;
+    method = nixl_cost_t::ANALYTICAL_BACKEND;
+    return NIXL_SUCCESS;
 }

@@ -12,7 +12,11 @@ class nixlCxlEngine : public nixlBackendEngine {
     mutable std::shared_mutex peers_mutex_;
     std::map<std::string, std::shared_ptr<kvbm_cxl::Peer>> peers_;
 
+    std::shared_ptr<kvbm_cxl::Peer> self_;
+
     kvbm_cxl::Status start(const nixlBackendInitParams& params);
+    static kvbm_cxl::ConnInfo conn_info(const kvbm_cxl::Core& core);
+    kvbm_cxl::Status deliver(const kvbm_cxl::Peer& peer, std::string message) const;
     std::shared_ptr<kvbm_cxl::Peer> find_peer(const std::string& agent) const;
 
   public:

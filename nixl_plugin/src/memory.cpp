@@ -5,6 +5,7 @@
 #include <charconv>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 namespace kvbm_cxl {
 
@@ -74,6 +75,27 @@ std::shared_ptr<Registration> Registry::find(uint64_t id) const {
     return found == live_.end() ? nullptr : found->second;
 }
 
+std::vector<std::shared_ptr<Registration>> Registry::all() const {
+    std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Registration>> found;
+    for (const auto& [id, registration] : live_)
+        found.push_back(registration);
+    return found;
+}
+
+bool Registration::close_and_wait(uint64_t timeout_ms) {
+    close();
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    std::chrono::microseconds pause(20);
+    while (is_used()) {
+        if (std::chrono::steady_clock::now() >= deadline)
+            return false;
+        std::this_thread::sleep_for(pause);
+        pause = std::min(pause * 2, std::chrono::microseconds(1000));
+    }
+    return true;
+}
+
 std::vector<MapEntry> parse_maps(std::string_view text) {
     std::vector<MapEntry> entries;
     while (!text.empty()) {
@@ -119,11 +141,11 @@ static std::vector<MapEntry> own_map() {
     return parse_maps(text.str());
 }
 
-Status resolve_dram(const Pool& pool, Registration& registration) {
+Status locate_dram(const Pool& pool, Registration& registration) {
     const cxl_shm_info_t& info = pool.info();
     auto base = reinterpret_cast<uintptr_t>(info.base);
     uint64_t offset = 0;
-    registration.kind = Kind::heap;
+    registration.kind = RegionKind::heap;
     if (registration.len_bytes == 0)
         return {};
     if (registration.base >= base && registration.base - base < info.len_bytes) {
@@ -142,11 +164,18 @@ Status resolve_dram(const Pool& pool, Registration& registration) {
     }
     if (Status found = pool.range(offset, registration.len_bytes, registration.pool_address); !found.ok())
         return found.within(text("registering ", registration.len_bytes, " bytes at ", hex(registration.base)));
+    registration.kind = RegionKind::pool;
+    registration.pool_offset = offset;
+    return {};
+}
+
+Status resolve_dram(const Pool& pool, Registration& registration) {
+    Status found = locate_dram(pool, registration);
+    if (!found.ok() || registration.kind != RegionKind::pool)
+        return found;
     // Not the start of a block, or another process's: then it is somebody else's business how long it lives.
     if (int status = cxl_shm_keep(registration.pool_address); status != CXL_SHM_OK && status != CXL_SHM_E_NOT_A_BLOCK)
-        log(LogLevel::debug, pool_failure(status, text("keeping the block at offset ", hex(offset))).reason());
-    registration.kind = Kind::pool;
-    registration.pool_offset = offset;
+        log(LogLevel::debug, pool_failure(status, text("keeping the block at offset ", hex(registration.pool_offset))).reason());
     return {};
 }
 

@@ -25,12 +25,12 @@ class Registration {
   public:
     uint64_t id = 0; // never used again by the engine
     nixl_mem_t memory = DRAM_SEG;
-    Kind kind = Kind::heap;
+    RegionKind kind = RegionKind::heap;
     uintptr_t base = 0; // as the application registered it
     size_t len_bytes = 0;
     uint64_t device = 0;
-    uint64_t pool_offset = 0;          // Kind::pool: of the first byte
-    std::byte* pool_address = nullptr; // Kind::pool: of the first byte in the pool's own mapping
+    uint64_t pool_offset = 0;          // RegionKind::pool: of the first byte
+    std::byte* pool_address = nullptr; // RegionKind::pool: of the first byte in the pool's own mapping
     std::unique_ptr<RegistrationExtra> extra;
 
     /// Whether a range of the application's addresses lies inside.
@@ -50,6 +50,8 @@ class Registration {
     void close() { users_.fetch_or(closing, std::memory_order_acq_rel); }
     bool is_closed() const { return users_.load(std::memory_order_acquire) & closing; }
     bool is_used() const { return (users_.load(std::memory_order_acquire) & ~closing) != 0; }
+    /// Closes it and waits until nobody uses it; false if somebody still does after `timeout_ms`.
+    bool close_and_wait(uint64_t timeout_ms);
 };
 
 /// The registrations of one engine.
@@ -64,6 +66,8 @@ class Registry {
     void remove(uint64_t id);
     /// The live one of that number, or none.
     std::shared_ptr<Registration> find(uint64_t id) const;
+    /// All that are live.
+    std::vector<std::shared_ptr<Registration>> all() const;
 };
 
 /// A stretch of /proc/self/maps that shows a file or device.
@@ -87,7 +91,11 @@ Lies find_in_pool(const std::vector<MapEntry>& entries, uintptr_t pool_base, uin
                   uint64_t& pool_offset);
 
 /// Whether DRAM lies in the pool's data, and where; as Registration says it. Memory that lies in the pool partly, or in its metadata, is an
-/// error. What it finds in a scratch block of this process is made kept, so that it is not handed to others when the process ends.
+/// error.
+Status locate_dram(const Pool& pool, Registration& registration);
+
+/// locate_dram(); and what is found to be a scratch block of this process is made a kept one, so that it is not handed to others when the
+/// process ends.
 Status resolve_dram(const Pool& pool, Registration& registration);
 
 } // namespace kvbm_cxl

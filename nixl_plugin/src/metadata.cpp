@@ -114,7 +114,7 @@ Status malformed(std::string_view what) {
 }
 
 bool is_kind(uint32_t value) {
-    return value >= static_cast<uint32_t>(Kind::heap) && value <= static_cast<uint32_t>(Kind::file);
+    return value >= static_cast<uint32_t>(RegionKind::heap) && value <= static_cast<uint32_t>(RegionKind::file);
 }
 
 } // namespace
@@ -142,7 +142,7 @@ Status decode(std::string_view bytes, PublicRegion& region) {
     read.engine = in.number<uint64_t>();
     read.registration = in.number<uint64_t>();
     uint32_t kind = in.number<uint32_t>();
-    read.kind = static_cast<Kind>(kind);
+    read.kind = static_cast<RegionKind>(kind);
     read.base = in.number<uint64_t>();
     read.offset = in.number<uint64_t>();
     read.len_bytes = in.number<uint64_t>();

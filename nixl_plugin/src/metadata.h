@@ -13,7 +13,7 @@
 namespace kvbm_cxl {
 
 /// What lies behind a registration.
-enum class Kind : uint32_t {
+enum class RegionKind : uint32_t {
     heap = 1,   // ordinary memory of a process
     pool = 2,   // memory of the pool
     device = 3, // memory of a GPU
@@ -26,9 +26,9 @@ struct PublicRegion {
     PoolUuid pool{};
     uint64_t engine = 0;       // of the engine that has it
     uint64_t registration = 0; // never used again by that engine
-    Kind kind = Kind::heap;
+    RegionKind kind = RegionKind::heap;
     uint64_t base = 0;   // address in the process that registered it
-    uint64_t offset = 0; // Kind::pool: of the first byte in the pool; else 0
+    uint64_t offset = 0; // RegionKind::pool: of the first byte in the pool; else 0
     uint64_t len_bytes = 0;
     uint64_t device = 0; // devId of the registration
 };
@@ -56,9 +56,6 @@ std::string uuid_text(const PoolUuid& uuid);
 
 /// A random number that no other engine has.
 uint64_t random_id();
-
-/// Name under which an engine listens.
-std::string ring_name(uint64_t engine);
 
 } // namespace kvbm_cxl
 

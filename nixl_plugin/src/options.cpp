@@ -2,6 +2,7 @@
 #include "options.h"
 #include "log.h"
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
@@ -10,18 +11,20 @@ namespace kvbm_cxl {
 
 namespace {
 
-/// One option: where its number goes, and which ones can be meant. The pool has no number.
+/// One option: where its number goes, and which ones can be meant; or its text, and the texts that can be (none listed = any).
 struct Row {
     OptionRow doc;
     uint64_t Options::* number;
     uint64_t least;
     uint64_t most;
+    std::string Options::* words = nullptr;
+    std::array<std::string_view, 3> choices = {};
 };
 
 constexpr uint64_t no_limit = UINT64_MAX;
 
 const Row rows[] = {
-    {{"pool", "", "Devices of the pool, like /dev/dax0.0; empty = CXL_POOL of the environment."}, nullptr, 0, 0},
+    {{"pool", "", "Devices of the pool, like /dev/dax0.0; empty = CXL_POOL of the environment."}, nullptr, 0, 0, &Options::pool},
     {{"timeout_ms", "10000", "Longest wait for a peer, in milliseconds."}, &Options::timeout_ms, 1, 3600'000},
     {{"inline_bytes", "256K", "Transfers up to this size end inside postXfer; larger ones go to worker threads."},
      &Options::inline_bytes,
@@ -34,6 +37,23 @@ const Row rows[] = {
      1'000'000},
     {{"staging_bytes", "64M", "Pool memory for staged transfers, at most, per engine."}, &Options::staging_bytes, 1 << 20, no_limit},
     {{"staging_chunk_bytes", "1M", "Pool memory of one step of a staged transfer."}, &Options::staging_chunk_bytes, 4096, 1 << 30},
+    {{"namespace", "nixl", "Namespace of objects whose key does not name one: any text, or 32 hexadecimal digits."},
+     nullptr,
+     0,
+     0,
+     &Options::name_space},
+    {{"object_checksums", "1", "1 = a checksum of each object is made and compared, 0 = not."}, &Options::object_checksums, 0, 1},
+    {{"file_access", "auto", "How files are reached: auto, mmap (as a device) or pread."},
+     nullptr,
+     0,
+     0,
+     &Options::file_access,
+     {"auto", "mmap", "pread"}},
+    {{"cuda_library", "libcuda.so.1", "The CUDA driver, loaded at run time; none = GPU memory is not offered."},
+     nullptr,
+     0,
+     0,
+     &Options::cuda_library},
 };
 
 const Row* find_row(std::string_view name) {
@@ -48,8 +68,14 @@ std::string ambient(const Row& row) {
 }
 
 Status take(const Row& row, std::string_view value, std::string_view where, Options& options) {
-    if (!row.number) {
-        options.pool = value;
+    if (row.words) {
+        if (!row.choices[0].empty() && std::find(row.choices.begin(), row.choices.end(), value) == row.choices.end()) {
+            std::string choices;
+            for (std::string_view choice : row.choices)
+                choices += text(choices.empty() ? "" : ", ", choice);
+            return {NIXL_ERR_INVALID_PARAM, text("CXL: ", where, " is \"", value, "\"; it can be ", choices)};
+        }
+        options.*row.words = value;
         return {};
     }
     uint64_t number = 0;

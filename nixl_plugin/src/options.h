@@ -17,6 +17,10 @@ struct Options {
     uint64_t spin_us = 0;             // how long the progress thread polls after the last activity before it sleeps
     uint64_t staging_bytes = 0;       // pool memory for staged transfers, at most, per engine
     uint64_t staging_chunk_bytes = 0; // of it per step of a pipeline
+    std::string name_space;           // of objects whose key does not name one
+    uint64_t object_checksums = 0;    // 1 = sums of objects are compared
+    std::string file_access;          // how files are reached: auto, mmap or pread
+    std::string cuda_library;         // the CUDA driver; "none" = GPU memory is not offered
 };
 
 /// Reads the options. A value that cannot be meant is an error that names it; a name that nobody knows is only logged, since programs pass

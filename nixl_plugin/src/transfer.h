@@ -19,8 +19,8 @@ struct Pair {
 
     /// The local bytes in this process: in the pool's own mapping where it is pool memory.
     std::byte* local_bytes() const {
-        return local->kind == Kind::pool ? local->pool_address + (local_address - local->base)
-                                         : reinterpret_cast<std::byte*>(local_address);
+        return local->kind == RegionKind::pool ? local->pool_address + (local_address - local->base)
+                                               : reinterpret_cast<std::byte*>(local_address);
     }
     /// The remote bytes in this process, for pool memory.
     std::byte* remote_pool_bytes() const { return remote->pool_address + (remote_address - remote->is.base); }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A transfer as NIXL's handle of it knows it: its parts, where it stands, and the notification behind it.
+#ifndef KVBM_CXL_NIXL_REQUEST_H
+#define KVBM_CXL_NIXL_REQUEST_H
+
+#include "transfer.h"
+#include <functional>
+
+namespace kvbm_cxl {
+
+/// Delivers a notification behind the data of a transfer. An error makes the transfer a failed one.
+using Deliver = std::function<Status(const Peer& peer, std::string message)>;
+
+class Request : public Completion, public std::enable_shared_from_this<Request> {
+    const std::shared_ptr<Core> core_;
+    const std::shared_ptr<Peer> peer_;
+    const Deliver deliver_;
+    /// What the parts name by plain pointers.
+    std::vector<std::shared_ptr<Registration>> registrations_;
+    std::vector<std::shared_ptr<const RemoteRegion>> regions_;
+    std::vector<std::unique_ptr<Part>> parts_;
+
+    /// Calls on one request take turns. Not taken by done(), which comes while cancel() waits for it.
+    std::mutex turn_;
+    bool has_notif_ = false;
+    std::string notif_;
+    std::atomic<size_t> left_{0}; // parts that have not ended, and the post itself
+    std::atomic<int> failure_{NIXL_SUCCESS};
+    std::atomic<int> status_{NIXL_ERR_NOT_POSTED};
+
+    void fail(nixl_status_t status) noexcept;
+    nixl_status_t finish() noexcept;
+
+  public:
+    Request(std::shared_ptr<Core> core, std::shared_ptr<Peer> peer, Deliver deliver)
+        : core_(std::move(core)), peer_(std::move(peer)), deliver_(std::move(deliver)) {}
+
+    const Peer& peer() const { return *peer_; }
+    void keep(std::shared_ptr<Registration> registration) { registrations_.push_back(std::move(registration)); }
+    void keep(std::shared_ptr<const RemoteRegion> region) { regions_.push_back(std::move(region)); }
+    void add(std::unique_ptr<Part> part) { parts_.push_back(std::move(part)); }
+
+    /// Starts it, or starts it again. NIXL_ERR_REPOST_ACTIVE while it runs.
+    nixl_status_t post(const nixl_opt_b_args_t* how) noexcept;
+    /// Where it stands, after some progress.
+    nixl_status_t check() noexcept;
+    /// Ends it if it runs: afterwards nobody touches its memory.
+    void cancel() noexcept;
+    uint64_t estimate_us() const noexcept;
+
+    void done(nixl_status_t status) noexcept override;
+};
+
+/// What NIXL gets to hold.
+struct RequestHandle : nixlBackendReqH {
+    std::shared_ptr<Request> request;
+};
+
+} // namespace kvbm_cxl
+
+#endif
