@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpus.h"
+#include "../log.h"
+#include <algorithm>
+#include <chrono>
+
+namespace kvbm_cxl::cuda {
+
+namespace {
+
+/// Between two looks at the copies under way.
+constexpr auto rest = std::chrono::microseconds(30);
+
+Status load(const std::string& library, std::shared_ptr<const Driver>& driver) {
+    if (library.empty() || library == "none")
+        return {NIXL_ERR_NOT_SUPPORTED, "CXL: GPU memory is not offered: the option cuda_library says so"};
+    return Driver::load(library, driver);
+}
+
+} // namespace
+
+bool is_offered(const std::string& library) {
+    std::shared_ptr<const Driver> driver;
+    Status loaded = load(library, driver);
+    if (!loaded.ok())
+        log_once(LogLevel::info, "cuda", loaded.reason());
+    return loaded.ok();
+}
+
+Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus) {
+    std::shared_ptr<Gpus> opened(new Gpus);
+    if (Status loaded = load(library, opened->driver_); !loaded.ok())
+        return loaded;
+    opened->pinned_ = PinnedPool::of(opened->driver_, pool);
+    opened->pool_ = std::move(pool);
+    gpus = std::move(opened);
+    return {};
+}
+
+Gpus::~Gpus() {
+    {
+        std::lock_guard lock(mutex_);
+        is_ending_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable())
+        thread_.join();
+}
+
+Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_bytes, std::unique_ptr<RegistrationExtra>& range) {
+    std::shared_ptr<Device> device;
+    {
+        std::lock_guard lock(mutex_);
+        auto& place = devices_[ordinal];
+        device = place.lock();
+        if (!device) {
+            if (Status opened = Device::open(driver_, ordinal, device); !opened.ok())
+                return opened;
+            place = device;
+        }
+    }
+    if (Status checked = device->check_memory(address, len_bytes); !checked.ok())
+        return checked;
+    auto made = std::make_unique<DeviceRange>();
+    made->device = std::move(device);
+    range = std::move(made);
+    return {};
+}
+
+bool Gpus::watch(std::shared_ptr<Copy> copy, std::function<void()> ended) noexcept {
+    try {
+        std::lock_guard lock(mutex_);
+        if (!thread_.joinable())
+            thread_ = std::thread([this] { follow(); });
+        running_.push_back({std::move(copy), std::move(ended)});
+    } catch (const std::exception& error) {
+        log_once(LogLevel::warn, "gpu-thread", text("CXL: no thread follows copies of GPUs: ", error.what()));
+        return false;
+    }
+    changed_.notify_all();
+    return true;
+}
+
+void Gpus::follow() noexcept {
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [&] { return is_ending_ || !running_.empty(); });
+        if (is_ending_)
+            return;
+        std::vector<Running> running = std::move(running_);
+        running_.clear();
+        lock.unlock();
+        std::erase_if(running, [](Running& one) {
+            bool has_ended = one.copy->poll() != NIXL_IN_PROG;
+            if (has_ended)
+                one.ended();
+            return has_ended;
+        });
+        bool is_waiting = !running.empty();
+        lock.lock();
+        std::move(running.begin(), running.end(), std::back_inserter(running_));
+        running.clear();
+        if (is_waiting)
+            changed_.wait_for(lock, rest);
+    }
+}
+
+bool DeviceMemory::contains(const Piece& piece) const {
+    return piece.address >= whole_.address && piece.len_bytes <= whole_.len_bytes &&
+           piece.address - whole_.address <= whole_.len_bytes - piece.len_bytes;
+}
+
+Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direction direction) {
+    uint64_t len_bytes = 0;
+    for (const Piece& piece : pieces) {
+        if (!contains(piece))
+            return {NIXL_ERR_INVALID_PARAM, text("CXL: ", piece.len_bytes, " bytes at ", hex(piece.address), " are not registered")};
+        len_bytes += piece.len_bytes;
+    }
+    std::byte* at = nullptr;
+    if (Status found = gpus_->pool()->range(offset, len_bytes, at); !found.ok())
+        return found;
+    std::vector<DevicePiece> list;
+    for (const Piece& piece : pieces) {
+        list.push_back({piece.address, at, piece.len_bytes});
+        at += piece.len_bytes;
+    }
+    std::unique_ptr<Copy> copy;
+    if (Status started = Copy::start(device_, gpus_->pinned(), direction, std::move(list), Way::buffers, nullptr, copy); !started.ok())
+        return started;
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+    while (copy->poll() == NIXL_IN_PROG) {
+        if (std::chrono::steady_clock::now() >= deadline)
+            return {NIXL_ERR_BACKEND,
+                    text("CXL: GPU ", device_->ordinal(), " did not copy ", len_bytes, " bytes within ", timeout_ms_, " ms")};
+        std::this_thread::sleep_for(rest);
+    }
+    return copy->result();
+}
+
+Status DeviceMemory::to_pool(std::span<const Piece> pieces, uint64_t offset) {
+    return copy(pieces, offset, Direction::to_host);
+}
+
+Status DeviceMemory::from_pool(std::span<const Piece> pieces, uint64_t offset) {
+    return copy(pieces, offset, Direction::to_device);
+}
+
+} // namespace kvbm_cxl::cuda

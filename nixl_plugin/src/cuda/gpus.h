@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of GPUs in transfers (VRAM_SEG): what an engine uses of this folder.
+#ifndef KVBM_CXL_NIXL_CUDA_GPUS_H
+#define KVBM_CXL_NIXL_CUDA_GPUS_H
+
+#include "../staged/memory.h"
+#include "../transfer.h"
+#include "copy.h"
+#include <condition_variable>
+#include <functional>
+#include <thread>
+
+namespace kvbm_cxl::cuda {
+
+/// Whether there is a driver and a device. Where not, that is said once, at INFO.
+bool is_offered(const std::string& library);
+
+/// Registered memory of a GPU.
+class DeviceRange : public RegistrationExtra {
+  public:
+    std::shared_ptr<Device> device;
+};
+
+/// The GPUs as one engine uses them, and the thread that follows its copies, which sleeps while there are none.
+class Gpus {
+    /// A copy, and who is told of its end.
+    struct Running {
+        std::shared_ptr<Copy> copy;
+        std::function<void()> ended;
+    };
+
+    std::shared_ptr<const Driver> driver_;
+    std::shared_ptr<Pool> pool_;
+    std::shared_ptr<PinnedPool> pinned_;
+    std::mutex mutex_;
+    std::map<uint64_t, std::weak_ptr<Device>> devices_;
+    std::condition_variable changed_;
+    std::vector<Running> running_;
+    bool is_ending_ = false;
+    std::thread thread_;
+
+    Gpus() = default;
+    void follow() noexcept;
+
+  public:
+    /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered.
+    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus);
+    /// All copies have ended: their parts are gone.
+    ~Gpus();
+    Gpus(const Gpus&) = delete;
+    Gpus& operator=(const Gpus&) = delete;
+
+    /// Registers memory of the device `ordinal`, after looking whether it is that.
+    Status register_memory(uint64_t ordinal, uint64_t address, size_t len_bytes, std::unique_ptr<RegistrationExtra>& range);
+
+    const std::shared_ptr<Pool>& pool() const { return pool_; }
+    const std::shared_ptr<PinnedPool>& pinned() const { return pinned_; }
+
+    /// Polls a copy until it ends; then calls `ended`, from the thread. False if there is no thread: then the caller polls.
+    bool watch(std::shared_ptr<Copy> copy, std::function<void()> ended) noexcept;
+};
+
+/// The part of a transfer one side of which is memory of GPUs, the other the pool or memory of this process.
+Status make_device_part(const std::shared_ptr<Core>& core, const std::shared_ptr<Gpus>& gpus, nixl_xfer_op_t operation, const Pairs& pairs,
+                        std::unique_ptr<Part>& part);
+
+/// Registered memory of a GPU for staged transfers. Through pinned buffers, so that staging can be used again whatever the device does.
+class DeviceMemory : public Memory {
+    std::shared_ptr<Gpus> gpus_;
+    std::shared_ptr<Device> device_;
+    Piece whole_;
+    uint64_t timeout_ms_;
+
+    Status copy(std::span<const Piece> pieces, uint64_t offset, Direction direction);
+
+  public:
+    DeviceMemory(std::shared_ptr<Gpus> gpus, std::shared_ptr<Device> device, Piece whole, uint64_t timeout_ms)
+        : gpus_(std::move(gpus)), device_(std::move(device)), whole_(whole), timeout_ms_(timeout_ms) {}
+    bool contains(const Piece& piece) const override;
+    Status to_pool(std::span<const Piece> pieces, uint64_t offset) override;
+    Status from_pool(std::span<const Piece> pieces, uint64_t offset) override;
+};
+
+} // namespace kvbm_cxl::cuda
+
+#endif

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "file.h"
+
+namespace kvbm_cxl {
+
+namespace {
+
+class FilePart : public StoragePart {
+    struct Step {
+        const File* file;
+        uint64_t offset;
+        LocalPiece piece;
+    };
+
+    nixl_xfer_op_t operation_;
+    std::vector<Step> steps_;
+    std::vector<std::shared_ptr<Registration>> files_; // as long as the steps name them
+
+    Status transfer(const StopFlag& stop) override {
+        for (const Step& step : steps_) {
+            Status done =
+                operation_ == NIXL_READ ? step.file->read(step.offset, step.piece, stop) : step.file->write(step.offset, step.piece, stop);
+            if (!done.ok())
+                return done;
+        }
+        return {};
+    }
+
+  public:
+    explicit FilePart(nixl_xfer_op_t operation) : operation_(operation) {}
+    ~FilePart() override { cancel(); }
+
+    Status take(const std::shared_ptr<Core>& core, const Pairs& pairs) {
+        for (const Pair& pair : pairs) {
+            auto* file = pair.remote->own ? dynamic_cast<const File*>(pair.remote->own->extra.get()) : nullptr;
+            if (!file)
+                return {NIXL_ERR_NOT_SUPPORTED,
+                        "CXL: files are reached by the agent that registered them only: name this agent as the remote one"};
+            // Those that continue one another on both sides are one call.
+            Step* last = steps_.empty() ? nullptr : &steps_.back();
+            LocalPiece piece = local_piece(pair);
+            if (last && last->file == file && last->offset + last->piece.len_bytes == pair.remote_address &&
+                last->piece.address + last->piece.len_bytes == piece.address && last->piece.is_pool == piece.is_pool) {
+                last->piece.len_bytes += piece.len_bytes;
+                continue;
+            }
+            if (files_.empty() || files_.back() != pair.remote->own)
+                files_.push_back(pair.remote->own);
+            steps_.push_back({file, pair.remote_address, piece});
+        }
+        return prepare(core, pairs, "files");
+    }
+};
+
+} // namespace
+
+Status make_file_part(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Pairs pairs, std::unique_ptr<Part>& part) {
+    auto made = std::make_unique<FilePart>(operation);
+    if (Status taken = made->take(core, pairs); !taken.ok())
+        return taken;
+    part = std::move(made);
+    return {};
+}
+
+} // namespace kvbm_cxl
