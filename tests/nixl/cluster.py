@@ -24,11 +24,12 @@ class Cluster:
         self.backend, self.wheel, self.memory = backend, wheel, memory
         self.hosts, self.names, self.seeds, self.handle = [], itertools.count(1), itertools.count(1), None
         self.pool_file = self.folder / "pool"
-        # This process is a machine too: the first seat of the pool is its.
+        # This process is a host too: who formats a pool has its first seat, and without a seat nobody can join.
         os.environ["CXL_MACHINE_ID"], os.environ["CXL_STATE_DIR"] = "the test", str(self.folder / "state-test")
         if backend == "CXL":
             flags = FORMAT_COHERENT if memory == "coherent" else 0
             format_pool(f"{self.pool_file},size={pool_mib}M", flags)
+            self.handle = PoolHandle(str(self.pool_file))
 
     def __enter__(self):
         return self
@@ -68,9 +69,7 @@ class Cluster:
         return Side(host, key, seed, address, len_bytes)
 
     def block(self, len_bytes):
-        """The offset of a block of the pool that this process, a host as well, has allocated."""
-        if not self.handle:
-            self.handle = PoolHandle(str(self.pool_file))
+        """The offset of a block of the pool that this process has allocated."""
         return self.handle.offset(self.handle.alloc(len_bytes))
 
     def introduce(self, one, other):

@@ -32,7 +32,7 @@ class Host:
 
     numbers = itertools.count(1)
 
-    def __init__(self, folder, wheel, environment=None, machine=None):
+    def __init__(self, folder, wheel, environment=None, machine=None, program=wheels.HERE / "worker.py"):
         self.number = next(self.numbers)
         self.log = folder / f"worker-{self.number}.log"
         machine = machine or f"machine-{self.number}"
@@ -45,9 +45,9 @@ class Host:
         }
         ours, theirs = socket.socketpair()
         with theirs, self.log.open("wb") as log:
-            program = [sys.executable, str(wheels.HERE / "worker.py"), str(theirs.fileno())]
+            command = [sys.executable, str(program), str(theirs.fileno())]
             self.process = subprocess.Popen(
-                program, env={**kept, **extra, **(environment or {})}, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
+                command, env={**kept, **extra, **(environment or {})}, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
             )
         self.connection = Connection(ours.detach())
         self.pid = self.process.pid
@@ -75,7 +75,8 @@ class Host:
         except (EOFError, ConnectionError) as error:
             raise Unresponsive(self.story(f"gone: {error!r}, exit {self.process.wait(10)}")) from error
         if not well:
-            raise WorkerError(*answer)
+            kind, text = answer
+            raise WorkerError(kind, self.story(text))
         return answer[0]
 
     def call(self, method, *arguments, call_timeout_s=CALL_TIMEOUT_S, **named):

@@ -68,8 +68,8 @@ class Worker:
 
         self.pool = PoolHandle(spec)
 
-    def agent(self, name, backend, parameters=None):
-        """Makes an agent with one backend; it is the one that the calls below mean. Returns the version of NIXL."""
+    def agent(self, name, backend, parameters=None, progress=True):
+        """Makes an agent with one backend; it is the one that the calls below mean. `progress`: with a thread of its own for that."""
         if backend == "CXL":
             import kvbm_cxl.nixl
 
@@ -77,7 +77,7 @@ class Worker:
         from nixl._api import nixl_agent, nixl_agent_config
 
         self.backend, self.name = backend, name
-        self.now = nixl_agent(name, nixl_agent_config(backends=[]))
+        self.now = nixl_agent(name, nixl_agent_config(enable_prog_thread=progress, backends=[]))
         self.now.create_backend(backend, {key: str(value) for key, value in (parameters or {}).items()})
         self.agents[name] = self.now
 
@@ -259,10 +259,11 @@ class Worker:
         return time.process_time() - start
 
 
-def main():
+def serve(worker):
+    """Does what comes through the socket until it is closed or the other side says that it is over."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    connection, worker = Connection(int(sys.argv[1])), Worker()
+    connection = Connection(int(sys.argv[1]))
     while True:
         try:
             method, arguments, named = connection.recv()
@@ -281,4 +282,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker())
