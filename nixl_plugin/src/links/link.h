@@ -49,14 +49,19 @@ class Link {
     std::string note;
     uint64_t note_missing_bytes = 0;
     uint64_t since_ns = 0;
-    /// When something was last received; the peer may sleep if it is long ago.
-    uint64_t heard_ns = 0;
-    uint64_t rung_ns = 0;
+    /// When something was last received, looked for, and when the peer was last woken.
+    uint64_t heard_ns = 0, polled_ns = 0, rung_ns = 0;
+    /// The peer is within reach of a bell, and so are we for it.
+    bool has_bell = false;
+    /// It is among those that are about to be closed.
+    bool is_lost = false;
 
     void set_peer(std::string engine_id, std::string agent) {
         engine_id_ = std::move(engine_id);
         agent_ = std::move(agent);
     }
+    /// The other end has closed it in good order.
+    bool was_closed() const { return was_closed_; }
     /// Something was sent since this was last asked.
     bool take_sent() { return std::exchange(has_sent_, false); }
 
@@ -65,7 +70,7 @@ class Link {
     cxl_ring_t ring_;
     uint64_t number_;
     bool is_ours_;
-    bool has_sent_ = false;
+    bool has_sent_ = false, was_closed_ = false;
     size_t max_message_bytes_ = 0;
     std::string engine_id_, agent_;
     std::deque<std::vector<std::byte>> queue_;

@@ -19,13 +19,11 @@
 
 #include "link.h"
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <unordered_map>
 
@@ -60,10 +58,14 @@ struct Notification {
 class Service {
   public:
     virtual ~Service() = default;
+    /// A link is there; the first thing sent over it arrives first.
+    virtual void on_linked(Link& link) = 0;
     /// A message of a kind from Kind::first_service on. A failure breaks the link off.
     virtual Status on_message(Link& link, Bytes message) = 0;
     /// The link is closed: nothing arrives any more, and memory lent to the other end is free. Last call for this link.
     virtual void on_gone(Link& link, const Status& reason) = 0;
+    /// This engine has nothing to do with a peer any more: what it has under way there fails.
+    virtual void on_forgotten(const std::string& engine_id, const Status& reason) = 0;
     /// Does what is due; true if anything was.
     virtual bool work(uint64_t now_ns) = 0;
     /// Something is under way, so that the progress thread should not sleep for long.
@@ -83,7 +85,7 @@ class Links {
   public:
     /// Begins to listen. Fails if the pool has no room for the listener or its name.
     static Status create(std::shared_ptr<Pool> pool, Identity self, const LinksOptions& options, std::unique_ptr<Links>& links);
-    /// Ends all links; what was sent last may still be received for `close_timeout_ms`.
+    /// shut_down()
     ~Links();
     Links(const Links&) = delete;
     Links& operator=(const Links&) = delete;
@@ -130,6 +132,9 @@ class Links {
     Link* reach(const std::string& engine_id, Status& failure);
     /// Within the turn: queues a notification behind what was sent to the engine before.
     void note(const std::string& engine_id, std::string text);
+    /// Ends all links as the destructor does, and stops listening: nothing goes on afterwards. Waits for what was sent last to be received,
+    /// at most `close_timeout_ms`.
+    void shut_down();
     /// Within the turn: the links there are.
     size_t link_count() const { return links_.size(); }
 
@@ -142,35 +147,35 @@ class Links {
   private:
     struct Peer;
     struct Revocation;
-    /// What is known of an engine outside the turn.
-    struct Entry {
-        std::string agent;
-        PeerState state = PeerState::idle;
-    };
 
     Links(std::shared_ptr<Pool> pool, Identity self, const LinksOptions& options);
-    Status listen();
 
     // Within the turn.
-    bool round(uint64_t now_ns);
+    bool turn();
+    bool round(uint64_t now);
     bool run_posted();
-    bool accept(uint64_t now_ns);
-    bool take_connected();
-    bool poll(Link& link);
-    bool on_message(Link& link, Bytes message);
-    bool on_hello(Link& link, Bytes message);
-    bool on_note(Link& link, Kind kind, Bytes message);
-    bool answer_revocations();
+    bool accept(uint64_t now);
+    bool take_connected(uint64_t now);
+    bool poll(Link& link, uint64_t now);
+    Status on_message(Link& link, Bytes message);
+    Status on_hello(Link& link, Bytes message);
+    Status on_note(Link& link, Kind kind, Bytes message);
+    Status on_revoke_message(Link& link, Kind kind, Bytes message);
+    void answer_revocations();
     Peer& peer(const std::string& engine_id, const std::string& agent);
-    void adopt(std::unique_ptr<Link> link, Peer& peer);
+    Link& adopt(cxl_ring_t ring, bool is_ours, uint64_t now);
+    void greet(Link& link);
     void lose(Link& link, const Status& reason);
+    void bury_lost();
+    void wake_peers(uint64_t now);
     void send_notes(Peer& peer);
-    void forget(const std::string& engine_id);
+    void deliver(const std::string& agent, std::string text);
+    void forget(const std::string& engine_id, const char* reason);
     void set_state(const std::string& engine_id, PeerState state);
 
     // The progress thread.
     void run();
-    bool rest(uint64_t pause_us);
+    void run_until_stopped();
 
     std::shared_ptr<Pool> pool_;
     Identity self_;
@@ -186,33 +191,34 @@ class Links {
     std::mutex turn_;
     std::atomic<int> waiting_{0};
     std::atomic<uint64_t> application_ns_{0};
-    std::atomic<size_t> link_count_{0};
-    std::atomic<bool> is_busy_{false};
+    std::atomic<bool> has_links_{false}, are_rung_{false}, is_busy_{false}, must_accept_{true};
 
     std::mutex posted_mutex_;
     std::vector<std::function<void()>> posted_;
-    std::atomic<bool> has_posted_{false};
+    std::atomic<bool> has_posted_{false}, has_connected_{false};
 
     // Under the turn.
     std::vector<std::unique_ptr<Link>> links_;
     std::unordered_map<std::string, std::unique_ptr<Peer>> peers_;
     std::vector<std::pair<Link*, Status>> lost_;
-    std::map<uint64_t, std::shared_ptr<Revocation>> revocations_;
-    std::deque<std::tuple<uint64_t, uint64_t, uint64_t>> revoking_; // link number, ticket, registration: asked of us, not answered yet
+    std::map<uint64_t, std::shared_ptr<Revocation>> revocations_; // by ticket: asked of peers
+    struct Revoking {
+        uint64_t link, ticket, registration;
+    };
+    std::deque<Revoking> revoking_; // asked of us
     uint64_t next_link_ = 1, next_ticket_ = 1, accept_ns_ = 0;
     std::vector<std::byte> message_;
 
     mutable std::mutex directory_mutex_;
-    std::map<std::string, std::string> engines_;    // agent -> engine id
-    std::unordered_map<std::string, Entry> states_; // engine id -> how it stands
+    std::map<std::string, std::string> engines_;        // agent -> engine id
+    std::unordered_map<std::string, PeerState> states_; // engine id -> how it stands
 
     std::mutex notes_mutex_;
     std::vector<Notification> notes_;
     std::atomic<bool> has_notes_{false};
 
-    std::mutex rest_mutex_;
-    std::condition_variable rested_;
-    bool stop_ = false;
+    std::atomic<bool> stop_{false};
+    bool is_shut_ = false;
     std::thread thread_;
 };
 

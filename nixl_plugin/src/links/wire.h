@@ -6,6 +6,7 @@
 #define KVBM_CXL_NIXL_LINKS_WIRE_H
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -40,8 +41,7 @@ class Writer {
         put(static_cast<uint8_t>(kind));
     }
 
-    template <class Number> Writer& put(Number number) {
-        static_assert(std::is_integral_v<Number>);
+    template <std::integral Number> Writer& put(Number number) {
         return put(Bytes(reinterpret_cast<const std::byte*>(&number), sizeof number));
     }
     Writer& put(Bytes bytes) {
@@ -62,8 +62,7 @@ class Reader {
   public:
     explicit Reader(Bytes message) : rest_(message.empty() ? message : message.subspan(1)) {}
 
-    template <class Number> Number get() {
-        static_assert(std::is_integral_v<Number>);
+    template <std::integral Number> Number get() {
         Number number = 0;
         if (Bytes bytes = get(sizeof number); !bytes.empty())
             std::memcpy(&number, bytes.data(), sizeof number);

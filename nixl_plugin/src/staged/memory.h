@@ -31,9 +31,10 @@ class Memory {
     virtual Status to_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
     /// Copies from `offset` of the pool to pieces, what other hosts have made visible before. A failure may leave anything in them.
     virtual Status from_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
-    /// For memory that lies in the pool: its offset there, with all stores of this host made visible to others. The peer reads it in place
-    /// then. Nothing for other memory.
-    virtual std::optional<uint64_t> publish(const Piece&) { return std::nullopt; }
+    /// Where a piece lies in the pool, for memory that does: a peer reads it in place, without staging. Asked for every range: cheap.
+    virtual std::optional<uint64_t> pool_offset(const Piece&) const { return std::nullopt; }
+    /// Makes this host's stores to a piece that lies in the pool visible to the others.
+    virtual Status publish(const Piece&) { return {}; }
 };
 
 /// The registrations of this engine, as peers name them.

@@ -23,6 +23,9 @@
 
 namespace kvbm_cxl {
 
+struct Request;
+struct Session;
+
 struct StagedOptions {
     uint64_t staging_bytes = 64ull << 20; // pool memory for staging, at most
     uint64_t block_bytes = 256ull << 10;  // of it per part
@@ -54,36 +57,36 @@ class Staged : public Service {
     size_t staging_held() const { return staging_.held(); }
 
     // Service
+    void on_linked(Link& link) override;
+    void on_forgotten(const std::string& engine_id, const Status& reason) override;
     Status on_message(Link& link, Bytes message) override;
     void on_gone(Link& link, const Status& reason) override;
     bool work(uint64_t now_ns) override;
     bool is_busy() const override { return is_busy_; }
 
   private:
-    struct Part;    // asked of a peer
-    struct Request; // asked by a peer
-    struct Session; // what goes on over a link
-
     Session& session(Link& link);
     void begin(const std::shared_ptr<Transfer>& transfer);
     void end(Transfer& transfer, const Status& status);
-    void place(uint64_t now_ns);
-    void expire(uint64_t now_ns);
+    void place();
+    void expire(uint64_t now);
+    bool may_stage(const Session& session) const;
 
     // The asking side.
-    bool issue(Session& session, uint64_t now_ns);
+    bool issue(Session& session, uint64_t now);
     Status ask(Session& session, const std::shared_ptr<Transfer>& transfer, bool& waits);
     Status on_data(Session& session, Reader& reader);
     Status on_safe(Session& session, Reader& reader);
     Status on_written(Session& session, Reader& reader);
-    void part_done(Session& session, uint64_t number, const Status& status);
+    void part_done(Transfer& transfer, uint64_t len_bytes, const Status& status);
 
     // The answering side.
     Status on_request(Session& session, Direction direction, Reader& reader);
     Status on_taken(Session& session, Reader& reader);
     bool serve(Session& session);
-    Status gather(const Request& request, uint64_t offset);
-    Status scatter(const Request& request);
+    bool serve_read(Session& session, Request& request);
+    void serve_write(Session& session, Request& request);
+    Status copy(const Request& request);
 
     Links& links_;
     Registrations& registrations_;

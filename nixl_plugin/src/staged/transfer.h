@@ -52,7 +52,6 @@ class Transfer {
 
   private:
     friend class Staged;
-    friend struct Session;
     Transfer(std::shared_ptr<const Plan> plan, Direction direction) : plan_(std::move(plan)), direction_(direction) {}
 
     void end(const Status& status) {

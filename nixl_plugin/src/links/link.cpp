@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "link.h"
+
+namespace kvbm_cxl {
+
+Link::Link(std::shared_ptr<Pool> pool, cxl_ring_t ring, uint64_t number, bool is_ours)
+    : pool_(std::move(pool)), ring_(ring), number_(number), is_ours_(is_ours) {
+    if (int status = cxl_shm_ring_max_message(pool_->handle(), ring_, &max_message_bytes_); status != CXL_SHM_OK)
+        failure_ = pool_failure(status, "a new connection");
+}
+
+Link::~Link() {
+    close(0);
+}
+
+bool Link::send_now(const std::vector<std::byte>& message) {
+    int status = cxl_shm_ring_send(pool_->handle(), ring_, message.data(), message.size(), 0);
+    if (status == CXL_SHM_E_TIMEOUT)
+        return false;
+    if (status != CXL_SHM_OK)
+        failure_ = pool_failure(status, text("sending to agent ", agent_));
+    has_sent_ = true;
+    return true;
+}
+
+void Link::send(std::vector<std::byte> message) {
+    // Room is looked for in flush() once something waits: a ring that was full a moment ago still is.
+    if (!failure_.ok() || (queue_.empty() && send_now(message)))
+        return;
+    queue_.push_back(std::move(message));
+}
+
+Status Link::flush(bool& did) {
+    did = false;
+    while (failure_.ok() && !queue_.empty() && send_now(queue_.front())) {
+        queue_.pop_front();
+        did = true;
+    }
+    return failure_;
+}
+
+Status Link::receive(std::vector<std::byte>& message, bool& got) {
+    got = false;
+    if (!failure_.ok())
+        return failure_;
+    message.resize(max_message_bytes_);
+    size_t len_bytes = 0;
+    int status = cxl_shm_ring_recv(pool_->handle(), ring_, message.data(), message.size(), &len_bytes, 0);
+    if (status == CXL_SHM_E_TOO_LARGE) {
+        // The other end's ring is larger than this one's.
+        message.resize(len_bytes);
+        max_message_bytes_ = std::max(max_message_bytes_, len_bytes);
+        status = cxl_shm_ring_recv(pool_->handle(), ring_, message.data(), message.size(), &len_bytes, 0);
+    }
+    if (status == CXL_SHM_E_TIMEOUT)
+        return {};
+    was_closed_ = status == CXL_SHM_E_PEER_CLOSED;
+    if (status != CXL_SHM_OK)
+        return failure_ = pool_failure(status, text("receiving from agent ", agent_));
+    message.resize(len_bytes);
+    got = true;
+    return {};
+}
+
+Status Link::check(bool& certain) const {
+    uint32_t seen = 0;
+    if (int status = cxl_shm_ring_check(pool_->handle(), ring_, &seen); status != CXL_SHM_OK)
+        return {NIXL_ERR_REMOTE_DISCONNECT, pool_failure(status, text("agent ", agent_)).reason()};
+    certain = seen;
+    return {};
+}
+
+void Link::close(uint64_t timeout_ms) {
+    if (cxl_ring_t ring = std::exchange(ring_, CXL_SHM_RING_NONE); ring != CXL_SHM_RING_NONE)
+        // Whatever it says, the connection is closed; the other end may not have received what was sent last.
+        cxl_shm_ring_close(pool_->handle(), ring, timeout_ms);
+}
+
+} // namespace kvbm_cxl

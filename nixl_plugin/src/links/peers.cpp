@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who the peers are, notifications, and revocations.
+#include "peers.h"
+#include "../log.h"
+#include "connector.h"
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+namespace kvbm_cxl {
+
+namespace {
+/// Revocations of peers that may wait to be answered.
+constexpr size_t REVOKING = 1 << 16;
+/// Bytes of a notification's messages that are not its text.
+constexpr size_t NOTE_HEAD = 9;
+} // namespace
+
+Links::Peer& Links::peer(const std::string& engine_id, const std::string& agent) {
+    auto& place = peers_[engine_id];
+    if (!place) {
+        place = std::make_unique<Peer>();
+        place->engine_id = engine_id;
+        place->agent = agent;
+    }
+    return *place;
+}
+
+void Links::set_state(const std::string& engine_id, PeerState state) {
+    std::lock_guard lock(directory_mutex_);
+    if (auto found = states_.find(engine_id); found != states_.end())
+        found->second = state;
+}
+
+Status Links::add_peer(const std::string& agent, const std::string& engine_id) {
+    if (engine_id.size() != ENGINE_ID_CHARS || engine_id.find('\0') != std::string::npos)
+        return {NIXL_ERR_INVALID_PARAM, text("CXL: the engine id of agent ", agent, " has not ", ENGINE_ID_CHARS, " characters")};
+    std::string replaced;
+    {
+        std::lock_guard lock(directory_mutex_);
+        std::string& known = engines_[agent];
+        if (known == engine_id)
+            return {};
+        replaced = std::exchange(known, engine_id);
+        states_.erase(replaced);
+        states_.emplace(engine_id, PeerState::idle);
+    }
+    post([this, agent, engine_id, replaced] {
+        if (!replaced.empty())
+            forget(replaced, "another engine has taken the agent's name: it was restarted");
+        Peer& added = peer(engine_id, agent);
+        added.agent = agent;
+        added.is_ours = true;
+        if (!added.links.empty())
+            set_state(engine_id, PeerState::linked);
+    });
+    return {};
+}
+
+Status Links::remove_peer(const std::string& agent) {
+    std::string engine_id;
+    {
+        std::lock_guard lock(directory_mutex_);
+        auto found = engines_.find(agent);
+        if (found == engines_.end())
+            return {NIXL_ERR_NOT_FOUND, text("CXL: agent ", agent, " is not known")};
+        engine_id = found->second;
+        engines_.erase(found);
+        states_.erase(engine_id);
+    }
+    post([this, engine_id] { forget(engine_id, "this agent has disconnected from it"); });
+    return {};
+}
+
+void Links::forget(const std::string& engine_id, const char* reason) {
+    auto found = peers_.find(engine_id);
+    if (found == peers_.end())
+        return;
+    Status why{NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", found->second->agent, ": ", reason)};
+    found->second->is_ours = false;
+    if (service_)
+        service_->on_forgotten(engine_id, why);
+    // The peer goes on to be served over links that it uses by itself; they end with it.
+    bool is_used = false;
+    for (Link* link : found->second->links) {
+        if (link->is_used_by_peer)
+            is_used = true;
+        else
+            lose(*link, why);
+    }
+    if (!is_used && found->second->links.empty())
+        peers_.erase(found);
+}
+
+std::string Links::engine_of(const std::string& agent) const {
+    std::lock_guard lock(directory_mutex_);
+    auto found = engines_.find(agent);
+    return found == engines_.end() ? std::string() : found->second;
+}
+
+PeerState Links::state_of(const std::string& engine_id) const {
+    std::lock_guard lock(directory_mutex_);
+    auto found = states_.find(engine_id);
+    return found == states_.end() ? PeerState::unknown : found->second;
+}
+
+Status Links::connect(const std::string& agent) {
+    if (agent == self_.agent)
+        return {};
+    std::string engine_id = engine_of(agent);
+    if (engine_id.empty())
+        return {NIXL_ERR_NOT_FOUND, text("CXL: agent ", agent, " is not known: load its metadata")};
+    post([this, engine_id] {
+        Status failure;
+        reach(engine_id, failure);
+    });
+    return {};
+}
+
+void Links::set_service(Service* service) {
+    within_turn([&] { service_ = service; });
+}
+
+void Links::on_revoke(std::function<bool(const std::string&, uint64_t)> revoked) {
+    within_turn([&] { revoked_ = std::move(revoked); });
+}
+
+// ---- Notifications
+
+Status Links::notify(const std::string& agent, std::string text_of) {
+    if (text_of.size() > options_.note_bytes)
+        return {NIXL_ERR_INVALID_PARAM, text("CXL: a notification of ", text_of.size(), " bytes: ", options_.note_bytes, " at most")};
+    if (agent == self_.agent) {
+        deliver(agent, std::move(text_of));
+        return {};
+    }
+    std::string engine_id = engine_of(agent);
+    if (engine_id.empty())
+        return {NIXL_ERR_NOT_FOUND, text("CXL: agent ", agent, " is not known: load its metadata")};
+    if (state_of(engine_id) == PeerState::gone) {
+        // It may be back for the next one.
+        post([this, engine_id] {
+            Status failure;
+            reach(engine_id, failure);
+        });
+        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", agent, " is gone")};
+    }
+    auto kept = std::make_shared<std::string>(std::move(text_of));
+    post([this, engine_id, kept] { note(engine_id, std::move(*kept)); });
+    return {};
+}
+
+void Links::note(const std::string& engine_id, std::string text_of) {
+    auto found = peers_.find(engine_id);
+    if (found == peers_.end())
+        return;
+    found->second->notes.push_back(std::move(text_of));
+    send_notes(*found->second);
+}
+
+void Links::send_notes(Peer& to) {
+    Status failure;
+    Link* link = to.notes.empty() ? nullptr : reach(to.engine_id, failure);
+    if (!link) {
+        if (!to.notes.empty() && failure.code() != NIXL_IN_PROG)
+            to.notes.clear();
+        return;
+    }
+    size_t room = link->max_message_bytes() - NOTE_HEAD;
+    for (auto& whole : std::exchange(to.notes, {})) {
+        std::string_view rest = whole;
+        Writer first(Kind::note_first, std::min(rest.size(), room) + NOTE_HEAD);
+        link->send(first.put(static_cast<uint64_t>(rest.size())).put(rest.substr(0, room)).take());
+        while (rest.size() > room) {
+            rest.remove_prefix(room);
+            link->send(Writer(Kind::note_more, std::min(rest.size(), room) + NOTE_HEAD).put(rest.substr(0, room)).take());
+        }
+        counts_.notes_sent.fetch_add(1, std::memory_order_relaxed);
+    }
+}
+
+Status Links::on_note(Link& link, Kind kind, Bytes message) {
+    Reader reader(message);
+    if ((kind == Kind::note_first) != (link.note_missing_bytes == 0))
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent parts of notifications that do not belong together")};
+    if (kind == Kind::note_first) {
+        link.note_missing_bytes = reader.get<uint64_t>();
+        link.note.clear();
+    }
+    Bytes piece = reader.rest();
+    if (!reader.ok() || link.note_missing_bytes > options_.note_bytes || piece.size() > link.note_missing_bytes ||
+        (piece.empty() && link.note_missing_bytes > 0)) {
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a notification of ", link.note_missing_bytes, " bytes with ",
+                                        piece.size(), " in a message")};
+    }
+    // Grows with what has come, not with what is announced.
+    link.note.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+    link.note_missing_bytes -= piece.size();
+    link.is_used_by_peer = true;
+    if (link.note_missing_bytes == 0) {
+        counts_.notes_received.fetch_add(1, std::memory_order_relaxed);
+        deliver(link.agent(), std::exchange(link.note, {}));
+    }
+    return {};
+}
+
+void Links::deliver(const std::string& agent, std::string text_of) {
+    std::lock_guard lock(notes_mutex_);
+    notes_.push_back({agent, std::move(text_of)});
+    has_notes_ = true;
+}
+
+std::vector<Notification> Links::take_notifications() {
+    progress();
+    if (!has_notes_.load())
+        return {};
+    std::lock_guard lock(notes_mutex_);
+    has_notes_ = false;
+    return std::exchange(notes_, {});
+}
+
+// ---- Revocations
+
+Status Links::revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent) {
+    auto revocation = std::make_shared<Revocation>();
+    uint64_t ticket = 0;
+    within_turn([&] {
+        ticket = next_ticket_++;
+        for (auto& link : links_) {
+            if (link->is_lost || !link->is_known())
+                continue;
+            revocation->silent.emplace(link->number(), link->agent());
+            link->send(Writer(Kind::revoke).put(ticket).put(registration).take());
+        }
+        revocation->left = revocation->silent.size();
+        if (revocation->left > 0)
+            revocations_.emplace(ticket, revocation);
+    });
+    uint64_t end = now_ns() + timeout_ms * 1'000'000;
+    while (revocation->left.load(std::memory_order_acquire) > 0 && now_ns() < end)
+        if (!progress())
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+    size_t left = 0;
+    within_turn([&] {
+        revocations_.erase(ticket);
+        left = revocation->silent.size();
+        for (auto& [link, agent] : revocation->silent)
+            silent.push_back(agent);
+    });
+    if (left == 0)
+        return {};
+    return {NIXL_IN_PROG,
+            text("CXL: ", left, " of the linked peers did not answer within ", timeout_ms, " ms that they let go of a registration")};
+}
+
+Status Links::on_revoke_message(Link& link, Kind kind, Bytes message) {
+    Reader reader(message);
+    auto ticket = reader.get<uint64_t>();
+    auto registration = kind == Kind::revoke ? reader.get<uint64_t>() : 0;
+    if (!reader.done() || (kind == Kind::revoke && revoking_.size() >= REVOKING))
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a revocation that cannot be")};
+    if (kind == Kind::revoke)
+        revoking_.push_back({link.number(), ticket, registration});
+    else if (auto found = revocations_.find(ticket); found != revocations_.end())
+        found->second->answered(link.number());
+    return {};
+}
+
+void Links::answer_revocations() {
+    // Once round: those that have to wait go to the end.
+    for (size_t left = revoking_.size(); left > 0; --left) {
+        Revoking revoking = revoking_.front();
+        revoking_.pop_front();
+        auto of = std::find_if(links_.begin(), links_.end(), [&](const auto& link) { return link->number() == revoking.link; });
+        if (of == links_.end() || (*of)->is_lost)
+            continue;
+        if (revoked_ && !revoked_((*of)->engine_id(), revoking.registration))
+            revoking_.push_back(revoking);
+        else
+            (*of)->send(Writer(Kind::revoked).put(revoking.ticket).take());
+    }
+}
+
+} // namespace kvbm_cxl

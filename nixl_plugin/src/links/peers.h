@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Links knows of a peer, and of a revocation, under the turn. For links.cpp and peers.cpp.
+#ifndef KVBM_CXL_NIXL_LINKS_PEERS_H
+#define KVBM_CXL_NIXL_LINKS_PEERS_H
+
+#include "links.h"
+
+namespace kvbm_cxl {
+
+struct Links::Peer {
+    std::string engine_id, agent;
+    /// Our application named it; else it only connected to us.
+    bool is_ours = false;
+    bool is_connecting = false;
+    /// The connections, the one that we send over first. Two after both ends connected at the same moment.
+    std::vector<Link*> links;
+    /// Why it could not be connected to last, and when.
+    Status failure;
+    uint64_t failed_ns = 0;
+    /// Notifications that wait for a connection.
+    std::deque<std::string> notes;
+};
+
+/// Asked of every link that there was.
+struct Links::Revocation {
+    std::map<uint64_t, std::string> silent; // number of the link -> agent
+    std::atomic<size_t> left{0};
+
+    void answered(uint64_t link) {
+        silent.erase(link);
+        left.store(silent.size(), std::memory_order_release);
+    }
+};
+
+} // namespace kvbm_cxl
+
+#endif

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Links between engines of one process: each has its own listener, thread and connections, as in processes of one host.
+#include "support/world.h"
+
+using namespace world;
+
+namespace {
+
+std::shared_ptr<Pool> pool;
+
+struct Engine {
+    Identity self;
+    std::unique_ptr<Links> links;
+    std::vector<Notification> got;
+
+    explicit Engine(const std::string& agent, LinksOptions options = {}) : self{agent, random_engine_id()} {
+        CHECK_OK(Links::create(pool, self, options, links));
+    }
+    void knows(const Engine& other) { CHECK_OK(links->add_peer(other.self.agent, other.self.engine_id)); }
+    void take() {
+        for (auto& note : links->take_notifications())
+            got.push_back(std::move(note));
+    }
+    /// Waits for so many notifications.
+    void await(size_t count, std::initializer_list<Engine*> others = {}) {
+        bool ok = wait_until([&] { return got.size() >= count; },
+                             [&] {
+                                 take();
+                                 for (Engine* other : others)
+                                     other->links->progress();
+                             });
+        if (!ok)
+            std::fprintf(stderr, "%s: %zu notifications of %zu\n", self.agent.c_str(), got.size(), count);
+        CHECK(ok);
+    }
+    void await_state(const std::string& engine_id, PeerState state) {
+        CHECK(wait_until([&] { return links->state_of(engine_id) == state; }, [&] { links->progress(); }));
+    }
+};
+
+std::string note_of(uint64_t number, size_t len_bytes) {
+    std::string text(len_bytes, 0);
+    for (size_t i = 0; i < len_bytes; ++i)
+        text[i] = static_cast<char>(byte_of(number, i));
+    return text;
+}
+
+/// Lengths around everything that is special: none, one line, one message, several.
+const size_t LENGTHS[] = {0, 1, 39, 40, 48, 100, 24'518, 24'519, 24'520, 24'528, 60'000, 300'000};
+
+void notifications_of_every_length_arrive_in_order_both_ways() {
+    for (bool with_thread : {true, false}) {
+        LinksOptions options;
+        options.thread = with_thread;
+        Engine a("a", options), b("b", options);
+        a.knows(b);
+        b.knows(a);
+        constexpr size_t ROUNDS = 3;
+        uint64_t number = 0;
+        for (size_t round = 0; round < ROUNDS; ++round)
+            for (size_t len_bytes : LENGTHS) {
+                CHECK_OK(a.links->notify("b", note_of(number, len_bytes)));
+                CHECK_OK(b.links->notify("a", note_of(number + 1'000, len_bytes)));
+                number += 1;
+            }
+        a.await(number, {&b});
+        b.await(number, {&a});
+        for (uint64_t i = 0; i < number; ++i) {
+            size_t len_bytes = LENGTHS[i % std::size(LENGTHS)];
+            CHECK(b.got[i].agent == "a" && b.got[i].text == note_of(i, len_bytes));
+            CHECK(a.got[i].agent == "b" && a.got[i].text == note_of(i + 1'000, len_bytes));
+        }
+    }
+}
+
+void one_connection_carries_both_directions() {
+    Engine a("a"), b("b");
+    a.knows(b);
+    CHECK_OK(a.links->notify("b", "to"));
+    b.await(1, {&a});
+    b.knows(a);
+    CHECK_OK(b.links->notify("a", "fro"));
+    a.await(1, {&b});
+    CHECK(a.links->counts().connected == 1 && a.links->counts().accepted == 0);
+    CHECK(b.links->counts().connected == 0 && b.links->counts().accepted == 1);
+}
+
+void a_notification_to_oneself_arrives() {
+    Engine a("a");
+    CHECK_OK(a.links->notify("a", "memo"));
+    CHECK_OK(a.links->notify("a", ""));
+    a.await(2);
+    CHECK(a.got[0].agent == "a" && a.got[0].text == "memo" && a.got[1].text.empty());
+}
+
+void what_cannot_be_is_refused() {
+    LinksOptions options;
+    options.note_bytes = 1'000;
+    Engine a("a", options), b("b", options);
+    CHECK(a.links->notify("nobody", "?").code() == NIXL_ERR_NOT_FOUND);
+    CHECK(a.links->connect("nobody").code() == NIXL_ERR_NOT_FOUND);
+    CHECK(a.links->remove_peer("nobody").code() == NIXL_ERR_NOT_FOUND);
+    CHECK(a.links->add_peer("b", "short").code() == NIXL_ERR_INVALID_PARAM);
+    a.knows(b);
+    CHECK(a.links->notify("b", std::string(1'001, 'x')).code() == NIXL_ERR_INVALID_PARAM);
+    std::unique_ptr<Links> links;
+    CHECK(Links::create(pool, {"c", "short"}, options, links).code() == NIXL_ERR_INVALID_PARAM);
+    // An engine that never was.
+    std::string stranger = random_engine_id();
+    CHECK_OK(a.links->add_peer("stranger", stranger));
+    CHECK_OK(a.links->notify("stranger", "?"));
+    a.await_state(stranger, PeerState::gone);
+    CHECK(a.links->notify("stranger", "?").code() == NIXL_ERR_REMOTE_DISCONNECT);
+    // The others do not mind.
+    CHECK_OK(a.links->notify("b", "still here"));
+    b.await(1, {&a});
+}
+
+void two_that_connect_at_the_same_moment_both_get_through() {
+    for (int round = 0; round < 10; ++round) {
+        Engine a("a"), b("b");
+        a.knows(b);
+        b.knows(a);
+        CHECK_OK(a.links->connect("b"));
+        CHECK_OK(b.links->connect("a"));
+        for (int i = 0; i < 20; ++i) {
+            CHECK_OK(a.links->notify("b", note_of(i, 100)));
+            CHECK_OK(b.links->notify("a", note_of(100 + i, 100)));
+        }
+        a.await(20, {&b});
+        b.await(20, {&a});
+        for (int i = 0; i < 20; ++i)
+            CHECK(b.got[i].text == note_of(i, 100) && a.got[i].text == note_of(100 + i, 100));
+    }
+}
+
+void an_agent_restarted_under_its_name_replaces_the_old_one() {
+    Engine a("a");
+    std::string last;
+    for (int round = 0; round < 5; ++round) {
+        Engine b("b");
+        a.knows(b);
+        CHECK(a.links->engine_of("b") == b.self.engine_id && a.links->state_of(last) == PeerState::unknown);
+        last = b.self.engine_id;
+        std::string text = note_of(round, 50);
+        CHECK_OK(a.links->notify("b", text));
+        b.await(1, {&a});
+        CHECK(b.got[0].text == text);
+        b.knows(a);
+        CHECK_OK(b.links->notify("a", text));
+        a.await(round + 1);
+        CHECK(a.got.back().agent == "b" && a.got.back().text == text);
+        if (round % 2 == 0)
+            CHECK_OK(a.links->remove_peer("b"));
+    }
+}
+
+void what_was_sent_last_is_received_though_the_sender_ends() {
+    Engine b("b");
+    {
+        Engine a("a");
+        a.knows(b);
+        CHECK_OK(a.links->notify("b", "early"));
+        b.await(1, {&a});
+        for (int i = 0; i < 30; ++i)
+            CHECK_OK(a.links->notify("b", note_of(i, 20'000)));
+    }
+    b.await(31);
+    for (int i = 0; i < 30; ++i)
+        CHECK(b.got[i + 1].text == note_of(i, 20'000));
+}
+
+void a_peer_that_ends_is_noticed_and_the_others_go_on() {
+    Engine a("a"), c("c");
+    a.knows(c);
+    std::string gone;
+    {
+        Engine b("b");
+        a.knows(b);
+        gone = b.self.engine_id;
+        CHECK_OK(a.links->notify("b", "hello"));
+        b.await(1, {&a});
+    }
+    a.await_state(gone, PeerState::gone);
+    CHECK(a.links->counts().gone == 1);
+    CHECK(a.links->notify("b", "?").code() == NIXL_ERR_REMOTE_DISCONNECT);
+    CHECK_OK(a.links->notify("c", "hello"));
+    c.await(1, {&a});
+}
+
+void a_revocation_waits_for_every_peer() {
+    Engine a("a"), b("b"), c("c");
+    std::atomic<bool> b_is_done{false};
+    std::atomic<uint64_t> asked{0};
+    std::string from;
+    b.links->on_revoke([&](const std::string& engine_id, uint64_t registration) {
+        from = engine_id;
+        asked = registration;
+        return b_is_done.load();
+    });
+    for (Engine* other : {&b, &c}) {
+        a.knows(*other);
+        CHECK_OK(a.links->notify(other->self.agent, "hello"));
+        other->await(1, {&a});
+    }
+    std::vector<std::string> silent;
+    CHECK(a.links->revoke(77, 100, silent).code() == NIXL_IN_PROG);
+    CHECK(silent == std::vector<std::string>{"b"} && asked == 77);
+    b_is_done = true;
+    silent.clear();
+    CHECK_OK(a.links->revoke(78, 10'000, silent));
+    CHECK(silent.empty() && asked == 78 && from == a.self.engine_id);
+}
+
+void calls_of_many_threads_are_served() {
+    Engine a("a"), b("b");
+    a.knows(b);
+    constexpr int THREADS = 4, NOTES = 200;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < THREADS; ++t)
+        threads.emplace_back([&, t] {
+            for (int i = 0; i < NOTES; ++i) {
+                CHECK_OK(a.links->notify("b", std::to_string(t) + ":" + std::to_string(i)));
+                if (i % 16 == 0)
+                    a.links->within_turn([] {});
+            }
+        });
+    b.await(THREADS * NOTES, {&a});
+    for (auto& thread : threads)
+        thread.join();
+    int next[THREADS] = {};
+    for (auto& note : b.got) {
+        int t = note.text[0] - '0';
+        CHECK(note.text == std::to_string(t) + ":" + std::to_string(next[t]++));
+    }
+}
+
+void nobody_polls_for_ever() {
+    constexpr double SECONDS = 1.5;
+    auto idle_cores = [] {
+        usleep(100'000);
+        double since = cpu_s();
+        usleep(static_cast<useconds_t>(SECONDS * 1e6));
+        return (cpu_s() - since) / SECONDS;
+    };
+    double without = idle_cores();
+    Engine a("a");
+    double alone = idle_cores();
+    Engine b("b");
+    a.knows(b);
+    CHECK_OK(a.links->notify("b", "hello"));
+    b.await(1, {&a});
+    double linked = idle_cores();
+    std::printf("    cores used: pool alone %.4f, one engine %.4f, two linked engines %.4f\n", without, alone, linked);
+    // Sanitizers make everything slower several times.
+    CHECK(alone - without < 0.02 && linked - without < 0.10);
+}
+
+void a_sleeping_peer_is_woken() {
+    Engine a("a"), b("b");
+    a.knows(b);
+    CHECK_OK(a.links->notify("b", "hello"));
+    b.await(1, {&a});
+    std::vector<uint64_t> took;
+    for (int i = 0; i < 50; ++i) {
+        usleep(20'000);
+        uint64_t before = b.links->counts().notes_received, since = now_ns();
+        CHECK_OK(a.links->notify("b", "wake"));
+        CHECK(wait_until([&] { return b.links->counts().notes_received > before; }, [] {}));
+        took.push_back(now_ns() - since);
+    }
+    std::sort(took.begin(), took.end());
+    std::printf("    to a sleeping peer: median %.0f us, worst %.0f us\n", static_cast<double>(took[25]) / 1e3,
+                static_cast<double>(took.back()) / 1e3);
+    CHECK(took[25] < 5'000'000);
+}
+
+const Test TESTS[] = {
+    {"notifications_of_every_length_arrive_in_order_both_ways", notifications_of_every_length_arrive_in_order_both_ways},
+    {"one_connection_carries_both_directions", one_connection_carries_both_directions},
+    {"a_notification_to_oneself_arrives", a_notification_to_oneself_arrives},
+    {"what_cannot_be_is_refused", what_cannot_be_is_refused},
+    {"two_that_connect_at_the_same_moment_both_get_through", two_that_connect_at_the_same_moment_both_get_through},
+    {"an_agent_restarted_under_its_name_replaces_the_old_one", an_agent_restarted_under_its_name_replaces_the_old_one},
+    {"what_was_sent_last_is_received_though_the_sender_ends", what_was_sent_last_is_received_though_the_sender_ends},
+    {"a_peer_that_ends_is_noticed_and_the_others_go_on", a_peer_that_ends_is_noticed_and_the_others_go_on},
+    {"a_revocation_waits_for_every_peer", a_revocation_waits_for_every_peer},
+    {"calls_of_many_threads_are_served", calls_of_many_threads_are_served},
+    {"nobody_polls_for_ever", nobody_polls_for_ever},
+    {"a_sleeping_peer_is_woken", a_sleeping_peer_is_woken},
+};
+
+} // namespace
+
+int main(int argc, char** argv) {
+    Field field;
+    pool = open_pool(field.spec());
+    int status = run_tests(TESTS, argc, argv);
+    pool.reset();
+    return status;
+}
