@@ -41,10 +41,11 @@ struct Core {
 struct Peer {
     std::string agent; // as NIXL names it here
     ConnInfo info;
-    std::weak_ptr<Core> local;        // set if it is of this process
-    bool is_local = false;            // of this process
-    bool is_same_pool = false;        // uses the same pool: nothing can be sent to it otherwise
-    std::atomic<bool> is_gone{false}; // its process ended, or its host was taken for dead: never comes back
+    std::weak_ptr<Core> local;             // set if it is of this process
+    bool is_local = false;                 // of this process
+    bool is_same_pool = false;             // uses the same pool: nothing can be sent to it otherwise
+    std::atomic<uint64_t> looked_up_ns{0}; // when is_gone was last looked up
+    std::atomic<bool> is_gone{false};      // its process ended, or its host was taken for dead: never comes back
 };
 
 /// Registered memory of a peer, as its metadata says.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cxl_backend.h"
+#include "files/file.h"
 #include "log.h"
-#include "prepare.h"
+#include "objects/object.h"
+#include <algorithm>
 #include <unistd.h>
 
 using namespace kvbm_cxl;
@@ -33,7 +35,7 @@ PublicRegion public_region(const Core& core, const Registration& registration) {
     return region;
 }
 
-Request& request_of(nixlBackendReqH* handle) {
+XferRequest& request_of(nixlBackendReqH* handle) {
     return *static_cast<RequestHandle*>(handle)->request;
 }
 
@@ -50,7 +52,11 @@ nixlCxlEngine::nixlCxlEngine(const nixlBackendInitParams* params) : nixlBackendE
 nixlCxlEngine::~nixlCxlEngine() {
     if (!core_)
         return;
-    // Engines of this process copy from and to this memory directly: not any more from here on.
+    // Engines of this process and peers use this memory: not any more from here on.
+    for (const auto& registration : core_->registry.all())
+        registration->close();
+    if (peering_)
+        peering_->shut_down();
     for (const auto& registration : core_->registry.all()) {
         if (!registration->close_and_wait(core_->options.timeout_ms))
             log(LogLevel::warn, "CXL: an engine ends while its memory is in use by a transfer");
@@ -71,9 +77,23 @@ Status nixlCxlEngine::start(const nixlBackendInitParams& params) {
     self->info = conn_info(*core);
     self->local = core;
     self->is_local = self->is_same_pool = true;
-    enter_engine(core);
     self_ = std::move(self);
-    core_ = std::move(core);
+    core_ = core;
+    mems_ = {DRAM_SEG};
+    if (cuda::is_offered(options.cuda_library)) {
+        if (Status opened = cuda::Gpus::open(options.cuda_library, core->pool, gpus_); opened.ok())
+            mems_.push_back(VRAM_SEG);
+        else
+            log(LogLevel::warn, opened.reason());
+    }
+    if (Status opened = open_objects(*core->pool, options); opened.ok())
+        mems_.push_back(OBJ_SEG);
+    else
+        log(LogLevel::info, opened.reason());
+    mems_.push_back(FILE_SEG);
+    if (Status begun = Peering::create(core, gpus_, peering_); !begun.ok())
+        return begun;
+    enter_engine(core);
     return {};
 }
 
@@ -88,8 +108,12 @@ ConnInfo nixlCxlEngine::conn_info(const Core& core) {
     return info;
 }
 
-nixl_mem_list_t nixlCxlEngine::supported_mems() {
-    return {DRAM_SEG};
+nixl_mem_list_t nixlCxlEngine::offered_mems() {
+    nixl_mem_list_t mems = {DRAM_SEG, OBJ_SEG, FILE_SEG};
+    Options options;
+    if (read_options({}, options).ok() && cuda::is_offered(options.cuda_library))
+        mems.push_back(VRAM_SEG);
+    return mems;
 }
 
 std::shared_ptr<Peer> nixlCxlEngine::find_peer(const std::string& agent) const {
@@ -102,6 +126,31 @@ std::shared_ptr<Peer> nixlCxlEngine::find_peer(const std::string& agent) const {
 
 // ---- Memory ------------------------------------------------------------------------------------------------------------------------
 
+Status nixlCxlEngine::make_registration(const nixlBlobDesc& mem, nixl_mem_t kind, Registration& registration) {
+    if (std::find(mems_.begin(), mems_.end(), kind) == mems_.end())
+        return {NIXL_ERR_NOT_SUPPORTED, text("CXL: memory of kind ", static_cast<int>(kind), " is not supported here")};
+    switch (kind) {
+    case DRAM_SEG:
+        return resolve_dram(*core_->pool, registration);
+    case VRAM_SEG:
+        registration.kind = RegionKind::device;
+        return gpus_->register_memory(mem.devId, mem.addr, mem.len, registration.extra);
+    case OBJ_SEG:
+        registration.kind = RegionKind::object;
+        return open_object(*core_, mem.devId, mem.metaInfo, registration.extra);
+    default: {
+        registration.kind = RegionKind::file;
+        FileAccess access = FileAccess::automatic;
+        if (!parse_file_access(core_->options.file_access, access))
+            return {NIXL_ERR_INVALID_PARAM, text("CXL: file_access is \"", core_->options.file_access, "\": auto, mmap or pread")};
+        std::unique_ptr<File> file;
+        Status opened = File::open(core_->pool, mem.devId, mem.metaInfo, access, file);
+        registration.extra = std::move(file);
+        return opened;
+    }
+    }
+}
+
 nixl_status_t nixlCxlEngine::registerMem(const nixlBlobDesc& mem, const nixl_mem_t& kind, nixlBackendMD*& out) {
     return guarded("registerMem", [&] {
         auto registration = std::make_shared<Registration>();
@@ -112,16 +161,8 @@ nixl_status_t nixlCxlEngine::registerMem(const nixlBlobDesc& mem, const nixl_mem
         if (mem.addr > UINTPTR_MAX - mem.len)
             return report("register", {NIXL_ERR_INVALID_PARAM, text("CXL: registering ", mem.len, " bytes at ", hex(mem.addr),
                                                                     ": they end behind the last address")});
-        Status known;
-        switch (kind) {
-        case DRAM_SEG:
-            known = resolve_dram(*core_->pool, *registration);
-            break;
-        default:
-            known = {NIXL_ERR_NOT_SUPPORTED, text("CXL: memory of kind ", static_cast<int>(kind), " is not supported on this machine")};
-        }
-        if (!known.ok())
-            return report("register", known);
+        if (Status made = make_registration(mem, kind, *registration); !made.ok())
+            return report("register", made);
         auto md = std::make_unique<LocalMd>(registration);
         core_->registry.add(registration);
         out = md.release();
@@ -134,12 +175,9 @@ nixl_status_t nixlCxlEngine::deregisterMem(nixlBackendMD* meta) {
         std::unique_ptr<LocalMd> md(dynamic_cast<LocalMd*>(meta));
         if (!md)
             return report("deregister", {NIXL_ERR_INVALID_PARAM, "CXL: deregistering what this backend has not registered"});
-        Registration& registration = *md->registration;
-        core_->registry.remove(registration.id);
-        if (!registration.close_and_wait(core_->options.timeout_ms))
-            return report("deregister", {NIXL_ERR_NOT_ALLOWED, text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base),
-                                                                    " are deregistered but still in use by a transfer: do not free them")});
-        return NIXL_SUCCESS;
+        core_->registry.remove(md->registration->id);
+        Status released = peering_->release(*md->registration);
+        return released.ok() ? NIXL_SUCCESS : report("deregister", released);
     });
 }
 
@@ -205,25 +243,40 @@ nixl_status_t nixlCxlEngine::unloadMD(nixlBackendMD* input) {
     });
 }
 
+static Status query_dram(const Pool& pool, const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& answers) {
+    for (const nixlBlobDesc& desc : descs) {
+        Registration registration;
+        registration.base = desc.addr;
+        registration.len_bytes = desc.len;
+        nixl_b_params_t answer = {{"tier", "heap"}, {"size", std::to_string(desc.len)}};
+        if (locate_dram(pool, registration).ok() && registration.kind == RegionKind::pool)
+            answer = {{"tier", "pool"},
+                      {"size", std::to_string(desc.len)},
+                      {"pool", uuid_text(pool.uuid())},
+                      {"offset", std::to_string(registration.pool_offset)}};
+        answers.emplace_back(std::move(answer));
+    }
+    return {};
+}
+
 nixl_status_t nixlCxlEngine::queryMem(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& answers) const {
     return guarded("queryMem", [&] {
-        if (descs.getType() != DRAM_SEG)
-            return NIXL_ERR_NOT_SUPPORTED;
         answers.clear();
-        for (const nixlBlobDesc& desc : descs) {
-            Registration registration;
-            registration.base = desc.addr;
-            registration.len_bytes = desc.len;
-            nixl_b_params_t answer;
-            bool is_known = locate_dram(*core_->pool, registration).ok();
-            if (is_known && registration.kind == RegionKind::pool)
-                answer = {{"tier", "pool"}, {"pool", uuid_text(core_->pool->uuid())}, {"offset", std::to_string(registration.pool_offset)}};
-            else
-                answer = {{"tier", "heap"}};
-            answer.emplace("size", std::to_string(desc.len));
-            answers.emplace_back(std::move(answer));
+        Status asked;
+        switch (descs.getType()) {
+        case DRAM_SEG:
+            asked = query_dram(*core_->pool, descs, answers);
+            break;
+        case OBJ_SEG:
+            asked = query_objects(*core_, descs, answers);
+            break;
+        case FILE_SEG:
+            asked = query_files(descs, answers);
+            break;
+        default:
+            return NIXL_ERR_NOT_SUPPORTED;
         }
-        return NIXL_SUCCESS;
+        return asked.ok() ? NIXL_SUCCESS : report("query", asked);
     });
 }
 
@@ -247,6 +300,8 @@ nixl_status_t nixlCxlEngine::loadRemoteConnInfo(const std::string& remote_agent,
             peer->local = core;
             peer->is_local = true;
         }
+        if (Status added = peering_->add(*peer); !added.ok())
+            return report("conn:" + remote_agent, added);
         std::unique_lock lock(peers_mutex_);
         auto& known = peers_[remote_agent];
         // The same engine once more, as when metadata is loaded again, stays as it is.
@@ -257,33 +312,36 @@ nixl_status_t nixlCxlEngine::loadRemoteConnInfo(const std::string& remote_agent,
 }
 
 nixl_status_t nixlCxlEngine::connect(const std::string& remote_agent) {
-    return guarded("connect", [&] { return find_peer(remote_agent) ? NIXL_SUCCESS : NIXL_ERR_NOT_FOUND; });
+    return guarded("connect", [&] {
+        auto peer = find_peer(remote_agent);
+        if (!peer)
+            return NIXL_ERR_NOT_FOUND;
+        peering_->reach(*peer);
+        return NIXL_SUCCESS;
+    });
 }
 
 nixl_status_t nixlCxlEngine::disconnect(const std::string& remote_agent) {
     return guarded("disconnect", [&] {
-        std::unique_lock lock(peers_mutex_);
-        return peers_.erase(remote_agent) || remote_agent == core_->agent ? NIXL_SUCCESS : NIXL_ERR_NOT_FOUND;
+        std::shared_ptr<Peer> peer;
+        {
+            std::unique_lock lock(peers_mutex_);
+            auto found = peers_.find(remote_agent);
+            if (found == peers_.end())
+                return remote_agent == core_->agent ? NIXL_SUCCESS : NIXL_ERR_NOT_FOUND;
+            peer = std::move(found->second);
+            peers_.erase(found);
+        }
+        peering_->remove(*peer);
+        return NIXL_SUCCESS;
     });
-}
-
-Status nixlCxlEngine::deliver(const Peer& peer, std::string message) const {
-    if (!peer.is_local)
-        return {NIXL_ERR_NOT_SUPPORTED, text("CXL: agent ", peer.agent, " is of another process")};
-    auto core = peer.local.lock();
-    if (!core)
-        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", peer.agent, " of this process has ended")};
-    core->inbox.put(core_->agent, std::move(message));
-    core_->counters.notifs_sent.add();
-    core->counters.notifs_received.add();
-    return {};
 }
 
 nixl_status_t nixlCxlEngine::getNotifs(notif_list_t& notifs) {
     return guarded("getNotifs", [&] {
         if (!notifs.empty())
             return report("notifs", {NIXL_ERR_INVALID_PARAM, "CXL: the list for notifications has to be empty"});
-        core_->inbox.take(notifs);
+        peering_->take(notifs);
         return NIXL_SUCCESS;
     });
 }
@@ -294,12 +352,40 @@ nixl_status_t nixlCxlEngine::genNotif(const std::string& remote_agent, const std
         if (!peer)
             return report("notify:" + remote_agent,
                           {NIXL_ERR_NOT_FOUND, text("CXL: notifying agent ", remote_agent, ": its metadata was not loaded")});
-        Status told = deliver(*peer, message);
+        Status told = peering_->deliver(*peer, message, {});
         return told.ok() ? NIXL_SUCCESS : report("notify:" + remote_agent, told);
     });
 }
 
 // ---- Transfers ---------------------------------------------------------------------------------------------------------------------
+
+Status nixlCxlEngine::make_parts(nixl_xfer_op_t operation, Routed& routed, XferRequest& request) const {
+    add_direct_parts(core_, operation, routed, request);
+    for (Route route : {Route::staged, Route::device, Route::object, Route::file}) {
+        Pairs& pairs = routed.of(route);
+        if (pairs.empty())
+            continue;
+        std::unique_ptr<Part> part;
+        Status made;
+        switch (route) {
+        case Route::staged:
+            made = peering_->make_staged_part(operation, request.peer(), pairs, part);
+            break;
+        case Route::device:
+            made = cuda::make_device_part(core_, gpus_, operation, pairs, part);
+            break;
+        case Route::object:
+            made = make_object_part(core_, operation, std::move(pairs), part);
+            break;
+        default:
+            made = make_file_part(core_, operation, std::move(pairs), part);
+        }
+        if (!made.ok())
+            return made;
+        request.add(std::move(part));
+    }
+    return {};
+}
 
 nixl_status_t nixlCxlEngine::prepXfer(const nixl_xfer_op_t& operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
                                       const std::string& remote_agent, nixlBackendReqH*& handle, const nixl_opt_b_args_t*) const {
@@ -309,12 +395,14 @@ nixl_status_t nixlCxlEngine::prepXfer(const nixl_xfer_op_t& operation, const nix
             return report("prep:" + remote_agent,
                           {NIXL_ERR_NOT_FOUND, text("CXL: transfer with agent ", remote_agent, ": its metadata was not loaded")});
         auto made = std::make_unique<RequestHandle>();
-        made->request =
-            std::make_shared<Request>(core_, peer, [this](const Peer& to, std::string message) { return deliver(to, std::move(message)); });
+        made->request = std::make_shared<XferRequest>(core_, peer, peering_);
         Routed routed;
         if (Status known = route_lists(operation, local, remote, peer, *made->request, routed); !known.ok())
             return report("prep", known);
-        add_direct_parts(core_, operation, routed, *made->request);
+        if (Status parted = make_parts(operation, routed, *made->request); !parted.ok())
+            return report("prep", parted);
+        // So that the end of the peer is noticed, whichever way the bytes go.
+        peering_->reach(*peer);
         handle = made.release();
         return NIXL_SUCCESS;
     });

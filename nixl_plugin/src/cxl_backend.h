@@ -4,32 +4,36 @@
 #ifndef KVBM_CXL_NIXL_CXL_BACKEND_H
 #define KVBM_CXL_NIXL_CXL_BACKEND_H
 
-#include "core.h"
+#include "prepare.h"
 #include <shared_mutex>
 
 class nixlCxlEngine : public nixlBackendEngine {
     std::shared_ptr<kvbm_cxl::Core> core_;
+    std::shared_ptr<kvbm_cxl::Peering> peering_;
     mutable std::shared_mutex peers_mutex_;
     std::map<std::string, std::shared_ptr<kvbm_cxl::Peer>> peers_;
 
     std::shared_ptr<kvbm_cxl::Peer> self_;
+    std::shared_ptr<kvbm_cxl::cuda::Gpus> gpus_; // none where there are no GPUs
+    nixl_mem_list_t mems_;
 
     kvbm_cxl::Status start(const nixlBackendInitParams& params);
     static kvbm_cxl::ConnInfo conn_info(const kvbm_cxl::Core& core);
-    kvbm_cxl::Status deliver(const kvbm_cxl::Peer& peer, std::string message) const;
+    kvbm_cxl::Status make_registration(const nixlBlobDesc& mem, nixl_mem_t kind, kvbm_cxl::Registration& registration);
+    kvbm_cxl::Status make_parts(nixl_xfer_op_t operation, kvbm_cxl::Routed& routed, kvbm_cxl::XferRequest& request) const;
     std::shared_ptr<kvbm_cxl::Peer> find_peer(const std::string& agent) const;
 
   public:
     explicit nixlCxlEngine(const nixlBackendInitParams* params);
     ~nixlCxlEngine() override;
 
-    /// The kinds of memory that this machine allows for.
-    static nixl_mem_list_t supported_mems();
+    /// The kinds of memory that there are on this machine, before anything is known of the pool.
+    static nixl_mem_list_t offered_mems();
 
     bool supportsRemote() const override { return true; }
     bool supportsLocal() const override { return true; }
     bool supportsNotif() const override { return true; }
-    nixl_mem_list_t getSupportedMems() const override { return supported_mems(); }
+    nixl_mem_list_t getSupportedMems() const override { return mems_; }
 
     nixl_status_t registerMem(const nixlBlobDesc& mem, const nixl_mem_t& kind, nixlBackendMD*& out) override;
     nixl_status_t deregisterMem(nixlBackendMD* meta) override;

@@ -33,7 +33,7 @@ nixl_b_params_t backend_options() {
 
 nixl_mem_list_t backend_mems() {
     try {
-        return nixlCxlEngine::supported_mems();
+        return nixlCxlEngine::offered_mems();
     } catch (...) {
         return {};
     }

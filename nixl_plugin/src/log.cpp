@@ -58,8 +58,9 @@ void log(LogLevel level, std::string_view message) noexcept {
         tm parts{};
         localtime_r(&now.tv_sec, &parts);
         char head[64];
-        std::snprintf(head, sizeof head, "%c%02d%02d %02d:%02d:%02d.%06ld %7ld CXL] ", "IIIWE"[static_cast<int>(level)], parts.tm_mon + 1,
-                      parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec, now.tv_nsec / 1000, static_cast<long>(syscall(SYS_gettid)));
+        std::snprintf(head, sizeof head, "%c%02d%02d %02d:%02d:%02d.%06ld %7ld nixl_cxl] ", "IIIWE"[static_cast<int>(level)],
+                      parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec, now.tv_nsec / 1000,
+                      static_cast<long>(syscall(SYS_gettid)));
         std::string line = head;
         line.append(message).push_back('\n');
         // In one piece, so that lines of several threads and processes do not mix.

@@ -80,13 +80,13 @@ void append(Pairs& pairs, const Pair& pair) {
 
 /// Keeps what the pairs name, each once; lists name few registrations many times, mostly the same one in a row.
 class Keeper {
-    Request& request_;
+    XferRequest& request_;
     std::map<const void*, bool> kept_;
     const void* last_local_ = nullptr;
     const void* last_remote_ = nullptr;
 
   public:
-    explicit Keeper(Request& request) : request_(request) {}
+    explicit Keeper(XferRequest& request) : request_(request) {}
 
     void keep(const std::shared_ptr<Registration>& local, const std::shared_ptr<const RemoteRegion>& remote) {
         if (local.get() != last_local_ && kept_.emplace(local.get(), true).second)
@@ -101,7 +101,7 @@ class Keeper {
 } // namespace
 
 Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
-                   const std::shared_ptr<Peer>& peer, Request& request, Routed& routed) {
+                   const std::shared_ptr<Peer>& peer, XferRequest& request, Routed& routed) {
     size_t count = static_cast<size_t>(std::distance(local.begin(), local.end()));
     if (count != static_cast<size_t>(std::distance(remote.begin(), remote.end())))
         return {NIXL_ERR_INVALID_PARAM, "CXL: the lists of a transfer have different lengths"};
@@ -143,9 +143,10 @@ Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, con
     return {};
 }
 
-void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Routed& routed, Request& request) {
+void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Routed& routed, XferRequest& request) {
     constexpr std::pair<Route, Way> ways[] = {
         {Route::memory, Way::memory}, {Route::in, Way::in}, {Route::out, Way::out}, {Route::within, Way::within}};
+    Extents written;
     for (auto [route, way] : ways) {
         const Pairs& pairs = routed.of(route);
         if (pairs.empty())
@@ -153,6 +154,7 @@ void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operatio
         std::vector<Copy> copies;
         copies.reserve(pairs.size());
         Uses uses;
+        bool writes_to_peer = operation == NIXL_WRITE && (route == Route::in || route == Route::within);
         for (const Pair& pair : pairs) {
             std::byte *near = pair.local_bytes(), *far = reachable_bytes(pair);
             bool is_near_first; // the end that a copy calls `pool`
@@ -167,9 +169,14 @@ void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operatio
             copies.push_back({is_near_first ? near : far, is_near_first ? far : near, pair.len_bytes});
             uses.add(pair.local);
             uses.add(pair.remote->own.get());
+            if (writes_to_peer)
+                written.emplace_back(pair.remote->is.offset + (pair.remote_address - pair.remote->is.base), pair.len_bytes);
         }
         request.add(make_direct_part(core, CopyPlan(way, std::move(copies), core->options.inline_bytes), std::move(uses)));
     }
+    // In coherent pools nobody has anything to drop.
+    if (!core->pool->is_coherent() && !request.peer().is_local)
+        request.set_written(std::move(written));
 }
 
 } // namespace kvbm_cxl

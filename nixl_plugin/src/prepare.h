@@ -38,10 +38,10 @@ struct Routed {
 /// Checks the lists and fills `routed`. NIXL_ERR_INVALID_PARAM for lists that do not fit each other or stretches outside of their
 /// registrations, NIXL_ERR_NOT_SUPPORTED for pairs that no module moves, NIXL_ERR_MISMATCH for memory of another pool.
 Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
-                   const std::shared_ptr<Peer>& peer, Request& request, Routed& routed);
+                   const std::shared_ptr<Peer>& peer, XferRequest& request, Routed& routed);
 
 /// Adds the parts of pairs that this process copies by itself.
-void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Routed& routed, Request& request);
+void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Routed& routed, XferRequest& request);
 
 } // namespace kvbm_cxl
 

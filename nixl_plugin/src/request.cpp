@@ -4,12 +4,12 @@
 
 namespace kvbm_cxl {
 
-void Request::fail(nixl_status_t status) noexcept {
+void XferRequest::fail(nixl_status_t status) noexcept {
     int none = NIXL_SUCCESS;
     failure_.compare_exchange_strong(none, status, std::memory_order_relaxed);
 }
 
-nixl_status_t Request::post(const nixl_opt_b_args_t* how) noexcept {
+nixl_status_t XferRequest::post(const nixl_opt_b_args_t* how) noexcept {
     std::lock_guard lock(turn_);
     if (status_.load(std::memory_order_acquire) == NIXL_IN_PROG)
         return report("repost", {NIXL_ERR_REPOST_ACTIVE, "CXL: a transfer was posted while it is active: wait until it has ended"});
@@ -20,7 +20,7 @@ nixl_status_t Request::post(const nixl_opt_b_args_t* how) noexcept {
     } catch (...) {
         return NIXL_ERR_BACKEND;
     }
-    failure_.store(peer_->is_gone.load(std::memory_order_relaxed) ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_SUCCESS, std::memory_order_relaxed);
+    failure_.store(peering_->is_gone(*peer_) ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_SUCCESS, std::memory_order_relaxed);
     status_.store(NIXL_IN_PROG, std::memory_order_relaxed);
     left_.store(parts_.size() + 1, std::memory_order_relaxed);
     std::shared_ptr<Completion> self = shared_from_this();
@@ -41,19 +41,19 @@ nixl_status_t Request::post(const nixl_opt_b_args_t* how) noexcept {
     return NIXL_IN_PROG;
 }
 
-void Request::done(nixl_status_t status) noexcept {
+void XferRequest::done(nixl_status_t status) noexcept {
     if (status != NIXL_SUCCESS)
         fail(status);
     if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
         finish();
 }
 
-nixl_status_t Request::finish() noexcept {
+nixl_status_t XferRequest::finish() noexcept {
     if (peer_->is_gone.load(std::memory_order_acquire))
         fail(NIXL_ERR_REMOTE_DISCONNECT);
     if (failure_.load(std::memory_order_relaxed) == NIXL_SUCCESS && has_notif_) {
         try {
-            if (Status told = deliver_(*peer_, std::move(notif_)); !told.ok())
+            if (Status told = peering_->deliver(*peer_, std::move(notif_), written_); !told.ok())
                 fail(report("notif:" + peer_->agent, told));
         } catch (...) {
             fail(NIXL_ERR_BACKEND);
@@ -74,7 +74,7 @@ nixl_status_t Request::finish() noexcept {
     return status;
 }
 
-nixl_status_t Request::check() noexcept {
+nixl_status_t XferRequest::check() noexcept {
     std::lock_guard lock(turn_);
     if (status_.load(std::memory_order_acquire) == NIXL_IN_PROG) {
         for (const std::unique_ptr<Part>& part : parts_)
@@ -83,7 +83,7 @@ nixl_status_t Request::check() noexcept {
     return static_cast<nixl_status_t>(status_.load(std::memory_order_acquire));
 }
 
-void Request::cancel() noexcept {
+void XferRequest::cancel() noexcept {
     std::lock_guard lock(turn_);
     if (status_.load(std::memory_order_acquire) != NIXL_IN_PROG)
         return;
@@ -91,7 +91,7 @@ void Request::cancel() noexcept {
         part->cancel();
 }
 
-uint64_t Request::estimate_us() const noexcept {
+uint64_t XferRequest::estimate_us() const noexcept {
     uint64_t sum = 1;
     for (const std::unique_ptr<Part>& part : parts_)
         sum += part->estimate_us();

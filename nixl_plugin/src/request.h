@@ -4,18 +4,15 @@
 #ifndef KVBM_CXL_NIXL_REQUEST_H
 #define KVBM_CXL_NIXL_REQUEST_H
 
-#include "transfer.h"
-#include <functional>
+#include "peering.h"
 
 namespace kvbm_cxl {
 
-/// Delivers a notification behind the data of a transfer. An error makes the transfer a failed one.
-using Deliver = std::function<Status(const Peer& peer, std::string message)>;
-
-class Request : public Completion, public std::enable_shared_from_this<Request> {
+class XferRequest : public Completion, public std::enable_shared_from_this<XferRequest> {
     const std::shared_ptr<Core> core_;
     const std::shared_ptr<Peer> peer_;
-    const Deliver deliver_;
+    const std::shared_ptr<Peering> peering_;
+    Extents written_; // of the pool, by this process
     /// What the parts name by plain pointers.
     std::vector<std::shared_ptr<Registration>> registrations_;
     std::vector<std::shared_ptr<const RemoteRegion>> regions_;
@@ -33,12 +30,14 @@ class Request : public Completion, public std::enable_shared_from_this<Request> 
     nixl_status_t finish() noexcept;
 
   public:
-    Request(std::shared_ptr<Core> core, std::shared_ptr<Peer> peer, Deliver deliver)
-        : core_(std::move(core)), peer_(std::move(peer)), deliver_(std::move(deliver)) {}
+    XferRequest(std::shared_ptr<Core> core, std::shared_ptr<Peer> peer, std::shared_ptr<Peering> peering)
+        : core_(std::move(core)), peer_(std::move(peer)), peering_(std::move(peering)) {}
 
     const Peer& peer() const { return *peer_; }
     void keep(std::shared_ptr<Registration> registration) { registrations_.push_back(std::move(registration)); }
     void keep(std::shared_ptr<const RemoteRegion> region) { regions_.push_back(std::move(region)); }
+    /// What of the pool the parts write by themselves: whoever gets the notification has to see it.
+    void set_written(Extents written) { written_ = few_extents(std::move(written)); }
     void add(std::unique_ptr<Part> part) { parts_.push_back(std::move(part)); }
 
     /// Starts it, or starts it again. NIXL_ERR_REPOST_ACTIVE while it runs.
@@ -54,7 +53,7 @@ class Request : public Completion, public std::enable_shared_from_this<Request> 
 
 /// What NIXL gets to hold.
 struct RequestHandle : nixlBackendReqH {
-    std::shared_ptr<Request> request;
+    std::shared_ptr<XferRequest> request;
 };
 
 } // namespace kvbm_cxl

@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "peering.h"
+#include "log.h"
+#include "pool_memory.h"
+#include "staged/heap.h"
+#include <algorithm>
+#include <thread>
+
+namespace kvbm_cxl {
+
+namespace {
+
+/// Stretches that a notification names, at most.
+constexpr size_t most_extents = 256;
+/// How old what is known of a peer may be.
+constexpr uint64_t peer_age_ns = 2'000'000;
+
+/// The memory of a registration that a peer asked for, in use as long as somebody has it.
+class InUse : public Memory {
+    std::shared_ptr<Registration> registration_;
+    std::shared_ptr<Memory> memory_;
+
+  public:
+    InUse(std::shared_ptr<Registration> registration, std::shared_ptr<Memory> memory)
+        : registration_(std::move(registration)), memory_(std::move(memory)) {}
+    ~InUse() override { registration_->end_use(); }
+    bool contains(const Piece& piece) const override { return memory_->contains(piece); }
+    Status to_pool(std::span<const Piece> pieces, uint64_t offset) override { return memory_->to_pool(pieces, offset); }
+    Status from_pool(std::span<const Piece> pieces, uint64_t offset) override { return memory_->from_pool(pieces, offset); }
+    std::optional<uint64_t> pool_offset(const Piece& piece) const override { return memory_->pool_offset(piece); }
+    Status publish(const Piece& piece) override { return memory_->publish(piece); }
+};
+
+} // namespace
+
+Extents few_extents(Extents extents) {
+    std::sort(extents.begin(), extents.end());
+    for (uint64_t gap = 0;; gap = gap ? gap * 4 : 4096) {
+        Extents joined;
+        for (auto [offset, len] : extents) {
+            if (!joined.empty() && offset <= joined.back().first + joined.back().second + gap)
+                joined.back().second = std::max(joined.back().second, offset + len - joined.back().first);
+            else
+                joined.emplace_back(offset, len);
+        }
+        extents = std::move(joined);
+        if (extents.size() <= most_extents)
+            return extents;
+    }
+}
+
+std::string wrap_note(const Extents& written, std::string_view message) {
+    std::string note;
+    auto put = [&note](uint64_t number, size_t bytes) {
+        for (size_t i = 0; i < bytes; i++)
+            note.push_back(static_cast<char>(number >> (8 * i)));
+    };
+    size_t count = std::min(written.size(), most_extents);
+    put(count, 2);
+    for (size_t i = 0; i < count; i++) {
+        put(written[i].first, 8);
+        put(written[i].second, 8);
+    }
+    return note.append(message);
+}
+
+bool unwrap_note(std::string_view note, Extents& written, std::string& message) {
+    auto take = [&note](size_t bytes) {
+        uint64_t number = 0;
+        for (size_t i = 0; i < bytes; i++)
+            number |= static_cast<uint64_t>(static_cast<unsigned char>(note[i])) << (8 * i);
+        note.remove_prefix(bytes);
+        return number;
+    };
+    if (note.size() < 2)
+        return false;
+    size_t count = take(2);
+    if (count > most_extents || note.size() < count * 16)
+        return false;
+    written.clear();
+    for (size_t i = 0; i < count; i++) {
+        uint64_t offset = take(8);
+        written.emplace_back(offset, take(8));
+    }
+    message = note;
+    return true;
+}
+
+/// The engine's registrations, as peers name them.
+class Peering::Served : public Registrations {
+    Peering& peering_;
+
+  public:
+    explicit Served(Peering& peering) : peering_(peering) {}
+
+    std::shared_ptr<Memory> find(uint64_t number) override {
+        auto registration = peering_.core_->registry.find(number);
+        if (!registration || !registration->begin_use())
+            return nullptr;
+        Status failure;
+        auto memory = peering_.memory_of(*registration, failure);
+        if (memory)
+            return std::make_shared<InUse>(std::move(registration), std::move(memory));
+        registration->end_use();
+        return nullptr;
+    }
+};
+
+/// A part over a link, posted or not. It ends when somebody looks: the application that polls, or whoever gives its memory back.
+class StagedRun {
+    const std::shared_ptr<Core> core_;
+    const std::shared_ptr<const Plan> plan_;
+    Uses uses_;
+    std::mutex mutex_;
+    std::shared_ptr<Transfer> transfer_; // under way
+    std::shared_ptr<Completion> whom_;
+
+  public:
+    StagedRun(std::shared_ptr<Core> core, std::shared_ptr<const Plan> plan, Uses uses)
+        : core_(std::move(core)), plan_(std::move(plan)), uses_(std::move(uses)) {}
+
+    const Plan& plan() const { return *plan_; }
+
+    Status start(Staged& staged, Direction direction, const std::shared_ptr<Completion>& whom) {
+        if (!uses_.begin())
+            return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it anew"};
+        std::lock_guard lock(mutex_);
+        Status begun = staged.start(plan_, direction, std::nullopt, transfer_);
+        if (begun.ok()) {
+            whom_ = whom;
+        } else {
+            transfer_.reset();
+            uses_.end();
+        }
+        return begun;
+    }
+
+    std::shared_ptr<Transfer> transfer() {
+        std::lock_guard lock(mutex_);
+        return transfer_;
+    }
+
+    /// Tells of the end if it has come.
+    void settle() {
+        std::shared_ptr<Transfer> transfer;
+        std::shared_ptr<Completion> whom;
+        {
+            std::lock_guard lock(mutex_);
+            if (!transfer_ || transfer_->status() == NIXL_IN_PROG)
+                return;
+            transfer = std::exchange(transfer_, nullptr);
+            whom = std::exchange(whom_, nullptr);
+        }
+        nixl_status_t status = transfer->status();
+        if (status == NIXL_SUCCESS)
+            core_->counters.staged_bytes.add(plan_->len_bytes);
+        else if (status != NIXL_ERR_CANCELED)
+            report(text("staged:", plan_->engine_id, ":", status), {status, transfer->reason()});
+        uses_.end();
+        whom->done(status);
+    }
+};
+
+class StagedPart : public Part {
+    const std::shared_ptr<Peering> peering_;
+    const Direction direction_;
+    const std::shared_ptr<StagedRun> run_;
+
+  public:
+    StagedPart(std::shared_ptr<Peering> peering, Direction direction, std::shared_ptr<StagedRun> run)
+        : peering_(std::move(peering)), direction_(direction), run_(std::move(run)) {}
+    ~StagedPart() override { cancel(); }
+
+    nixl_status_t post(const std::shared_ptr<Completion>& whom) noexcept override {
+        try {
+            peering_->watch(run_);
+            Status begun = run_->start(*peering_->staged_, direction_, whom);
+            return begun.ok() ? NIXL_IN_PROG : report("staged", begun);
+        } catch (...) {
+            // It was not started: nothing that is thrown comes after that.
+            return NIXL_ERR_BACKEND;
+        }
+    }
+
+    void poll() noexcept override {
+        peering_->progress();
+        settle();
+    }
+
+    void cancel() noexcept override {
+        if (auto transfer = run_->transfer()) {
+            peering_->staged_->cancel(*transfer);
+            settle();
+        }
+    }
+
+    uint64_t estimate_us() const noexcept override {
+        // Two copies and a round trip.
+        return 20 + run_->plan().len_bytes / 5'000 + run_->plan().ranges.size() * 120 / 1000;
+    }
+
+  private:
+    void settle() noexcept {
+        try {
+            run_->settle();
+        } catch (...) {
+            log_once(LogLevel::error, "settle", "CXL: no memory to tell of the end of a transfer");
+        }
+    }
+};
+
+Peering::Peering(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus) : core_(std::move(core)), gpus_(std::move(gpus)) {}
+
+Status Peering::create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus, std::shared_ptr<Peering>& peering) {
+    const Options& options = core->options;
+    std::shared_ptr<Peering> made(new Peering(core, std::move(gpus)));
+    LinksOptions how;
+    how.spin_us = options.spin_us;
+    how.connect_timeout_ms = options.timeout_ms;
+    if (Status begun = Links::create(core->pool, {core->agent, hex16(core->id)}, how, made->links_); !begun.ok())
+        return begun;
+    StagedOptions staging;
+    staging.staging_bytes = options.staging_bytes;
+    staging.block_bytes = options.staging_chunk_bytes;
+    staging.timeout_ms = options.timeout_ms;
+    made->served_ = std::make_unique<Served>(*made);
+    made->staged_ = std::make_unique<Staged>(*made->links_, *made->served_, staging);
+    peering = std::move(made);
+    return {};
+}
+
+Peering::~Peering() = default;
+
+void Peering::shut_down() {
+    links_->shut_down();
+}
+
+Status Peering::add(const Peer& peer) {
+    return peer.is_local || !peer.is_same_pool ? Status() : links_->add_peer(peer.agent, hex16(peer.info.engine));
+}
+
+void Peering::remove(const Peer& peer) {
+    if (!peer.is_local && peer.is_same_pool && links_->engine_of(peer.agent) == hex16(peer.info.engine))
+        (void)links_->remove_peer(peer.agent);
+}
+
+void Peering::reach(const Peer& peer) {
+    if (!peer.is_local && peer.is_same_pool)
+        (void)links_->connect(peer.agent);
+}
+
+bool Peering::is_gone(Peer& peer) noexcept {
+    if (peer.is_local || !peer.is_same_pool)
+        return false;
+    uint64_t now = now_ns();
+    if (now - peer.looked_up_ns.load(std::memory_order_relaxed) > peer_age_ns) {
+        peer.looked_up_ns.store(now, std::memory_order_relaxed);
+        try {
+            peer.is_gone.store(links_->state_of(hex16(peer.info.engine)) == PeerState::gone, std::memory_order_release);
+        } catch (...) {
+            // Looked up again next time.
+        }
+    }
+    return peer.is_gone.load(std::memory_order_acquire);
+}
+
+Status Peering::deliver(const Peer& peer, std::string message, const Extents& written) {
+    if (peer.is_local) {
+        auto core = peer.local.lock();
+        if (!core)
+            return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", peer.agent, " of this process has ended")};
+        core->inbox.put(core_->agent, std::move(message));
+        core->counters.notifs_received.add();
+    } else if (!peer.is_same_pool) {
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", peer.agent, " uses the pool ", uuid_text(peer.info.pool), ", this one ",
+                                        uuid_text(core_->pool->uuid()), ": give both the same")};
+    } else if (Status sent = links_->notify(peer.agent, wrap_note(written, message)); !sent.ok()) {
+        return sent;
+    }
+    core_->counters.notifs_sent.add();
+    return {};
+}
+
+Status Peering::receive(Notification& note, notif_list_t& notifs) {
+    Extents written;
+    std::string message;
+    if (!unwrap_note(note.text, written, message))
+        return {NIXL_ERR_MISMATCH,
+                text("CXL: agent ", note.agent, " sent a notification that this plugin does not know: use one version everywhere")};
+    for (auto [offset, len] : written) {
+        std::byte* address = nullptr;
+        if (Status found = core_->pool->range(offset, len, address); !found.ok())
+            return found.within(text("CXL: a notification of agent ", note.agent));
+        // What this host had cached of it, its own mappings included, is older than what the transfer wrote.
+        if (int status = cxl_shm_invalidate(address, len); status != CXL_SHM_OK)
+            return pool_failure(status, text("making visible what agent ", note.agent, " wrote"));
+    }
+    core_->counters.notifs_received.add();
+    notifs.emplace_back(std::move(note.agent), std::move(message));
+    return {};
+}
+
+void Peering::take(notif_list_t& notifs) {
+    core_->inbox.take(notifs);
+    links_->progress();
+    for (Notification& note : links_->take_notifications()) {
+        if (Status taken = receive(note, notifs); !taken.ok())
+            report("note", taken);
+    }
+}
+
+void Peering::progress() noexcept {
+    try {
+        links_->progress();
+    } catch (const std::exception& error) {
+        report("progress", {NIXL_ERR_BACKEND, std::string("CXL: progress of the links: ") + error.what()});
+    }
+}
+
+void Peering::watch(const std::shared_ptr<StagedRun>& run) {
+    std::lock_guard lock(runs_mutex_);
+    if (runs_.size() >= 2 * live_runs_ + 64) {
+        std::erase_if(runs_, [](const auto& entry) { return entry.second.expired(); });
+        live_runs_ = runs_.size();
+    }
+    runs_.emplace(run.get(), run);
+}
+
+void Peering::settle_all() {
+    std::vector<std::shared_ptr<StagedRun>> runs;
+    {
+        std::lock_guard lock(runs_mutex_);
+        for (const auto& [address, run] : runs_) {
+            if (auto held = run.lock())
+                runs.push_back(std::move(held));
+        }
+    }
+    for (const auto& run : runs)
+        run->settle();
+}
+
+std::shared_ptr<Memory> Peering::memory_of(const Registration& registration, Status& failure) {
+    Piece whole{registration.base, registration.len_bytes};
+    switch (registration.kind) {
+    case RegionKind::heap:
+        return std::make_shared<HeapMemory>(core_->pool, whole);
+    case RegionKind::pool:
+        return std::make_shared<PoolMemory>(core_->pool, whole, registration.pool_offset);
+    case RegionKind::device: {
+        auto* range = dynamic_cast<cuda::DeviceRange*>(registration.extra.get());
+        if (range && gpus_)
+            return std::make_shared<cuda::DeviceMemory>(gpus_, range->device, whole, core_->options.timeout_ms);
+        failure = {NIXL_ERR_NOT_SUPPORTED, "CXL: there is no GPU"};
+        return nullptr;
+    }
+    default:
+        failure = {NIXL_ERR_NOT_SUPPORTED, "CXL: objects and files are not reached over links"};
+        return nullptr;
+    }
+}
+
+Status Peering::make_staged_part(nixl_xfer_op_t operation, const Peer& peer, const Pairs& pairs, std::unique_ptr<Part>& part) {
+    std::vector<std::shared_ptr<Memory>> memories;
+    std::map<const Registration*, uint32_t> known;
+    std::vector<Range> ranges;
+    ranges.reserve(pairs.size());
+    Uses uses;
+    for (const Pair& pair : pairs) {
+        auto [place, is_new] = known.emplace(pair.local, static_cast<uint32_t>(memories.size()));
+        if (is_new) {
+            Status failure;
+            auto memory = memory_of(*pair.local, failure);
+            if (!memory)
+                return failure.ok() ? Status(NIXL_ERR_NOT_SUPPORTED, "CXL: this memory cannot be staged") : failure;
+            memories.push_back(std::move(memory));
+            uses.add(pair.local);
+        }
+        ranges.push_back({pair.local_address, pair.remote_address, pair.len_bytes, pair.remote->is.registration, place->second});
+    }
+    std::shared_ptr<const Plan> plan;
+    if (Status made = Plan::make(hex16(peer.info.engine), std::move(memories), ranges, plan); !made.ok())
+        return made;
+    auto run = std::make_shared<StagedRun>(core_, std::move(plan), std::move(uses));
+    part = std::make_unique<StagedPart>(shared_from_this(), operation == NIXL_READ ? Direction::read : Direction::write, std::move(run));
+    return {};
+}
+
+Status Peering::release(Registration& registration) {
+    registration.close();
+    uint64_t timeout_ms = core_->options.timeout_ms;
+    std::vector<std::string> silent;
+    bool may_be_remote = registration.kind != RegionKind::object && registration.kind != RegionKind::file;
+    Status revoked = may_be_remote ? links_->revoke(registration.id, timeout_ms, silent) : Status();
+    if (!revoked.ok()) {
+        std::string names;
+        for (const std::string& agent : silent)
+            names += (names.empty() ? "" : ", ") + agent;
+        log_once(LogLevel::warn, "revoke:" + names, text("CXL: giving memory back: no answer from ", names, ", which may still use it"));
+    }
+    uint64_t end = now_ns() + timeout_ms * 1'000'000;
+    while (registration.is_used() && now_ns() < end) {
+        progress();
+        settle_all();
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (registration.is_used())
+        return {NIXL_ERR_NOT_ALLOWED, text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base),
+                                           " are deregistered but still in use by a transfer: do not free them")};
+    return {};
+}
+
+} // namespace kvbm_cxl

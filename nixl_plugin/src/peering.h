@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An engine's other ends: engines of this process, reached directly, and of other processes, reached over links. What the links and the
+// staged transfers do not know of the engine, they get here.
+#ifndef KVBM_CXL_NIXL_PEERING_H
+#define KVBM_CXL_NIXL_PEERING_H
+
+#include "cuda/gpus.h"
+#include "staged/staged.h"
+#include "transfer.h"
+
+namespace kvbm_cxl {
+
+/// Stretches of the pool: offset and length.
+using Extents = std::vector<std::pair<uint64_t, uint64_t>>;
+
+/// Joins stretches until they are few: what lies between neighbours is covered as well then.
+Extents few_extents(Extents extents);
+
+/// A notification as it travels: the stretches of the pool that the transfer before it wrote, which the receiver drops from its caches
+/// before the application learns of it, and the application's text.
+std::string wrap_note(const Extents& written, std::string_view message);
+/// False if it was not made by wrap_note().
+bool unwrap_note(std::string_view note, Extents& written, std::string& message);
+
+class StagedRun;
+
+class Peering : public std::enable_shared_from_this<Peering> {
+    class Served;
+
+    const std::shared_ptr<Core> core_;
+    const std::shared_ptr<cuda::Gpus> gpus_; // none where there are no GPUs
+    std::unique_ptr<Links> links_;
+    std::unique_ptr<Served> served_;
+    std::unique_ptr<Staged> staged_;
+
+    Peering(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus);
+    Status receive(Notification& note, notif_list_t& notifs);
+
+  public:
+    /// Begins to listen for peers, and to serve them.
+    static Status create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus, std::shared_ptr<Peering>& peering);
+    ~Peering();
+    /// Ends all links; nothing is served any more.
+    void shut_down();
+
+    Status add(const Peer& peer);
+    void remove(const Peer& peer);
+    /// Begins to connect, so that the end of the peer is noticed.
+    void reach(const Peer& peer);
+    /// Whether a peer is gone, as far as it is known; looks it up now and then.
+    bool is_gone(Peer& peer) noexcept;
+
+    /// Sends a notification behind what was written before, to peers of this process at once.
+    Status deliver(const Peer& peer, std::string message, const Extents& written);
+    /// Appends what has arrived.
+    void take(notif_list_t& notifs);
+    /// Uses the time of an application that waits.
+    void progress() noexcept;
+
+    /// Gives a registration back: nobody begins to use it any more, and who does now has ended or is named in the reason.
+    Status release(Registration& registration);
+
+    /// The part of a transfer that goes over a link. `peer` uses the same pool.
+    Status make_staged_part(nixl_xfer_op_t operation, const Peer& peer, const Pairs& pairs, std::unique_ptr<Part>& part);
+
+  private:
+    friend class StagedPart;
+    std::shared_ptr<Memory> memory_of(const Registration& registration, Status& failure);
+    /// Remembers a run, so that its end is told even if the application does not ask.
+    void watch(const std::shared_ptr<StagedRun>& run);
+    void settle_all();
+
+    std::mutex runs_mutex_;
+    std::map<const StagedRun*, std::weak_ptr<StagedRun>> runs_;
+    size_t live_runs_ = 0; // when the map was last cleared of those that are gone
+};
+
+} // namespace kvbm_cxl
+
+#endif
