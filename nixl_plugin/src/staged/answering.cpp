@@ -7,7 +7,7 @@
 namespace kvbm_cxl {
 
 Status Staged::on_request(Session& at, Direction direction, Reader& reader) {
-    Request request;
+    PeerRequest request;
     request.direction = direction;
     request.part = reader.get<uint64_t>();
     size_t sources = reader.get<uint16_t>(), registrations = reader.get<uint16_t>(), ranges = reader.get<uint32_t>();
@@ -72,7 +72,7 @@ bool Staged::serve(Session& at) {
     return did;
 }
 
-bool Staged::serve_read(Session& at, Request& request) {
+bool Staged::serve_read(Session& at, PeerRequest& request) {
     if (!may_stage(at))
         return false;
     StagingBlock block;
@@ -94,12 +94,12 @@ bool Staged::serve_read(Session& at, Request& request) {
     return true;
 }
 
-void Staged::serve_write(Session& at, Request& request) {
+void Staged::serve_write(Session& at, PeerRequest& request) {
     Status status = copy(request);
     at.link.send(Writer(kind::written).put(request.part).put(static_cast<int32_t>(status.code())).take());
 }
 
-Status Staged::copy(const Request& request) {
+Status Staged::copy(const PeerRequest& request) {
     std::vector<std::shared_ptr<Memory>> memories;
     for (uint64_t registration : request.registrations)
         memories.push_back(registrations_.find(registration));

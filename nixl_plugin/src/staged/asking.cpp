@@ -123,7 +123,7 @@ Status Staged::ask(Session& at, const std::shared_ptr<Transfer>& transfer, bool&
     const Range& first = plan.ranges[transfer->cursor_.range];
     bool in_place = place_of(first, transfer->cursor_.in_range_bytes, 1).has_value();
 
-    Part part{transfer, transfer->cursor_, 0, {}, false};
+    AskedPart part{transfer, transfer->cursor_, 0, {}, false};
     if (is_write && !in_place) {
         if (!may_stage(at)) {
             waits = true;
@@ -187,7 +187,7 @@ Status Staged::on_data(Session& at, Reader& reader) {
     auto found = at.parts.find(number);
     if (!reader.done() || found == at.parts.end() || found->second.is_copied || found->second.transfer->direction_ != Direction::read)
         return {NIXL_ERR_MISMATCH, "it sent data that were not asked for"};
-    Part& part = found->second;
+    AskedPart& part = found->second;
     std::shared_ptr<Transfer> transfer = part.transfer;
     uint64_t len_bytes = part.len_bytes;
     if (code != NIXL_SUCCESS) {

@@ -31,7 +31,7 @@ constexpr size_t REQUEST_HEAD = 1 + 8 + 2 + 2 + 4, SOURCE_BYTES = 16, REGISTRATI
 constexpr size_t REQUESTS = 1024;
 
 /// A part of a transfer of this engine, under way.
-struct Part {
+struct AskedPart {
     std::shared_ptr<Transfer> transfer;
     Cursor begin;
     uint64_t len_bytes = 0;
@@ -46,7 +46,7 @@ struct AskedRange {
 };
 
 /// What a peer asks for.
-struct Request {
+struct PeerRequest {
     Direction direction = Direction::read;
     uint64_t part = 0;
     uint64_t len_bytes = 0;
@@ -66,10 +66,10 @@ struct Session {
 
     uint64_t next_part = 1;
     std::deque<std::shared_ptr<Transfer>> active; // that have parts to ask for
-    std::unordered_map<uint64_t, Part> parts;
+    std::unordered_map<uint64_t, AskedPart> parts;
 
     // Apart from each other: a read may wait for a staging block that comes back only when a write was served.
-    std::deque<Request> reads, writes;
+    std::deque<PeerRequest> reads, writes;
     std::unordered_map<uint64_t, StagingBlock> lent; // by the peer's part, until it says that it has taken the data
 };
 

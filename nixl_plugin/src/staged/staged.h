@@ -23,7 +23,7 @@
 
 namespace kvbm_cxl {
 
-struct Request;
+struct PeerRequest;
 struct Session;
 
 struct StagedOptions {
@@ -84,9 +84,9 @@ class Staged : public Service {
     Status on_request(Session& session, Direction direction, Reader& reader);
     Status on_taken(Session& session, Reader& reader);
     bool serve(Session& session);
-    bool serve_read(Session& session, Request& request);
-    void serve_write(Session& session, Request& request);
-    Status copy(const Request& request);
+    bool serve_read(Session& session, PeerRequest& request);
+    void serve_write(Session& session, PeerRequest& request);
+    Status copy(const PeerRequest& request);
 
     Links& links_;
     Registrations& registrations_;
