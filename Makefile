@@ -88,9 +88,7 @@ install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
 .PHONY: nixl-plugin
-nixl-plugin: ## Build libplugin_CXL.so, the backend for NIXL, in target/nixl_plugin
-	$(STEP) 'static library of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
-	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
+nixl-plugin: build-plugin ## The same
 
 .PHONY: serve
 serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
