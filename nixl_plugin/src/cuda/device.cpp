@@ -14,18 +14,19 @@ constexpr size_t most_idle_buffers = 8;
 
 } // namespace
 
-PinnedPool::PinnedPool(std::shared_ptr<const Driver> driver, std::shared_ptr<Pool> pool)
-    : driver_(std::move(driver)), pool_(std::move(pool)),
+PinnedPool::PinnedPool(std::shared_ptr<const Driver> driver, std::shared_ptr<Pool> pool, uint64_t granule_bytes)
+    : driver_(std::move(driver)), pool_(std::move(pool)), granule_bytes_(granule_bytes),
       granules_((pool_->info().len_bytes + granule_bytes - 1) / granule_bytes, State::unknown) {}
 
-std::shared_ptr<PinnedPool> PinnedPool::of(const std::shared_ptr<const Driver>& driver, const std::shared_ptr<Pool>& pool) {
+std::shared_ptr<PinnedPool> PinnedPool::of(const std::shared_ptr<const Driver>& driver, const std::shared_ptr<Pool>& pool,
+                                           uint64_t granule_bytes) {
     static auto& mutex = *new std::mutex;
     static auto& known = *new std::map<const Pool*, std::weak_ptr<PinnedPool>>;
     std::lock_guard lock(mutex);
     auto& place = known[pool.get()];
     std::shared_ptr<PinnedPool> found = place.lock();
     if (!found)
-        place = found = std::shared_ptr<PinnedPool>(new PinnedPool(driver, pool));
+        place = found = std::shared_ptr<PinnedPool>(new PinnedPool(driver, pool, granule_bytes));
     return found;
 }
 
@@ -33,7 +34,7 @@ PinnedPool::~PinnedPool() {
     for (size_t index = 0; index < granules_.size(); index++) {
         if (granules_[index] != State::pinned)
             continue;
-        Result error = (*driver_)->host_unregister(pool_->base() + index * granule_bytes);
+        Result error = (*driver_)->host_unregister(pool_->base() + index * granule_bytes_);
         // While the process ends, the driver may have gone first.
         if (error != success && error != error_deinitialized)
             log(LogLevel::debug, driver_->failure(error, "unpinning the pool").reason());
@@ -46,16 +47,16 @@ bool PinnedPool::contains(const std::byte* address) const {
 }
 
 size_t PinnedPool::until_border(const std::byte* address) const {
-    return granule_bytes - static_cast<uint64_t>(address - pool_->base()) % granule_bytes;
+    return granule_bytes_ - static_cast<uint64_t>(address - pool_->base()) % granule_bytes_;
 }
 
 bool PinnedPool::pin(const std::byte* address, size_t len_bytes) {
     uint64_t first = static_cast<uint64_t>(address - pool_->base()), pool_bytes = pool_->info().len_bytes;
     std::lock_guard lock(mutex_);
-    for (uint64_t index = first / granule_bytes; index * granule_bytes < first + len_bytes && index < granules_.size(); index++) {
+    for (uint64_t index = first / granule_bytes_; index * granule_bytes_ < first + len_bytes && index < granules_.size(); index++) {
         State& state = granules_[index];
         if (state == State::unknown) {
-            uint64_t start = index * granule_bytes, bytes = std::min(granule_bytes, pool_bytes - start);
+            uint64_t start = index * granule_bytes_, bytes = std::min(granule_bytes_, pool_bytes - start);
             Result error = (*driver_)->host_register(pool_->base() + start, bytes, host_portable);
             // Pinned by somebody else, it could be unpinned under a copy: not relied upon.
             state = error == success ? State::pinned : State::refused;

@@ -14,7 +14,7 @@ namespace kvbm_cxl::cuda {
 
 /// Bytes that are pinned at a time, which bounds how long the first use of a part of the pool takes. No copy crosses such a border, because
 /// the driver knows each as memory of its own.
-constexpr uint64_t granule_bytes = 256u << 20;
+constexpr uint64_t default_granule_bytes = 256u << 20;
 /// Bytes of a pinned buffer, through which memory that cannot be pinned is copied.
 constexpr size_t bounce_bytes = 1u << 20;
 
@@ -24,14 +24,16 @@ class PinnedPool {
 
     std::shared_ptr<const Driver> driver_;
     std::shared_ptr<Pool> pool_;
+    const uint64_t granule_bytes_;
     std::mutex mutex_;
     std::vector<State> granules_;
 
-    PinnedPool(std::shared_ptr<const Driver> driver, std::shared_ptr<Pool> pool);
+    PinnedPool(std::shared_ptr<const Driver> driver, std::shared_ptr<Pool> pool, uint64_t granule_bytes);
 
   public:
-    /// That of a pool; `driver` is used if there is none yet.
-    static std::shared_ptr<PinnedPool> of(const std::shared_ptr<const Driver>& driver, const std::shared_ptr<Pool>& pool);
+    /// That of a pool. The rest is used if there is none yet.
+    static std::shared_ptr<PinnedPool> of(const std::shared_ptr<const Driver>& driver, const std::shared_ptr<Pool>& pool,
+                                          uint64_t granule_bytes = default_granule_bytes);
     ~PinnedPool();
     PinnedPool(const PinnedPool&) = delete;
     PinnedPool& operator=(const PinnedPool&) = delete;

@@ -27,11 +27,11 @@ bool is_offered(const std::string& library) {
     return loaded.ok();
 }
 
-Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus) {
+Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus, uint64_t granule_bytes) {
     std::shared_ptr<Gpus> opened(new Gpus);
     if (Status loaded = load(library, opened->driver_); !loaded.ok())
         return loaded;
-    opened->pinned_ = PinnedPool::of(opened->driver_, pool);
+    opened->pinned_ = PinnedPool::of(opened->driver_, pool, granule_bytes);
     opened->pool_ = std::move(pool);
     gpus = std::move(opened);
     return {};

@@ -45,7 +45,8 @@ class Gpus {
 
   public:
     /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered.
-    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus);
+    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus,
+                       uint64_t granule_bytes = default_granule_bytes);
     /// All copies have ended: their parts are gone.
     ~Gpus();
     Gpus(const Gpus&) = delete;

@@ -124,6 +124,7 @@ Status open_object(const Core& core, uint64_t device, const std::string& meta_in
 }
 
 Status check_whole(const ObjectName& name, std::vector<ObjectPiece>& pieces) {
+    std::erase_if(pieces, [](const ObjectPiece& piece) { return piece.local.len_bytes == 0; });
     std::sort(pieces.begin(), pieces.end(), [](const ObjectPiece& one, const ObjectPiece& other) { return one.offset < other.offset; });
     uint64_t end = 0;
     for (const ObjectPiece& piece : pieces) {
