@@ -86,10 +86,8 @@ Status nixlCxlEngine::start(const nixlBackendInitParams& params) {
         else
             log(LogLevel::warn, opened.reason());
     }
-    if (Status opened = open_objects(*core->pool, options); opened.ok())
-        mems_.push_back(OBJ_SEG);
-    else
-        log(LogLevel::info, opened.reason());
+    // The cache of a pool can be opened by one handle of a process: it is left to others of it until an object is registered.
+    mems_.push_back(OBJ_SEG);
     mems_.push_back(FILE_SEG);
     if (Status begun = Peering::create(core, gpus_, peering_); !begun.ok())
         return begun;
