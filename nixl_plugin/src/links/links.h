@@ -40,7 +40,8 @@ struct Identity {
 
 struct LinksOptions {
     uint64_t spin_us = 20;             // how long the progress thread polls after the last activity before it sleeps
-    uint64_t pause_us = 1'000;         // longest sleep while there are links
+    uint64_t pause_us = 1'000;         // longest sleep while there are links to peers that cannot ring this engine's bell
+    uint64_t rung_pause_us = 5'000;    // ... while all peers can
     uint64_t accept_pause_us = 20'000; // longest sleep while there are none
     uint64_t connect_timeout_ms = 5'000;
     uint64_t close_timeout_ms = 500;  // for what was sent last to be received when the engine ends
