@@ -71,7 +71,7 @@ class Agent(Worker):
         """"" if slot slots[i] of a buffer or file holds slot sources[i] of the buffer of `seed`, for all i, else which does not."""
         view = self.files[key] if key in getattr(self, "files", {}) else None
         buffer = None if view is not None else self.buffers[key]
-        for slot, source in zip(slots, sources, strict=True):
+        for slot, source in zip(slots.tolist(), sources.tolist(), strict=True):
             if view is not None:
                 found = view[slot * length : (slot + 1) * length]
             elif buffer.where == "pool":

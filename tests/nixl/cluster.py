@@ -57,16 +57,23 @@ class Cluster:
         return host
 
     def buffer(self, host, where, len_bytes, register=True):
-        """A buffer with a seed of its own in a host: `Side`."""
+        """A buffer with a seed of its own in a host: `Side`. A "file" is a block that this process allocates and the host maps by itself.
+
+        Under the emulator a process has one view of the pool, and that is the plugin's: there "pool" means "file".
+        """
         key, seed = f"buffer-{next(self.seeds)}", next(self.seeds)
         offset = None
-        if where == "pool" and self.memory == "emulated":
+        if where == "file" or (where == "pool" and self.memory == "emulated"):
             where, offset = "file", self.block(len_bytes)
         elif where == "pool" and not host.opened:
             host.open_pool(str(self.pool_file))
             host.opened = True
         address = host.buffer(key, where, len_bytes, seed, str(self.pool_file), offset, register)
-        return Side(host, key, seed, address, len_bytes)
+        return Side(host, key, seed, address, len_bytes, offset)
+
+    def give_back(self, side):
+        """Frees the block of a buffer in a "file", whose process is gone."""
+        self.handle.free(self.handle.address(side.offset, side.len_bytes))
 
     def block(self, len_bytes):
         """The offset of a block of the pool that this process has allocated."""
@@ -81,8 +88,8 @@ class Cluster:
 class Side:
     """A buffer of a host."""
 
-    def __init__(self, host, key, seed, address, len_bytes):
-        self.host, self.key, self.seed, self.address, self.len_bytes = host, key, seed, address, len_bytes
+    def __init__(self, host, key, seed, address, len_bytes, offset=None):
+        self.host, self.key, self.seed, self.address, self.len_bytes, self.offset = host, key, seed, address, len_bytes, offset
 
     def rows(self, places, length):
         """Descriptors of `length` bytes at these places of the buffer."""

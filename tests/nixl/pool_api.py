@@ -48,6 +48,7 @@ def _load():
         "cxl_shm_alloc": (ctypes.c_int, [pointer, size, ctypes.c_uint32, ctypes.POINTER(pointer)]),
         "cxl_shm_free": (ctypes.c_int, [pointer]),
         "cxl_shm_get_offset": (ctypes.c_uint64, [pointer]),
+        "cxl_shm_get_range": (ctypes.c_int, [pointer, ctypes.c_uint64, size, ctypes.POINTER(pointer)]),
         "cxl_shm_copy_in": (ctypes.c_int, [pointer, pointer, size]),
         "cxl_shm_copy_out": (ctypes.c_int, [pointer, pointer, size]),
     }
@@ -78,6 +79,12 @@ class PoolHandle:
 
     def free(self, address):
         self._done(self.library.cxl_shm_free(address), "free")
+
+    def address(self, offset, len_bytes):
+        """The address in this process of a range of the pool."""
+        found = ctypes.c_void_p()
+        self._done(self.library.cxl_shm_get_range(self.handle, offset, len_bytes, ctypes.byref(found)), f"find offset {offset}")
+        return found.value
 
     def offset(self, address):
         return self.library.cxl_shm_get_offset(address)

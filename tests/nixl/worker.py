@@ -137,6 +137,10 @@ class Worker:
     def remove(self, peer):
         self.now.remove_remote_agent(peer)
 
+    def remove_if_known(self, peer):
+        if self.now.check_remote_metadata(peer):
+            self.now.remove_remote_agent(peer)
+
     def connect(self, peer):
         self.now.make_connection(peer, [self.backend])
 
@@ -194,6 +198,12 @@ class Worker:
         if state != "PROC":
             self.release(handle)
         return state
+
+    def give_up(self, operation, local, remote, peer):
+        """Posts and releases at once: done or not, the request is gone when this returns."""
+        handle = self.prepare(operation, local, remote, peer)
+        self.post(handle)
+        self.release(handle)
 
     def repeat_times(self, operation, local, remote, peer, times, words):
         """Posts one request `times` times, each with a notification of its own; the last state."""
