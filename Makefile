@@ -126,6 +126,20 @@ test-tidy: .venv/installed ## House rules and documents (pytest)
 test-nixl: build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
 	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl
 
+.PHONY: test-nixl-cpp
+test-nixl-cpp: ## C++ tests of the NIXL plugin
+	$(STEP) 'static library of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+	$(STEP) 'NIXL plugin and its tests' scripts/nixl-plugin target/nixl_tests all
+	$(STEP) 'ctest' scripts/nixl-ctest target/nixl_tests
+
+.PHONY: test-nixl-sanitizers
+test-nixl-sanitizers: ## The same under ASan and UBSan, and under TSan
+	$(STEP) 'static library of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+	$(STEP) 'ASan and UBSan build' scripts/nixl-plugin target/nixl_asan all -DKVBM_CXL_SANITIZE=address,undefined
+	$(STEP) 'ctest, ASan and UBSan' scripts/nixl-ctest target/nixl_asan
+	$(STEP) 'TSan build' scripts/nixl-plugin target/nixl_tsan all -DKVBM_CXL_SANITIZE=thread
+	$(STEP) 'ctest, TSan' scripts/nixl-ctest target/nixl_tsan
+
 .PHONY: test-nixl-kills
 test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random points, ROUNDS times
 	$(STEP) 'NIXL, $(ROUNDS) kills and stops' env NIXL_ROUNDS=$(ROUNDS) $(NIXL_PYTEST) tests/nixl/test_deaths.py

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of the pool is recognised through any mapping of it, and nothing else is taken for it.
+#include "memory.h"
+#include "support/pools.h"
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+using namespace kvbm_cxl;
+
+namespace {
+
+void lines() {
+    auto entries = parse_maps("7f0000000000-7f0000200000 rw-s 00400000 00:1c 77 /dev/shm/a b\n"
+                              "7f0000200000-7f0000300000 rw-p 00000000 00:00 0 \n"
+                              "nonsense\n"
+                              "7f00-7e00 rw-s 0 0:1 5 x\n"
+                              "7f0000400000-7f0000500000 r--p 00001000 fe:01 12\n"
+                              "ffffffffffffffffff-0 rw-s 0 0:1 5 x\n"
+                              "7f0000600000-7f0000700000 rw-s 00000000 00:1c 7");
+    CHECK(entries.size() == 3);
+    CHECK(entries[0].start == 0x7f0000000000 && entries[0].end == 0x7f0000200000 && entries[0].offset == 0x400000);
+    CHECK(entries[0].inode == 77 && entries[0].device == 0x1c && entries[0].is_shared);
+    CHECK(entries[1].inode == 12 && entries[1].device == (uint64_t{0xfe} << 32 | 1) && !entries[1].is_shared && entries[2].inode == 7);
+    for (size_t length = 0; length < 60; length++)
+        parse_maps(std::string_view("7f0000000000-7f0000200000 rw-s 00400000 00:1c 77 /dev/shm/pool").substr(0, length));
+}
+
+/// A pool of two devices in stripes of 0x1000 at 0x100000, and an application that maps parts of them elsewhere.
+void stripes() {
+    std::vector<MapEntry> entries = {
+        {0x100000, 0x101000, 1, 10, 0x0000, true},  {0x101000, 0x102000, 1, 20, 0x0000, true}, {0x102000, 0x103000, 1, 10, 0x1000, true},
+        {0x103000, 0x104000, 1, 20, 0x1000, true},  {0x200000, 0x202000, 1, 10, 0x0000, true}, // the first device alone
+        {0x300000, 0x301000, 1, 20, 0x0000, true},  {0x301000, 0x302000, 1, 10, 0x1000, true}, // as in the pool from 0x1000 on
+        {0x400000, 0x402000, 1, 10, 0x0000, false},                                            // a private copy
+        {0x500000, 0x501000, 1, 30, 0x0000, true},
+    };
+    auto find = [&](uintptr_t address, size_t len, uint64_t& offset) {
+        offset = 77;
+        return find_in_pool(entries, 0x100000, 0x4000, address, len, offset);
+    };
+    uint64_t offset = 0;
+    CHECK(find(0x100800, 0x3000, offset) == Lies::inside && offset == 0x800);
+    CHECK(find(0x200010, 0xff0, offset) == Lies::inside && offset == 0x10);
+    CHECK(find(0x201000, 0x1000, offset) == Lies::inside && offset == 0x2000);
+    CHECK(find(0x200800, 0x1000, offset) == Lies::across);
+    CHECK(find(0x300800, 0x1000, offset) == Lies::inside && offset == 0x1800);
+    CHECK(find(0x301800, 0x1000, offset) == Lies::across);
+    CHECK(find(0x2ff800, 0x1000, offset) == Lies::across);
+    CHECK(find(0x400000, 0x1000, offset) == Lies::outside);
+    CHECK(find(0x500000, 0x1000, offset) == Lies::outside);
+    CHECK(find(0x900000, 0x1000, offset) == Lies::outside);
+    CHECK(find(UINTPTR_MAX - 10, 100, offset) == Lies::outside);
+}
+
+void mappings(const testing::Folder& folder) {
+    Options options = testing::new_pool(folder, "pool", "native");
+    auto core = testing::new_core(options);
+    const Pool& pool = *core->pool;
+    void* block = nullptr;
+    CHECK(cxl_shm_alloc(pool.handle(), 3 << 20, CXL_SHM_ALLOC_SCRATCH, &block) == CXL_SHM_OK);
+    uint64_t offset = cxl_shm_get_offset(block);
+
+    auto own = testing::register_dram(*core, block, 3 << 20);
+    CHECK(own->kind == RegionKind::pool && own->pool_offset == offset && own->pool_address == block);
+
+    int file = open(options.pool.c_str(), O_RDWR);
+    CHECK(file >= 0);
+    size_t whole = 48 << 20;
+    auto* mapped = static_cast<std::byte*>(mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+    auto* copied = static_cast<std::byte*>(mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0));
+    CHECK(mapped != MAP_FAILED && copied != MAP_FAILED);
+    auto other = testing::register_dram(*core, mapped + offset + 100, 5000);
+    CHECK(other->kind == RegionKind::pool && other->pool_offset == offset + 100 && other->pool_address == pool.base() + offset + 100);
+    CHECK(testing::register_dram(*core, copied + offset, 5000)->kind == RegionKind::heap);
+
+    std::vector<std::byte> heap(5000);
+    CHECK(testing::register_dram(*core, heap.data(), heap.size())->kind == RegionKind::heap);
+    CHECK(testing::register_dram(*core, nullptr, 0)->kind == RegionKind::heap);
+
+    // The pool's metadata is nobody's buffer, and neither is what begins or ends outside of the mapping.
+    Registration wrong;
+    wrong.base = reinterpret_cast<uintptr_t>(mapped);
+    wrong.len_bytes = 4096;
+    CHECK_STATUS(resolve_dram(pool, wrong), NIXL_ERR_INVALID_PARAM);
+    wrong.len_bytes = whole;
+    CHECK_STATUS(resolve_dram(pool, wrong), NIXL_ERR_INVALID_PARAM);
+    CHECK(munmap(mapped + (32 << 20), 16 << 20) == 0);
+    void* behind = mmap(mapped + (32 << 20), 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    CHECK(behind != MAP_FAILED);
+    wrong.base = reinterpret_cast<uintptr_t>(mapped + (31 << 20));
+    wrong.len_bytes = (1 << 20) + 4096;
+    CHECK_STATUS(resolve_dram(pool, wrong), NIXL_ERR_INVALID_PARAM);
+    close(file);
+}
+
+void users() {
+    Registration registration;
+    CHECK(registration.begin_use() && registration.is_used());
+    CHECK(!registration.close_and_wait(5) && registration.is_closed());
+    CHECK(!registration.begin_use() && registration.is_used());
+    std::thread user([&] { registration.end_use(); });
+    CHECK(registration.close_and_wait(10'000) && !registration.is_used());
+    user.join();
+    registration.base = 1000;
+    registration.len_bytes = 10;
+    CHECK(registration.covers(1000, 10) && registration.covers(1010, 0) && !registration.covers(1001, 10));
+    CHECK(!registration.covers(999, 1) && !registration.covers(1005, SIZE_MAX));
+}
+
+} // namespace
+
+int main() {
+    lines();
+    stripes();
+    testing::Folder folder;
+    mappings(folder);
+    users();
+}
