@@ -50,7 +50,7 @@ struct StoragePart::Run : Job {
         part->uses_.end();
         return result.ok()                          ? NIXL_SUCCESS
                : result.code() == NIXL_ERR_CANCELED ? NIXL_ERR_CANCELED
-                                                    : report(text(part->what_, ":", result.code()), result.within(part->what_));
+                                                    : report(text(part->what_, ":", result.code()), result);
     }
 
     void run() noexcept override {

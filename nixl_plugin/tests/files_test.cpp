@@ -270,9 +270,16 @@ void parts(const testing::Folder& folder, const Options& how) {
         constexpr size_t page = 5000;
         for (size_t index = 0; (index + 1) * page <= file_bytes; index++)
             pairs.push_back({from.get(), &regions[index / 2 % 2], from->base + index * page, index * page, page});
+        // Neighbours here that are none there.
+        for (size_t index = 0; index + 6 < pairs.size(); index += 8)
+            std::swap(pairs[index + 4].remote_address, pairs[index + 5].remote_address);
+        std::vector<std::byte> expected[2] = {std::vector<std::byte>(file_bytes), std::vector<std::byte>(file_bytes)};
+        for (const Pair& pair : pairs)
+            std::memcpy(&expected[pair.remote == &regions[1]][pair.remote_address], pair.local_bytes(), page);
         std::unique_ptr<Part> part;
         CHECK_OK(make_file_part(core, NIXL_WRITE, pairs, part));
         CHECK(testing::run(*part) == NIXL_SUCCESS && testing::run(*part) == NIXL_SUCCESS && part->estimate_us() > 0);
+        CHECK(content(paths[0]) == expected[0] && content(paths[1]) == expected[1]);
         for (Pair& pair : pairs) {
             pair.local = to.get();
             pair.local_address = to->base + (pair.local_address - from->base);
