@@ -49,8 +49,8 @@ class Link {
     std::string note;
     uint64_t note_missing_bytes = 0;
     uint64_t since_ns = 0;
-    /// When something was last received, looked for, and when the peer was last woken.
-    uint64_t heard_ns = 0, polled_ns = 0, rung_ns = 0;
+    /// When something was last received, looked for, sent, and when the peer was last woken.
+    uint64_t heard_ns = 0, polled_ns = 0, sent_ns = 0, rung_ns = 0;
     /// The peer is within reach of a bell, and so are we for it.
     bool has_bell = false;
     /// It is among those that are about to be closed.

@@ -20,6 +20,10 @@ constexpr uint64_t RETRY_NS = 50'000'000;
 constexpr uint64_t QUIET_NS = 1'000'000, QUIET_POLL_NS = 5'000;
 /// Longest sleep while something is under way.
 constexpr uint64_t BUSY_PAUSE_US = 100;
+/// How long an answer may take before the peer is woken.
+constexpr uint64_t RING_NS = 30'000;
+/// An application that calls twice within POLLING_NS polls, and goes on to for DRIVEN_NS, as far as the progress thread is concerned.
+constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
 /// Messages taken from a link in one round.
 constexpr int TOGETHER = 32;
 /// Rounds of one call, where others keep handing work in.
@@ -116,7 +120,10 @@ bool Links::turn() {
 }
 
 bool Links::progress() {
-    application_ns_.store(now_ns(), std::memory_order_relaxed);
+    uint64_t now = now_ns(), before = application_ns_.exchange(now, std::memory_order_relaxed);
+    // Called again and again, not now and then: the progress thread would only be in the way.
+    if (now < before + POLLING_NS)
+        driven_ns_.store(now, std::memory_order_relaxed);
     return turn();
 }
 
@@ -388,10 +395,16 @@ void Links::bury_lost() {
 }
 
 void Links::wake_peers(uint64_t now) {
-    uint64_t spin_ns = options_.spin_us * 1'000;
     for (auto& link : links_) {
-        // Whoever was heard just now is awake, and so is whoever was woken.
-        if (!link->take_sent() || !link->has_bell || now - link->heard_ns < spin_ns || now - link->rung_ns < spin_ns)
+        bool has_sent = link->take_sent();
+        if (has_sent)
+            link->sent_ns = now;
+        if (!link->has_bell || !link->is_known())
+            continue;
+        // Whoever was heard just now is awake, most likely: it may have slept since it said that. So who does not answer is rung, too, once.
+        bool may_sleep = has_sent && now - link->heard_ns > options_.spin_us * 1'000 && now - link->rung_ns > RING_NS;
+        bool is_silent = link->sent_ns >= link->heard_ns && now - link->sent_ns > RING_NS && link->rung_ns < link->sent_ns;
+        if (!may_sleep && !is_silent)
             continue;
         link->rung_ns = now;
         link->has_bell = doorbell_->ring(link->engine_id());
@@ -417,7 +430,7 @@ void Links::run_until_stopped() {
     while (!stop_.load(std::memory_order_relaxed)) {
         uint64_t now = now_ns();
         // While the application polls by itself, this thread keeps out of its way.
-        bool is_driven = now < application_ns_.load(std::memory_order_relaxed) + 50'000;
+        bool is_driven = now < driven_ns_.load(std::memory_order_relaxed) + DRIVEN_NS;
         if (!is_driven && turn()) {
             active_ns = now;
             pause_us = std::max<uint64_t>(options_.spin_us, 1);

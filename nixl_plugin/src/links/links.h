@@ -191,7 +191,7 @@ class Links {
     /// Held by whoever has the turn. `waiting_` are those who must get it next.
     std::mutex turn_;
     std::atomic<int> waiting_{0};
-    std::atomic<uint64_t> application_ns_{0};
+    std::atomic<uint64_t> application_ns_{0}, driven_ns_{0};
     std::atomic<bool> has_links_{false}, are_rung_{false}, is_busy_{false}, must_accept_{true};
 
     std::mutex posted_mutex_;

@@ -36,7 +36,7 @@ struct AskedPart {
     Cursor begin;
     uint64_t len_bytes = 0;
     StagingBlock block;     // of a write that is not in place
-    bool is_copied = false; // of a read: only whether the data were the peer's is to be known
+    bool is_copied = false; // of a read: only the peer's word is missing that the data were its own
 };
 
 /// A range of a request: `registration` is an index into its list.
