@@ -101,7 +101,7 @@ clean: ## Remove .venv and target
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-nixl ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy

@@ -2,8 +2,8 @@
 """One process of `make perf-nixl`: a NIXL agent whose transfers are timed one by one. Driven by perf/nixl_transfers.py through a socket.
 
 A buffer is a working set beyond the last-level cache, cut into slots of the length in question. Each transfer goes from slots to slots that
-were not used lately, on both sides alike, so that none finds its bytes warm because it moved them just before. A slot's bytes tell of their place, so
-what a transfer left can be told from what was there.
+were not used lately, on both sides alike, so that none finds its bytes warm because it moved them just before. A slot's bytes tell of their
+place, so what a transfer left can be told from what was there.
 """
 
 import mmap

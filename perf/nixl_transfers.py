@@ -174,7 +174,7 @@ class Run:
                 side.seeds[1, key], side.addresses[1, key] = seed, 0
             line(FileLine, side, "posix", "heap", "file")
         for prefix, flags in (("", 0), ("hw_", FORMAT_COHERENT)):
-            names = {"pool": "hw", "both": "hw_both", "staged": "hw_staged"} if prefix else {name: name for name in ("pool", "both", "staged")}
+            names = {"pool": prefix.rstrip("_") or "pool", "both": f"{prefix}both", "staged": f"{prefix}staged"}
             used = [name for name in names.values() if name in wanted]
             if not used:
                 continue

@@ -27,7 +27,8 @@ def python(tmp_path):
 
     def run(version, *arguments, expect=0, **environment):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CXL_", "NIXL_", "PYTHON", "UCX_"))}
-        paths = {"PYTHONPATH": os.pathsep.join(wheels.python_path(version)), "XDG_CACHE_HOME": str(tmp_path / "cache"), "NIXL_LOG_LEVEL": "WARN"}
+        paths = {"PYTHONPATH": os.pathsep.join(wheels.python_path(version)), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        paths["NIXL_LOG_LEVEL"] = "WARN"
         done = subprocess.run(
             [sys.executable, *arguments], env={**kept, **paths, **environment}, capture_output=True, text=True, timeout=60, check=False
         )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes between two processes: every wheel, every kind of memory, every place that buffers can have; all bytes are checked."""
 
+import os
+
 import numpy
 import pytest
 import wheels
@@ -12,11 +14,13 @@ PLACES = [("pool", "pool"), ("heap", "pool"), ("pool", "heap"), ("heap", "heap")
 
 
 def combinations():
-    """UCX with one wheel shows that the harness is right; the rest is the plugin."""
+    """UCX with one wheel shows that the harness is right; the rest is the plugin. NIXL_MATRIX=full leaves nothing out."""
     yield pytest.param(("UCX", wheels.DEFAULT, "plain", ("heap", "heap")), id="UCX")
     for wheel in wheels.chosen():
+        # What differs between versions is how the plugin is called, not what it does: the oldest gets the two ends of the range.
+        whole = wheel != "1.3.2" or os.environ.get("NIXL_MATRIX") == "full"
         for memory in ("plain", "emulated"):
-            for places in PLACES:
+            for places in PLACES if whole else PLACES[::3]:
                 yield pytest.param(("CXL", wheel, memory, places), id=f"CXL-{wheel}-{memory}-{'-'.join(places)}")
 
 
