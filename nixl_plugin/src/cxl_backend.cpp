@@ -99,6 +99,7 @@ ConnInfo nixlCxlEngine::conn_info(const Core& core) {
     ConnInfo info;
     info.pool = core.pool->uuid();
     info.engine = core.id;
+    (void)cxl_shm_machine_id(info.machine.data()); // only tells people where it is
     info.slot = core.pool->info().slot;
     info.pid = static_cast<uint32_t>(getpid());
     info.agent = core.agent;
@@ -160,7 +161,7 @@ nixl_status_t nixlCxlEngine::registerMem(const nixlBlobDesc& mem, const nixl_mem
             return report("register", {NIXL_ERR_INVALID_PARAM, text("CXL: registering ", mem.len, " bytes at ", hex(mem.addr),
                                                                     ": they end behind the last address")});
         if (Status made = make_registration(mem, kind, *registration); !made.ok())
-            return report("register", made);
+            return report(text("register:", kind, ":", made.code()), made);
         auto md = std::make_unique<LocalMd>(registration);
         core_->registry.add(registration);
         out = md.release();
@@ -216,7 +217,8 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
         region->peer = peer;
         region->memory = kind;
         if (Status read = decode(input.metaInfo, region->is); !read.ok())
-            return report("load", read.within(text("CXL: loading metadata of agent ", remote_agent)));
+            return report(text("load:", remote_agent, ":", read.code()),
+                          read.within(text("CXL: loading metadata of agent ", remote_agent)));
         if (peer->is_local) {
             auto core = peer->local.lock();
             region->own = core ? core->registry.find(region->is.registration) : nullptr;
@@ -225,7 +227,7 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
             region->pool_address = region->own->pool_address;
         } else if (region->is.kind == RegionKind::pool && peer->is_same_pool && region->is.len_bytes > 0) {
             if (Status found = core_->pool->range(region->is.offset, region->is.len_bytes, region->pool_address); !found.ok())
-                return report("load", found.within(text("CXL: loading metadata of agent ", remote_agent)));
+                return report(text("load:", remote_agent, ":pool"), found.within(text("CXL: loading metadata of agent ", remote_agent)));
         }
         output = new RemoteMd(std::move(region));
         return NIXL_SUCCESS;
@@ -396,9 +398,9 @@ nixl_status_t nixlCxlEngine::prepXfer(const nixl_xfer_op_t& operation, const nix
         made->request = std::make_shared<XferRequest>(core_, peer, peering_);
         Routed routed;
         if (Status known = route_lists(operation, local, remote, peer, *made->request, routed); !known.ok())
-            return report("prep", known);
+            return report(text("prep:", remote_agent, ":", known.code()), known);
         if (Status parted = make_parts(operation, routed, *made->request); !parted.ok())
-            return report("prep", parted);
+            return report(text("prep:", remote_agent, ":", parted.code()), parted);
         // So that the end of the peer is noticed, whichever way the bytes go.
         peering_->reach(*peer);
         handle = made.release();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metadata.h"
+#include <atomic>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <sys/random.h>
+#include <unistd.h>
 
 namespace kvbm_cxl {
 
@@ -31,7 +32,7 @@ class Writer {
         for (size_t i = 0; i < sizeof value; i++)
             bytes_.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
     }
-    void uuid(const PoolUuid& uuid) { bytes_.append(reinterpret_cast<const char*>(uuid.data()), uuid.size()); }
+    void uuid(const std::array<uint8_t, 16>& uuid) { bytes_.append(reinterpret_cast<const char*>(uuid.data()), uuid.size()); }
     void string(const std::string& text) {
         number(static_cast<uint32_t>(text.size()));
         bytes_ += text;
@@ -158,6 +159,7 @@ std::string encode(const ConnInfo& info) {
     Writer out(conn_magic);
     out.uuid(info.pool);
     out.number(info.engine);
+    out.uuid(info.machine);
     out.number(info.slot);
     out.number(info.pid);
     out.string(info.agent);
@@ -173,6 +175,7 @@ Status decode(std::string_view bytes, ConnInfo& info) {
     ConnInfo read;
     read.pool = in.uuid();
     read.engine = in.number<uint64_t>();
+    read.machine = in.uuid();
     read.slot = in.number<uint32_t>();
     read.pid = in.number<uint32_t>();
     read.agent = in.string();
@@ -205,12 +208,10 @@ uint64_t random_id() {
     uint64_t id = 0;
     if (getrandom(&id, sizeof id, 0) == static_cast<ssize_t>(sizeof id) && id != 0)
         return id;
-    std::random_device device;
-    return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
-}
-
-std::string ring_name(uint64_t engine) {
-    return "nixl." + hex16(engine);
+    // Kernels without it are older than any that has CXL; still, two engines must never have one number.
+    static std::atomic<uint64_t> calls{0};
+    auto now = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+    return (now << 20) ^ (static_cast<uint64_t>(getpid()) << 8) ^ (calls.fetch_add(1) + 1);
 }
 
 } // namespace kvbm_cxl

@@ -12,6 +12,9 @@
 
 namespace kvbm_cxl {
 
+/// Identity under which a machine joins pools.
+using MachineId = std::array<uint8_t, 16>;
+
 /// What lies behind a registration.
 enum class RegionKind : uint32_t {
     heap = 1,   // ordinary memory of a process
@@ -37,7 +40,8 @@ struct PublicRegion {
 struct ConnInfo {
     PoolUuid pool{};
     uint64_t engine = 0; // random: another one after a restart
-    uint32_t slot = 0;   // of its host
+    MachineId machine{};
+    uint32_t slot = 0; // of its host
     uint32_t pid = 0;
     std::string agent;
     std::string ring; // name that it listens under

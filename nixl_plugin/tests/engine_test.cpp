@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine through NIXL's interface: agents of one process and of two, every place that memory can have, and everything that can go
+// wrong.
+//   engine_test                  all of it
+//   engine_test serve POOL NAME  as the other process: registers memory, tells its metadata by files, answers notifications
+#include "cxl_backend.h"
+#include "support/child.h"
+#include <cstring>
+#include <fstream>
+#include <random>
+
+using namespace kvbm_cxl;
+
+namespace {
+
+constexpr size_t buffer_bytes = 3 << 20;
+
+/// An engine, made and destroyed as NIXL does.
+struct Agent {
+    nixl_b_params_t params;
+    std::unique_ptr<nixlCxlEngine> engine;
+    std::string name;
+
+    Agent(const std::string& agent, const std::string& pool, nixl_b_params_t more = {}) : params(std::move(more)), name(agent) {
+        params["pool"] = pool;
+        nixlBackendInitParams init;
+        init.localAgent = agent;
+        init.type = "CXL";
+        init.customParams = &params;
+        engine = std::make_unique<nixlCxlEngine>(&init);
+    }
+    nixlCxlEngine* operator->() const { return engine.get(); }
+
+    std::string conn_info() const {
+        std::string data;
+        CHECK(engine->getConnInfo(data) == NIXL_SUCCESS);
+        return data;
+    }
+};
+
+/// Registered memory, ordinary or of the pool.
+struct Buffer {
+    Agent& agent;
+    std::vector<std::byte> heap;
+    std::byte* address = nullptr;
+    size_t len = 0;
+    nixlBackendMD* md = nullptr;
+
+    Buffer(Agent& of, bool is_pool, size_t len_bytes, uint32_t salt) : agent(of), len(len_bytes) {
+        if (is_pool) {
+            void* block = nullptr;
+            std::shared_ptr<Pool> pool;
+            Options options;
+            CHECK_OK(read_options(agent.params, options));
+            CHECK_OK(Pool::open(options, pool));
+            CHECK(cxl_shm_alloc(pool->handle(), len, CXL_SHM_ALLOC_SCRATCH, &block) == CXL_SHM_OK);
+            address = static_cast<std::byte*>(block);
+        } else {
+            heap.resize(len);
+            address = heap.data();
+        }
+        fill(salt);
+        CHECK(agent->registerMem({reinterpret_cast<uintptr_t>(address), len, 0}, DRAM_SEG, md) == NIXL_SUCCESS);
+    }
+    ~Buffer() {
+        if (md)
+            agent->deregisterMem(md);
+        if (heap.empty())
+            cxl_shm_free(address);
+    }
+    Buffer(const Buffer&) = delete;
+
+    void fill(uint32_t salt) {
+        std::vector<std::byte> bytes = testing::unique_bytes(len, salt);
+        if (heap.empty())
+            CHECK(cxl_shm_copy_in(address, bytes.data(), len) == CXL_SHM_OK);
+        else
+            std::memcpy(address, bytes.data(), len);
+    }
+    std::vector<std::byte> content() const {
+        std::vector<std::byte> bytes(len);
+        if (heap.empty())
+            CHECK(cxl_shm_copy_out(bytes.data(), address, len) == CXL_SHM_OK);
+        else
+            std::memcpy(bytes.data(), address, len);
+        return bytes;
+    }
+    std::string public_data() const {
+        std::string data;
+        CHECK(agent->getPublicData(md, data) == NIXL_SUCCESS);
+        return data;
+    }
+};
+
+nixlBackendMD* load(Agent& agent, const std::string& of, const std::string& data, nixl_status_t wanted = NIXL_SUCCESS) {
+    nixlBackendMD* md = nullptr;
+    nixl_status_t status = agent->loadRemoteMD({0, 0, 0, data}, DRAM_SEG, of, md);
+    if (status != wanted) {
+        std::fprintf(stderr, "loadRemoteMD: %d, not %d\n", status, wanted);
+        std::_Exit(1);
+    }
+    return md;
+}
+
+/// One transfer between `near` and memory at `far_address`, with a handle that lives as long as this.
+struct Transfer_ {
+    Agent& agent;
+    nixl_xfer_op_t operation;
+    nixl_meta_dlist_t local{DRAM_SEG}, remote{DRAM_SEG};
+    std::string peer;
+    nixlBackendReqH* handle = nullptr;
+    nixl_status_t prepared;
+
+    Transfer_(Agent& of, nixl_xfer_op_t what, const Buffer& near, uintptr_t far_address, nixlBackendMD* far, std::string with,
+              const std::vector<std::array<size_t, 3>>& pieces)
+        : agent(of), operation(what), peer(std::move(with)) {
+        for (auto [here, there, len] : pieces) {
+            local.addDesc({reinterpret_cast<uintptr_t>(near.address) + here, len, 0, near.md});
+            remote.addDesc({far_address + there, len, 0, far});
+        }
+        prepared = agent->prepXfer(operation, local, remote, peer, handle);
+    }
+    ~Transfer_() {
+        if (handle)
+            CHECK(agent->releaseReqH(handle) == NIXL_SUCCESS);
+    }
+    Transfer_(const Transfer_&) = delete;
+
+    nixl_status_t post(const char* note = nullptr) {
+        nixl_opt_b_args_t how;
+        how.hasNotif = note != nullptr;
+        how.notifMsg = note ? note : "";
+        return agent->postXfer(operation, local, remote, peer, handle, &how);
+    }
+    nixl_status_t wait() {
+        nixl_status_t status = NIXL_IN_PROG;
+        testing::await("a transfer", [&] { return (status = agent->checkXfer(handle)) != NIXL_IN_PROG; });
+        return status;
+    }
+    nixl_status_t run(const char* note = nullptr) {
+        nixl_status_t status = post(note);
+        return status == NIXL_IN_PROG ? wait() : status;
+    }
+};
+
+std::pair<std::string, std::string> next_note(Agent& agent) {
+    notif_list_t notes;
+    testing::await("a notification", [&] {
+        CHECK(agent->getNotifs(notes) == NIXL_SUCCESS);
+        return !notes.empty();
+    });
+    CHECK(notes.size() == 1);
+    return notes[0];
+}
+
+const std::vector<std::vector<std::array<size_t, 3>>> shapes = {
+    {{0, 0, 4096}},
+    {{1, 3, buffer_bytes - 100}},
+    {{0, 70'000, 100}, {5000, 64, 20480}, {30'000, 100'000, 1}, {200'000, 300'000, 700'000}},
+};
+
+void within_a_process(const std::string& pool) {
+    Agent one("one", pool), other("other", pool);
+    CHECK(!one->getInitErr() && one->supportsRemote() && one->supportsLocal() && one->supportsNotif());
+    CHECK(one.conn_info().size() >= 100);
+    CHECK(one->loadRemoteConnInfo("other", other.conn_info()) == NIXL_SUCCESS && one->connect("other") == NIXL_SUCCESS);
+    CHECK(one->connect("nobody") == NIXL_ERR_NOT_FOUND && one->genNotif("nobody", "x") == NIXL_ERR_NOT_FOUND);
+    uint32_t salt = 1;
+    for (int places = 0; places < 4; places++) {
+        Buffer near(one, places & 1, buffer_bytes, salt++), far(other, places & 2, buffer_bytes, salt++);
+        nixlBackendMD* md = load(one, "other", far.public_data());
+        for (const auto& pieces : shapes) {
+            for (nixl_xfer_op_t operation : {NIXL_READ, NIXL_WRITE}) {
+                near.fill(salt++);
+                far.fill(salt++);
+                std::vector<std::byte> here = near.content(), there = far.content();
+                Transfer_ transfer(one, operation, near, reinterpret_cast<uintptr_t>(far.address), md, "other", pieces);
+                CHECK(transfer.prepared == NIXL_SUCCESS);
+                CHECK(transfer.run("done") == NIXL_SUCCESS && one->checkXfer(transfer.handle) == NIXL_SUCCESS);
+                for (auto [at, where, len] : pieces) {
+                    if (operation == NIXL_READ)
+                        std::memcpy(here.data() + at, there.data() + where, len);
+                    else
+                        std::memcpy(there.data() + where, here.data() + at, len);
+                }
+                CHECK(near.content() == here && far.content() == there);
+                CHECK(next_note(other) == std::make_pair(std::string("one"), std::string("done")));
+            }
+        }
+        CHECK(one->unloadMD(md) == NIXL_SUCCESS);
+    }
+    // To itself, and a message of any bytes.
+    Buffer near(one, false, 1000, 90), far(one, true, 1000, 91);
+    nixlBackendMD* own = nullptr;
+    CHECK(one->loadLocalMD(far.md, own) == NIXL_SUCCESS);
+    {
+        Transfer_ transfer(one, NIXL_WRITE, near, reinterpret_cast<uintptr_t>(far.address), own, "one", {{0, 0, 1000}});
+        CHECK(transfer.run("") == NIXL_SUCCESS && far.content() == near.content());
+        CHECK(next_note(one) == std::make_pair(std::string("one"), std::string()));
+    }
+    std::string bytes("a\0b", 3);
+    CHECK(one->genNotif("one", bytes) == NIXL_SUCCESS && next_note(one).second == bytes);
+    notif_list_t full = {{"a", "b"}};
+    CHECK(one->getNotifs(full) == NIXL_ERR_INVALID_PARAM && full.size() == 1);
+    CHECK(one->unloadMD(own) == NIXL_SUCCESS);
+    CHECK(one->disconnect("other") == NIXL_SUCCESS && one->disconnect("other") == NIXL_ERR_NOT_FOUND);
+}
+
+void refusals(const std::string& pool, const std::string& foreign_pool) {
+    Agent one("one", pool), foreign("foreign", foreign_pool);
+    Buffer near(one, false, 10'000, 1), far(foreign, false, 10'000, 2), far_pool(foreign, true, 10'000, 3);
+    load(one, "foreign", far.public_data(), NIXL_ERR_NOT_FOUND);
+    // As if it were of another process: its number is not known here.
+    ConnInfo info;
+    CHECK_OK(decode(foreign.conn_info(), info));
+    info.engine ^= 1;
+    CHECK(one->loadRemoteConnInfo("foreign", encode(info)) == NIXL_SUCCESS);
+    for (const Buffer* buffer : {&far, &far_pool}) {
+        nixlBackendMD* md = load(one, "foreign", buffer->public_data());
+        Transfer_ transfer(one, NIXL_READ, near, reinterpret_cast<uintptr_t>(buffer->address), md, "foreign", {{0, 0, 100}});
+        CHECK(transfer.prepared == NIXL_ERR_MISMATCH && !transfer.handle);
+        CHECK(one->unloadMD(md) == NIXL_SUCCESS);
+    }
+    CHECK(one->genNotif("foreign", "x") == NIXL_ERR_MISMATCH);
+    load(one, "foreign", "garbage", NIXL_ERR_INVALID_PARAM);
+    CHECK(one->loadRemoteConnInfo("x", "garbage") == NIXL_ERR_INVALID_PARAM);
+
+    nixlBackendMD* own = nullptr;
+    CHECK(one->loadLocalMD(near.md, own) == NIXL_SUCCESS);
+    auto refused = [&](const std::vector<std::array<size_t, 3>>& pieces) {
+        Transfer_ transfer(one, NIXL_READ, near, reinterpret_cast<uintptr_t>(near.address), own, "one", pieces);
+        return transfer.prepared;
+    };
+    CHECK(refused({{0, 5000, 5000}}) == NIXL_SUCCESS && refused({}) == NIXL_SUCCESS && refused({{0, 0, 0}}) == NIXL_SUCCESS);
+    CHECK(refused({{5001, 0, 5000}}) == NIXL_ERR_INVALID_PARAM && refused({{0, 5001, 5000}}) == NIXL_ERR_INVALID_PARAM);
+    CHECK(refused({{0, 0, SIZE_MAX}}) == NIXL_ERR_INVALID_PARAM && refused({{SIZE_MAX, 0, 1}}) == NIXL_ERR_INVALID_PARAM);
+    Transfer_ empty(one, NIXL_WRITE, near, 0, own, "one", {});
+    CHECK(empty.run("nothing") == NIXL_SUCCESS && next_note(one).second == "nothing");
+    CHECK(one->checkXfer(nullptr) == NIXL_ERR_INVALID_PARAM && one->releaseReqH(nullptr) == NIXL_ERR_INVALID_PARAM);
+    nixlBackendMD* out = nullptr;
+    CHECK(one->registerMem({UINTPTR_MAX - 5, 10, 0}, DRAM_SEG, out) == NIXL_ERR_INVALID_PARAM && !out);
+    CHECK(one->registerMem({0, 10, 0}, BLK_SEG, out) == NIXL_ERR_NOT_SUPPORTED && !out);
+    CHECK(one->unloadMD(own) == NIXL_SUCCESS);
+
+    for (const char* wrong : {"/dev/shm/kvbm-cxl-there-is-no-such-pool", "/dev/null", "/proc/version"})
+        CHECK(Agent("x", wrong)->getInitErr());
+    CHECK(Agent("x", pool, {{"inline_bytes", "many"}})->getInitErr());
+}
+
+void lifetimes(const std::string& pool) {
+    Agent one("one", pool, {{"inline_bytes", "0"}});
+    auto other = std::make_unique<Agent>("other", pool);
+    CHECK(one->loadRemoteConnInfo("other", other->conn_info()) == NIXL_SUCCESS);
+    Buffer near(one, false, buffer_bytes, 1);
+    auto far = std::make_unique<Buffer>(*other, false, buffer_bytes, 2);
+    nixlBackendMD* md = load(one, "other", far->public_data());
+    auto address = reinterpret_cast<uintptr_t>(far->address);
+    std::mt19937 random(9);
+    for (int turn = 0; turn < 100; turn++) {
+        Transfer_ transfer(one, NIXL_WRITE, near, address, md, "other", {{0, 0, buffer_bytes}});
+        nixl_status_t posted = transfer.post();
+        CHECK(posted == NIXL_IN_PROG || posted == NIXL_SUCCESS);
+        for (unsigned polls = random() % 8; polls > 0; polls--)
+            one->checkXfer(transfer.handle);
+        // Released at any moment.
+    }
+    // Given back with a transfer under way: it ends first. Posted again, it is refused.
+    Transfer_ transfer(one, NIXL_READ, near, address, md, "other", {{0, 0, buffer_bytes}});
+    nixl_status_t posted = transfer.post();
+    CHECK(posted == NIXL_IN_PROG || posted == NIXL_SUCCESS);
+    CHECK((*other)->deregisterMem(std::exchange(far->md, nullptr)) == NIXL_SUCCESS);
+    CHECK(transfer.wait() == NIXL_SUCCESS && near.content() == far->content());
+    CHECK(transfer.post() == NIXL_ERR_NOT_FOUND);
+    // The same address once more is another registration.
+    CHECK((*other)->registerMem({address, buffer_bytes, 0}, DRAM_SEG, far->md) == NIXL_SUCCESS);
+    CHECK(transfer.post() == NIXL_ERR_NOT_FOUND);
+    nixlBackendMD* again = load(one, "other", far->public_data());
+    {
+        Transfer_ anew(one, NIXL_READ, near, address, again, "other", {{0, 0, 4096}});
+        CHECK(anew.run() == NIXL_SUCCESS);
+    }
+    // The other agent ends, and comes back under its name.
+    std::string stale = far->public_data();
+    far.reset();
+    other.reset();
+    CHECK(one->genNotif("other", "x") == NIXL_ERR_REMOTE_DISCONNECT);
+    other = std::make_unique<Agent>("other", pool);
+    Buffer back(*other, true, buffer_bytes, 7);
+    CHECK(one->loadRemoteConnInfo("other", other->conn_info()) == NIXL_SUCCESS);
+    nixlBackendMD* fresh = load(one, "other", back.public_data());
+    {
+        Transfer_ before(one, NIXL_READ, near, address, again, "other", {{0, 0, 4096}});
+        CHECK(before.prepared == NIXL_ERR_MISMATCH);
+        Transfer_ anew(one, NIXL_READ, near, reinterpret_cast<uintptr_t>(back.address), fresh, "other", {{0, 0, buffer_bytes}});
+        CHECK(anew.run() == NIXL_SUCCESS && near.content() == back.content());
+    }
+    for (nixlBackendMD* loaded : {md, again, fresh})
+        CHECK(one->unloadMD(loaded) == NIXL_SUCCESS);
+}
+
+void threads(const std::string& pool) {
+    Agent one("one", pool), other("other", pool, {{"inline_bytes", "0"}});
+    CHECK(one->loadRemoteConnInfo("other", other.conn_info()) == NIXL_SUCCESS);
+    CHECK(other->loadRemoteConnInfo("one", one.conn_info()) == NIXL_SUCCESS);
+    constexpr size_t each = 512 << 10, count = 4;
+    Buffer near(one, false, each * count, 1), far(other, true, each * count, 2);
+    nixlBackendMD *there = load(one, "other", far.public_data()), *here = load(other, "one", near.public_data());
+    std::vector<std::thread> running;
+    for (size_t i = 0; i < count; i++) {
+        running.emplace_back([&, i] {
+            for (int turn = 0; turn < 20; turn++) {
+                Transfer_ write(one, NIXL_WRITE, near, reinterpret_cast<uintptr_t>(far.address), there, "other",
+                                {{i * each, i * each, each}});
+                CHECK(write.run("w") == NIXL_SUCCESS);
+                Transfer_ read(other, NIXL_WRITE, far, reinterpret_cast<uintptr_t>(near.address), here, "one",
+                               {{i * each, i * each, each}});
+                CHECK(read.run("r") == NIXL_SUCCESS);
+            }
+        });
+    }
+    size_t notes = 0;
+    testing::await("all notifications", [&] {
+        notif_list_t some;
+        CHECK(one->getNotifs(some) == NIXL_SUCCESS);
+        notes += some.size();
+        some.clear();
+        CHECK(other->getNotifs(some) == NIXL_SUCCESS);
+        notes += some.size();
+        return notes == count * 20 * 2;
+    });
+    for (std::thread& thread : running)
+        thread.join();
+    CHECK(near.content() == far.content() && near.content() == testing::unique_bytes(each * count, 1));
+    CHECK(one->unloadMD(there) == NIXL_SUCCESS && other->unloadMD(here) == NIXL_SUCCESS);
+}
+
+// ---- Two processes -----------------------------------------------------------------------------------------------------------------
+
+void tell(const std::string& path, const std::string& bytes) {
+    std::ofstream(path + ".new", std::ios::binary) << bytes;
+    std::filesystem::rename(path + ".new", path);
+}
+
+std::string hear(const std::string& path) {
+    testing::await(path.c_str(), [&] { return std::filesystem::exists(path); });
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string number(uintptr_t value) {
+    return std::to_string(value);
+}
+
+/// Answers "salt N" by filling both buffers, "check N" by whether both are as that salt fills them, until "end".
+void serve(const std::string& pool, const std::string& folder) {
+    Agent agent("server", pool);
+    CHECK(!agent->getInitErr());
+    Buffer heap(agent, false, buffer_bytes, 1), block(agent, true, buffer_bytes, 2);
+    CHECK(agent->loadRemoteConnInfo("client", hear(folder + "/client")) == NIXL_SUCCESS);
+    tell(folder + "/heap", heap.public_data());
+    tell(folder + "/block", block.public_data());
+    tell(folder + "/heap.at", number(reinterpret_cast<uintptr_t>(heap.address)));
+    tell(folder + "/block.at", number(reinterpret_cast<uintptr_t>(block.address)));
+    tell(folder + "/server", agent.conn_info());
+    while (true) {
+        auto [from, words] = next_note(agent);
+        CHECK(from == "client");
+        if (words == "end")
+            return;
+        auto salt = static_cast<uint32_t>(std::stoul(words.substr(6)));
+        if (words.starts_with("salt  ")) {
+            heap.fill(salt);
+            block.fill(salt);
+            CHECK(agent->genNotif("client", "filled") == NIXL_SUCCESS);
+        } else {
+            Buffer& asked = words[5] == 'h' ? heap : block;
+            bool is_right = asked.content() == testing::unique_bytes(buffer_bytes, salt);
+            CHECK(agent->genNotif("client", is_right ? "right" : "wrong") == NIXL_SUCCESS);
+        }
+    }
+}
+
+void between_processes(const testing::Folder& folder, const std::string& pool, const char* machine) {
+    std::string place = folder.path("talk-" + std::to_string(random_id()));
+    std::filesystem::create_directory(place);
+    Agent client("client", pool);
+    tell(place + "/client", client.conn_info());
+    testing::Child child(machine, {"serve", pool, place});
+    CHECK(client->loadRemoteConnInfo("server", hear(place + "/server")) == NIXL_SUCCESS);
+    uint32_t salt = 100;
+    for (bool is_far_pool : {false, true}) {
+        std::string name = is_far_pool ? "block" : "heap";
+        nixlBackendMD* md = load(client, "server", hear(place + "/" + name));
+        uintptr_t at = std::stoull(hear(place + "/" + name + ".at"));
+        for (bool is_near_pool : {false, true}) {
+            Buffer near(client, is_near_pool, buffer_bytes, salt++);
+            std::vector<std::array<size_t, 3>> pieces;
+            for (size_t i = 0; i < 512; i++) // 512 pieces, every second one first, and so none joined
+                pieces.push_back({i * 2 % 512 * 6144 + (i >= 256) * 6144, i * 2 % 512 * 6144 + (i >= 256) * 6144, 6144});
+            Transfer_ read(client, NIXL_READ, near, at, md, "server", pieces), write(client, NIXL_WRITE, near, at, md, "server", pieces);
+            CHECK(read.prepared == NIXL_SUCCESS && write.prepared == NIXL_SUCCESS);
+            for (int turn = 0; turn < 3; turn++) {
+                CHECK(client->genNotif("server", "salt  " + std::to_string(++salt)) == NIXL_SUCCESS);
+                CHECK(next_note(client).second == "filled");
+                CHECK(read.run() == NIXL_SUCCESS && near.content() == testing::unique_bytes(buffer_bytes, salt));
+                near.fill(++salt);
+                CHECK(write.run(("check" + name.substr(0, 1) + std::to_string(salt)).c_str()) == NIXL_SUCCESS);
+                CHECK(next_note(client).second == "right");
+            }
+        }
+        CHECK(client->unloadMD(md) == NIXL_SUCCESS);
+    }
+    CHECK(client->genNotif("server", "end") == NIXL_SUCCESS);
+    child.finish();
+    // It is gone: that is noticed, and said.
+    testing::await("the end of the peer", [&] { return client->genNotif("server", "x") == NIXL_ERR_REMOTE_DISCONNECT; });
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    static_assert(512 * 6144 == buffer_bytes);
+    if (argc == 4 && std::string(argv[1]) == "serve") {
+        serve(argv[2], argv[3]);
+        return 0;
+    }
+    testing::Folder folder;
+    std::string pool = testing::new_pool(folder, "pool", "native").pool;
+    within_a_process(pool);
+    refusals(pool, testing::new_pool(folder, "foreign", "native").pool);
+    lifetimes(pool);
+    threads(pool);
+    between_processes(folder, pool, "one");
+    between_processes(folder, pool, "two");
+    std::string emulated = testing::new_pool(folder, "emulated", "emulated:seed=3").pool;
+    between_processes(folder, emulated, "two");
+}
