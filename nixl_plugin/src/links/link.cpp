@@ -39,26 +39,28 @@ Status Link::flush(bool& did) {
     return failure_;
 }
 
-Status Link::receive(std::vector<std::byte>& message, bool& got) {
-    got = false;
+Status Link::receive(std::vector<std::byte>& room, Bytes& message) {
+    message = {};
     if (!failure_.ok())
         return failure_;
-    message.resize(max_message_bytes_);
+    // Kept as large as it has become: what grows is filled with zeros.
+    if (room.size() < max_message_bytes_)
+        room.resize(max_message_bytes_);
     size_t len_bytes = 0;
-    int status = cxl_shm_ring_recv(pool_->handle(), ring_, message.data(), message.size(), &len_bytes, 0);
+    int status = cxl_shm_ring_recv(pool_->handle(), ring_, room.data(), room.size(), &len_bytes, 0);
     if (status == CXL_SHM_E_TOO_LARGE) {
         // The other end's ring is larger than this one's.
-        message.resize(len_bytes);
-        max_message_bytes_ = std::max(max_message_bytes_, len_bytes);
-        status = cxl_shm_ring_recv(pool_->handle(), ring_, message.data(), message.size(), &len_bytes, 0);
+        room.resize(len_bytes);
+        status = cxl_shm_ring_recv(pool_->handle(), ring_, room.data(), room.size(), &len_bytes, 0);
     }
     if (status == CXL_SHM_E_TIMEOUT)
         return {};
     was_closed_ = status == CXL_SHM_E_PEER_CLOSED;
     if (status != CXL_SHM_OK)
         return failure_ = pool_failure(status, text("receiving from agent ", agent_));
-    message.resize(len_bytes);
-    got = true;
+    if (len_bytes == 0)
+        return failure_ = {NIXL_ERR_MISMATCH, text("CXL: agent ", agent_, " sent a message without content")};
+    message = Bytes(room).first(len_bytes);
     return {};
 }
 

@@ -35,8 +35,8 @@ class Link {
     Status flush(bool& did);
     /// Messages that wait for room.
     size_t queued() const { return queue_.size(); }
-    /// The next message, if one has arrived. Failure: the link is gone.
-    Status receive(std::vector<std::byte>& message, bool& got);
+    /// The next message, in `room`; empty if none has arrived. Failure: the link is gone.
+    Status receive(std::vector<std::byte>& room, Bytes& message);
     /// Whether the other end is alive now (cxl_shm_ring_check). `certain` says whether that proves that memory which it had lent until now
     /// was its own all the time; if not, only a message that it sent later does.
     Status check(bool& certain) const;

@@ -189,16 +189,16 @@ bool Links::poll(Link& link, uint64_t now) {
     if (now - link.heard_ns > QUIET_NS && now - link.polled_ns < QUIET_POLL_NS && !link.queued())
         return false;
     link.polled_ns = now;
-    bool did = false, got = false;
+    bool did = false;
+    Bytes message;
     Status status = link.queued() ? link.flush(did) : Status();
     for (int i = 0; i < TOGETHER && status.ok(); ++i) {
-        status = link.receive(message_, got);
-        if (!got)
+        status = link.receive(room_, message);
+        if (message.empty())
             break;
         did = true;
         link.heard_ns = now;
-        if (status.ok())
-            status = on_message(link, message_);
+        status = on_message(link, message);
     }
     if (status.ok() && !link.is_known() && now - link.since_ns > HELLO_NS)
         status = {NIXL_ERR_REMOTE_DISCONNECT, "CXL: a connection that does not say whose it is"};
@@ -208,8 +208,6 @@ bool Links::poll(Link& link, uint64_t now) {
 }
 
 Status Links::on_message(Link& link, Bytes message) {
-    if (message.empty())
-        return {NIXL_ERR_MISMATCH, "CXL: a message without content"};
     Kind kind = static_cast<Kind>(message[0]);
     if (kind == Kind::hello)
         return on_hello(link, message);
@@ -401,7 +399,7 @@ void Links::wake_peers(uint64_t now) {
             link->sent_ns = now;
         if (!link->has_bell || !link->is_known())
             continue;
-        // Whoever was heard just now is awake, most likely: it may have slept since it said that. So who does not answer is rung, too, once.
+        // Whoever was heard just now is awake, most likely: it may have slept since it said that. So who does not answer is rung once, too.
         bool may_sleep = has_sent && now - link->heard_ns > options_.spin_us * 1'000 && now - link->rung_ns > RING_NS;
         bool is_silent = link->sent_ns >= link->heard_ns && now - link->sent_ns > RING_NS && link->rung_ns < link->sent_ns;
         if (!may_sleep && !is_silent)

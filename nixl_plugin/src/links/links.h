@@ -208,7 +208,7 @@ class Links {
     };
     std::deque<Revoking> revoking_; // asked of us
     uint64_t next_link_ = 1, next_ticket_ = 1, accept_ns_ = 0;
-    std::vector<std::byte> message_;
+    std::vector<std::byte> room_; // for the message that is being received
 
     mutable std::mutex directory_mutex_;
     std::map<std::string, std::string> engines_;        // agent -> engine id
