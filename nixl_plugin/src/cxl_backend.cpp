@@ -137,16 +137,9 @@ Status nixlCxlEngine::make_registration(const nixlBlobDesc& mem, nixl_mem_t kind
     case OBJ_SEG:
         registration.kind = RegionKind::object;
         return open_object(*core_, mem.devId, mem.metaInfo, registration.extra);
-    default: {
+    default:
         registration.kind = RegionKind::file;
-        FileAccess access = FileAccess::automatic;
-        if (!parse_file_access(core_->options.file_access, access))
-            return {NIXL_ERR_INVALID_PARAM, text("CXL: file_access is \"", core_->options.file_access, "\": auto, mmap or pread")};
-        std::unique_ptr<File> file;
-        Status opened = File::open(core_->pool, mem.devId, mem.metaInfo, access, file);
-        registration.extra = std::move(file);
-        return opened;
-    }
+        return open_file(*core_, mem.devId, mem.metaInfo, registration.extra);
     }
 }
 

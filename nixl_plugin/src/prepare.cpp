@@ -174,6 +174,12 @@ void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operatio
         }
         request.add(make_direct_part(core, CopyPlan(way, std::move(copies), core->options.inline_bytes), std::move(uses)));
     }
+    if (operation == NIXL_WRITE) {
+        for (const Pair& pair : routed.of(Route::device)) {
+            if (pair.remote->is.kind == RegionKind::pool)
+                written.emplace_back(pair.remote->is.offset + (pair.remote_address - pair.remote->is.base), pair.len_bytes);
+        }
+    }
     // In coherent pools nobody has anything to drop.
     if (!core->pool->is_coherent() && !request.peer().is_local)
         request.set_written(std::move(written));
