@@ -14,10 +14,19 @@ PLUGIN = wheels.ROOT / "target" / "nixl_plugin" / "libplugin_CXL.so"
 
 
 def pytest_collection_modifyitems(items):
-    """Pairs are dear: tests of the same pair stand together."""
+    """None of these tests may take longer than this."""
     for item in items:
         if "nixl" in Path(item.fspath).parts:
             item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Lets fixtures know that their test failed."""
+    report = yield
+    if report.when == "call" and report.failed:
+        item.broke = True
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -24,19 +24,42 @@ LENGTH = 6 * MIB
 BOUND_S = 25
 
 
-@pytest.fixture(scope="module")
-def scene(folder, plugin):
+class Scene:
     """A survivor, and a friend of it that is never harmed."""
-    with Cluster(folder, "CXL", wheels.chosen()[-1], pool_mib=POOL_MIB) as cluster:
-        options = {"staging_bytes": "16M"}
-        survivor, friend = cluster.host("survivor", options), cluster.host("friend", options)
-        works(cluster, survivor, friend)
-        sides = [cluster.buffer(survivor, where, LENGTH) for where in ("heap", "pool")]
-        friendly = cluster.buffer(friend, "heap", LENGTH)
-        survivor.remove(friend.name)
-        friend.remove(survivor.name)
-        cluster.introduce(survivor, friend)
-        yield cluster, survivor, friend, sides, friendly
+
+    def __init__(self, folder):
+        self.cluster = cluster = Cluster(folder, "CXL", wheels.chosen()[-1], pool_mib=POOL_MIB)
+        try:
+            options = {"staging_bytes": "16M"}
+            survivor, friend = cluster.host("survivor", options), cluster.host("friend", options)
+            works(cluster, survivor, friend)
+            sides = [cluster.buffer(survivor, where, LENGTH) for where in ("heap", "pool")]
+            friendly = cluster.buffer(friend, "heap", LENGTH)
+            survivor.remove(friend.name)
+            friend.remove(survivor.name)
+            cluster.introduce(survivor, friend)
+        except BaseException:
+            cluster.__exit__()
+            raise
+        self.parts = cluster, survivor, friend, sides, friendly
+
+
+@pytest.fixture(scope="module")
+def scenes(folder, plugin):
+    """The scene of the rounds so far, if none of them failed: a failure is to be that of its own round."""
+    made = []
+    yield made
+    for scene in made:
+        scene.cluster.__exit__()
+
+
+@pytest.fixture
+def scene(scenes, folder, request):
+    if not scenes:
+        scenes.append(Scene(folder))
+    yield scenes[0].parts
+    if getattr(request.node, "broke", False):
+        scenes.pop().cluster.__exit__()
 
 
 def between_friends(survivor, friend, mine, friendly, turn):
