@@ -36,6 +36,8 @@ struct Engine {
 
     Engine(const std::string& spec, const std::string& agent, StagedOptions options = {})
         : pool(open_pool(spec)), self{agent, random_engine_id()} {
+        // The emulator is slow, and the machine may be busy: only a peer that is gone may end a transfer here.
+        options.timeout_ms = PATIENCE_S * 1'000;
         heap.memory = std::make_shared<HeapMemory>(pool, Piece{heap.address(), SIZE});
         CHECK_OK(Links::create(pool, self, {}, links));
         staged = std::make_unique<Staged>(*links, heap, options);
@@ -256,13 +258,13 @@ void storm(const char* coherence, const std::string& machine, uint64_t rounds) {
 }
 
 void owners_of_one_host_are_killed_and_stopped() {
-    storm(nullptr, "one", 30);
+    storm(nullptr, "one", 20);
 }
 void owners_of_another_host_are_killed_and_stopped() {
-    storm(nullptr, "two", 12);
+    storm(nullptr, "two", 8);
 }
 void owners_are_killed_and_stopped_where_nothing_is_coherent() {
-    storm(EMULATED, "two", 6);
+    storm(EMULATED, "two", 4);
 }
 
 /// An asker: reads and writes until it is ended; says what went wrong.
@@ -290,7 +292,7 @@ int ask(const std::string& spec, const std::string& owner_agent, const std::stri
 
 /// The reverse: those that ask are killed and stopped, and the owner gets its staging back.
 void askers_are_killed_and_stopped() {
-    uint64_t rounds = from_environment("STORM_ROUNDS", 20), seed = from_environment("STORM_SEED", std::random_device{}());
+    uint64_t rounds = from_environment("STORM_ROUNDS", 12), seed = from_environment("STORM_SEED", std::random_device{}());
     std::printf("    STORM_SEED=%lu\n", seed);
     std::fflush(stdout);
     std::mt19937_64 random(seed);
