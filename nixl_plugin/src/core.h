@@ -44,6 +44,7 @@ struct Peer {
     std::weak_ptr<Core> local;             // set if it is of this process
     bool is_local = false;                 // of this process
     bool is_same_pool = false;             // uses the same pool: nothing can be sent to it otherwise
+    bool is_coherent = false;              // sees this process's writes at once: of the same machine, or in a coherent pool
     std::atomic<uint64_t> looked_up_ns{0}; // when is_gone was last looked up
     std::atomic<bool> is_gone{false};      // its process ended, or its host was taken for dead: never comes back
 };
@@ -54,7 +55,10 @@ struct RemoteRegion {
     PublicRegion is;
     nixl_mem_t memory = DRAM_SEG;
     std::byte* pool_address = nullptr; // RegionKind::pool of the same pool: in this process
-    std::shared_ptr<Registration> own; // of this process: the registration itself
+    /// Of this process: the registration itself. Of another's pool memory: what stands for it here, so that it can be given back when its
+    /// owner asks for it. Of other memory: none.
+    std::shared_ptr<Registration> own;
+    bool is_in_process = false;
 
     bool covers(uint64_t address, size_t len) const {
         return address >= is.base && len <= is.len_bytes && address - is.base <= is.len_bytes - len;

@@ -76,7 +76,7 @@ Status nixlCxlEngine::start(const nixlBackendInitParams& params) {
     self->agent = core->agent;
     self->info = conn_info(*core);
     self->local = core;
-    self->is_local = self->is_same_pool = true;
+    self->is_local = self->is_same_pool = self->is_coherent = true;
     self_ = std::move(self);
     core_ = core;
     mems_ = {DRAM_SEG};
@@ -193,6 +193,7 @@ nixl_status_t nixlCxlEngine::loadLocalMD(nixlBackendMD* input, nixlBackendMD*& o
         region->is = public_region(*core_, *md->registration);
         region->memory = md->registration->memory;
         region->own = md->registration;
+        region->is_in_process = true;
         region->pool_address = md->registration->pool_address;
         output = new RemoteMd(std::move(region));
         return NIXL_SUCCESS;
@@ -217,10 +218,13 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
             region->own = core ? core->registry.find(region->is.registration) : nullptr;
             if (!region->own)
                 return report("load", {NIXL_ERR_NOT_FOUND, text("CXL: agent ", remote_agent, " has deregistered what its metadata names")});
+            region->is_in_process = true;
             region->pool_address = region->own->pool_address;
         } else if (region->is.kind == RegionKind::pool && peer->is_same_pool && region->is.len_bytes > 0) {
             if (Status found = core_->pool->range(region->is.offset, region->is.len_bytes, region->pool_address); !found.ok())
                 return report(text("load:", remote_agent, ":pool"), found.within(text("CXL: loading metadata of agent ", remote_agent)));
+            region->own = std::make_shared<Registration>();
+            peering_->lend(*region);
         }
         output = new RemoteMd(std::move(region));
         return NIXL_SUCCESS;
@@ -293,6 +297,9 @@ nixl_status_t nixlCxlEngine::loadRemoteConnInfo(const std::string& remote_agent,
             peer->local = core;
             peer->is_local = true;
         }
+        // Under the emulator every process is a host of its own.
+        bool is_same_host = peer->info.machine == self_->info.machine && std::string_view(core_->pool->info().memory).starts_with("native");
+        peer->is_coherent = peer->is_local || core_->pool->is_coherent() || is_same_host;
         if (Status added = peering_->add(*peer); !added.ok())
             return report("conn:" + remote_agent, added);
         std::unique_lock lock(peers_mutex_);

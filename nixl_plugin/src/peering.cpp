@@ -14,6 +14,9 @@ namespace {
 constexpr size_t most_extents = 256;
 /// How old what is known of a peer may be.
 constexpr uint64_t peer_age_ns = 2'000'000;
+/// Longest wait for peers to give memory back, and how long none are waited for after some did not.
+constexpr uint64_t most_revoke_ms = 2'000;
+constexpr uint64_t silence_ns = 30'000'000'000;
 
 /// The memory of a registration that a peer asked for, in use as long as somebody has it.
 class InUse : public Memory {
@@ -225,6 +228,9 @@ Status Peering::create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> g
     staging.timeout_ms = options.timeout_ms;
     made->served_ = std::make_unique<Served>(*made);
     made->staged_ = std::make_unique<Staged>(*made->links_, *made->served_, staging);
+    // Ends with the links, which this object has.
+    made->links_->on_revoke(
+        [self = made.get()](const std::string& engine_id, uint64_t registration) { return self->give_back(engine_id, registration); });
     peering = std::move(made);
     return {};
 }
@@ -287,7 +293,11 @@ Status Peering::receive(Notification& note, notif_list_t& notifs) {
     if (!unwrap_note(note.text, written, message))
         return {NIXL_ERR_MISMATCH,
                 text("CXL: agent ", note.agent, " sent a notification that this plugin does not know: use one version everywhere")};
+    uint64_t left_bytes = core_->pool->info().len_bytes;
     for (auto [offset, len] : written) {
+        if (len > left_bytes)
+            return {NIXL_ERR_MISMATCH, text("CXL: a notification of agent ", note.agent, " names more than the pool has")};
+        left_bytes -= len;
         std::byte* address = nullptr;
         if (Status found = core_->pool->range(offset, len, address); !found.ok())
             return found.within(text("CXL: a notification of agent ", note.agent));
@@ -315,6 +325,28 @@ void Peering::progress() noexcept {
     } catch (const std::exception& error) {
         report("progress", {NIXL_ERR_BACKEND, std::string("CXL: progress of the links: ") + error.what()});
     }
+}
+
+void Peering::lend(const RemoteRegion& region) {
+    std::lock_guard lock(lent_mutex_);
+    if (lent_.size() >= 2 * live_lent_ + 64) {
+        std::erase_if(lent_, [](const auto& entry) { return entry.second.expired(); });
+        live_lent_ = lent_.size();
+    }
+    lent_.emplace(std::make_pair(hex16(region.is.engine), region.is.registration), region.own);
+}
+
+bool Peering::give_back(const std::string& engine_id, uint64_t registration) {
+    std::lock_guard lock(lent_mutex_);
+    bool is_free = true;
+    auto [first, last] = lent_.equal_range({engine_id, registration});
+    for (auto lent = first; lent != last; ++lent) {
+        if (auto held = lent->second.lock()) {
+            held->close();
+            is_free = is_free && !held->is_used();
+        }
+    }
+    return is_free;
 }
 
 void Peering::watch(const std::shared_ptr<StagedRun>& run) {
@@ -390,8 +422,10 @@ Status Peering::release(Registration& registration) {
     uint64_t timeout_ms = core_->options.timeout_ms;
     std::vector<std::string> silent;
     bool may_be_remote = registration.kind != RegionKind::object && registration.kind != RegionKind::file;
-    Status revoked = may_be_remote ? links_->revoke(registration.id, timeout_ms, silent) : Status();
+    uint64_t wait_ms = now_ns() < silent_until_ns_.load(std::memory_order_relaxed) ? 0 : std::min(timeout_ms, most_revoke_ms);
+    Status revoked = may_be_remote ? links_->revoke(registration.id, wait_ms, silent) : Status();
     if (!revoked.ok()) {
+        silent_until_ns_.store(now_ns() + silence_ns, std::memory_order_relaxed);
         std::string names;
         for (const std::string& agent : silent)
             names += (names.empty() ? "" : ", ") + agent;

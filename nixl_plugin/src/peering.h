@@ -46,6 +46,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
 
     Status add(const Peer& peer);
     void remove(const Peer& peer);
+    /// Notes the registration that stands for a peer's, which the peer may ask back.
+    void lend(const RemoteRegion& region);
     /// Begins to connect, so that the end of the peer is noticed.
     void reach(const Peer& peer);
     /// Whether a peer is gone, as far as it is known; looks it up now and then.
@@ -70,10 +72,17 @@ class Peering : public std::enable_shared_from_this<Peering> {
     /// Remembers a run, so that its end is told even if the application does not ask.
     void watch(const std::shared_ptr<StagedRun>& run);
     void settle_all();
+    /// Nobody of this process begins to use what a peer asks back; true once nobody does any more.
+    bool give_back(const std::string& engine_id, uint64_t registration);
 
     std::mutex runs_mutex_;
     std::map<const StagedRun*, std::weak_ptr<StagedRun>> runs_;
     size_t live_runs_ = 0; // when the map was last cleared of those that are gone
+
+    std::mutex lent_mutex_;
+    std::multimap<std::pair<std::string, uint64_t>, std::weak_ptr<Registration>> lent_;
+    size_t live_lent_ = 0;
+    std::atomic<uint64_t> silent_until_ns_{0}; // peers that did not answer are not waited for until then
 };
 
 } // namespace kvbm_cxl

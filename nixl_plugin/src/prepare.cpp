@@ -18,7 +18,7 @@ std::byte* reachable_bytes(const Pair& pair) {
 }
 
 bool is_in_process(const RemoteRegion& region) {
-    return region.own != nullptr;
+    return region.is_in_process;
 }
 
 /// Between DRAM of this process or the pool and DRAM somewhere.
@@ -180,8 +180,8 @@ void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operatio
                 written.emplace_back(pair.remote->is.offset + (pair.remote_address - pair.remote->is.base), pair.len_bytes);
         }
     }
-    // In coherent pools nobody has anything to drop.
-    if (!core->pool->is_coherent() && !request.peer().is_local)
+    // Who is coherent with this process has nothing to drop.
+    if (!request.peer().is_coherent)
         request.set_written(std::move(written));
 }
 

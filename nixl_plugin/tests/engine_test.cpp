@@ -352,7 +352,8 @@ std::string number(uintptr_t value) {
     return std::to_string(value);
 }
 
-/// Answers "salt N" by filling both buffers, "check N" by whether both are as that salt fills them, until "end".
+/// Answers "salt  N" by filling both buffers, "checkX N" by whether buffer X is as that salt fills it, "drop" by giving the block back,
+/// until "end".
 void serve(const std::string& pool, const std::string& folder) {
     Agent agent("server", pool);
     CHECK(!agent->getInitErr());
@@ -368,6 +369,11 @@ void serve(const std::string& pool, const std::string& folder) {
         CHECK(from == "client");
         if (words == "end")
             return;
+        if (words == "drop") {
+            CHECK(agent->deregisterMem(std::exchange(block.md, nullptr)) == NIXL_SUCCESS);
+            CHECK(agent->genNotif("client", "dropped") == NIXL_SUCCESS);
+            continue;
+        }
         auto salt = static_cast<uint32_t>(std::stoul(words.substr(6)));
         if (words.starts_with("salt  ")) {
             heap.fill(salt);
@@ -408,6 +414,16 @@ void between_processes(const testing::Folder& folder, const std::string& pool, c
                 CHECK(write.run(("check" + name.substr(0, 1) + std::to_string(salt)).c_str()) == NIXL_SUCCESS);
                 CHECK(next_note(client).second == "right");
             }
+        }
+        if (is_far_pool) {
+            // The owner gives it back: what is under way ends first, and nothing begins any more although no byte goes through the owner.
+            Buffer near(client, false, buffer_bytes, salt++);
+            Transfer_ read(client, NIXL_READ, near, at, md, "server", {{0, 0, buffer_bytes}});
+            CHECK(read.run() == NIXL_SUCCESS);
+            CHECK(client->genNotif("server", "drop") == NIXL_SUCCESS);
+            nixl_status_t last = NIXL_SUCCESS;
+            testing::await("the revocation", [&] { return (last = read.run()) != NIXL_SUCCESS; });
+            CHECK(last == NIXL_ERR_NOT_FOUND && next_note(client).second == "dropped");
         }
         CHECK(client->unloadMD(md) == NIXL_SUCCESS);
     }
