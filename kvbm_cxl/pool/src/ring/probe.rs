@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether the other end of a connection is alive now, for those who have used memory that it owns and must know whose it was meanwhile.
 //!
-//! [`Watch`](super::peer::Watch) is for those who wait: it looks now and then, and is patient with what is in doubt. Here doubt is an error.
+//! [`Watch`](super::peer::Watch) is for those who wait: it looks now and then, patient with what is in doubt. Here doubt is an error.
 
 use super::lines::{Control, Door};
 use super::link::Link;
@@ -22,8 +22,8 @@ pub struct Probe {
 pub enum Alive {
     /// It is a process of this host, and runs: everything that it owned before is still its own.
     Seen,
-    /// It is on another host, and nothing says that it has ended. A process there may have ended all the same a moment ago, and its memory be
-    /// in other hands: only a message that it sent afterwards proves more.
+    /// It is on another host, and nothing says that it has ended. A process there may have ended all the same a moment ago, and its memory
+    /// be in other hands: only a message that it sent afterwards proves more.
     Believed,
 }
 
@@ -35,8 +35,8 @@ impl Probe {
     /// Looks now. What this host loaded from the pool before is ordered before the look.
     ///
     /// # Errors
-    /// [`Error::PeerClosed`] when the other end has closed; [`Error::PeerGone`] when its process has ended, another one is in its place, its
-    /// host was fenced or has left, or its lines cannot be read; [`Error::Closed`] when this end has closed.
+    /// [`Error::PeerClosed`] when the other end has closed; [`Error::PeerGone`] when its process has ended, another one is in its place,
+    /// its host was fenced or has left, or its lines cannot be read; [`Error::Closed`] when this end has closed.
     pub fn check(&self) -> Result<Alive> {
         let link = self.link.upgrade().ok_or(Error::Closed)?;
         let (rings, peer) = (link.rings(), link.peer());
