@@ -42,6 +42,7 @@ struct Side {
     std::map<std::string, Memory> memories;
     std::vector<std::byte> heap = std::vector<std::byte>(len_bytes);
     uint64_t vram = 0;
+    uint32_t last_salt = 100;
 
     Side(const std::string& name, const std::string& pool) : agent(name) {
         void* driver = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
@@ -70,7 +71,10 @@ struct Side {
             CHECK(engine->deregisterMem(memory.md) == NIXL_SUCCESS);
     }
 
+    /// Fills memory and registers it, in this order: the sanitizer does not see what other processes order.
     void add(const std::string& name, nixl_mem_t kind, std::byte* address) {
+        memories[name] = {kind, address};
+        fill(name, ++last_salt);
         Memory memory{kind, address};
         nixlBlobDesc desc(reinterpret_cast<uintptr_t>(address), len_bytes, 0);
         CHECK(engine->registerMem(desc, kind, memory.md) == NIXL_SUCCESS);
@@ -98,9 +102,7 @@ constexpr const char* names[] = {"heap", "pool", "vram"};
 /// What the other host does: tells where its memory is, and looks at what came.
 void far(const std::string& pool, const std::string& folder) {
     Side side("far", pool);
-    uint32_t salt = 100;
     for (const char* name : names) {
-        side.fill(name, ++salt);
         std::string data;
         CHECK(side.engine->getPublicData(side.memories[name].md, data) == NIXL_SUCCESS);
         write_file(folder + "/" + name, data);
@@ -109,8 +111,11 @@ void far(const std::string& pool, const std::string& folder) {
     std::string info;
     CHECK(side.engine->getConnInfo(info) == NIXL_SUCCESS);
     write_file(folder + "/info", info);
-    testing::await("the transfers", [&] { return std::filesystem::exists(folder + "/written"); });
-    salt = 200;
+    // Told by a notification, so that the sanitizer sees it too.
+    notif_list_t written;
+    testing::await("the transfers", [&] { return side.engine->getNotifs(written) == NIXL_SUCCESS && !written.empty(); });
+    CHECK(written.size() == 1 && written[0].second == "written");
+    uint32_t salt = 200;
     for (const char* name : names)
         CHECK(side.holds(name, ++salt));
     // With a notification, plain loads see what was written in spite of what they had cached.
@@ -190,7 +195,7 @@ void near(const testing::Folder& folder, const std::string& name, const char* co
         else
             CHECK(side.engine->unloadMD(remote) == NIXL_SUCCESS);
     }
-    write_file(meeting + "/written", "");
+    CHECK(side.engine->genNotif("far", "written") == NIXL_SUCCESS);
     testing::await("the other side's look", [&] { return std::filesystem::exists(meeting + "/cached"); });
     side.fill("vram", 300);
     CHECK(transfer(side, NIXL_WRITE, "vram", pool, DRAM_SEG, pool_at, "far", "pool") == NIXL_SUCCESS);
