@@ -47,7 +47,7 @@ std::string note_of(uint64_t number, size_t len_bytes) {
 }
 
 /// Lengths around everything that is special: none, one line, one message, several.
-const size_t LENGTHS[] = {0, 1, 39, 40, 48, 100, 24'518, 24'519, 24'520, 24'528, 60'000, 300'000};
+const size_t LENGTHS[] = {0, 1, 39, 40, 48, 100, 24'510, 24'511, 24'512, 24'528, 60'000, 300'000};
 
 void notifications_of_every_length_arrive_in_order_both_ways() {
     for (bool with_thread : {true, false}) {
@@ -153,6 +153,37 @@ void an_agent_restarted_under_its_name_replaces_the_old_one() {
         CHECK(a.got.back().agent == "b" && a.got.back().text == text);
         if (round % 2 == 0)
             CHECK_OK(a.links->remove_peer("b"));
+    }
+}
+
+/// A peer that forgets this engine and comes back closes a link on which things were just sent: they are sent again, each arrives once.
+void nothing_is_lost_or_doubled_by_a_link_that_the_other_end_gave_up() {
+    LinksOptions options;
+    options.thread = false;
+    Engine a("a", options), b("b", options);
+    a.knows(b);
+    b.knows(a);
+    CHECK_OK(b.links->notify("a", "b is there"));
+    a.await(1, {&b});
+    for (int round = 0; round < 20; ++round) {
+        // The link is b's, and a has asked for nothing over it, so b closes it; a has not looked yet when it sends.
+        CHECK_OK(b.links->remove_peer("a"));
+        std::vector<std::string> sent;
+        for (int i = 0; i <= round; ++i)
+            CHECK_OK(a.links->notify("b", sent.emplace_back(note_of(100 * round + i, 1 + 3'000 * i))));
+        b.knows(a);
+        b.await(sent.size(), {&a});
+        for (size_t i = 0; i < sent.size(); ++i)
+            CHECK(b.got[i].agent == "a" && b.got[i].text == sent[i]);
+        b.got.clear();
+        a.got.clear();
+        CHECK_OK(b.links->notify("a", "again"));
+        a.await(1, {&b});
+        for (int i = 0; i < 100; ++i) {
+            a.take();
+            b.take();
+        }
+        CHECK(a.got.size() == 1 && b.got.empty());
     }
 }
 
@@ -283,6 +314,7 @@ const Test TESTS[] = {
     {"what_cannot_be_is_refused", what_cannot_be_is_refused},
     {"two_that_connect_at_the_same_moment_both_get_through", two_that_connect_at_the_same_moment_both_get_through},
     {"an_agent_restarted_under_its_name_replaces_the_old_one", an_agent_restarted_under_its_name_replaces_the_old_one},
+    {"nothing_is_lost_or_doubled_by_a_link_that_the_other_end_gave_up", nothing_is_lost_or_doubled_by_a_link_that_the_other_end_gave_up},
     {"what_was_sent_last_is_received_though_the_sender_ends", what_was_sent_last_is_received_though_the_sender_ends},
     {"a_peer_that_ends_is_noticed_and_the_others_go_on", a_peer_that_ends_is_noticed_and_the_others_go_on},
     {"a_revocation_waits_for_every_peer", a_revocation_waits_for_every_peer},

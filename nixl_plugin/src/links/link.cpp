@@ -19,11 +19,11 @@ bool Link::send_now(const std::vector<std::byte>& message) {
         return false;
     if (status != CXL_SHM_OK)
         failure_ = pool_failure(status, text("sending to agent ", agent_));
-    has_sent_ = true;
     return true;
 }
 
-void Link::send(std::vector<std::byte> message) {
+void Link::send(std::vector<std::byte> message, bool wakes) {
+    has_sent_ = has_sent_ || wakes;
     // Room is looked for in flush() once something waits: a ring that was full a moment ago still is.
     if (!failure_.ok() || (queue_.empty() && send_now(message)))
         return;
@@ -34,7 +34,7 @@ Status Link::flush(bool& did) {
     did = false;
     while (failure_.ok() && !queue_.empty() && send_now(queue_.front())) {
         queue_.pop_front();
-        did = true;
+        has_sent_ = did = true;
     }
     return failure_;
 }

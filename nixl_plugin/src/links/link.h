@@ -30,7 +30,8 @@ class Link {
     bool is_known() const { return !engine_id_.empty(); }
 
     /// Sends a message behind all earlier ones: now if the ring has room, else as soon as it has. A failure shows in flush() and receive().
-    void send(std::vector<std::byte> message);
+    /// Unless it `wakes`, a peer that sleeps may read it when it wakes for something else.
+    void send(std::vector<std::byte> message, bool wakes = true);
     /// Sends what is queued, as far as there is room; true if something was sent. Failure: the link is gone.
     Status flush(bool& did);
     /// Messages that wait for room.
@@ -45,9 +46,11 @@ class Link {
 
     /// The other end has asked for something: it relies on this link too.
     bool is_used_by_peer = false;
-    /// Notification that is being received, and how many of its bytes are to come.
+    /// Notification that is being received, its number, and how many of its bytes are to come.
     std::string note;
-    uint64_t note_missing_bytes = 0;
+    uint64_t note_number = 0, note_missing_bytes = 0;
+    /// The last notification that was received whole, until the other end is told so; else 0.
+    uint64_t noted = 0;
     uint64_t since_ns = 0;
     /// When something was last received, looked for, sent, and when the peer was last woken.
     uint64_t heard_ns = 0, polled_ns = 0, sent_ns = 0, rung_ns = 0;

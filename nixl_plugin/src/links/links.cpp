@@ -24,6 +24,8 @@ constexpr uint64_t BUSY_PAUSE_US = 100;
 constexpr uint64_t RING_NS = 30'000;
 /// An application that calls twice within POLLING_NS polls, and goes on to for DRIVEN_NS, as far as the progress thread is concerned.
 constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
+/// A notification that ended so many links is given up.
+constexpr int SENDS = 5;
 /// Messages taken from a link in one round.
 constexpr int TOGETHER = 32;
 /// Rounds of one call, where others keep handing work in.
@@ -200,6 +202,9 @@ bool Links::poll(Link& link, uint64_t now) {
         link.heard_ns = now;
         status = on_message(link, message);
     }
+    // Nobody waits for it: the peer only keeps what it might have to send once more.
+    if (uint64_t noted = std::exchange(link.noted, 0); noted > 0 && status.ok())
+        link.send(Writer(Kind::noted).put(noted).take(), false);
     if (status.ok() && !link.is_known() && now - link.since_ns > HELLO_NS)
         status = {NIXL_ERR_REMOTE_DISCONNECT, "CXL: a connection that does not say whose it is"};
     if (!status.ok())
@@ -217,6 +222,8 @@ Status Links::on_message(Link& link, Bytes message) {
     case Kind::note_first:
     case Kind::note_more:
         return on_note(link, kind, message);
+    case Kind::noted:
+        return on_noted(link, message);
     case Kind::revoke:
     case Kind::revoked:
         return on_revoke_message(link, kind, message);
@@ -310,6 +317,7 @@ bool Links::take_connected(uint64_t now) {
             to.failed_ns = now;
             if (to.links.empty()) {
                 to.notes.clear();
+                to.unread.clear();
                 set_state(to.engine_id, PeerState::gone);
                 log(LogLevel::info, text("CXL: agent ", to.agent, ": ", outcome.status.reason()));
             }
@@ -374,10 +382,18 @@ void Links::bury_lost() {
         if (auto found = peers_.find(link->engine_id()); found != peers_.end()) {
             Peer& of = *found->second;
             std::erase(of.links, link);
-            if (of.links.empty()) {
+            if (of.links.empty())
                 set_state(of.engine_id, of.is_connecting ? PeerState::connecting : PeerState::gone);
-                if (!of.is_ours)
-                    peers_.erase(found);
+            if (!of.is_ours) {
+                if (of.links.empty())
+                    erase_peer(of.engine_id);
+            } else if (!of.unread.empty()) {
+                // The peer may have closed the link without having read them. It knows the ones that it has by their numbers.
+                if (std::erase_if(of.unread, [](const Note& note) { return note.sends >= SENDS; }) > 0)
+                    log_once(LogLevel::warn, "note:" + of.engine_id, text("CXL: agent ", of.agent, " does not take a notification"));
+                of.notes.insert(of.notes.begin(), std::make_move_iterator(of.unread.begin()), std::make_move_iterator(of.unread.end()));
+                of.unread.clear();
+                send_notes(of);
             }
         }
         log(link->was_closed() ? LogLevel::debug : LogLevel::warn,

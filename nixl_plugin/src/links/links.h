@@ -146,6 +146,7 @@ class Links {
     const Counts& counts() const { return counts_; }
 
   private:
+    struct Note;
     struct Peer;
     struct Revocation;
 
@@ -161,6 +162,7 @@ class Links {
     Status on_message(Link& link, Bytes message);
     Status on_hello(Link& link, Bytes message);
     Status on_note(Link& link, Kind kind, Bytes message);
+    Status on_noted(Link& link, Bytes message);
     Status on_revoke_message(Link& link, Kind kind, Bytes message);
     void answer_revocations();
     Peer& peer(const std::string& engine_id, const std::string& agent);
@@ -169,6 +171,7 @@ class Links {
     void lose(Link& link, const Status& reason);
     void bury_lost();
     void wake_peers(uint64_t now);
+    void erase_peer(const std::string& engine_id);
     void send_notes(Peer& peer);
     void deliver(const std::string& agent, std::string text);
     void forget(const std::string& engine_id, const char* reason);
@@ -201,13 +204,15 @@ class Links {
     // Under the turn.
     std::vector<std::unique_ptr<Link>> links_;
     std::unordered_map<std::string, std::unique_ptr<Peer>> peers_;
+    /// Of engines that are no peers just now: the last notification that was received.
+    std::unordered_map<std::string, uint64_t> heard_;
     std::vector<std::pair<Link*, Status>> lost_;
     std::map<uint64_t, std::shared_ptr<Revocation>> revocations_; // by ticket: asked of peers
     struct Revoking {
         uint64_t link, ticket, registration;
     };
     std::deque<Revoking> revoking_; // asked of us
-    uint64_t next_link_ = 1, next_ticket_ = 1, accept_ns_ = 0;
+    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0;
     std::vector<std::byte> room_; // for the message that is being received
 
     mutable std::mutex directory_mutex_;

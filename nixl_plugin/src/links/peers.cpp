@@ -14,7 +14,9 @@ namespace {
 /// Revocations of peers that may wait to be answered.
 constexpr size_t REVOKING = 1 << 16;
 /// Bytes of a notification's messages that are not its text.
-constexpr size_t NOTE_HEAD = 9;
+constexpr size_t NOTE_HEAD = 17;
+/// Engines that were peers once, of which it is known what was received.
+constexpr size_t FORMER = 1 << 16;
 } // namespace
 
 Links::Peer& Links::peer(const std::string& engine_id, const std::string& agent) {
@@ -23,8 +25,23 @@ Links::Peer& Links::peer(const std::string& engine_id, const std::string& agent)
         place = std::make_unique<Peer>();
         place->engine_id = engine_id;
         place->agent = agent;
+        if (auto former = heard_.find(engine_id); former != heard_.end()) {
+            place->heard = former->second;
+            heard_.erase(former);
+        }
     }
     return *place;
+}
+
+void Links::erase_peer(const std::string& engine_id) {
+    auto found = peers_.find(engine_id);
+    if (found == peers_.end())
+        return;
+    if (heard_.size() >= FORMER)
+        heard_.clear();
+    if (found->second->heard > 0)
+        heard_.emplace(engine_id, found->second->heard);
+    peers_.erase(found);
 }
 
 void Links::set_state(const std::string& engine_id, PeerState state) {
@@ -79,6 +96,8 @@ void Links::forget(const std::string& engine_id, const char* reason) {
         return;
     Status why{NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", found->second->agent, ": ", reason)};
     found->second->is_ours = false;
+    found->second->notes.clear();
+    found->second->unread.clear();
     if (service_)
         service_->on_forgotten(engine_id, why);
     // The peer goes on to be served over links that it uses by itself; they end with it.
@@ -90,7 +109,7 @@ void Links::forget(const std::string& engine_id, const char* reason) {
             lose(*link, why);
     }
     if (!is_used && found->second->links.empty())
-        peers_.erase(found);
+        erase_peer(engine_id);
 }
 
 std::string Links::engine_of(const std::string& agent) const {
@@ -155,7 +174,7 @@ void Links::note(const std::string& engine_id, std::string text_of) {
     auto found = peers_.find(engine_id);
     if (found == peers_.end())
         return;
-    found->second->notes.push_back(std::move(text_of));
+    found->second->notes.push_back({next_note_++, std::move(text_of)});
     send_notes(*found->second);
 }
 
@@ -168,10 +187,12 @@ void Links::send_notes(Peer& to) {
         return;
     }
     size_t room = link->max_message_bytes() - NOTE_HEAD;
-    for (auto& whole : std::exchange(to.notes, {})) {
-        std::string_view rest = whole;
+    for (; !to.notes.empty(); to.notes.pop_front()) {
+        to.unread.push_back(std::move(to.notes.front()));
+        ++to.unread.back().sends;
+        std::string_view rest = to.unread.back().text;
         Writer first(Kind::note_first, std::min(rest.size(), room) + NOTE_HEAD);
-        link->send(first.put(static_cast<uint64_t>(rest.size())).put(rest.substr(0, room)).take());
+        link->send(first.put(to.unread.back().number).put(static_cast<uint64_t>(rest.size())).put(rest.substr(0, room)).take());
         while (rest.size() > room) {
             rest.remove_prefix(room);
             link->send(Writer(Kind::note_more, std::min(rest.size(), room) + NOTE_HEAD).put(rest.substr(0, room)).take());
@@ -185,6 +206,7 @@ Status Links::on_note(Link& link, Kind kind, Bytes message) {
     if ((kind == Kind::note_first) != (link.note_missing_bytes == 0))
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent parts of notifications that do not belong together")};
     if (kind == Kind::note_first) {
+        link.note_number = reader.get<uint64_t>();
         link.note_missing_bytes = reader.get<uint64_t>();
         link.note.clear();
     }
@@ -198,10 +220,30 @@ Status Links::on_note(Link& link, Kind kind, Bytes message) {
     link.note.append(reinterpret_cast<const char*>(piece.data()), piece.size());
     link.note_missing_bytes -= piece.size();
     link.is_used_by_peer = true;
-    if (link.note_missing_bytes == 0) {
-        counts_.notes_received.fetch_add(1, std::memory_order_relaxed);
-        deliver(link.agent(), std::exchange(link.note, {}));
-    }
+    if (link.note_missing_bytes > 0)
+        return {};
+    uint64_t& heard = peer(link.engine_id(), link.agent()).heard;
+    link.noted = std::max(heard, link.note_number);
+    // What came over a link that was given up comes once more over the next one.
+    if (link.note_number <= heard)
+        return {};
+    heard = link.note_number;
+    counts_.notes_received.fetch_add(1, std::memory_order_relaxed);
+    deliver(link.agent(), std::exchange(link.note, {}));
+    return {};
+}
+
+Status Links::on_noted(Link& link, Bytes message) {
+    Reader reader(message);
+    auto number = reader.get<uint64_t>();
+    if (!reader.done() || number >= next_note_)
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " has a notification ", number, " that was never sent")};
+    auto found = peers_.find(link.engine_id());
+    if (found == peers_.end())
+        return {};
+    auto& unread = found->second->unread;
+    while (!unread.empty() && unread.front().number <= number)
+        unread.pop_front();
     return {};
 }
 

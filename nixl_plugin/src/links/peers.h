@@ -8,6 +8,13 @@
 
 namespace kvbm_cxl {
 
+/// A notification on its way. Numbers rise with every notification of an engine, whoever it is for.
+struct Links::Note {
+    uint64_t number;
+    std::string text;
+    int sends = 0; // so often was it sent
+};
+
 struct Links::Peer {
     std::string engine_id, agent;
     /// Our application named it; else it only connected to us.
@@ -18,8 +25,10 @@ struct Links::Peer {
     /// Why it could not be connected to last, and when.
     Status failure;
     uint64_t failed_ns = 0;
-    /// Notifications that wait for a connection.
-    std::deque<std::string> notes;
+    /// Notifications that wait for a connection, and those that were sent and that the peer has not said to have. In order.
+    std::deque<Note> notes, unread;
+    /// The last one that was received from it.
+    uint64_t heard = 0;
 };
 
 /// Asked of every link that there was.
