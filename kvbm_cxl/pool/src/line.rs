@@ -202,7 +202,8 @@ impl Lines {
     }
 
     /// Looks at up to 64 lines of one region without flushing or verifying them: what this host's caches hold, perhaps since long ago, or
-    /// else what is in the memory. Only for advice that somebody else's line confirms.
+    /// else what is in the memory. Only for advice that somebody else's line confirms. The load fence keeps the flush of a second look from
+    /// running ahead of this one, which would leave the old line where it is.
     pub fn peek_some<'a, T: MediaLine>(
         &self,
         indexes: &[u64],
@@ -211,12 +212,15 @@ impl Lines {
         let offsets = self.offsets_of::<T>(indexes)?;
         let lines = &mut lines[..offsets.len()];
         self.memory.load_lines(&offsets, lines)?;
+        self.fence_loaded();
         Ok(lines.iter().map(|line| bytemuck::from_bytes(&line.0)))
     }
 
     /// As [`Lines::peek_some`], for one line.
     pub fn peek<T: MediaLine>(&self, index: u64) -> Result<T> {
-        Ok(bytemuck::cast(self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?))
+        let line = self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?;
+        self.fence_loaded();
+        Ok(bytemuck::cast(line))
     }
 
     /// Offsets of up to 64 lines, with one look at their bounds for all.
