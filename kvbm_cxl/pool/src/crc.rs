@@ -3,10 +3,12 @@
 //!
 //! The general routine of the `crc32c` crate is made for long buffers; on 72 bytes its set-up shows beside a line's own cost.
 
+use crate::line::Line;
+
 /// CRC32C, continued from `seed`, of the region number, the line number (both little-endian) and the line behind its own CRC.
 #[inline]
 pub(crate) fn line_crc(seed: u32, region: u32, index: u64, line: &[u64; 8]) -> u32 {
-    let place = [u64::from(region) | index << 32, index >> 32 | line[0] & !0xffff_ffff];
+    let place = place_of(region, index, line);
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("sse4.2") {
         // SAFETY: the CPU has SSE4.2.
@@ -20,8 +22,41 @@ pub(crate) fn line_crc(seed: u32, region: u32, index: u64, line: &[u64; 8]) -> u
     crc32c::crc32c_append(crc32c::crc32c_append(seed, bytemuck::bytes_of(&place)), bytemuck::cast_slice(&line[1..]))
 }
 
+/// Which of up to 64 lines start with the CRC of their place: bit `i` is that of `lines[i]`, line `indexes[i]` of the region.
+///
+/// In one go, so that the sums of lines that follow one another overlap.
+pub(crate) fn whole_lines(seed: u32, region: u32, indexes: &[u64], lines: &[Line]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("sse4.2") {
+        // SAFETY: the CPU has SSE4.2.
+        return unsafe { whole_in_hardware(seed, region, indexes, lines) };
+    }
+    mask_of(indexes, lines, |index, line| line_crc(seed, region, index, line))
+}
+
+#[inline(always)]
+fn mask_of(indexes: &[u64], lines: &[Line], crc: impl Fn(u64, &[u64; 8]) -> u32) -> u64 {
+    indexes.iter().zip(lines).take(64).enumerate().fold(0, |mask, (place, (&index, line))| {
+        let words: &[u64; 8] = bytemuck::cast_ref(line);
+        mask | u64::from(words[0] as u32 == crc(index, words)) << place
+    })
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
+fn whole_in_hardware(seed: u32, region: u32, indexes: &[u64], lines: &[Line]) -> u64 {
+    mask_of(indexes, lines, |index, line| hardware(seed, place_of(region, index, line), line))
+}
+
+/// The sixteen bytes that the sum of a line begins with: where it is, and what stands beside its CRC.
+#[inline(always)]
+fn place_of(region: u32, index: u64, line: &[u64; 8]) -> [u64; 2] {
+    [u64::from(region) | index << 32, index >> 32 | line[0] & !0xffff_ffff]
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.2")]
+#[inline]
 fn hardware(seed: u32, place: [u64; 2], line: &[u64; 8]) -> u32 {
     use std::arch::x86_64::_mm_crc32_u64;
     let start = _mm_crc32_u64(_mm_crc32_u64(u64::from(!seed), place[0]), place[1]);
@@ -39,7 +74,6 @@ fn hardware(seed: u32, place: [u64; 2], line: &[u64; 8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::Line;
     use proptest::prelude::*;
 
     proptest! {
@@ -50,6 +84,20 @@ mod tests {
             line.0[32..].copy_from_slice(&high);
             let bytes = [&region.to_le_bytes()[..], &index.to_le_bytes(), &line.0[4..]].concat();
             prop_assert_eq!(line_crc(seed, region, index, &bytemuck::cast(line)), crc32c::crc32c_append(seed, &bytes));
+        }
+
+        #[test]
+        fn of_many_lines_those_in_their_place_are_whole(seed: u32, region: u32, first: u32, whole: u64, count in 0_usize..70) {
+            let indexes: Vec<u64> = (0..count as u64).map(|place| u64::from(first) << 8 | place).collect();
+            let line = |&index: &u64| {
+                let mut words: [u64; 8] = std::array::from_fn(|word| index.wrapping_mul(0x9e37_79b9_7f4a_7c15) << word);
+                let is_whole = whole >> (index % 64) & 1 == 1;
+                words[0] = words[0] & !0xffff_ffff | u64::from(line_crc(seed, region, index + u64::from(!is_whole), &words));
+                bytemuck::cast(words)
+            };
+            let lines: Vec<Line> = indexes.iter().map(line).collect();
+            let expected = indexes.iter().take(64).enumerate().fold(0, |mask, (place, index)| mask | (whole >> (index % 64) & 1) << place);
+            prop_assert_eq!(whole_lines(seed, region, &indexes, &lines), expected);
         }
     }
 }

@@ -10,7 +10,7 @@
 //! inside blocks, where memory is used again and again, are seeded with the fresh numbers of whoever uses it now ([`Seal`]).
 
 use crate::coherence::Coherence;
-use crate::crc::line_crc;
+use crate::crc::{line_crc, whole_lines};
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{LINE_BYTES, TORN_RETRIES};
@@ -178,6 +178,62 @@ impl Lines {
             self.fence_loaded();
         }
         Ok(())
+    }
+
+    /// Fetches up to 64 lines of one region into `lines`, and gives those that verify, in order; `None` for the others, which may be in the
+    /// middle of being written. No order holds among them.
+    pub fn fetch_some<'a, T: MediaLine>(
+        &self,
+        indexes: &[u64],
+        lines: &'a mut [Line; 64],
+    ) -> Result<impl Iterator<Item = Option<&'a T>> + use<'a, T>> {
+        let offsets = self.offsets_of::<T>(indexes)?;
+        let lines = &mut lines[..offsets.len()];
+        self.flush_many(&offsets)?;
+        self.fence_flushed();
+        self.memory.load_lines(&offsets, lines)?;
+        // In front of the load fence, so that the sums of the first lines overlap with the misses of the last.
+        let whole = whole_lines(self.crc_seed, T::REGION as u32, indexes, lines);
+        self.fence_loaded();
+        Ok(lines.iter().enumerate().map(move |(place, line)| {
+            let value: &T = bytemuck::from_bytes(&line.0);
+            (whole >> place & 1 == 1 && value.check().is_ok()).then_some(value)
+        }))
+    }
+
+    /// Looks at up to 64 lines of one region without flushing or verifying them: what this host's caches hold, perhaps since long ago, or
+    /// else what is in the memory. Only for advice that somebody else's line confirms. The load fence keeps the flush of a second look from
+    /// running ahead of this one, which would leave the old line where it is.
+    pub fn peek_some<'a, T: MediaLine>(
+        &self,
+        indexes: &[u64],
+        lines: &'a mut [Line; 64],
+    ) -> Result<impl Iterator<Item = &'a T> + use<'a, T>> {
+        let offsets = self.offsets_of::<T>(indexes)?;
+        let lines = &mut lines[..offsets.len()];
+        self.memory.load_lines(&offsets, lines)?;
+        self.fence_loaded();
+        Ok(lines.iter().map(|line| bytemuck::from_bytes(&line.0)))
+    }
+
+    /// As [`Lines::peek_some`], for one line.
+    pub fn peek<T: MediaLine>(&self, index: u64) -> Result<T> {
+        let line = self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?;
+        self.fence_loaded();
+        Ok(bytemuck::cast(line))
+    }
+
+    /// Offsets of up to 64 lines, with one look at their bounds for all.
+    fn offsets_of<T: MediaLine>(&self, indexes: &[u64]) -> Result<ArrayVec<u64, 64>> {
+        let indexes = &indexes[..indexes.len().min(64)];
+        let (first, lines) = self.layout.lines_of(T::REGION);
+        if let Some(&index) = indexes.iter().max().filter(|&&index| index >= lines) {
+            self.layout.line_offset(T::REGION, index)?;
+        }
+        let mut offsets = ArrayVec::from([0; 64]);
+        offsets.truncate(indexes.len());
+        offsets.iter_mut().zip(indexes).for_each(|(offset, index)| *offset = first + index * LINE_BYTES as u64);
+        Ok(offsets)
     }
 
     fn does_flush(&self) -> bool {

@@ -78,6 +78,10 @@ pub trait Platform: Send + Sync {
     fn is_alive(&self, process: ProcessId) -> bool;
     /// Monotonic time of this machine in nanoseconds. Never compared with another machine's.
     fn now_ns(&self) -> u64;
+    /// As [`Platform::now_ns`], but up to 10 ms behind it where that is cheaper.
+    fn now_coarse_ns(&self) -> u64 {
+        self.now_ns()
+    }
     /// Sleeps for about `ns`.
     fn sleep_ns(&self, ns: u64);
     /// One step of a polling loop: `round` counts from 0; first spins, then yields, then sleeps briefly.

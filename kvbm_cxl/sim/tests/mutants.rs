@@ -24,6 +24,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("alloc.no_claim_scan", "alloc", Safety),
     ("cache.adopt_frees_evicting", "c11_evicting_of_a_dead_host", Safety),
     ("cache.adopt_frees_writing", "c3_writing_of_a_zombie", Safety),
+    ("cache.cached_hint_is_final", "c24_hint_line_cached_before", Safety),
     ("cache.claim_cleared_early", "c22_claim_of_a_proven_host", Safety),
     ("cache.evict_scans_first", "c4_pinned_behind_an_early_look", Safety),
     ("cache.fetched_before_pin", "c17_gone_before_the_pin", Safety),

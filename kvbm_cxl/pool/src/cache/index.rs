@@ -21,6 +21,47 @@ pub(super) struct Home {
     pub stripe: u32,
     /// Line within the stripe.
     line: u64,
+    /// The same line's number among all.
+    pub first_line: u64,
+}
+
+/// The hint table's shape.
+#[derive(Clone, Copy)]
+pub(super) struct Table {
+    stripes: u64,
+    /// Lines of each stripe.
+    lines: u64,
+}
+
+impl Table {
+    /// In a pool of this geometry.
+    pub fn of(geometry: &Geometry) -> Self {
+        Table { stripes: geometry.stripes.into(), lines: geometry.hint_lines_per_stripe() }
+    }
+
+    /// Where the keys of a namespace are looked for.
+    pub fn homes(self, namespace: Namespace) -> Homes {
+        Homes { table: self, state: mixed(DIGEST_START, namespace.0) }
+    }
+}
+
+/// Where the keys of one namespace are looked for.
+pub(super) struct Homes {
+    table: Table,
+    state: u64,
+}
+
+impl Homes {
+    /// Where a key is looked for.
+    #[inline]
+    pub fn of(&self, key: BlockKey) -> Home {
+        let Table { stripes, lines } = self.table;
+        let fingerprint = finished(mixed(self.state, key.0)).max(1);
+        let spread = u128::from(fingerprint.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let stripe = ((spread * u128::from(stripes)) >> 64) as u64;
+        let line = ((u128::from(fingerprint.rotate_left(32)) * u128::from(lines)) >> 64) as u64;
+        Home { fingerprint, stripe: stripe as u32, line, first_line: stripe * lines + line }
+    }
 }
 
 /// What an insert found.
@@ -42,21 +83,19 @@ type Place = (usize, usize);
 impl Home {
     #[cfg(test)]
     pub fn of(fingerprint: u64) -> Self {
-        Home { fingerprint, stripe: 0, line: 0 }
+        Home { fingerprint, stripe: 0, line: 0, first_line: 0 }
     }
 
     /// Where a key is looked for in a pool of this geometry.
     pub fn of_key(geometry: &Geometry, namespace: Namespace, key: BlockKey) -> Self {
-        let fingerprint = digest(namespace, key).max(1);
-        let lines = geometry.hint_lines_per_stripe();
-        let spread = u128::from(fingerprint.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let stripe = (spread * u128::from(geometry.stripes)) >> 64;
-        let line = (u128::from(fingerprint.rotate_left(32)) * u128::from(lines)) >> 64;
-        Home { fingerprint, stripe: stripe as u32, line: line as u64 }
+        Table::of(geometry).homes(namespace).of(key)
     }
 
     /// Number of line `step` of the window.
     pub fn hint_line(&self, geometry: &Geometry, step: u64) -> u64 {
+        if step == 0 {
+            return self.first_line;
+        }
         let lines = geometry.hint_lines_per_stripe();
         u64::from(self.stripe) * lines + (self.line + step) % lines.max(1)
     }
@@ -69,19 +108,30 @@ impl Home {
 
 /// Mixes namespace and key to 64 well-spread bits. Keys are hashes already, but nothing forces callers to use good ones.
 fn digest(namespace: Namespace, key: BlockKey) -> u64 {
-    let words: [u64; 4] = bytemuck::cast([namespace.0, key.0]);
-    let mut state = 0x243f_6a88_85a3_08d3_u64;
+    finished(mixed(mixed(DIGEST_START, namespace.0), key.0))
+}
+
+const DIGEST_START: u64 = 0x243f_6a88_85a3_08d3;
+
+#[inline]
+fn mixed(mut state: u64, bytes: [u8; 16]) -> u64 {
+    let words: [u64; 2] = bytemuck::cast(bytes);
     for word in words {
         let product = u128::from(state ^ word) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
         state = (product as u64 ^ (product >> 64) as u64).wrapping_add(0xd1b5_4a32_d192_ed03).rotate_left(29);
     }
+    state
+}
+
+#[inline]
+fn finished(state: u64) -> u64 {
     state ^ state >> 32
 }
 
 impl Inner {
     /// Where a key is looked for.
     pub(super) fn home(&self, namespace: Namespace, key: BlockKey) -> Home {
-        Home::of_key(self.geometry(), namespace, key)
+        self.table.homes(namespace).of(key)
     }
 
     /// Number of line `step` of a key's window.
@@ -129,9 +179,7 @@ impl Inner {
         for hint in line.iter() {
             match hint {
                 Hint::Empty => return true,
-                Hint::Cell { fingerprint, cell } if fingerprint == home.fingerprint && cell < self.geometry().cell_count() => {
-                    out.push(cell)
-                }
+                Hint::Cell { fingerprint, cell } if fingerprint == home.fingerprint && cell < self.cell_count => out.push(cell),
                 _ => {}
             }
         }
@@ -184,7 +232,7 @@ impl Inner {
 
     /// What a cell is to a publisher of the key: `None` when a hint that names it for the key is stale.
     fn holds(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<Inserted>> {
-        if cell >= self.geometry().cell_count() {
+        if cell >= self.cell_count {
             return Ok(None);
         }
         // A line that is just being written may be that of a block of this key; one that stays damaged is nobody's.
@@ -205,7 +253,7 @@ impl Inner {
 
     /// A descriptor, if its line verifies and the cell exists.
     pub(super) fn descriptor(&self, cell: u64) -> Result<Option<Descriptor>> {
-        if cell >= self.geometry().cell_count() {
+        if cell >= self.cell_count {
             return Ok(None);
         }
         if_whole(self.lines().fetch(cell))
@@ -213,12 +261,12 @@ impl Inner {
 
     /// The first of `hints` whose cell does not hold what it says.
     fn stale(&self, hints: &[(Place, u64, u64)]) -> Result<Option<Place>> {
-        let known: Vec<u64> = hints.iter().map(|(_, _, cell)| *cell).filter(|&cell| cell < self.geometry().cell_count()).collect();
+        let known: Vec<u64> = hints.iter().map(|(_, _, cell)| *cell).filter(|&cell| cell < self.cell_count).collect();
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(known.len());
         self.lines().fetch_many(&known, &mut fetched)?;
         let mut descriptors = fetched.into_iter();
         for &(place, fingerprint, cell) in hints {
-            if cell >= self.geometry().cell_count() {
+            if cell >= self.cell_count {
                 return Ok(Some(place));
             }
             let named = match descriptors.next() {

@@ -4,6 +4,10 @@
 //! A lookup looks at the descriptors, not only at hints, and at the fences as this process knew them a moment ago. It is still only advice:
 //! between it and a pull the block may go. Whoever needs a hit to stay pins it ([`super::Cache::pin_chain`]).
 //!
+//! Hints are advice: they are first believed as this host's caches hold them, however old, because the descriptor that they lead to is
+//! fetched and decides. Only a key that is not found that way has its hints fetched; a block that was published before a lookup began is
+//! found by it.
+//!
 //! Where this process met a key before, it remembers the cell and looks at that descriptor right away: a right guess saves the hint, a
 //! wrong one costs one line.
 
@@ -11,9 +15,9 @@ use super::index::{Home, tombs_if_bad};
 use super::{BlockKey, Inner, Namespace};
 use crate::error::Result;
 use crate::fault::mutant;
-use crate::limits::{HINT_WINDOW, LINE_BYTES, MAX_SLOTS};
+use crate::limits::{HINT_WINDOW, MAX_SLOTS};
 use crate::line::Line;
-use crate::media::{Descriptor, Hint, HintLine, Region};
+use crate::media::{Descriptor, HINTS_PER_LINE, Hint, HintLine};
 use arrayvec::ArrayVec;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -29,6 +33,12 @@ pub struct BlockInfo {
     pub len_bytes: u64,
     /// Slot of the host that owns the cell.
     pub owner: u16,
+}
+
+impl BlockInfo {
+    fn of(cell: u64, found: &Descriptor) -> Self {
+        BlockInfo { cell, len_bytes: found.len_bytes.into(), owner: found.owner }
+    }
 }
 
 /// A guess where a key lies: direct-mapped, one word per entry, so that entries are never torn.
@@ -64,14 +74,70 @@ impl Guesses {
     }
 }
 
-/// The keys that are looked up together. Nothing of a lookup is on the heap: an allocation costs about as much as a miss.
-type Group = ArrayVec<Wanted, GROUP>;
+/// The keys that are looked up together, and what was found of them. Nothing of a lookup is on the heap: an allocation costs about as much
+/// as a miss.
+struct Group<'a> {
+    namespace: Namespace,
+    keys: &'a [BlockKey],
+    homes: ArrayVec<Home, GROUP>,
+    /// The cell of each block, or [`NOWHERE`]. Apart from the rest, so that each is loaded as it was stored: anything wider would wait.
+    cells: [u64; GROUP],
+    /// Length and owner of those that were found.
+    rest: [(u64, u64); GROUP],
+    /// How many were not found yet.
+    missing: usize,
+}
 
-/// A key of a batch on its way.
-struct Wanted {
-    home: Home,
-    key: BlockKey,
-    found: Option<(u64, Descriptor)>,
+impl Group<'_> {
+    /// Places of the keys that were not found yet.
+    fn missing(&self) -> ArrayVec<u8, GROUP> {
+        let mut places = ArrayVec::new();
+        for (place, &cell) in self.cells[..self.homes.len()].iter().enumerate() {
+            if cell == NOWHERE {
+                places.push(place as u8);
+            }
+        }
+        places
+    }
+
+    fn set(&mut self, place: usize, found: BlockInfo) {
+        self.missing -= usize::from(self.cells[place] == NOWHERE);
+        (self.cells[place], self.rest[place]) = (found.cell, (found.len_bytes, found.owner.into()));
+    }
+
+    fn get(&self, place: usize) -> Option<BlockInfo> {
+        let (cell, (len_bytes, owner)) = (self.cells[place], self.rest[place]);
+        (cell != NOWHERE).then_some(BlockInfo { cell, len_bytes, owner: owner as u16 })
+    }
+
+    fn home_lines(&self, places: &[u8]) -> ArrayVec<u64, GROUP> {
+        places.iter().map(|&place| self.homes[usize::from(place)].first_line).collect()
+    }
+}
+
+/// No cell.
+const NOWHERE: u64 = u64::MAX;
+
+/// Whether where a block is found is news to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    No,
+    Yes,
+}
+
+/// Cells that may hold keys of a group: for each cell the place of its key.
+#[derive(Default)]
+struct Named {
+    places: ArrayVec<u8, GROUP>,
+    cells: ArrayVec<u64, GROUP>,
+}
+
+impl Named {
+    /// At most one for each key.
+    fn add(&mut self, place: u8, cell: u64) {
+        self.places.push(place);
+        self.cells.push(cell);
+    }
 }
 
 impl Inner {
@@ -81,14 +147,20 @@ impl Inner {
     }
 
     /// Whether a block of the key is there, as far as can be told without pinning it.
-    pub(super) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
+    pub(super) fn look_up(&self, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         self.renew_fences();
         let home = self.home(namespace, key);
-        let mut found = self.block_by_guess(&home, namespace, key)?;
-        if found.is_none() {
-            found = self.look_through_window(&home, 0, namespace, key)?;
+        if let Some(found) = self.block_by_guess(&home, namespace, key)? {
+            return Ok(Some(found));
         }
-        Ok(self.remember(&home, found))
+        let mut found = self.block_by_cached_hint(&home, namespace, key)?;
+        if found.is_none() && !mutant!("cache.cached_hint_is_final") {
+            found = self.look_through_window(&home, namespace, key)?;
+        }
+        if let Some(found) = found {
+            self.guesses.put(&home, found.cell);
+        }
+        Ok(found)
     }
 
     /// Whether a block of the key is in the cell where this process last met it.
@@ -98,22 +170,59 @@ impl Inner {
     }
 
     /// The block of a key, if it is in the cell where this process last met it.
-    fn block_by_guess(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
+    fn block_by_guess(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         match self.guesses.get(home) {
             Some(cell) => self.block_in(cell, namespace, key),
             None => Ok(None),
         }
     }
 
-    /// The block of a key in a cell, if it is there.
-    fn block_in(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
-        let found = self.descriptor(cell)?.filter(|found| self.is_served(found, namespace, key));
-        Ok(found.map(|found| (cell, found)))
+    /// The block of a key, if its hints lead to it as this host's caches hold them.
+    fn block_by_cached_hint(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
+        match self.named_in_cached_window(home, &self.lines().peek(home.first_line)?)? {
+            Some(cell) => self.block_in(cell, namespace, key),
+            None => Ok(None),
+        }
     }
 
-    /// Follows the hints of a window from line `step` on, one line after the other.
-    fn look_through_window(&self, home: &Home, step: u64, namespace: Namespace, key: BlockKey) -> Result<Option<(u64, Descriptor)>> {
-        for step in step..HINT_WINDOW {
+    /// The first cell that a window names for a key, as this host's caches hold it; `first` is its first line.
+    #[inline]
+    fn named_in_cached_window(&self, home: &Home, first: &HintLine) -> Result<Option<u64>> {
+        let (mut named, mut is_all) = self.named_by(home, first);
+        for step in 1..HINT_WINDOW {
+            if named.is_some() || is_all {
+                break;
+            }
+            (named, is_all) = self.named_by(home, &self.lines().peek(self.hint_line(home, step))?);
+        }
+        Ok(named)
+    }
+
+    /// The cell that a line names for a key, and whether that is all that the table has for it; the first of several.
+    #[inline]
+    fn named_by(&self, home: &Home, line: &HintLine) -> (Option<u64>, bool) {
+        // Without a branch on where the hint stands, which nobody can predict.
+        let places =
+            |fingerprint| (0..HINTS_PER_LINE).fold(0_u32, |mask, place| mask | u32::from(line.fingerprint(place) == fingerprint) << place);
+        let empty = places(0);
+        let named = places(home.fingerprint) & (empty & empty.wrapping_neg()).wrapping_sub(1);
+        let place = named.trailing_zeros() as usize % HINTS_PER_LINE;
+        let cell = match line.get(place) {
+            Hint::Cell { cell, .. } if named != 0 && cell < self.cell_count => Some(cell),
+            _ => None,
+        };
+        (cell, empty != 0 && named.count_ones() <= 1)
+    }
+
+    /// The block of a key in a cell, if it is there.
+    fn block_in(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
+        let found = self.descriptor(cell)?.filter(|found| self.is_served(found, namespace, key));
+        Ok(found.map(|found| BlockInfo::of(cell, &found)))
+    }
+
+    /// Follows the hints of a window, one line after the other.
+    fn look_through_window(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
+        for step in 0..HINT_WINDOW {
             let line = tombs_if_bad(self.lines().fetch(self.hint_line(home, step)))?;
             for hint in line.iter() {
                 match hint {
@@ -136,27 +245,27 @@ impl Inner {
         Self::is_block(found, namespace, key) && !self.known_fences.is_fenced(found.owner, found.incarnation)
     }
 
-    fn remember(&self, home: &Home, found: Option<(u64, Descriptor)>) -> Option<(u64, Descriptor)> {
-        if let Some((cell, _)) = found {
-            self.guesses.put(home, cell);
-        }
-        found
-    }
-
     /// Looks several keys up, with overlapped misses; `each` gets one answer for each key, in order, until it says that it is enough.
     pub(super) fn look_up_all(
         &self,
         namespace: Namespace,
         keys: &[BlockKey],
-        mut each: impl FnMut(Option<(u64, Descriptor)>) -> bool,
+        mut each: impl FnMut(Option<BlockInfo>) -> bool,
     ) -> Result<()> {
         self.renew_fences();
-        for group in keys.chunks(GROUP) {
-            let wanted: &mut Group = &mut group.iter().map(|&key| Wanted { home: self.home(namespace, key), key, found: None }).collect();
-            self.try_guesses(namespace, wanted)?;
-            self.try_home_lines(namespace, wanted)?;
-            for wanted in wanted {
-                if !each(self.remember(&wanted.home, wanted.found)) {
+        let homes = self.table.homes(namespace);
+        for keys in keys.chunks(GROUP) {
+            let homes = keys.iter().map(|&key| homes.of(key)).collect();
+            let group = &mut Group { namespace, keys, homes, cells: [NOWHERE; GROUP], rest: [(0, 0); GROUP], missing: keys.len() };
+            self.try_guesses(group)?;
+            if group.missing > 0 {
+                self.try_cached_hints(group)?;
+            }
+            if group.missing > 0 && !mutant!("cache.cached_hint_is_final") {
+                self.try_hints(group)?;
+            }
+            for place in 0..keys.len() {
+                if !each(group.get(place)) {
                     return Ok(());
                 }
             }
@@ -165,100 +274,97 @@ impl Inner {
     }
 
     /// First round: descriptors of the cells where the keys were met before.
-    fn try_guesses(&self, namespace: Namespace, wanted: &mut Group) -> Result<()> {
-        let cell_count = self.geometry().cell_count();
-        let guess = |(index, wanted): (usize, &Wanted)| Some((index, self.guesses.get(&wanted.home).filter(|&cell| cell < cell_count)?));
-        let guessed: ArrayVec<(usize, u64), GROUP> = wanted.iter().enumerate().filter_map(guess).collect();
-        self.try_cells(namespace, wanted, &guessed)
+    fn try_guesses(&self, group: &mut Group) -> Result<()> {
+        let mut guessed = Named::default();
+        for (place, home) in group.homes.iter().enumerate() {
+            if let Some(cell) = self.guesses.get(home).filter(|&cell| cell < self.cell_count) {
+                guessed.add(place as u8, cell);
+            }
+        }
+        self.try_cells(group, &guessed, News::No)
     }
 
-    /// Looks at cells that may hold keys: (index of the key, cell).
-    fn try_cells(&self, namespace: Namespace, wanted: &mut Group, cells: &[(usize, u64)]) -> Result<()> {
-        if cells.is_empty() {
+    /// Looks at cells that may hold keys, all of them below the number of cells.
+    fn try_cells(&self, group: &mut Group, named: &Named, news: News) -> Result<()> {
+        if named.cells.is_empty() {
             return Ok(());
         }
-        // Cells of hints and guesses are below the number of cells, so the sum is the offset of a line.
-        let first = self.lines().layout().line_offset(Region::Descriptor, 0)?;
         let mut lines = [Line::ZERO; GROUP];
-        let lines = &mut lines[..cells.len().min(GROUP)];
-        self.lines().fetch_raw_many(cells.iter().map(|&(_, cell)| first + cell * LINE_BYTES as u64), lines)?;
-        for (&(index, cell), line) in cells.iter().zip(lines) {
-            let Some(wanted) = wanted.get_mut(index).filter(|wanted| wanted.found.is_none()) else { continue };
-            wanted.found = match self.lines().open::<Descriptor>(cell, line) {
-                Ok(found) => self.is_served(&found, namespace, wanted.key).then_some((cell, found)),
+        let opened = self.lines().fetch_some::<Descriptor>(&named.cells, &mut lines)?;
+        for ((&place, &cell), found) in named.places.iter().zip(&named.cells).zip(opened) {
+            let place = usize::from(place);
+            let (namespace, key) = (group.namespace, group.keys[place]);
+            let found = match found {
+                Some(found) => self.is_served(found, namespace, key).then(|| BlockInfo::of(cell, found)),
                 // Perhaps in the middle of being written: one more look.
-                Err(_) => self.block_in(cell, namespace, wanted.key)?,
+                None => self.block_in(cell, namespace, key)?,
             };
+            if let Some(found) = found {
+                group.set(place, found);
+                if news == News::Yes {
+                    self.guesses.put(&group.homes[place], cell);
+                }
+            }
         }
         Ok(())
     }
 
-    /// Second and third round: home lines of the keys not found yet, then the cells that they name. What a home line does not settle goes
-    /// through its window alone, which is rare.
-    fn try_home_lines(&self, namespace: Namespace, wanted: &mut Group) -> Result<()> {
-        let missing: ArrayVec<usize, GROUP> = (0..wanted.len()).filter(|&index| wanted[index].found.is_none()).collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let homes: ArrayVec<u64, GROUP> = missing.iter().map(|&index| self.hint_line(&wanted[index].home, 0)).collect();
-        let first = self.lines().layout().line_offset(Region::Hint, 0)?;
+    /// Second round: the cells that the windows of the keys not found yet name, as this host's caches hold them.
+    fn try_cached_hints(&self, group: &mut Group) -> Result<()> {
+        let missing = group.missing();
+        let numbers = group.home_lines(&missing);
         let mut lines = [Line::ZERO; GROUP];
-        let lines = &mut lines[..homes.len()];
-        self.lines().fetch_raw_many(homes.iter().map(|line| first + line * LINE_BYTES as u64), lines)?;
-        let mut named: ArrayVec<(usize, u64), GROUP> = ArrayVec::new();
-        let mut unsettled: ArrayVec<(usize, u64), GROUP> = ArrayVec::new();
-        for ((&index, &number), bytes) in missing.iter().zip(&homes).zip(lines) {
-            let Ok(line) = self.lines().open::<HintLine>(number, bytes) else {
-                unsettled.push((index, 0));
-                continue;
-            };
-            let (mut ended, mut from_step, mut is_named) = (false, 1, false);
-            for hint in line.iter() {
-                match hint {
-                    Hint::Empty => {
-                        ended = true;
-                        break;
-                    }
-                    Hint::Cell { fingerprint, cell }
-                        if fingerprint == wanted[index].home.fingerprint && cell < self.geometry().cell_count() =>
-                    {
-                        // Two hints of one key are rare: there is room for one, and the window is looked through again.
-                        if is_named || named.try_push((index, cell)).is_err() {
-                            from_step = 0;
-                        }
-                        is_named = true;
-                    }
-                    _ => {}
-                }
-            }
-            if !ended || from_step == 0 {
-                unsettled.push((index, from_step));
+        let mut named = Named::default();
+        for (&place, line) in missing.iter().zip(self.lines().peek_some::<HintLine>(&numbers, &mut lines)?) {
+            if let Some(cell) = self.named_in_cached_window(&group.homes[usize::from(place)], line)? {
+                named.add(place, cell);
             }
         }
-        self.try_cells(namespace, wanted, &named)?;
-        for (index, step) in unsettled {
-            if let Some(wanted) = wanted.get_mut(index).filter(|wanted| wanted.found.is_none()) {
-                wanted.found = self.look_through_window(&wanted.home, step, namespace, wanted.key)?;
+        self.try_cells(group, &named, News::Yes)
+    }
+
+    /// The last rounds: home lines of the keys not found yet, as they are in the memory, then the cells that they name. What a home line does
+    /// not settle goes through its window alone, which is rare.
+    fn try_hints(&self, group: &mut Group) -> Result<()> {
+        let missing = group.missing();
+        let numbers = group.home_lines(&missing);
+        let mut lines = [Line::ZERO; GROUP];
+        let mut named = Named::default();
+        let mut unsettled: ArrayVec<u8, GROUP> = ArrayVec::new();
+        for (&place, line) in missing.iter().zip(self.lines().fetch_some::<HintLine>(&numbers, &mut lines)?) {
+            let home = &group.homes[usize::from(place)];
+            let (cell, is_all) = line.map_or((None, false), |line| self.named_by(home, line));
+            if let Some(cell) = cell {
+                named.add(place, cell);
+            }
+            if !is_all {
+                unsettled.push(place);
+            }
+        }
+        self.try_cells(group, &named, News::Yes)?;
+        for place in unsettled.into_iter().map(usize::from) {
+            if group.cells[place] != NOWHERE {
+                continue;
+            }
+            let home = group.homes[place];
+            if let Some(found) = self.look_through_window(&home, group.namespace, group.keys[place])? {
+                group.set(place, found);
+                self.guesses.put(&home, found.cell);
             }
         }
         Ok(())
     }
 
     /// The leading blocks of a chain that are cached, in order.
-    pub(super) fn look_up_chain<T>(
-        &self,
-        namespace: Namespace,
-        keys: &[BlockKey],
-        mut of: impl FnMut(u64, &Descriptor) -> T,
-    ) -> Result<Vec<T>> {
+    pub(super) fn look_up_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<BlockInfo>> {
         let mut chain = Vec::with_capacity(keys.len().min(GROUP));
         self.look_up_all(namespace, keys, |found| {
-            let Some((cell, found)) = found else { return false };
+            let Some(found) = found else { return false };
             // A chain that goes on beyond its first blocks mostly goes on to its end.
             if chain.len() == chain.capacity() {
                 chain.reserve(keys.len() - chain.len());
             }
-            chain.push(of(cell, &found));
+            chain.push(found);
             true
         })?;
         Ok(chain)
@@ -266,7 +372,7 @@ impl Inner {
 
     /// Brings what this process knows of the fences up to date, if that is older than a heartbeat.
     fn renew_fences(&self) {
-        let (now_ns, at_ns) = (self.host.platform().now_ns().max(1), self.known_fences.at_ns.load(Ordering::Relaxed));
+        let (now_ns, at_ns) = (self.host.platform().now_coarse_ns().max(1), self.known_fences.at_ns.load(Ordering::Relaxed));
         if at_ns != 0 && now_ns.saturating_sub(at_ns) <= self.host.config().heartbeat_ms * 1_000_000 {
             return;
         }

@@ -100,7 +100,7 @@ use crate::host::{HeldOp, Host, Op};
 use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
-use crate::media::{Ask, Descriptor, Geometry, Stripes};
+use crate::media::{Ask, Geometry, Stripes};
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -119,6 +119,8 @@ pub struct Cache {
 struct Inner {
     host: Host,
     config: CacheConfig,
+    cell_count: u64,
+    table: index::Table,
     local: local::LocalCells,
     cells: Mutex<cells::Cells>,
     pins: Mutex<pins::PinTable>,
@@ -238,6 +240,8 @@ impl Cache {
         let claim_lines = geometry.cell_claim_lines();
         let inner = Inner {
             host: host.clone(),
+            cell_count: geometry.cell_count(),
+            table: index::Table::of(&geometry),
             cells: Mutex::new(cells::Cells::new(&geometry, config.policy)),
             pins: Mutex::default(),
             guesses: lookup::Guesses::new(config.remembered_keys),
@@ -300,7 +304,7 @@ impl Cache {
     pub fn lookup(&self, namespace: Namespace, key: BlockKey) -> Result<Option<BlockInfo>> {
         let found = self.inner.look_up(namespace, key)?;
         self.count_lookup(usize::from(found.is_some()), 1);
-        Ok(found.map(info))
+        Ok(found)
     }
 
     /// The leading blocks of a chain that are there; as many answers as blocks of the longest cached prefix. Advice, as [`Cache::lookup`].
@@ -308,7 +312,7 @@ impl Cache {
     /// # Errors
     /// Those of the memory.
     pub fn lookup_chain(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<BlockInfo>> {
-        let found = self.inner.look_up_chain(namespace, keys, |cell, found| info((cell, *found)))?;
+        let found = self.inner.look_up_chain(namespace, keys)?;
         self.count_lookup(found.len(), keys.len());
         Ok(found)
     }
@@ -525,10 +529,6 @@ pub struct CellUsage {
     pub ready: u64,
     /// Held back until their other claimants are proven to have ended.
     pub quarantined: u64,
-}
-
-fn info((cell, found): (u64, Descriptor)) -> BlockInfo {
-    BlockInfo { cell, len_bytes: found.len_bytes.into(), owner: found.owner }
 }
 
 fn no_cell(geometry: &Geometry) -> Error {

@@ -95,7 +95,7 @@ impl Inner {
 
     fn row(&self, cell: u64) -> Result<(&PinRow, u64)> {
         let number = cell / CELLS_PER_PIN as u64;
-        let limit_bytes = self.geometry().cell_count();
+        let limit_bytes = self.cell_count;
         let beyond = || Error::OutOfRange { what: "cell", offset: cell, len_bytes: 1, limit_bytes };
         if cell >= limit_bytes { Err(beyond()) } else { Ok((self.local.rows().get(number as usize).ok_or_else(beyond)?, number)) }
     }
@@ -257,7 +257,7 @@ impl Inner {
             let word = entry.load(Ordering::Acquire);
             let Some((cell, _)) = noted(word) else { continue };
             let op = self.host.enter()?;
-            if cell >= self.geometry().cell_count() {
+            if cell >= self.cell_count {
                 entry.store(0, Ordering::Release);
                 continue;
             }

@@ -45,8 +45,8 @@ impl Inner {
     pub(super) fn pin_block(self: &Arc<Self>, namespace: Namespace, key: BlockKey) -> Result<std::result::Result<Pinned, MissReason>> {
         let mut miss = MissReason::Absent;
         for _ in 0..TRIES {
-            let Some((cell, _)) = self.look_up(namespace, key)? else { return Ok(Err(miss)) };
-            let mut pinned = self.confirm(namespace, &[key], &[cell])?;
+            let Some(found) = self.look_up(namespace, key)? else { return Ok(Err(miss)) };
+            let mut pinned = self.confirm(namespace, &[key], &[found.cell])?;
             match pinned.pop() {
                 Some(Ok(pinned)) => return Ok(Ok(pinned)),
                 Some(Err(found)) => miss = found,
@@ -58,7 +58,7 @@ impl Inner {
 
     /// Pins the leading blocks of a chain that are cached.
     pub(super) fn pin_chain(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
-        let cells = self.look_up_chain(namespace, keys, |cell, _| cell)?;
+        let cells: Vec<u64> = self.look_up_chain(namespace, keys)?.iter().map(|found| found.cell).collect();
         let mut pinned = Vec::with_capacity(cells.len());
         for block in self.confirm(namespace, &keys[..cells.len()], &cells)? {
             match block {

@@ -63,6 +63,17 @@ pub(super) unsafe fn load_line(_choice: LineLoad, from: *const u8) -> Line {
     bytemuck::cast(std::array::from_fn::<u64, 8, _>(|index| unsafe { from.cast::<u64>().add(index).read_volatile() }))
 }
 
+/// Loads the lines that lie `offsets` behind `base`, as far as both lists go.
+///
+/// # Safety
+/// As for [`load_line`], of every line.
+pub(super) unsafe fn load_lines(choice: LineLoad, base: *const u8, offsets: &[u64], out: &mut [Line]) {
+    for (&offset, line) in offsets.iter().zip(out) {
+        // SAFETY: what the caller promises.
+        *line = unsafe { load_line(choice, base.add(offset as usize)) };
+    }
+}
+
 /// Stores one line through the cache as eight words.
 ///
 /// # Safety

@@ -79,6 +79,17 @@ impl FaultMap {
         self.enter(offset, LINE_BYTES as u64)
     }
 
+    /// Where the mapping begins, if each of `offsets` is that of a line in it and nothing in them is known to be bad.
+    #[inline]
+    pub(super) fn enter_lines(&self, offsets: &[u64]) -> Result<*mut u8> {
+        let last = self.mapping.len_bytes.saturating_sub(LINE_BYTES as u64);
+        let is_strange = |&offset: &u64| offset > last || !offset.is_multiple_of(LINE_BYTES as u64);
+        if self.registration.damage().any() | offsets.iter().fold(false, |any, offset| any | is_strange(offset)) {
+            offsets.iter().try_for_each(|&offset| self.enter_line(offset).map(drop))?;
+        }
+        Ok(self.mapping.base.as_ptr())
+    }
+
     /// Whether an operation on the range that just ended met damage.
     #[inline]
     pub(super) fn leave(&self, offset: u64, len_bytes: u64) -> Result<()> {

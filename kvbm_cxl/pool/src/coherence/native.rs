@@ -141,22 +141,20 @@ impl Coherence for Native {
     }
 
     fn flush_lines(&self, offsets: &[u64]) -> Result<()> {
-        for &offset in offsets {
-            let at = self.faults.enter_line(offset)?;
-            if !self.hardware {
-                // SAFETY: as in `load_line`.
-                unsafe { arch::flush_line(self.instructions.range, at) };
+        let base = self.faults.enter_lines(offsets)?;
+        if !self.hardware {
+            for &offset in offsets {
+                // SAFETY: as in `load_lines`.
+                unsafe { arch::flush_line(self.instructions.range, base.add(offset as usize)) };
             }
         }
         self.faults.leave_lines(offsets)
     }
 
     fn load_lines(&self, offsets: &[u64], out: &mut [Line]) -> Result<()> {
-        for (&offset, line) in offsets.iter().zip(out) {
-            let from = self.faults.enter_line(offset)?;
-            // SAFETY: as in `load_line`.
-            *line = unsafe { arch::load_line(self.instructions.load, from) };
-        }
+        let base = self.faults.enter_lines(offsets)?;
+        // SAFETY: whole lines of the mapping, aligned because the base is, and an instruction that `new` has checked.
+        unsafe { arch::load_lines(self.instructions.load, base, offsets, out) };
         self.faults.leave_lines(offsets)
     }
 

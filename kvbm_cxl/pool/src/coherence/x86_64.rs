@@ -79,6 +79,21 @@ pub(super) unsafe fn load_line(choice: LineLoad, from: *const u8) -> Line {
     }
 }
 
+/// Loads the lines that lie `offsets` behind `base`, as far as both lists go, with nothing between the loads that would keep their misses
+/// from overlapping.
+///
+/// # Safety
+/// As for [`load_line`], of every line.
+pub(super) unsafe fn load_lines(choice: LineLoad, base: *const u8, offsets: &[u64], out: &mut [Line]) {
+    // SAFETY: what the caller promises.
+    unsafe {
+        match choice {
+            LineLoad::Avx512 => load_lines_avx512(base, offsets, out),
+            LineLoad::Words => offsets.iter().zip(out).for_each(|(&offset, line)| *line = load_words(base.add(offset as usize))),
+        }
+    }
+}
+
 /// Stores one line through the cache, with one instruction where the CPU can.
 ///
 /// # Safety
@@ -194,6 +209,19 @@ unsafe fn load_avx512(from: *const u8) -> Line {
         );
     }
     line
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn load_lines_avx512(base: *const u8, offsets: &[u64], out: &mut [Line]) {
+    for (&offset, line) in offsets.iter().zip(out) {
+        // SAFETY: the caller promises 64 readable bytes at each offset; `line` has as many, aligned. Assembly as in `load_avx512`.
+        unsafe {
+            asm!(
+                "vmovdqa64 {wide}, [{from}]", "vmovdqa64 [{to}], {wide}",
+                from = in(reg) base.add(offset as usize), to = in(reg) line, wide = out(zmm_reg) _, options(nostack, preserves_flags)
+            );
+        }
+    }
 }
 
 #[target_feature(enable = "avx512f")]

@@ -123,17 +123,21 @@ impl HintLine {
 
     /// The hint at `place`, below [`HINTS_PER_LINE`].
     pub fn get(&self, place: usize) -> Hint {
-        let bytes = &self.hints[place];
         let mut word = [0; 8];
-        word.copy_from_slice(&bytes[..8]);
-        let fingerprint = u64::from_le_bytes(word);
-        word = [0; 8];
-        word[..6].copy_from_slice(&bytes[8..]);
-        match (fingerprint, u64::from_le_bytes(word)) {
+        word[..6].copy_from_slice(&self.hints[place][8..]);
+        match (self.fingerprint(place), u64::from_le_bytes(word)) {
             (0, _) => Hint::Empty,
             (_, Self::TOMB) => Hint::Tomb,
             (fingerprint, cell) => Hint::Cell { fingerprint, cell },
         }
+    }
+
+    /// The fingerprint at `place`, below [`HINTS_PER_LINE`]: 0 where it is empty, anything in a tomb.
+    #[inline]
+    pub fn fingerprint(&self, place: usize) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.hints[place][..8]);
+        u64::from_le_bytes(word)
     }
 
     /// Changes the hint at `place`, below [`HINTS_PER_LINE`].

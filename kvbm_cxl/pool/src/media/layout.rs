@@ -389,6 +389,12 @@ impl Layout {
         Ok(span.offset + index * LINE_BYTES as u64)
     }
 
+    /// Pool offset of the first line of `region`, and how many lines it has.
+    pub fn lines_of(&self, region: Region) -> (u64, u64) {
+        let span = self.span(region);
+        (span.offset, span.lines)
+    }
+
     /// The region and line number at a pool offset, if it lies in one.
     pub fn line_at(&self, offset: u64) -> Option<(Region, u64)> {
         self.spans.iter().find_map(|span| {

@@ -58,4 +58,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c21_manager_changes", claims::manager_changes),
     ("c22_claim_of_a_proven_host", claims::claim_of_a_proven_host),
     ("c23_releaser_dies", claims::releaser_dies),
+    ("c24_hint_line_cached_before", plain::hint_line_cached_before),
 ];

@@ -185,6 +185,27 @@ pub(super) fn hint_chosen_before_others(seed: u64) -> std::result::Result<Stats,
     stage.run()
 }
 
+/// C24: a reader's host holds the home line of a block as it was before the block was published.
+pub(super) fn hint_line_cached_before(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { cells: 8, chunks: 2, watch: Watch::PULLS, ..Shape::of(3) });
+    stage.role(OWNER, |me| {
+        me.hear("K is not there")?;
+        me.publish(K)?;
+        me.say("K is there");
+        Ok(())
+    });
+    stage.role(READER, |me| {
+        me.expect(me.cache().lookup(K.namespace(), K.key())?.is_none(), "nobody has published K")?;
+        me.say("K is not there");
+        me.hear("K is there")?;
+        me.must_find(K)?;
+        me.say("K was found");
+        Ok(())
+    });
+    stage.role(WARDEN, |me| me.hear("K was found"));
+    stage.run()
+}
+
 /// C10: another thread of the owner wants a cell while the hint of the block that leaves one is about to go.
 pub(super) fn cell_wanted_before_its_hint_is_gone(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape { watch: Watch { ready_is_whole: false, ..Watch::ALL }, ..Shape::of(2) });

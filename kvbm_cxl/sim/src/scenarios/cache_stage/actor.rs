@@ -275,6 +275,15 @@ impl Actor {
         Ok(())
     }
 
+    /// P5, in a play without faults: this block is there, and a lookup finds it.
+    pub fn must_find(&self, name: Name) -> Result<()> {
+        let chain = self.cache().lookup_chain(name.namespace(), &[name.key()])?;
+        if self.cache().lookup(name.namespace(), name.key())?.is_none() || chain.is_empty() {
+            self.env.fail(format!("P5: {name:?} was stored and nobody evicted it, but a lookup does not find it"));
+        }
+        Ok(())
+    }
+
     /// Pins a block, and watches it from then on; `None` when that is a miss.
     pub fn pin(&self, name: Name) -> Result<Option<Hold<'_>>> {
         let Ok(pinned) = self.cache().pin(name.namespace(), name.key())? else { return Ok(None) };
