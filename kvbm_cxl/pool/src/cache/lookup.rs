@@ -254,15 +254,16 @@ impl Inner {
     ) -> Result<()> {
         self.renew_fences();
         let homes = self.table.homes(namespace);
+        let lines = &mut [Line::ZERO; GROUP];
         for keys in keys.chunks(GROUP) {
             let homes = keys.iter().map(|&key| homes.of(key)).collect();
             let group = &mut Group { namespace, keys, homes, cells: [NOWHERE; GROUP], rest: [(0, 0); GROUP], missing: keys.len() };
-            self.try_guesses(group)?;
+            self.try_guesses(group, lines)?;
             if group.missing > 0 {
-                self.try_cached_hints(group)?;
+                self.try_cached_hints(group, lines)?;
             }
             if group.missing > 0 && !mutant!("cache.cached_hint_is_final") {
-                self.try_hints(group)?;
+                self.try_hints(group, lines)?;
             }
             for place in 0..keys.len() {
                 if !each(group.get(place)) {
@@ -274,23 +275,22 @@ impl Inner {
     }
 
     /// First round: descriptors of the cells where the keys were met before.
-    fn try_guesses(&self, group: &mut Group) -> Result<()> {
+    fn try_guesses(&self, group: &mut Group, lines: &mut [Line; GROUP]) -> Result<()> {
         let mut guessed = Named::default();
         for (place, home) in group.homes.iter().enumerate() {
             if let Some(cell) = self.guesses.get(home).filter(|&cell| cell < self.cell_count) {
                 guessed.add(place as u8, cell);
             }
         }
-        self.try_cells(group, &guessed, News::No)
+        self.try_cells(group, &guessed, News::No, lines)
     }
 
     /// Looks at cells that may hold keys, all of them below the number of cells.
-    fn try_cells(&self, group: &mut Group, named: &Named, news: News) -> Result<()> {
+    fn try_cells(&self, group: &mut Group, named: &Named, news: News, lines: &mut [Line; GROUP]) -> Result<()> {
         if named.cells.is_empty() {
             return Ok(());
         }
-        let mut lines = [Line::ZERO; GROUP];
-        let opened = self.lines().fetch_some::<Descriptor>(&named.cells, &mut lines)?;
+        let opened = self.lines().fetch_some::<Descriptor>(&named.cells, lines)?;
         for ((&place, &cell), found) in named.places.iter().zip(&named.cells).zip(opened) {
             let place = usize::from(place);
             let (namespace, key) = (group.namespace, group.keys[place]);
@@ -310,28 +310,26 @@ impl Inner {
     }
 
     /// Second round: the cells that the windows of the keys not found yet name, as this host's caches hold them.
-    fn try_cached_hints(&self, group: &mut Group) -> Result<()> {
+    fn try_cached_hints(&self, group: &mut Group, lines: &mut [Line; GROUP]) -> Result<()> {
         let missing = group.missing();
         let numbers = group.home_lines(&missing);
-        let mut lines = [Line::ZERO; GROUP];
         let mut named = Named::default();
-        for (&place, line) in missing.iter().zip(self.lines().peek_some::<HintLine>(&numbers, &mut lines)?) {
+        for (&place, line) in missing.iter().zip(self.lines().peek_some::<HintLine>(&numbers, lines)?) {
             if let Some(cell) = self.named_in_cached_window(&group.homes[usize::from(place)], line)? {
                 named.add(place, cell);
             }
         }
-        self.try_cells(group, &named, News::Yes)
+        self.try_cells(group, &named, News::Yes, lines)
     }
 
     /// The last rounds: home lines of the keys not found yet, as they are in the memory, then the cells that they name. What a home line does
     /// not settle goes through its window alone, which is rare.
-    fn try_hints(&self, group: &mut Group) -> Result<()> {
+    fn try_hints(&self, group: &mut Group, lines: &mut [Line; GROUP]) -> Result<()> {
         let missing = group.missing();
         let numbers = group.home_lines(&missing);
-        let mut lines = [Line::ZERO; GROUP];
         let mut named = Named::default();
         let mut unsettled: ArrayVec<u8, GROUP> = ArrayVec::new();
-        for (&place, line) in missing.iter().zip(self.lines().fetch_some::<HintLine>(&numbers, &mut lines)?) {
+        for (&place, line) in missing.iter().zip(self.lines().fetch_some::<HintLine>(&numbers, lines)?) {
             let home = &group.homes[usize::from(place)];
             let (cell, is_all) = line.map_or((None, false), |line| self.named_by(home, line));
             if let Some(cell) = cell {
@@ -341,7 +339,7 @@ impl Inner {
                 unsettled.push(place);
             }
         }
-        self.try_cells(group, &named, News::Yes)?;
+        self.try_cells(group, &named, News::Yes, lines)?;
         for place in unsettled.into_iter().map(usize::from) {
             if group.cells[place] != NOWHERE {
                 continue;

@@ -200,15 +200,17 @@ unsafe fn load_words(from: *const u8) -> Line {
 
 #[target_feature(enable = "avx512f")]
 unsafe fn load_avx512(from: *const u8) -> Line {
-    let mut line = Line::ZERO;
+    let mut line = std::mem::MaybeUninit::<Line>::uninit();
+    // Not one of the lower sixteen registers: code compiled for SSE would be slow until their upper halves are cleared again.
     // SAFETY: the caller promises 64 readable bytes. Assembly, so that the load is made exactly once and exactly here.
     unsafe {
         asm!(
-            "vmovdqa64 {wide}, [{from}]", "vmovdqa64 [{to}], {wide}",
-            from = in(reg) from, to = in(reg) &mut line, wide = out(zmm_reg) _, options(nostack, preserves_flags)
+            "vmovdqa64 zmm16, [{from}]", "vmovdqa64 [{to}], zmm16",
+            from = in(reg) from, to = in(reg) line.as_mut_ptr(), out("zmm16") _, options(nostack, preserves_flags)
         );
     }
-    line
+    // SAFETY: all 64 bytes were stored.
+    unsafe { line.assume_init() }
 }
 
 #[target_feature(enable = "avx512f")]
@@ -217,8 +219,8 @@ unsafe fn load_lines_avx512(base: *const u8, offsets: &[u64], out: &mut [Line]) 
         // SAFETY: the caller promises 64 readable bytes at each offset; `line` has as many, aligned. Assembly as in `load_avx512`.
         unsafe {
             asm!(
-                "vmovdqa64 {wide}, [{from}]", "vmovdqa64 [{to}], {wide}",
-                from = in(reg) base.add(offset as usize), to = in(reg) line, wide = out(zmm_reg) _, options(nostack, preserves_flags)
+                "vmovdqa64 zmm16, [{from}]", "vmovdqa64 [{to}], zmm16",
+                from = in(reg) base.add(offset as usize), to = in(reg) line, out("zmm16") _, options(nostack, preserves_flags)
             );
         }
     }
