@@ -154,7 +154,7 @@ impl Inner {
             return Ok(Some(found));
         }
         let mut found = self.block_by_cached_hint(&home, namespace, key)?;
-        if found.is_none() && !mutant!("cache.cached_hint_is_final") {
+        if found.is_none() && looks_twice() {
             found = self.look_through_window(&home, namespace, key)?;
         }
         if let Some(found) = found {
@@ -262,7 +262,7 @@ impl Inner {
             if group.missing > 0 {
                 self.try_cached_hints(group, lines)?;
             }
-            if group.missing > 0 && !mutant!("cache.cached_hint_is_final") {
+            if group.missing > 0 && looks_twice() {
                 self.try_hints(group, lines)?;
             }
             for place in 0..keys.len() {
@@ -322,8 +322,8 @@ impl Inner {
         self.try_cells(group, &named, News::Yes, lines)
     }
 
-    /// The last rounds: home lines of the keys not found yet, as they are in the memory, then the cells that they name. What a home line does
-    /// not settle goes through its window alone, which is rare.
+    /// The last rounds: home lines of the keys not found yet, as they are in the memory, then the cells that they name. What a home line
+    /// does not settle goes through its window alone, which is rare.
     fn try_hints(&self, group: &mut Group, lines: &mut [Line; GROUP]) -> Result<()> {
         let missing = group.missing();
         let numbers = group.home_lines(&missing);
@@ -382,6 +382,11 @@ impl Inner {
             self.known_fences.at_ns.store(now_ns, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether a key that no cached hint led to has its hints fetched.
+fn looks_twice() -> bool {
+    !mutant!("cache.cached_hint_is_final")
 }
 
 /// Incarnation up to which each slot is fenced, as this process last fetched it.
