@@ -120,6 +120,38 @@ def test_a_peer_that_dies_or_stops(scene, turn):
         cluster.give_back(theirs)
 
 
+def test_an_engine_goes_on_after_its_host_was_taken_for_dead(scene):
+    """Its host joins the pool again by itself; the agents only have to meet again."""
+    cluster, survivor, *_ = scene
+    victim = cluster.host("victim", machine="paused")
+    works(cluster, survivor, victim)
+    for turn in range(2):
+        mine, theirs = cluster.buffer(survivor, "heap", LENGTH), cluster.buffer(victim, "heap", LENGTH)
+        survivor.remove_if_known("victim")
+        cluster.introduce(survivor, victim)
+        handle = survivor.prepare("READ", mine.row(0, LENGTH), theirs.row(0, LENGTH), "victim")
+        victim.signal(signal.SIGSTOP)
+        end, state = time.monotonic() + BOUND_S, "DONE"
+        while state in ("DONE", "PROC"):
+            assert time.monotonic() < end, "a peer that is stopped is not noticed"
+            try:
+                state = survivor.post(handle)
+                state = survivor.wait(handle, BOUND_S) if state == "PROC" else state
+            except WorkerError as error:
+                state = error.kind
+        victim.signal(signal.SIGCONT)
+        while True:
+            try:
+                works(cluster, survivor, victim, ("heap", "file" if turn else "heap"))
+                break
+            except WorkerError:
+                # Until it has found out.
+                assert time.monotonic() < end, "an engine whose host was taken for dead does not come back"
+                time.sleep(0.2)
+    victim.discard()
+    cluster.hosts.remove(victim)
+
+
 def test_requests_to_a_dead_peer_fail_and_say_so(scene):
     cluster, survivor, *_ = scene
     victim = cluster.host("victim", machine="victim")
