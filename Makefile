@@ -76,8 +76,7 @@ build: ## Build the release programs and the C API libraries
 .PHONY: build-plugin
 build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 	$(STEP) 'release build of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
-	$(STEP) 'NIXL plugin, configure' cmake -S nixl_plugin -B target/nixl_plugin -DKVBM_CXL_TESTS=OFF --log-level=WARNING
-	$(STEP) 'NIXL plugin' cmake --build target/nixl_plugin -j $(JOBS) -- --no-print-directory
+	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
 
 .PHONY: python-package
 python-package: build-plugin .venv/nixl-installed ## Build the wheel of package kvbm-cxl, plugin included, in target/wheels
@@ -86,9 +85,6 @@ python-package: build-plugin .venv/nixl-installed ## Build the wheel of package 
 .PHONY: install-capi
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
-
-.PHONY: nixl-plugin
-nixl-plugin: build-plugin ## The same
 
 .PHONY: serve
 serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them

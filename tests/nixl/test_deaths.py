@@ -120,10 +120,9 @@ def test_a_peer_that_dies_or_stops(scene, turn):
         cluster.give_back(theirs)
 
 
-def test_an_engine_goes_on_after_its_host_was_taken_for_dead(scene):
+def test_an_engine_goes_on_after_its_host_was_taken_for_dead(cluster):
     """Its host joins the pool again by itself; the agents only have to meet again."""
-    cluster, survivor, *_ = scene
-    victim = cluster.host("victim", machine="paused")
+    survivor, victim = cluster.host("survivor"), cluster.host("victim")
     works(cluster, survivor, victim)
     for turn in range(2):
         mine, theirs = cluster.buffer(survivor, "heap", LENGTH), cluster.buffer(victim, "heap", LENGTH)
@@ -148,8 +147,6 @@ def test_an_engine_goes_on_after_its_host_was_taken_for_dead(scene):
                 # Until it has found out.
                 assert time.monotonic() < end, "an engine whose host was taken for dead does not come back"
                 time.sleep(0.2)
-    victim.discard()
-    cluster.hosts.remove(victim)
 
 
 def test_requests_to_a_dead_peer_fail_and_say_so(scene):
