@@ -223,6 +223,7 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
         } else if (region->is.kind == RegionKind::pool && peer->is_same_pool && region->is.len_bytes > 0) {
             if (Status found = core_->pool->range(region->is.offset, region->is.len_bytes, region->pool_address); !found.ok())
                 return report(text("load:", remote_agent, ":pool"), found.within(text("CXL: loading metadata of agent ", remote_agent)));
+            core_->pool->map_ahead(region->pool_address, region->is.len_bytes);
             region->own = std::make_shared<Registration>();
             peering_->lend(*region);
         }

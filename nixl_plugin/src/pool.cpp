@@ -5,11 +5,16 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace kvbm_cxl {
 
 namespace {
+
+constexpr uintptr_t page_bytes = 4096;
+/// MADV_POPULATE_WRITE of Linux 5.14, which older headers do not have.
+constexpr int populate_write = 23;
 
 /// The pools that this process has open, by name and process: what a forked child finds here is its parent's and no use to it.
 struct OpenPools {
@@ -112,6 +117,15 @@ PoolUuid Pool::uuid() const {
     PoolUuid uuid;
     std::memcpy(uuid.data(), info_.uuid, uuid.size());
     return uuid;
+}
+
+void Pool::map_ahead(std::byte* address, size_t len_bytes) const {
+    // Seconds, for larger ones of small pages.
+    constexpr size_t most_bytes = size_t{4} << 30;
+    auto start = reinterpret_cast<uintptr_t>(address) & ~(page_bytes - 1);
+    auto end = reinterpret_cast<uintptr_t>(address) + len_bytes;
+    if (len_bytes > 0 && len_bytes <= most_bytes)
+        (void)madvise(reinterpret_cast<void*>(start), end - start, populate_write);
 }
 
 Status Pool::range(uint64_t offset, size_t len_bytes, std::byte*& address) const {

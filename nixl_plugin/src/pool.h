@@ -43,6 +43,9 @@ class Pool {
 
     /// The address of a range that lies in the blocks; an error for any other.
     Status range(uint64_t offset, size_t len_bytes, std::byte*& address) const;
+    /// Lets the system map the pages of a range now instead of one by one in the middle of a transfer: such a fault takes longer than the
+    /// copy of its page. Where it cannot, nothing changes.
+    void map_ahead(std::byte* address, size_t len_bytes) const;
 };
 
 /// A scratch block of a pool, freed with this object.
