@@ -3,6 +3,7 @@
 #include "log.h"
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace kvbm_cxl {
 

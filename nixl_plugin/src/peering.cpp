@@ -5,6 +5,7 @@
 #include "staged/heap.h"
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 namespace kvbm_cxl {
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <utility>
 
 namespace kvbm_cxl {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "connector.h"
 #include "links.h"
+#include <utility>
 
 namespace kvbm_cxl {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "link.h"
+#include <utility>
 
 namespace kvbm_cxl {
 

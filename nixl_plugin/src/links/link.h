@@ -7,6 +7,7 @@
 #include "../pool.h"
 #include "wire.h"
 #include <deque>
+#include <utility>
 
 namespace kvbm_cxl {
 

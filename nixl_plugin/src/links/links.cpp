@@ -6,6 +6,7 @@
 #include "peers.h"
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace kvbm_cxl {
 

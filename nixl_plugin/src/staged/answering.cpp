@@ -3,6 +3,7 @@
 // The side of a staged transfer that owns the memory asked for. Everything in a request is checked: it comes from another process.
 #include "session.h"
 #include <algorithm>
+#include <utility>
 
 namespace kvbm_cxl {
 

@@ -3,6 +3,7 @@
 // The side of a staged transfer that asks: cuts it into parts, and copies what belongs to its own memory.
 #include "session.h"
 #include <algorithm>
+#include <utility>
 
 namespace kvbm_cxl {
 
