@@ -18,10 +18,8 @@ use crate::media::{Layout, MediaLine};
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
-/// Lines that [`Lines::fetch_raw_many`] flushes behind one fence.
+/// Lines that are fetched together, behind one fence.
 const FETCHED_TOGETHER: usize = 64;
-/// Lines that [`Lines::fetch_many`] loads before it looks at them.
-const LOADED_TOGETHER: usize = 16;
 
 /// The 64 bytes of a cache line, by value: never a reference into pool memory.
 #[repr(C, align(64))]
@@ -123,28 +121,15 @@ impl Lines {
         }
     }
 
-    /// Fetches several lines of one region; the flushes overlap and share one fence, so the misses do as well.
+    /// Fetches several lines of one region; the flushes overlap and share fences, so the misses do as well.
     ///
     /// `out` receives one result for each index, in order. No order holds among the lines of one call.
     pub fn fetch_many<T: MediaLine>(&self, indexes: &[u64], out: &mut Vec<Result<T>>) -> Result<()> {
         out.clear();
-        for &index in indexes {
-            self.flush_many(&[self.layout.line_offset(T::REGION, index)?])?;
-        }
-        self.fence_flushed();
-        // Loaded in groups, and looked at only then: a checksum between two loads would keep their misses from overlapping.
-        let mut loaded = [Line::ZERO; LOADED_TOGETHER];
-        for group in indexes.chunks(LOADED_TOGETHER) {
-            for (line, &index) in loaded.iter_mut().zip(group) {
-                *line = self.memory.load_line(self.layout.line_offset(T::REGION, index)?)?;
-            }
-            out.extend(loaded.iter().zip(group).map(|(line, &index)| self.open(index, line)));
-        }
-        self.fence_loaded();
-        for (position, &index) in indexes.iter().enumerate() {
-            if matches!(out[position], Err(Error::BadLine { .. })) {
-                out[position] = self.fetch(index);
-            }
+        let mut lines = [Line::ZERO; FETCHED_TOGETHER];
+        for indexes in indexes.chunks(FETCHED_TOGETHER) {
+            let found = self.fetch_some::<T>(indexes, &mut lines)?;
+            out.extend(found.zip(indexes).map(|(found, &index)| found.map_or_else(|| self.fetch(index), |found| Ok(*found))));
         }
         Ok(())
     }
@@ -180,12 +165,12 @@ impl Lines {
         Ok(())
     }
 
-    /// Fetches up to 64 lines of one region into `lines`, and gives those that verify, in order; `None` for the others, which may be in the
-    /// middle of being written. No order holds among them.
+    /// Fetches up to 64 lines of one region into `lines`, which has room for them, and gives those that verify, in order; `None` for the
+    /// others, which may be in the middle of being written. No order holds among them.
     pub fn fetch_some<'a, T: MediaLine>(
         &self,
         indexes: &[u64],
-        lines: &'a mut [Line; 64],
+        lines: &'a mut [Line],
     ) -> Result<impl Iterator<Item = Option<&'a T>> + use<'a, T>> {
         let offsets = self.offsets_of::<T>(indexes)?;
         let lines = &mut lines[..offsets.len()];
@@ -204,11 +189,7 @@ impl Lines {
     /// Looks at up to 64 lines of one region without flushing or verifying them: what this host's caches hold, perhaps since long ago, or
     /// else what is in the memory. Only for advice that somebody else's line confirms. The load fence keeps the flush of a second look from
     /// running ahead of this one, which would leave the old line where it is.
-    pub fn peek_some<'a, T: MediaLine>(
-        &self,
-        indexes: &[u64],
-        lines: &'a mut [Line; 64],
-    ) -> Result<impl Iterator<Item = &'a T> + use<'a, T>> {
+    pub fn peek_some<'a, T: MediaLine>(&self, indexes: &[u64], lines: &'a mut [Line]) -> Result<impl Iterator<Item = &'a T> + use<'a, T>> {
         let offsets = self.offsets_of::<T>(indexes)?;
         let lines = &mut lines[..offsets.len()];
         self.memory.load_lines(&offsets, lines)?;
@@ -224,13 +205,13 @@ impl Lines {
     }
 
     /// Offsets of up to 64 lines, with one look at their bounds for all.
-    fn offsets_of<T: MediaLine>(&self, indexes: &[u64]) -> Result<ArrayVec<u64, 64>> {
-        let indexes = &indexes[..indexes.len().min(64)];
+    fn offsets_of<T: MediaLine>(&self, indexes: &[u64]) -> Result<ArrayVec<u64, FETCHED_TOGETHER>> {
+        let indexes = &indexes[..indexes.len().min(FETCHED_TOGETHER)];
         let (first, lines) = self.layout.lines_of(T::REGION);
         if let Some(&index) = indexes.iter().max().filter(|&&index| index >= lines) {
             self.layout.line_offset(T::REGION, index)?;
         }
-        let mut offsets = ArrayVec::from([0; 64]);
+        let mut offsets = ArrayVec::from([0; FETCHED_TOGETHER]);
         offsets.truncate(indexes.len());
         offsets.iter_mut().zip(indexes).for_each(|(offset, index)| *offset = first + index * LINE_BYTES as u64);
         Ok(offsets)

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::MAX_SEATS;
 use crate::line::{Line, Lines};
-use crate::media::{DeathLine, FenceLine, Identity, Region, SLOTS_PER_FENCE};
+use crate::media::{DeathLine, FenceLine, Identity, SLOTS_PER_FENCE};
 use arrayvec::ArrayVec;
 use std::sync::atomic::Ordering;
 
@@ -32,18 +32,14 @@ fn rows(lines: &Lines, slot: u32) -> (ArrayVec<u64, MAX_SEATS>, usize) {
 pub(crate) fn fenced_up_to(lines: &Lines, slot: u32) -> Result<u32> {
     // On the path of every publish, so nothing here is on the heap.
     let (rows, place) = rows(lines, slot);
-    let offset = |&row: &u64| lines.layout().line_offset(Region::Fence, row);
-    let offsets: ArrayVec<u64, MAX_SEATS> = rows.iter().map(offset).collect::<Result<_>>()?;
     let mut fetched = [Line::ZERO; MAX_SEATS];
-    let fetched = &mut fetched[..rows.len()];
-    lines.fetch_raw_many(offsets.into_iter(), fetched)?;
-    rows.iter().zip(fetched.iter()).try_fold(0, |most, (&row, line)| {
-        let line: FenceLine = match lines.open(row, line) {
-            Ok(line) => line,
+    lines.fetch_some::<FenceLine>(&rows, &mut fetched)?.zip(&rows).try_fold(0, |most, (line, &row)| {
+        let fenced = match line {
+            Some(line) => line.fenced[place],
             // Perhaps seen in the middle of being written.
-            Err(_) => lines.fetch(row)?,
+            None => lines.fetch::<FenceLine>(row)?.fenced[place],
         };
-        Ok(most.max(line.fenced[place]))
+        Ok(most.max(fenced))
     })
 }
 

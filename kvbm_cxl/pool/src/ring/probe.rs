@@ -6,6 +6,7 @@
 use super::lines::{Control, Door};
 use super::link::Link;
 use crate::error::{Error, Result};
+use crate::line::if_whole;
 use std::sync::Weak;
 
 /// How often a line that does not verify is fetched again: it may be in the middle of a write.
@@ -52,12 +53,12 @@ impl Probe {
             return Err(peer.gone("another process is in its place"));
         }
         let fenced =
-            settled(&link, "whether its host is fenced cannot be read", || certain(host.is_fenced(peer.slot(), peer.incarnation())))?;
+            settled(&link, "whether its host is fenced cannot be read", || if_whole(host.is_fenced(peer.slot(), peer.incarnation())))?;
         if fenced {
             return Err(peer.gone("its host was taken for dead"));
         }
         let dead =
-            settled(&link, "whether its host is dead cannot be read", || certain(host.is_proven_dead(peer.slot(), peer.incarnation())))?;
+            settled(&link, "whether its host is dead cannot be read", || if_whole(host.is_proven_dead(peer.slot(), peer.incarnation())))?;
         if dead {
             return Err(peer.gone("its host has left the pool"));
         }
@@ -68,14 +69,6 @@ impl Probe {
             return Err(peer.gone("its process has ended"));
         }
         Ok(Alive::Seen)
-    }
-}
-
-/// Nothing where a line did not verify.
-fn certain(answer: Result<bool>) -> Result<Option<bool>> {
-    match answer {
-        Err(Error::BadLine { .. }) => Ok(None),
-        other => other.map(Some),
     }
 }
 
