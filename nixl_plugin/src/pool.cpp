@@ -161,10 +161,6 @@ Status PoolBlock::allocate(std::shared_ptr<Pool> pool, size_t len_bytes, PoolBlo
 void PoolBlock::free() {
     if (address_ && cxl_shm_free(address_) != CXL_SHM_OK)
         log_once(LogLevel::warn, "free", text("CXL: freeing ", len_bytes_, " bytes of the pool: ", cxl_shm_last_error()));
-    abandon();
-}
-
-void PoolBlock::abandon() {
     address_ = nullptr;
     len_bytes_ = 0;
     pool_.reset();

@@ -62,8 +62,6 @@ class PoolBlock {
 
     static Status allocate(std::shared_ptr<Pool> pool, size_t len_bytes, PoolBlock& block);
     void free();
-    /// Forgets the block without freeing it, for memory that somebody else may still write to.
-    void abandon();
 
     std::byte* address() const { return address_; }
     size_t len_bytes() const { return len_bytes_; }

@@ -70,34 +70,29 @@ def test_one_piece(pair, operation, length):
     source.check()
 
 
-@pytest.mark.parametrize("operation", ["READ", "WRITE"])
-def test_a_list_of_128_blocks(pair, operation):
-    """As KV transfers are: 128 pieces of 20 KiB, to other places than they come from."""
-    count, length = 128, 20 * KIB
-    mine, theirs = pair.buffers(count * 24 * KIB)
-    places = numpy.arange(count, dtype=numpy.int64) * 24 * KIB
-    random = numpy.random.default_rng(length)
-    local, remote = random.permutation(places), random.permutation(places) + 64
+def moves_a_list(pair, operation, count, length, stride, shift):
+    """Pieces in one random order of places on this side, and another one, shifted, on the other."""
+    mine, theirs = pair.buffers(count * stride)
+    places = numpy.arange(count, dtype=numpy.int64) * stride
+    random = numpy.random.default_rng(count)
+    local, remote = random.permutation(places), random.permutation(places) + shift
     assert pair.transfer(operation, mine.rows(local, length), theirs.rows(remote, length)) == "DONE"
     into, source = moved(operation, mine, theirs)
     at, start = moved(operation, local, remote)
     into.check_list(source, at, start, length)
     source.check()
+
+
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_list_of_128_blocks(pair, operation):
+    """As KV transfers are: 128 pieces of 20 KiB, to other places than they come from."""
+    moves_a_list(pair, operation, 128, 20 * KIB, 24 * KIB, 64)
 
 
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])
 def test_many_small_descriptors(pair, operation):
     """100 000 pieces that no merging makes fewer."""
-    count, length, stride = 100_000, 40, 64
-    mine, theirs = pair.buffers(count * stride)
-    places = numpy.arange(count, dtype=numpy.int64) * stride
-    random = numpy.random.default_rng(count)
-    local, remote = random.permutation(places), random.permutation(places) + 8
-    assert pair.transfer(operation, mine.rows(local, length), theirs.rows(remote, length)) == "DONE"
-    into, source = moved(operation, mine, theirs)
-    at, start = moved(operation, local, remote)
-    into.check_list(source, at, start, length)
-    source.check()
+    moves_a_list(pair, operation, 100_000, 40, 64, 8)
 
 
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])

@@ -65,14 +65,6 @@ Status Link::receive(std::vector<std::byte>& room, Bytes& message) {
     return {};
 }
 
-Status Link::check(bool& certain) const {
-    uint32_t seen = 0;
-    if (int status = cxl_shm_ring_check(pool_->handle(), ring_, &seen); status != CXL_SHM_OK)
-        return {NIXL_ERR_REMOTE_DISCONNECT, pool_failure(status, text("agent ", agent_)).reason()};
-    certain = seen;
-    return {};
-}
-
 void Link::close(uint64_t timeout_ms) {
     if (cxl_ring_t ring = std::exchange(ring_, CXL_SHM_RING_NONE); ring != CXL_SHM_RING_NONE)
         // Whatever it says, the connection is closed; the other end may not have received what was sent last.

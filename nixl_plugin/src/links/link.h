@@ -39,9 +39,6 @@ class Link {
     size_t queued() const { return queue_.size(); }
     /// The next message, in `room`; empty if none has arrived. Failure: the link is gone.
     Status receive(std::vector<std::byte>& room, Bytes& message);
-    /// Whether the other end is alive now (cxl_shm_ring_check). `certain` says whether that proves that memory which it had lent until now
-    /// was its own all the time; if not, only a message that it sent later does.
-    Status check(bool& certain) const;
     /// Ends the connection; the other end is told. With time, what was sent may be received until then.
     void close(uint64_t timeout_ms);
 
