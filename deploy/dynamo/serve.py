@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make serve`: starts a Dynamo graph whose workers exchange KV blocks through a pool, asks it a question twice, and shows where each block came from."""
+"""`make serve`: a Dynamo graph whose workers exchange KV blocks through a pool; what it is asked shows where each block came from."""
 
 import json
 import signal
@@ -68,6 +68,15 @@ def _serve(graph: Graph) -> int:
         time.sleep(1)
 
 
+def _serve_and_check(graph: Graph) -> int:
+    try:
+        return _serve(graph)
+    except GraphError:
+        # A request that failed because a worker is gone tells less than the worker's log.
+        graph.check()
+        raise
+
+
 def main(arguments: Sequence[str]) -> int:
     """0; 1 where something is wrong, with the reason on stderr."""
     options = parse(arguments)
@@ -75,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, _end)
     try:
         with Graph(options, _say) as graph:
-            return _serve(graph)
+            return _serve_and_check(graph)
     except Ended:
         _say("ended")
         return 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny random Llama with a tokenizer of its own, made here in a second: what the graph serves where nobody names a model.
 
-It says nothing sensible, but what it says depends on every token of its prompt, so a wrong KV block becomes a wrong answer. Weights come from a
+It says nothing sensible, but what it says depends on its whole prompt, so a wrong KV block becomes a wrong answer. Weights come from a
 seeded generator and the tokenizer from a seeded text: the same folder on every machine.
 """
 
@@ -24,9 +24,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 WORDS = (
-    "a pool of memory is shared by all hosts in the rack and each host maps it but no host sees what another one has written until it was flushed "
-    "prefill publishes blocks of keys and values decode pulls them and every later request with the same prefix finds them again before it computes "
-    "where does this block come from who wrote it when was it read how many bytes were moved and what did that cost in time"
+    "a pool of memory is shared by all hosts in the rack and each host maps it but no host sees what another has written until it was "
+    "flushed prefill publishes blocks of keys and values decode pulls them and every later request with that prefix finds them again before "
+    "it computes where does this block come from who wrote it when was it read how many bytes were moved and what did that cost in time"
 ).split()
 
 
@@ -53,7 +53,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _unspeakable(tokenizer: Tokenizer) -> list[int]:
-    """Tokens that an answer must not hold: special ones, which would end it early, and parts of characters, which are no text by themselves."""
+    """Tokens that an answer must not hold: special ones, which would end it early, and parts of characters, which are no text alone."""
     size = tokenizer.get_vocab_size()
     return [token for token in range(VOCABULARY) if token >= size or not _plain(tokenizer.decode([token]))]
 
@@ -69,7 +69,8 @@ def _weights(unspeakable: list[int]) -> dict[str, numpy.ndarray]:
         return random.standard_normal((rows, columns), numpy.float32) * numpy.float32(gain / columns**0.5)
 
     ones = numpy.ones(HIDDEN, numpy.float32)
-    weights = {"model.embed_tokens.weight": random.standard_normal((VOCABULARY, HIDDEN), numpy.float32), "model.norm.weight": ones}
+    embedding = random.standard_normal((VOCABULARY, HIDDEN), numpy.float32)
+    weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": ones}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         # Scores with a spread of about 2: attention looks at few tokens, not at the mean of all, which would be the same for every prompt.
@@ -120,9 +121,9 @@ def _write(folder: Path) -> None:
     special = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS, "chat_template": CHAT_TEMPLATE, **special}
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "pad_token_id": config["pad_token_id"]}
-    files = {"config.json": config, "tokenizer_config.json": described, "special_tokens_map.json": special, "generation_config.json": generation}
+    files = {"config": config, "tokenizer_config": described, "special_tokens_map": special, "generation_config": generation}
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     save_file(_weights(_unspeakable(tokenizer)), str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU TEST HARNESS ONLY: three things that keep vLLM and NIXL from running side by side on a few cores without a GPU. Never used in production.
+"""CPU TEST HARNESS ONLY, never used in production: vLLM and NIXL side by side on a few cores without a GPU.
 
-The launcher puts this folder on the PYTHONPATH of the workers where the machine has no GPU, whatever the connector, so that connectors that are
-compared run under the same conditions. Nothing of the connectors, of the pool or of Dynamo is touched.
+The launcher puts this folder on the PYTHONPATH of the workers where the machine has no GPU, whatever the connector, so that connectors
+that are compared run under the same conditions. Nothing of the connectors, of the pool or of Dynamo is touched.
 
-1. vLLM waits for its workers in a loop around sched_yield. With fewer cores than waiting processes the machine then only waits: the call sleeps.
+1. vLLM waits for its workers in a loop around sched_yield. With fewer cores than waiting processes the machine then only waits: the call
+   sleeps.
 2. NIXL's Python API tells UCX's progress thread to poll without a pause: it is given one.
 3. NixlConnector on CPUs pins every worker to the last core, so that all of them share it: the call is ignored there.
 """

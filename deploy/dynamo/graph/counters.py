@@ -11,8 +11,12 @@ SETTLE_S = 10
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
+# Metrics of CxlConnector, and those that vLLM makes of NixlConnector's transfers.
+OURS, NIXL = "vllm:kvbm_cxl_", "vllm:nixl_"
 COMPUTED, PULLED, REUSED = "local_compute", "external_kv_transfer", "local_cache_hit"
-SOURCES = (COMPUTED, PULLED, REUSED)
+SOURCES = (# Metrics of CxlConnector, and those that vLLM makes of NixlConnector's transfers.
+OURS, NIXL = "vllm:kvbm_cxl_", "vllm:nixl_"
+COMPUTED, PULLED, REUSED)
 
 
 @dataclass
@@ -35,7 +39,8 @@ class Sample:
 
     def sum(self, name: str, **labels: str) -> float:
         """Of all lines of that name with these labels; 0 without any."""
-        return sum(value for known, has, value in self.lines if known == name and all(has.get(key) == wanted for key, wanted in labels.items()))
+        wanted = labels.items()
+        return sum(value for known, has, value in self.lines if known == name and all(has.get(key) == is_ for key, is_ in wanted))
 
     def names(self) -> set[str]:
         """Of all metrics."""
@@ -78,9 +83,13 @@ def of_sample(sample: Sample) -> Counts:
         requests=int(sum(sample.sum("vllm:request_success_total", finished_reason=reason) for reason in finished)),
         failed=int(sample.sum("vllm:request_success_total", finished_reason="error")),
         tokens={source: int(sample.sum("vllm:prompt_tokens_by_source_total", source=source)) for source in SOURCES},
-        pulled_bytes=int(sample.sum("vllm:nixl_bytes_transferred_sum")),
-        pulled_s=sample.sum("vllm:nixl_xfer_time_seconds_sum"),
-        transfers=int(sample.sum("vllm:nixl_bytes_transferred_count")),
+        published_blocks=int(sample.sum(f"{OURS}published_blocks_total", outcome="stored")),
+        published_bytes=int(sample.sum(f"{OURS}bytes_total", direction="published")),
+        published_s=sample.sum(f"{OURS}publish_seconds_sum"),
+        pulled_blocks=int(sample.sum(f"{OURS}pulled_blocks_total", result="hit")),
+        pulled_bytes=int(sample.sum(f"{OURS}bytes_total", direction="pulled") + sample.sum(f"{NIXL}bytes_transferred_sum")),
+        pulled_s=sample.sum(f"{OURS}pull_seconds_sum") + sample.sum(f"{NIXL}xfer_time_seconds_sum"),
+        transfers=int(sample.sum(f"{NIXL}bytes_transferred_count")),
     )
 
 
@@ -101,7 +110,10 @@ def of_role(counts: dict[str, Counts], role: str) -> Counts:
 
 
 def settled(graph, before: dict[str, Counts], requests: int = 1, timeout_s: float = SETTLE_S) -> dict[str, Counts]:
-    """The counts once both roles have counted so many more requests than `before`: an answer leaves before it is counted. Raises GraphError."""
+    """The counts once both roles have counted so many more requests than `before`: an answer leaves before it is counted.
+
+    Raises GraphError.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         after = read(graph)

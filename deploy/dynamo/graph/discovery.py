@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the entries of living workers in file discovery: one that is not renewed for 10 s is taken out and never comes back.
 
-A worker renews its own; on a machine with more processes than cores it can be late. The entries of a worker that has died are left to expire,
-as a lease would.
+A worker renews its own; on a machine with more processes than cores it can be late. The entries of a worker that has died are left to
+expire, as a lease would.
 """
 
 import os

@@ -8,7 +8,7 @@ from .options import ROOT, Options
 
 HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
 # Settings of the caller that would reach into the graph: it says all of them itself.
-DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "PYTHON", "ETCD_", "NATS_")
+DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_")
 
 
 def has_gpu() -> bool:
@@ -51,7 +51,8 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         del told["HF_HUB_OFFLINE"]
     if not has_gpu():
         # A thread per process: more of them than cores wait for each other instead of computing.
-        told |= {"PYTHONPATH": str(HARNESS), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
+        told |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
+        told["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
     return told | options.environment
 
 

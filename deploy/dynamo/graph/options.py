@@ -67,7 +67,8 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--decode", type=_count, default=1, metavar="N", help="decode workers (1)")
     parser.add_argument("--connector", choices=CONNECTORS, default="cxl", help="how KV blocks travel (cxl)")
     parser.add_argument("--model", default="", help="a folder or a name that vLLM knows; without it a tiny random model that is made here")
-    parser.add_argument("--pool", default="", metavar="SPEC", help="a formatted pool such as /dev/dax0.0; without it one in /dev/shm that goes with the graph")
+    pool_help = "a formatted pool such as /dev/dax0.0; without it one in /dev/shm that goes with the graph"
+    parser.add_argument("--pool", default="", metavar="SPEC", help=pool_help)
     parser.add_argument("--format-pool", action="store_true", help="format the pool that --pool names: what it holds is lost")
     parser.add_argument("--pool-size", type=_size, default=1 << 30, metavar="SIZE", help="of a pool in /dev/shm (1G)")
     parser.add_argument("--router", choices=ROUTERS, default="round-robin", help="how the frontend chooses workers")

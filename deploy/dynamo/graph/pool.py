@@ -46,7 +46,7 @@ def cxlctl(spec: str, *arguments: str, environment: dict | None = None) -> str:
 
 @dataclass(frozen=True)
 class Pool:
-    """`own` is the file that goes with the graph; `machines` are the identities of the workers' hosts, none where they are this machine's."""
+    """`own` is the file that goes with the graph; `machines` the identities of the workers' hosts, none where they are this machine's."""
 
     spec: str
     own: Path | None

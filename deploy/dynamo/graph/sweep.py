@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends every process of a graph and removes what they leave, from what a file says of them: also after the launcher itself was killed.
 
-Each child leads a session of its own, which its own children stay in, so the sessions name all processes. Shared memory has no owner that could
-be asked once its process is gone: what the processes map is written down while they live.
+Each child leads a session of its own, which its own children stay in, so the sessions name all processes. Shared memory has no owner that
+could be asked once its process is gone: what the processes map is written down while they live.
 """
 
 import json
@@ -40,7 +40,7 @@ def process(pid: int) -> Process | None:
 
 
 def members(sessions: dict[int, int]) -> list[Process]:
-    """Living processes of these sessions, given as leader and when it started. A session whose number somebody else leads now is not ours."""
+    """Living processes of these sessions, each given as its leader and when that started. One that somebody else leads now is not ours."""
     found = []
     for name in os.listdir("/proc"):
         entry = process(int(name)) if name.isdigit() else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits until the launcher is gone, however it went, and sweeps up behind it: watcher.py RECORD, with the launcher's pipe as standard input."""
+"""watcher.py RECORD, with the launcher's pipe as standard input: sweeps when the launcher is gone, however it went."""
 
 import signal
 import sys

@@ -73,6 +73,6 @@ def worker_command(options: Options, model: Model, worker: Worker) -> list[str]:
 
 def frontend_command(options: Options, port: int) -> list[str]:
     """What clients talk to."""
-    command = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", options.router]
+    command = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     # A request whose worker dies goes on elsewhere.
-    return command + ["--migration-limit", "3"]
+    return [*command, "--router-mode", options.router, "--migration-limit", "3"]
