@@ -14,9 +14,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # Metrics of CxlConnector, and those that vLLM makes of NixlConnector's transfers.
 OURS, NIXL = "vllm:kvbm_cxl_", "vllm:nixl_"
 COMPUTED, PULLED, REUSED = "local_compute", "external_kv_transfer", "local_cache_hit"
-SOURCES = (# Metrics of CxlConnector, and those that vLLM makes of NixlConnector's transfers.
-OURS, NIXL = "vllm:kvbm_cxl_", "vllm:nixl_"
-COMPUTED, PULLED, REUSED)
+SOURCES = (COMPUTED, PULLED, REUSED)
 
 
 @dataclass
