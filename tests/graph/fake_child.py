@@ -2,7 +2,8 @@
 """Stands in for a worker or for the frontend where only the launcher is tested: fake_child.py frontend PORT, or fake_child.py worker.
 
 A worker has a child of its own, a segment of shared memory, and metrics; the frontend answers, and counts what it answered in a file that
-the workers' metrics are made from. FAKE tells how a worker misbehaves: crash, stubborn (does not end when asked to).
+the workers' metrics are made from. FAKE tells how a worker misbehaves: crash, stubborn
+(does not end when asked to), late (never gets known).
 """
 
 import http.server
@@ -15,8 +16,8 @@ import time
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
-COUNTER = Path(os.environ["TMPDIR"]) / "answered"
-ROLES = ("prefill", "backend")
+FOLDER = Path(os.environ["TMPDIR"])
+COUNTER, KNOWN = FOLDER / "answered", "known-"
 
 
 def answered():
@@ -33,8 +34,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            count = {role: int(os.environ[f"FAKE_{role.upper()}"]) for role in ROLES}
-            instances = [{"component": role, "endpoint": "generate"} for role in ROLES for _ in range(count[role])]
+            ports = [file.name.removeprefix(KNOWN) for file in FOLDER.glob(f"{KNOWN}*")]
+            instances = [{"endpoint": "generate", "transport": {"tcp": f"127.0.0.1:{port}/x/serve"}} for port in ports]
             self._say(json.dumps({"instances": instances}))
         else:
             sources = {"local_compute": 100, "external_kv_transfer": 0, "local_cache_hit": 0}
@@ -66,6 +67,8 @@ def main(role, port):
             time.sleep(1)
             print("the fake worker has had enough", flush=True)
             os._exit(7)
+        if misbehaves != "late":
+            (FOLDER / f"{KNOWN}{os.environ['DYN_TCP_RPC_PORT']}").touch()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.serve_forever()
 

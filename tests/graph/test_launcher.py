@@ -25,7 +25,7 @@ class Launcher:
         self.marker = f"GRAPH_TEST={uuid.uuid4().hex}"
         self.output = folder / f"output-{self.marker[-6:]}"
         name, _, value = self.marker.partition("=")
-        environment = {**os.environ, name: value, "FAKE_PREFILL": "1", "FAKE_BACKEND": "2", **told}
+        environment = {**os.environ, name: value, **told}
         command = [sys.executable, str(HERE / "fake_serve.py"), "--decode", "2", "--state", str(folder / "state"), *arguments]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
@@ -90,7 +90,7 @@ def test_a_launcher_that_gets_a_signal_leaves_nothing(launch, number):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launcher_that_is_ended_before_the_graph_is_ready_leaves_nothing(launch, number):
-    launcher = launch("--connector", "nixl-cxl", FAKE_BACKEND="1")
+    launcher = launch("--connector", "nixl-cxl", FAKE="late")
     leftovers.wait_for(lambda: sum(name.startswith("/dev/shm/psm_") for name in leftovers.made_by(launcher.marker)) == 3)
     made = leftovers.made_by(launcher.marker)
     launcher.process.send_signal(number)
@@ -108,7 +108,7 @@ def test_children_that_do_not_end_when_they_are_asked_to_are_killed(launch):
 
 
 def test_a_worker_that_crashes_is_named_with_the_end_of_its_log(launch):
-    launcher = launch("--connector", "nixl-ucx", FAKE="crash", FAKE_BACKEND="1")
+    launcher = launch("--connector", "nixl-ucx", FAKE="crash")
     assert launcher.wait() == 1
     told = r"serve: (prefill|decode)-\d ended with 7; the end of .*\n.*the fake worker has had enough"
     assert re.search(told, launcher.said()), launcher.said()
@@ -116,7 +116,7 @@ def test_a_worker_that_crashes_is_named_with_the_end_of_its_log(launch):
 
 
 def test_a_graph_that_does_not_get_ready_says_how_far_each_worker_came(launch):
-    launcher = launch("--connector", "nixl-ucx", "--ready-timeout", "3", FAKE_BACKEND="1")
+    launcher = launch("--connector", "nixl-ucx", "--ready-timeout", "3", FAKE="late")
     assert launcher.wait() == 1
     assert "not ready after" in launcher.said() and "'decode-1': 'importing'" in launcher.said()
     assert_clean(launcher)

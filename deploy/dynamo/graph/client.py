@@ -46,12 +46,12 @@ def get(port: int, path: str, timeout_s: float = 10) -> str:
     return body
 
 
-def body_of(model: str, prompt: str, max_tokens: int) -> dict:
-    """A greedy completion."""
+def body_of(model: str, prompt: str | list[int], max_tokens: int) -> dict:
+    """A greedy completion of a text, or of tokens."""
     return {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
 
 
-def ask(port: int, model: str, prompt: str, max_tokens: int = 16, timeout_s: float = TIMEOUT_S) -> Answer:
+def ask(port: int, model: str, prompt: str | list[int], max_tokens: int = 16, timeout_s: float = TIMEOUT_S) -> Answer:
     """Streams a completion. Raises RequestFailed, also where the stream ends early or takes longer than `timeout_s` in all."""
     body = body_of(model, prompt, max_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)

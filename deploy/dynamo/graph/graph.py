@@ -29,6 +29,7 @@ class Graph:
         self.children: dict[str, Child] = {}
         self.ports = Ports()
         self.keep_alive = None
+        self.replaced_ports: list[int] = []
         self.folder = Path(tempfile.mkdtemp(prefix="cxl-serve-"))
         self.record = Record(self.folder / "record.json", self.folder)
         self.watcher = processes.start_watcher(self.record)
@@ -59,10 +60,10 @@ class Graph:
         self.environment = environment.common(options, self.folder)
         self.port = options.port or self.ports.take()
         roles = [("prefill", number) for number in range(options.prefill)] + [("decode", number) for number in range(options.decode)]
-        self.workers = {worker.name: worker for worker in (Worker(role, number, self.ports) for role, number in roles)}
+        self.workers = {worker.name: worker for worker in (Worker.make(role, number, self.ports) for role, number in roles)}
         self._child("frontend", workers.frontend_command(options, self.port), {"DYN_SYSTEM_PORT": str(self.ports.take())})
         for name in self.workers:
-            self.start_worker(name)
+            self._start_worker(name)
         if options.discovery == "file":
             self.keep_alive = KeepAlive(self.folder / "discovery", self._dead_ports)
 
@@ -72,10 +73,17 @@ class Graph:
         return child
 
     def _dead_ports(self) -> list[int]:
-        return [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
+        died = [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
+        return self.replaced_ports + died
 
-    def start_worker(self, name: str) -> Child:
-        """Starts a worker, or starts it again in its place after it has ended."""
+    def restart_worker(self, name: str) -> Child:
+        """Starts a worker in the place of one that has ended: the same host of the pool, other ports."""
+        old = self.workers[name]
+        self.replaced_ports.append(old.rpc_port)
+        self.workers[name] = Worker.make(old.role, old.number, self.ports)
+        return self._start_worker(name)
+
+    def _start_worker(self, name: str) -> Child:
         worker, told = self.workers[name], {}
         if self.pool:
             told |= environment.pool(self.pool.spec, self.pool.machine(list(self.workers).index(name)), self.folder)
@@ -89,7 +97,7 @@ class Graph:
         return {"NIXL_PLUGIN_DIR": str(_overlay.make_overlay(find(), self.folder / "nixl"))}
 
     def wait_until_ready(self) -> float:
-        """Waits for the first answer, with progress; how long it took, in seconds. Raises GraphError."""
+        """Waits until all workers are known and one has answered, with progress; seconds it took. Raises GraphError."""
         return wait_until_ready(self)
 
     def check(self) -> None:
@@ -99,7 +107,7 @@ class Graph:
             if child.status() is not None and not child.expected_to_end:
                 raise GraphError(f"{child.name} ended with {child.status()}; the end of {child.log}:\n{child.tail()}")
 
-    def ask(self, prompt: str, max_tokens: int = 16, **named) -> Answer:
+    def ask(self, prompt: str | list[int], max_tokens: int = 16, **named) -> Answer:
         """A greedy completion. Raises RequestFailed."""
         return ask(self.port, self.model.name, prompt, max_tokens, **named)
 
@@ -111,16 +119,18 @@ class Graph:
         except OSError as error:
             raise GraphError(f"{name} does not tell its metrics on port {port}: {error}") from error
 
+    def end_processes(self) -> None:
+        """Ends all processes, and leaves the pool for whoever wants to look at it before `end`."""
+        processes.end_all(list(self.children.values()), PATIENCE_S)
+
     def end(self) -> None:
         """Ends all processes and removes what they leave. Raises GraphError where something would not go."""
         if self.watcher is None:
             return
         if self.keep_alive:
             self.keep_alive.stop()
-        # Workers first: a frontend that goes before them takes their requests away in mid answer.
-        children = sorted(self.children.values(), key=lambda child: child.name == "frontend")
         try:
-            processes.end_all(children, PATIENCE_S)
+            self.end_processes()
         finally:
             left = sweep(self.record)
             self.watcher.stdin.close()

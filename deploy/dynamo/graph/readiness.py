@@ -23,23 +23,19 @@ def stage(log: str) -> str:
     return next(name for name, pattern in reversed(STAGES) if re.search(pattern, log))
 
 
-def instances(port: int) -> dict[str, int]:
-    """How many workers of each component the frontend knows; empty before it answers."""
+def known_ports(port: int) -> set[int]:
+    """Ports of the workers that the frontend knows and would send requests to; none before it answers."""
     try:
         said = json.loads(get(port, "/health", timeout_s=2))
-    except (OSError, RequestFailed, ValueError):
-        return {}
-    counts: dict[str, int] = {}
-    for instance in said.get("instances", []):
-        if instance.get("endpoint") == "generate":
-            counts[instance["component"]] = counts.get(instance["component"], 0) + 1
-    return counts
+        serving = [instance["transport"]["tcp"] for instance in said["instances"] if instance["endpoint"] == "generate"]
+        return {int(address.partition("/")[0].rpartition(":")[2]) for address in serving}
+    except (OSError, RequestFailed, ValueError, KeyError, TypeError):
+        return set()
 
 
 def wait_until_ready(graph) -> float:
     """Until all workers are known and a request is answered; seconds it took. Raises GraphError."""
     began, shown = time.monotonic(), {}
-    wanted = {"prefill": graph.options.prefill, "backend": graph.options.decode}
     while True:
         graph.check()
         passed = time.monotonic() - began
@@ -50,8 +46,7 @@ def wait_until_ready(graph) -> float:
                 graph.say(f"  {passed:4.0f} s  {name}: {where}")
         if passed > graph.options.ready_timeout_s:
             raise GraphError(f"not ready after {passed:.0f} s: {shown}; logs in {graph.logs}")
-        known = instances(graph.port)
-        if all(known.get(component, 0) >= count for component, count in wanted.items()):
+        if {worker.rpc_port for worker in graph.workers.values()} <= known_ports(graph.port):
             try:
                 graph.ask("ready?", max_tokens=1, timeout_s=60)
                 break

@@ -28,7 +28,7 @@ class Reference:
         asked = json.dumps([self.model, self.max_tokens, self.prompts, [self.environment.get("OMP_NUM_THREADS")]])
         return self.cache / f"{hashlib.sha256(asked.encode()).hexdigest()[:20]}.json"
 
-    def begin(self, prompts: Sequence[str], max_tokens: int) -> None:
+    def begin(self, prompts: Sequence[str | list[int]], max_tokens: int) -> None:
         """Starts the engine, unless it has said all this before."""
         self.prompts, self.max_tokens = list(prompts), max_tokens
         if self._file().exists():
@@ -70,7 +70,7 @@ def main(model: str, max_tokens: int) -> None:
     engine = LLM(
         model=model, enforce_eager=True, kv_cache_memory_bytes=128 << 20, dtype="float32", max_model_len=4096, enable_prefix_caching=False
     )
-    prompts = json.load(sys.stdin)
+    prompts = [asked if isinstance(asked, str) else {"prompt_token_ids": asked} for asked in json.load(sys.stdin)]
     answers = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
     json.dump([answer.outputs[0].text for answer in answers], texts)
     texts.close()

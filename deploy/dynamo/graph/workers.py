@@ -3,7 +3,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .environment import has_gpu
 from .model import BLOCK_TOKENS, Model
@@ -14,20 +14,21 @@ from .ports import Ports
 CPU_ARGUMENTS = ("--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20), "--dtype", "float32", "--max-model-len", "4096")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Worker:
-    """A worker's place in the graph and its ports, which it keeps when it is started again."""
+    """A worker's place in the graph, and its ports. One that is started again gets new ones, so that nobody takes it for the old one."""
 
     role: str
     number: int
-    ports: Ports
-    system_port: int = field(init=False)
-    rpc_port: int = field(init=False)
-    side_channel_port: int = field(init=False)
-    events_port: int = field(init=False)
+    system_port: int
+    rpc_port: int
+    side_channel_port: int
+    events_port: int
 
-    def __post_init__(self):
-        self.system_port, self.rpc_port, self.side_channel_port, self.events_port = (self.ports.take() for _ in range(4))
+    @classmethod
+    def make(cls, role: str, number: int, ports: Ports) -> "Worker":
+        """With ports that nobody else got."""
+        return cls(role, number, *(ports.take() for _ in range(4)))
 
     @property
     def name(self) -> str:
