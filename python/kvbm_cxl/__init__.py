@@ -90,7 +90,8 @@ def __getattr__(name: str):
     try:
         native = import_module("._native", __name__)
     except ImportError as error:
-        raise ImportError(f"kvbm_cxl.{name} needs the compiled part of the package ({error}): install the wheel, or run `make python-extension`") from error
+        advice = "install a wheel of kvbm-cxl, or run `make python-extension`"
+        raise ImportError(f"kvbm_cxl.{name} needs the compiled part of the package ({error}): {advice}") from error
     value = getattr(native, name)
     globals()[name] = value
     return value

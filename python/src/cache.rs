@@ -158,6 +158,7 @@ impl Cache {
 /// # Errors
 /// Those of [`End::wait`].
 pub fn close(slot: &Slot<Living>) -> Outcome<bool> {
+    slot.check_here()?;
     let Some(living) = slot.take() else { return Ok(false) };
     let (end, timeout_ms) = (living.end.clone(), living.member.timeout_ms());
     drop(living);
