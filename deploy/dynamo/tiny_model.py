@@ -25,8 +25,8 @@ CHAT_TEMPLATE = (
 )
 WORDS = (
     "a pool of memory is shared by all hosts in the rack and each host maps it but no host sees what another has written until it was "
-    "flushed prefill publishes blocks of keys and values decode pulls them and every later request with that prefix finds them again before "
-    "it computes where does this block come from who wrote it when was it read how many bytes were moved and what did that cost in time"
+    "flushed prefill publishes blocks of keys and values decode pulls them and every later request with that prefix finds them before it "
+    "computes where does this block come from who wrote it when was it read how many bytes were moved and what did that cost in time"
 ).split()
 
 

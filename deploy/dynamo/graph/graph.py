@@ -76,6 +76,10 @@ class Graph:
         died = [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
         return self.replaced_ports + died
 
+    def live_ports(self) -> set[int]:
+        """Where the workers that run listen for requests."""
+        return {worker.rpc_port for name, worker in self.workers.items() if self.children[name].status() is None}
+
     def restart_worker(self, name: str) -> Child:
         """Starts a worker in the place of one that has ended: the same host of the pool, other ports."""
         old = self.workers[name]
@@ -89,6 +93,7 @@ class Graph:
             told |= environment.pool(self.pool.spec, self.pool.machine(list(self.workers).index(name)), self.folder)
         if self.options.connector == "nixl-cxl":
             told |= self._plugin()
+        (self.logs / f"{name}.log").unlink(missing_ok=True)
         return self._child(name, workers.worker_command(self.options, self.model, worker), worker.environment() | told)
 
     def _plugin(self) -> dict[str, str]:
