@@ -13,6 +13,17 @@ RECORD ?= 0
 NIXL_OTHERS := 1.3.2 1.5.1
 WHEELS ?= 1.4.1 $(NIXL_OTHERS)
 ROUNDS ?= 200
+# The graph of `make serve`: workers, how KV blocks travel (cxl, nixl-cxl or nixl-ucx), a model and a pool other than those that it makes,
+# how the frontend chooses workers (round-robin or kv), how processes find each other (file or etcd), the frontend's port (0 = a free one).
+PREFILL ?= 1
+DECODE ?= 1
+CONNECTOR ?= cxl
+MODEL ?=
+POOL ?=
+ROUTER ?= round-robin
+DISCOVERY ?= file
+PORT ?= 0
+ONCE ?= 0
 # Where install-capi puts the C interface.
 PREFIX ?= target/install
 
@@ -23,6 +34,7 @@ SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
 SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
 	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
 NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
+GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 export JOBS FUZZ_SECONDS
 
@@ -34,6 +46,7 @@ export JOBS FUZZ_SECONDS
 .PHONY: help
 help: ## List the targets
 	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
+	@echo 'make serve [ONCE=1] [PREFILL=1] [DECODE=1] [CONNECTOR=cxl|nixl-cxl|nixl-ucx] [MODEL=] [POOL=] [ROUTER=round-robin|kv] [PORT=0]'
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 ## Setting up and building
@@ -100,8 +113,20 @@ python-package: build build-plugin .venv/installed ## Build the wheel of package
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
+# What is fetched and what is built wait for different things, so they go side by side.
+.PHONY: serve-ready
+serve-ready: .venv/installed ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
+	@$(MAKE) --no-print-directory .venv/serve-installed & fetched=$$!; \
+	$(MAKE) --no-print-directory build build-plugin; built=$$?; wait $$fetched && exit $$built
+	@$(MAKE) --no-print-directory python-package
+
 .PHONY: serve
-serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
+serve: serve-ready ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from; ONCE=1 verifies and ends
+	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
+		--discovery $(DISCOVERY) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
+
+.PHONY: demo
+demo: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
 	@target/release/cxlctl demo
 
 .PHONY: clean
@@ -111,7 +136,7 @@ clean: ## Remove .venv and target
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-python test-nixl ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-python test-nixl test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy
@@ -139,6 +164,14 @@ test-python: build python-extension .venv/nixl-installed ## The Python package o
 .PHONY: test-nixl
 test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
 	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl --ignore-glob='*/test_native_*'
+
+.PHONY: test-serve
+test-serve: serve-ready ## The launcher, and one graph of a prefill and a decode worker
+	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_launcher.py tests/graph/test_one_by_one.py
+
+.PHONY: test-graph
+test-graph: serve-ready ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
+	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
 
 .PHONY: test-nixl-cpp
 test-nixl-cpp: ## C++ tests of the NIXL plugin
