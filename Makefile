@@ -22,6 +22,7 @@ CARGO_FLAGS := --locked -q -j$(JOBS)
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
 SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
 	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
+PROTOC_ENV := PROTOC=$(CURDIR)/scripts/protoc
 NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 export JOBS FUZZ_SECONDS
@@ -65,6 +66,14 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 .PHONY: setup-nixl
 setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add the NIXL wheels that the plugin is tested with (about 300 MB each)
 
+.venv/etcd-installed: requirements-etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
+	$(STEP) 'protoc' scripts/setup requirements-etcd.lock
+	$(STEP) 'etcd' scripts/setup-etcd .venv/etcd
+	@touch $@
+
+.PHONY: setup-etcd
+setup-etcd: .venv/etcd-installed ## Add an etcd server and what cxl-member is built with (optional)
+
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 	$(STEP) 'cross linker' scripts/setup requirements-cross.lock
@@ -77,6 +86,10 @@ build: ## Build the release programs and the C API libraries
 build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 	$(STEP) 'release build of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
 	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
+
+.PHONY: build-member
+build-member: .venv/etcd-installed ## Build cxl-member, which keeps a host's slot in etcd
+	$(STEP) 'release build of cxl-member' env $(PROTOC_ENV) cargo build $(CARGO_FLAGS) --release -p cxl-member
 
 .PHONY: python-package
 python-package: build-plugin .venv/nixl-installed ## Build the wheel of package kvbm-cxl, plugin included, in target/wheels
@@ -116,7 +129,7 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests --ignore=tests/nixl
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests --ignore=tests/nixl --ignore=tests/member
 
 .PHONY: test-nixl
 test-nixl: build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
@@ -143,6 +156,12 @@ test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random p
 .PHONY: test-upstream-nixl
 test-upstream-nixl: build-plugin setup-nixl ## The tests of the nixl-sys crate with our plugin in the place of UCX
 	$(STEP) 'tests of nixl-sys' scripts/upstream-nixl
+
+.PHONY: test-member
+test-member: build-member build ## Hosts whose slots are leased in etcd: leases that run out, an etcd that goes away
+	$(STEP) 'clippy, cxl-member' env $(PROTOC_ENV) cargo clippy $(CARGO_FLAGS) -p cxl-member --all-targets -- -D warnings
+	$(STEP) 'cargo test, cxl-member' env $(PROTOC_ENV) cargo test $(CARGO_FLAGS) -p cxl-member
+	$(STEP) 'pytest, cxl-member' .venv/bin/python -m pytest -q tests/member
 
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++
