@@ -134,9 +134,13 @@ fn a_suspected_host_that_still_beats_is_fenced_and_joins_again() {
     assert!(matches!(manager.host.suspect(slot, u32::MAX), Err(Error::Invalid(_))));
     manager.host.suspect(slot, incarnation).unwrap();
     await_fence(&manager, slot, incarnation);
-    suspect.serve_until("a re-join", || suspect.host.enter().is_ok());
-    // The new incarnation is not the one that was suspected, and lives on.
-    assert_eq!((suspect.host.slot(), suspect.host.incarnation()), (slot, incarnation + 1));
+    let deadline = Instant::now() + PATIENCE;
+    while suspect.host.incarnation() == incarnation || suspect.host.enter().is_err() {
+        assert!(Instant::now() < deadline, "the host did not join again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The new incarnation is not the one that was suspected: it keeps its slot and is heard.
+    assert_eq!(suspect.host.slot(), slot);
     suspect.publish(10..14, 1000);
-    assert_eq!((manager.count(10..14, 1000), manager.host.is_fenced(slot, incarnation + 1).unwrap()), (4, false));
+    assert_eq!(manager.count(10..14, 1000), 4);
 }
