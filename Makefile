@@ -33,6 +33,7 @@ CARGO_FLAGS := --locked -q -j$(JOBS)
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
 SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
 	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
+PROTOC_ENV := PROTOC=$(CURDIR)/scripts/protoc
 NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
@@ -85,6 +86,14 @@ setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add 
 .PHONY: setup-serve
 setup-serve: .venv/serve-installed ## Add vLLM for CPUs and Dynamo in .venv/serve (3 GB to fetch, 7 GB on disk)
 
+.venv/etcd-installed: requirements-etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
+	$(STEP) 'protoc' scripts/setup requirements-etcd.lock
+	$(STEP) 'etcd' scripts/setup-etcd .venv/etcd
+	@touch $@
+
+.PHONY: setup-etcd
+setup-etcd: .venv/etcd-installed ## Add an etcd server and what cxl-member is built with (optional)
+
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 	$(STEP) 'cross linker' scripts/setup requirements-cross.lock
@@ -101,6 +110,10 @@ build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 .PHONY: python-extension
 python-extension: ## Build the compiled part of the Python package into python/kvbm_cxl, for PYTHONPATH=python
 	$(STEP) 'Python extension' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/python-extension
+
+.PHONY: build-member
+build-member: .venv/etcd-installed ## Build cxl-member, which keeps a host's slot in etcd
+	$(STEP) 'release build of cxl-member' env $(PROTOC_ENV) cargo build $(CARGO_FLAGS) --release -p cxl-member
 
 .PHONY: python-package
 python-package: build build-plugin .venv/installed ## Build the wheel of package kvbm-cxl in target/wheels; into .venv/serve, too, where that is there
@@ -155,7 +168,7 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests --ignore=tests/nixl
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py
 
 .PHONY: test-python
 test-python: build python-extension .venv/nixl-installed ## The Python package over the pool, in one and two processes
@@ -194,6 +207,12 @@ test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random p
 .PHONY: test-upstream-nixl
 test-upstream-nixl: build-plugin setup-nixl ## The tests of the nixl-sys crate with our plugin in the place of UCX
 	$(STEP) 'tests of nixl-sys' scripts/upstream-nixl
+
+.PHONY: test-member
+test-member: build-member build ## Hosts whose slots are leased in etcd: leases that run out, an etcd that goes away
+	$(STEP) 'clippy, cxl-member' env $(PROTOC_ENV) cargo clippy $(CARGO_FLAGS) -p cxl-member --all-targets -- -D warnings
+	$(STEP) 'cargo test, cxl-member' env $(PROTOC_ENV) cargo test $(CARGO_FLAGS) -p cxl-member
+	$(STEP) 'pytest, cxl-member' .venv/bin/python -m pytest -q tests/member
 
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++
