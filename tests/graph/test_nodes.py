@@ -10,6 +10,7 @@ import pytest
 from graph import workers
 from graph.model import BLOCK_TOKENS
 from graph.options import ROOT, Options
+from graph.pool import DESCRIPTION_CELLS
 
 NODES = ROOT / "deploy" / "dynamo" / "nodes"
 SAYS = '#!/bin/sh\necho "$NIXL_PLUGIN_DIR"; echo "$CXL_POOL"; for argument; do echo "$argument" | tr -d "\\n"; echo; done\n'
@@ -46,14 +47,20 @@ def test_workers_get_the_launchers_configuration(tmp_path, monkeypatch, connecto
 def test_the_frontend_gets_the_launchers_options(tmp_path):
     said = called(tmp_path, "frontend.sh", ROUTER="kv")[2:]
     wanted = workers.frontend_command(Options(router="kv"), 8000)
-    assert [after(said, flag) for flag in ("-m", "--router-mode", "--migration-limit")] == [
-        after(wanted, flag) for flag in ("-m", "--router-mode", "--migration-limit")
-    ]
+    flags = ("-m", "--router-mode", "--migration-limit", "--router-disk-cache-hit-weight")
+    assert [after(said, flag) for flag in flags] == [after(wanted, flag) for flag in flags]
+
+
+def test_workers_publish_their_events_for_the_kv_router(tmp_path):
+    wanted = workers.kv_events_config(Path("/tmp"), workers.Worker("decode", 0, 9090, 1, 2))
+    events = json.loads(after(called(tmp_path, "worker.sh", "decode", ROUTER="kv"), "--kv-events-config"))
+    assert events | {"endpoint": ""} == wanted | {"endpoint": ""} and events["endpoint"].startswith("ipc:///tmp/kv-events-9090")
+    assert "--kv-events-config" not in called(tmp_path, "worker.sh", "decode")
 
 
 def test_the_pool_gets_cells_of_a_block(tmp_path):
     said = called(tmp_path, "format-pool.sh", CELL_BYTES="4M")
-    assert after(said, "--cells") == "4M:75%"
+    assert after(said, "--cells") == f"{DESCRIPTION_CELLS},4M:75%"
 
 
 def test_only_known_connectors(tmp_path):
