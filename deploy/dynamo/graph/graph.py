@@ -2,6 +2,8 @@
 """A running graph: what `serve.py` and the tests start, ask and end."""
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from .sweep import Record, sweep
 from .workers import Worker
 
 PATIENCE_S = 8
+PLUGIN_TIMEOUT_S = 60
 
 
 class Graph:
@@ -97,9 +100,12 @@ class Graph:
         return self._child(name, workers.worker_command(self.options, self.model, worker), worker.environment() | told)
 
     def _plugin(self) -> dict[str, str]:
-        from kvbm_cxl.nixl import _overlay, find
-
-        return {"NIXL_PLUGIN_DIR": str(_overlay.make_overlay(find(), self.folder / "nixl"))}
+        """As `NIXL_PLUGIN_DIR=$(kvbm-cxl nixl-plugin-dir)`, but in the graph's own folder."""
+        command = [sys.executable, "-m", "kvbm_cxl.cli", "nixl-plugin-dir", "--into", str(self.folder / "nixl")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PLUGIN_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise GraphError(f"kvbm-cxl nixl-plugin-dir: {done.stderr.strip()}; `make python-package` installs the plugin")
+        return {"NIXL_PLUGIN_DIR": done.stdout.strip()}
 
     def wait_until_ready(self) -> float:
         """Waits until all workers are known and one has answered, with progress; seconds it took. Raises GraphError."""

@@ -60,11 +60,12 @@ def ask(graph, prompt: str) -> Asked:
 
 def _blocks(tokens: int) -> str:
     full, tail = divmod(tokens, BLOCK_TOKENS)
-    return f"{tokens} tokens ({full} blocks" + (f" + {tail} tokens)" if tail else ")")
+    parts = [f"{full} block" + ("" if full == 1 else "s")] if full else []
+    return f"{tokens} tokens ({' + '.join(parts + ([f'{tail} tokens'] if tail else []))})"
 
 
 def _moved(what: str, blocks: int, len_bytes: int, seconds: float) -> str:
-    blocks_said = f"{blocks} blocks, " if blocks else ""
+    blocks_said = f"{blocks} block{'' if blocks == 1 else 's'}, " if blocks else ""
     return f"{what} {blocks_said}{len_bytes / 1e6:.2f} MB in {seconds * 1e3:.1f} ms"
 
 
