@@ -105,7 +105,7 @@ class TestWheel:
 
         target = tmp_path / "site"
         subprocess.run([*UV, "--target", str(target), str(self.wheel)], check=True, capture_output=True, timeout=120)
-        code = "import sys, kvbm_cxl; kvbm_cxl.Namespace; sys.argv = ['cxlctl', '--version']; from kvbm_cxl.programs import cxlctl; cxlctl()"
+        code = "import sys, kvbm_cxl, kvbm_cxl.programs; kvbm_cxl.Namespace; sys.argv[1:] = ['--version']; kvbm_cxl.programs.cxlctl()"
         environment = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
         run = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert run.stdout.startswith("cxlctl ") and run.returncode == 0, run.stdout + run.stderr
