@@ -21,6 +21,7 @@
 //! | `service` | the upkeep that somebody has to run |
 //! | [`events`] | what happened, for listeners |
 //! | [`survey`] | what is in the cache of a pool, and why a key is not |
+//! | `watch` | which blocks of a namespace come and go, whoever publishes them |
 //!
 //! # Example
 //!
@@ -85,6 +86,7 @@ mod pull;
 mod service;
 mod standing;
 pub mod survey;
+mod watch;
 
 pub use cells::Share;
 pub use config::CacheConfig;
@@ -94,6 +96,7 @@ pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
 pub use publish::{Published, Reservation, Reserved, Wish};
 pub use pull::{Pinned, Pulled};
 pub use service::Upkeep;
+pub use watch::{Changes, Watch};
 
 use crate::background::held;
 use crate::copy::{CopyConfig, CopyEngine, LocalRange};

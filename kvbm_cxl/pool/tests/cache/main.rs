@@ -12,6 +12,7 @@ mod processes;
 mod publish;
 mod quota;
 mod room;
+mod watch;
 
 /// Not a test of its own: the program of processes that are killed.
 #[test]
