@@ -214,6 +214,30 @@ class Events(Iterator[Event]):
     def __iter__(self) -> Self: ...
     def __next__(self) -> Event: ...
 
+class Changes:
+    """What changed between two looks of a Watch. Keys of 16 bytes, in no order."""
+
+    @property
+    def added(self) -> list[bytes]:
+        """There now, with all companions, and not before."""
+
+    @property
+    def removed(self) -> list[bytes]:
+        """Of these it is no longer so."""
+
+    @property
+    def alone(self) -> list[bytes]:
+        """Blocks of this host that were without a companion at this look and the one before."""
+
+class Watch:
+    """A memory of which blocks of a namespace were there, whoever published them. It keeps nothing in the pool, nor the cache open."""
+
+    def look(self) -> Changes:
+        """What has changed since the last look; at the first one everything is new. What came and went in between is not told.
+
+        Reads a line for each cell in use of the size that is watched, and looks up every block in every companion. Raises ClosedError.
+        """
+
 class Cache:
     """The prefix cache, as one process uses it. Pool.cache() opens it."""
 
@@ -235,6 +259,10 @@ class Cache:
 
     def has(self, ns: Namespace, keys: Iterable[bytes]) -> list[bool]:
         """Which of several blocks are there, chained or not. Advice, as lookup."""
+
+    def watch(self, ns: Namespace, len_bytes: int, *, companions: Sequence[Namespace] = ()) -> Watch:
+        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes. A block
+        counts while there is one of the same key in every companion. Raises InvalidError when no cell is large enough."""
 
     def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
         """Pins the leading blocks of a chain that are there. Raises FullError when this process has too many pins (65536)."""
