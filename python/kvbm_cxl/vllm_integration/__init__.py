@@ -14,7 +14,8 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `geometry` | where the bytes of a block lie in vLLM's tensors |
 | `jobs` | threads that copy, with bounds |
 | `pool_access` | one pool per process, opened once, opened again after it was lost |
-| `stats`, `events` | counters for vLLM and Prometheus; KV events for routers |
+| `stats` | counters for vLLM and Prometheus |
+| `events`, `announcer`, `descriptions`, `publisher` | KV events for routers: of all of the pool's blocks, also while the engine is idle |
 | `kv_memory` | the KV cache itself in pool memory |
 | `dynamo_protocol` | Dynamo's side of the hand-over |
 

@@ -105,6 +105,11 @@ class SchedulerSide:
         self._namespaces = [kvbm_cxl.Namespace.from_bytes(namespace) for namespace in dict.fromkeys(in_order)]
 
     @property
+    def namespaces(self) -> list["kvbm_cxl.Namespace"]:
+        """Those of workers with blocks of their own."""
+        return self._namespaces
+
+    @property
     def workers(self) -> int:
         """Workers with blocks of their own."""
         return len(self._namespaces)

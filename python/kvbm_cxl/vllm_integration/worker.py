@@ -214,7 +214,7 @@ class WorkerSide:
             self.tally.count("bytes", "published", outcomes.count("stored") * attached.layout.block_bytes)
             if self.config.events:
                 with self._lock:
-                    self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome == "stored")
+                    self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome in ("stored", "exists"))
 
         self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, publish)
 
