@@ -97,7 +97,7 @@ class Graph:
         if self.options.connector == "nixl-cxl":
             told |= self._plugin()
         (self.logs / f"{name}.log").unlink(missing_ok=True)
-        return self._child(name, workers.worker_command(self.options, self.model, worker), worker.environment() | told)
+        return self._child(name, workers.worker_command(self.options, self.model, worker, self.folder), worker.environment() | told)
 
     def _plugin(self) -> dict[str, str]:
         """As `NIXL_PLUGIN_DIR=$(kvbm-cxl nixl-plugin-dir)`, but in the graph's own folder."""

@@ -32,8 +32,9 @@ class Options:
     port: int = 0
     # Where models and logs are kept.
     state: Path = ROOT / "target" / "serve"
-    # Added to every worker's command line, and to the connector's configuration.
+    # Added to every worker's command line, to the frontend's, and to the connector's configuration.
     worker_arguments: tuple[str, ...] = ()
+    frontend_arguments: tuple[str, ...] = ()
     connector_config: dict = field(default_factory=dict)
     # Added to every process's environment.
     environment: dict = field(default_factory=dict)

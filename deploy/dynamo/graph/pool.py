@@ -16,6 +16,8 @@ TIMEOUT_S = 60
 # Seats of the pool's management: one for each worker, so that whichever comes first can let the others in.
 MAX_SEATS = 8
 PAGE = 4096
+# For what routers are told of each block: with blocks of 200 KiB or more enough for all of them.
+DESCRIPTION_CELLS = "2K:1%"
 
 
 def cxlctl_path() -> Path:
@@ -69,11 +71,14 @@ def cell_bytes(block_bytes: int) -> int:
     return -(-block_bytes // PAGE) * PAGE
 
 
-def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False) -> None:
-    """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError."""
+def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False, announced: bool = False) -> None:
+    """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError.
+
+    announced: with cells for what routers are told of each block.
+    """
     arguments = ["format", "--slots", "32"]
     if block_bytes:
-        arguments += ["--cells", f"{cell_bytes(block_bytes)}:75%"]
+        arguments += ["--cells", (f"{DESCRIPTION_CELLS}," if announced else "") + f"{cell_bytes(block_bytes)}:75%"]
     if machines:
         seats = list(machines[:MAX_SEATS])
         arguments += ["--seats", str(len(seats)), "--machine", seats[0]]
@@ -84,13 +89,14 @@ def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], for
 
 def make(options: Options, block_bytes: int | None, note_path) -> Pool:
     """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
+    announced = options.router == "kv" and options.connector == "cxl"
     if options.pool:
         if options.format_given_pool:
-            format_pool(options.pool, block_bytes, (), force=True)
+            format_pool(options.pool, block_bytes, (), force=True, announced=announced)
         cxlctl(options.pool, "info", "--json")
         return Pool(options.pool, None, ())
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)
-    format_pool(f"{own},size={options.pool_bytes}", block_bytes, machines)
+    format_pool(f"{own},size={options.pool_bytes}", block_bytes, machines, announced=announced)
     return Pool(str(own), own, machines)

@@ -4,4 +4,5 @@
 set -eu
 . "$(dirname "$0")/rack.env"
 cxlctl doctor
-exec cxlctl format --cells "$CELL_BYTES:75%" --seats 4 "$@"
+# Small cells are for what routers are told of each block (ROUTER=kv).
+exec cxlctl format --cells "2K:1%,$CELL_BYTES:75%" --seats 4 "$@"

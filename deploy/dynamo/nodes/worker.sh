@@ -19,5 +19,9 @@ nixl-cxl)
     exit 2
     ;;
 esac
+# ROUTER=kv: the frontend follows the KV events of the worker, and those of the pool, which CxlConnector adds.
+if [ "${ROUTER:-round-robin}" = kv ]; then
+    set -- --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "ipc:///tmp/kv-events-'"$DYN_SYSTEM_PORT"'"}' "$@"
+fi
 exec python3 -m dynamo.vllm --model "$MODEL" --disaggregation-mode "$role" --tensor-parallel-size "$TP" --block-size "$BLOCK_TOKENS" \
     --kv-transfer-config "$transfer" "$@"
