@@ -3,6 +3,7 @@
 
 import ast
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,13 @@ def test_every_error_of_the_module_is_a_class():
     text = (ROOT / "python" / "src" / "failure.rs").read_text()
     raised = {word for word in text.replace('"', " ").split() if word.endswith(("Error", "Error_")) and hasattr(errors, word)}
     assert raised == set(errors.__all__), "each class is raised somewhere, and none is raised that does not exist"
+
+
+def test_the_example_of_the_readme(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state"))
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "python" / "README.md").read_text(), re.DOTALL)
+    assert "/dev/shm/kv" in example
+    exec(compile(example.replace("/dev/shm/kv", str(tmp_path / "kv")), "README.md", "exec"), {})  # noqa: S102
 
 
 def test_without_the_compiled_part(tmp_path):
