@@ -416,7 +416,7 @@ class Pool:
         """The memory that a name stands for. Raises NotFoundError."""
 
     def prometheus(self) -> str:
-        """What every host of the pool has told of itself, as text for Prometheus with label slot; about a second old."""
+        """What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter`; a second old."""
 
     def close(self) -> None:
         """Closes the cache, waits for calls under way and leaves the pool; while somebody has memory of it, the last of that leaves.
