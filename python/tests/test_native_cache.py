@@ -86,9 +86,10 @@ def test_many_blocks_at_once(cache):
     keys, ids = chain(150), [(number * 7) % 160 for number in range(150)]
     source, target = arrays(160), arrays(200)
     fill(source, ids, keys)
-    layout = kvbm_cxl.BlockLayout.of_tensors(source)
+    layout, events = kvbm_cxl.BlockLayout.of_tensors(source), cache.subscribe()
     assert (layout.block_bytes, len(layout), layout.device) == (4503, 160, "cpu")
     assert cache.publish_blocks(NS, keys, layout, ids, parents=[None, *keys[:-1]]) == ["stored"] * 150
+    assert [(event.key, event.parent) for event in events.poll()] == list(zip(keys, [None, *keys[:-1]], strict=True))
     assert cache.publish_blocks(NS, keys[:3], layout, ids[:3]) == ["exists"] * 3
     absent = chain(10, seed=1)
     wanted = [key for pair in zip(keys[:10], absent, strict=True) for key in pair] + keys[10:]
