@@ -40,7 +40,7 @@ class Serving:
     def __init__(self, graph, prompts):
         self.graph = graph
         self.reference = Reference(
-            graph.model.path, graph.environment, Options.state / "reference", graph.record, graph.logs / "reference.log"
+            graph.model, graph.environment, Options.state / "reference", graph.record, graph.logs / "reference.log"
         )
         self.reference.begin(prompts, MAX_TOKENS)
         self.prompts = prompts

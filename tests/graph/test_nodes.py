@@ -60,7 +60,7 @@ def test_workers_publish_their_events_for_the_kv_router(tmp_path):
 
 def test_the_pool_gets_cells_of_a_block(tmp_path):
     said = called(tmp_path, "format-pool.sh", CELL_BYTES="4M")
-    assert after(said, "--cells") == f"{DESCRIPTION_CELLS},4M:75%"
+    assert [said[at + 1] for at, argument in enumerate(said) if argument == "--cells"] == ["4M:75%", DESCRIPTION_CELLS]
 
 
 def test_only_known_connectors(tmp_path):

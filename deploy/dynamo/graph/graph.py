@@ -22,6 +22,7 @@ from .workers import Worker
 
 PATIENCE_S = 8
 PLUGIN_TIMEOUT_S = 60
+KEPT_LOGS = 5
 
 
 class Graph:
@@ -52,14 +53,13 @@ class Graph:
         options = self.options
         for name in ("tmp", "discovery"):
             (self.folder / name).mkdir()
-        self.logs = options.state / "logs"
-        shutil.rmtree(self.logs, ignore_errors=True)
-        self.logs.mkdir(parents=True)
+        self.logs = self._new_logs(options.state / "logs")
         self.model: Model = choose(options)
         self.say(f"model {self.model.name}: {self.model.path}")
         self.pool = pool.make(options, self.model.block_bytes, self.record.add_path) if options.needs_pool else None
         if self.pool:
-            self.say(f"pool {self.pool.spec}" + (f", {options.pool_bytes >> 20} MiB, goes with the graph" if self.pool.own else ""))
+            own = self.pool.own
+            self.say(f"pool {self.pool.spec}" + (f", {own.stat().st_size >> 20} MiB, goes with the graph" if own else ""))
         self.environment = environment.common(options, self.folder)
         self.port = options.port or self.ports.take()
         roles = [("prefill", number) for number in range(options.prefill)] + [("decode", number) for number in range(options.decode)]
@@ -69,6 +69,15 @@ class Graph:
             self._start_worker(name)
         if options.discovery == "file":
             self.keep_alive = KeepAlive(self.folder / "discovery", self._dead_ports)
+
+    def _new_logs(self, folder: Path) -> Path:
+        """A folder for this graph's logs, beside those of the last few."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
+            shutil.rmtree(old, ignore_errors=True)
+        made = folder / self.folder.name
+        made.mkdir()
+        return made
 
     def _child(self, name: str, command: list[str], told: dict[str, str]) -> Child:
         child = Child(name, command, self.environment | told, self.logs / f"{name}.log", self.record)

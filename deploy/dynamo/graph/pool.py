@@ -16,6 +16,8 @@ TIMEOUT_S = 60
 # Seats of the pool's management: one for each worker, so that whichever comes first can let the others in.
 MAX_SEATS = 8
 PAGE = 4096
+# A pool of our own has room for a few of the longest prompts, whatever the model.
+MIN_POOL_BYTES, POOL_BLOCKS = 1 << 30, 128
 # For what routers are told of each block: with blocks of 200 KiB or more enough for all of them.
 DESCRIPTION_CELLS = "2K:1%"
 
@@ -78,7 +80,7 @@ def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], for
     """
     arguments = ["format", "--slots", "32"]
     if block_bytes:
-        arguments += ["--cells", (f"{DESCRIPTION_CELLS}," if announced else "") + f"{cell_bytes(block_bytes)}:75%"]
+        arguments += ["--cells", f"{cell_bytes(block_bytes)}:75%", *(("--cells", DESCRIPTION_CELLS) if announced else ())]
     if machines:
         seats = list(machines[:MAX_SEATS])
         arguments += ["--seats", str(len(seats)), "--machine", seats[0]]
@@ -98,5 +100,6 @@ def make(options: Options, block_bytes: int | None, note_path) -> Pool:
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)
-    format_pool(f"{own},size={options.pool_bytes}", block_bytes, machines, announced=announced)
+    size_bytes = options.pool_bytes or max(MIN_POOL_BYTES, POOL_BLOCKS * cell_bytes(block_bytes or 0))
+    format_pool(f"{own},size={size_bytes}", block_bytes, machines, announced=announced)
     return Pool(str(own), own, machines)

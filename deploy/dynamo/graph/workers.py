@@ -15,9 +15,6 @@ from .ports import Ports
 # that load decides which worker is asked, as in Beluga 6.3; Dynamo's default of 0.25 is of disks.
 POOL_HIT_WEIGHT = 0.95
 
-# A tiny cache: what a test needs, several times over.
-CPU_ARGUMENTS = ("--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20), "--dtype", "float32", "--max-model-len", "4096")
-
 
 @dataclass(frozen=True)
 class Worker:
@@ -77,7 +74,7 @@ def worker_command(options: Options, model: Model, worker: Worker, folder: Path)
     command += ["--kv-transfer-config", json.dumps(kv_transfer_config(options, worker.role))]
     if options.router == "kv":
         command += ["--kv-events-config", json.dumps(kv_events_config(folder, worker))]
-    return command + list(() if has_gpu() else CPU_ARGUMENTS) + list(options.worker_arguments)
+    return [*command, *model.engine_flags(), *options.worker_arguments]
 
 
 def frontend_command(options: Options, port: int) -> list[str]:
