@@ -120,6 +120,7 @@ test-tidy: .venv/installed ## House rules and documents (pytest)
 
 .PHONY: test-nixl
 test-nixl: build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
+	$(STEP) 'cxlctl, which shows what agents count' cargo build $(CARGO_FLAGS) --release -p cxlctl
 	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl
 
 .PHONY: test-nixl-cpp
