@@ -54,10 +54,13 @@ def test_cxlctl_shows_what_both_hosts_transferred(cluster):
     assert one.transfer("WRITE", mine.row(0, 50_000), pooled.row(0, 50_000), other.name) == "DONE"
     assert other.transfer("READ", theirs.row(0, 4096), mine.row(0, 4096), one.name) == "DONE"
     assert other.notifications(1) == {one.name: [b"moved"]}
+    # Under the emulator a block that is mapped by itself is ordinary memory, as far as the plugin is concerned.
+    direct = 50_000 if cluster.memory == "plain" else 0
+    staged = 120_000 - direct
     initiator, _ = shown.await_counters(
-        {"posted": 3, "reads": 1, "writes": 2, "failed": 0, "staged_read_bytes": 3 * MIB, "staged_written_bytes": 70_000,
-         "pool_written_bytes": 50_000, "served_read_bytes": 4096, "notifs_sent": 1, "notifs_received": 0, "engines": 1},
-        {"posted": 1, "reads": 1, "writes": 0, "staged_read_bytes": 4096, "served_read_bytes": 3 * MIB, "served_written_bytes": 70_000,
+        {"posted": 3, "reads": 1, "writes": 2, "failed": 0, "staged_read_bytes": 3 * MIB, "staged_written_bytes": staged,
+         "pool_written_bytes": direct, "served_read_bytes": 4096, "notifs_sent": 1, "notifs_received": 0, "engines": 1},
+        {"posted": 1, "reads": 1, "writes": 0, "staged_read_bytes": 4096, "served_read_bytes": 3 * MIB, "served_written_bytes": staged,
          "notifs_sent": 0, "notifs_received": 1, "engines": 1},
     )
     assert initiator["links"] >= 1 and initiator["links_lost"] == 0

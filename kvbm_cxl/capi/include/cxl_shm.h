@@ -401,7 +401,7 @@ typedef enum cxl_shm_counter {
     CXL_SHM_COUNT_NIXL_FILE_READ_BYTES = 45,      /* bytes read from files */
     CXL_SHM_COUNT_NIXL_NOTIFS_SENT = 46,          /* notifications sent */
     CXL_SHM_COUNT_NIXL_NOTIFS_RECEIVED = 47,      /* notifications received */
-    CXL_SHM_COUNT_NIXL_NOTIFS_RESENT = 48,        /* notifications sent once more, because a link ended before they were acknowledged */
+    CXL_SHM_COUNT_NIXL_NOTIFS_RESENT = 48,        /* notifications sent once more, because a link ended before */
     CXL_SHM_COUNT_NIXL_LINKS_MADE = 49,           /* links to peers that were made, from either end */
     CXL_SHM_COUNT_NIXL_LINKS_LOST = 50,           /* links that ended otherwise than by a close of the other end */
     CXL_SHM_COUNT_NIXL_PEERS_GONE = 51,           /* peers that ended, or could not be reached */

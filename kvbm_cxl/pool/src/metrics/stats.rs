@@ -22,8 +22,8 @@ use crate::media::{COUNTERS_PER_STATS, Region, STATS_LINES, StatsLine};
 /// Counters that the lines of a slot have room for.
 pub const STATS: usize = STATS_LINES * COUNTERS_PER_STATS;
 
-/// Makes the list of counters, each with its place in the lines of a slot, which is part of the format. Those without a value are counted by
-/// layers above.
+/// Makes the list of counters, each with its place in the lines of a slot, which is part of the format. Those without a value are counted
+/// by layers above.
 macro_rules! stats {
     (@value $place:literal, $value:expr) => { $value };
     (@value $place:literal,) => { |metrics| metrics.given.get($place) };
@@ -130,7 +130,7 @@ stats! {
     NixlFileReadBytes = 45, "nixl_file_read_bytes", Counter, "Bytes read from files.";
     NixlNotifsSent = 46, "nixl_notifs_sent", Counter, "Notifications sent.";
     NixlNotifsReceived = 47, "nixl_notifs_received", Counter, "Notifications received.";
-    NixlNotifsResent = 48, "nixl_notifs_resent", Counter, "Notifications sent once more, because a link ended before they were acknowledged.";
+    NixlNotifsResent = 48, "nixl_notifs_resent", Counter, "Notifications sent once more, because a link ended before.";
     NixlLinksMade = 49, "nixl_links_made", Counter, "Links to peers that were made, from either end.";
     NixlLinksLost = 50, "nixl_links_lost", Counter, "Links that ended otherwise than by a close of the other end.";
     NixlPeersGone = 51, "nixl_peers_gone", Counter, "Peers that ended, or could not be reached.";

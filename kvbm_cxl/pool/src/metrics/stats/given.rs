@@ -6,7 +6,7 @@ use crate::metrics::Kind;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What layers above this crate counted. They hand over what has changed since the last time, now and then: this is no place for a hot path.
+/// What layers above this crate counted. They hand over what has changed since the last time, now and then: no place for a hot path.
 pub struct Given([AtomicU64; STATS]);
 
 impl Default for Given {
