@@ -90,7 +90,7 @@ mod watch;
 
 pub use cells::Share;
 pub use config::CacheConfig;
-pub(crate) use local::local_len_bytes;
+pub(crate) use local::local_end_bytes;
 pub use lookup::BlockInfo;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
 pub use publish::{Published, Reservation, Reserved, Wish};
@@ -106,6 +106,7 @@ use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
 use crate::media::{Ask, Geometry, Stripes};
+use crate::metrics::stats::StatsBoard;
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -144,7 +145,7 @@ struct Inner {
     /// When the service last did what it does less often, and where its scrub stands.
     upkeep_at_ns: AtomicU64,
     scrubbed: AtomicU64,
-    board: crate::metrics::stats::StatsBoard,
+    board: StatsBoard,
     engine: Arc<dyn CopyEngine>,
     events: Events,
     metrics: Arc<Metrics>,
@@ -259,10 +260,10 @@ impl Cache {
             answered: Mutex::new(vec![None; MAX_SLOTS]),
             upkeep_at_ns: AtomicU64::new(0),
             scrubbed: AtomicU64::new(0),
-            board: local.board()?,
+            board: StatsBoard::of(host)?,
             engine,
             events: Events::new(),
-            metrics: Arc::new(Metrics::new()),
+            metrics: config.metrics.clone().unwrap_or_default(),
             local,
             config,
         };
