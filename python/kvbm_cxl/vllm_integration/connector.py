@@ -50,7 +50,8 @@ class CxlConnector(KVConnectorBase_V1):
             events, tally = None, Tally()
             if config.events:
                 outlet = Outlet()
-                outlet.expect()
+                if vllm_config.kv_events_config.publisher == "zmq":
+                    outlet.expect()
                 events = PoolEvents(config, self._access, outlet, tally)
             block_tokens = group.kv_cache_spec.block_size
             self._scheduler = SchedulerSide(

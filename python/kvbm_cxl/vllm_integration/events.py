@@ -86,11 +86,11 @@ class PoolEvents:
         if not 0 < fitting < block_bytes:
             logger.warning(
                 "pool %s has no cells of %d bytes or somewhat more for descriptions of blocks: its blocks are not announced to routers. "
-                "`cxlctl format --cells` takes several sizes, as in %d:1%%,%d:75%%",
+                "format it with two sizes, `cxlctl format --cells %d:75%% --cells %d:1%%`",
                 self._config.pool,
                 wanted,
-                -(-wanted // 1024) * 1024,
                 block_bytes,
+                -(-wanted // 1024) * 1024,
             )
             return
         announcer = Announcer(self._access, namespaces, block_tokens, self._tally)
@@ -144,8 +144,8 @@ class PoolEvents:
             pause_s = self._config.events_period_ms / 1000
             if len(self._ready) > _MAX_WAITING:
                 continue
-            started_s = time.monotonic()
-            if again_s and started_s - began_s >= again_s[0]:
+            started_s = time.thread_time()
+            if again_s and time.monotonic() - began_s >= again_s[0]:
                 del again_s[0]
                 announcer.again()
             published = [self._published.popleft() for _ in range(len(self._published))]
@@ -156,7 +156,7 @@ class PoolEvents:
                 logger.exception("KV events of the pool: this round failed")
                 continue
             self._hand_over(news)
-            took_s = time.monotonic() - started_s
+            took_s = time.thread_time() - started_s
             pause_s = max(pause_s if news.is_all else 0.0, _IDLE_PARTS * took_s if news.is_all else took_s)
 
     def _hand_over(self, news: News) -> None:
