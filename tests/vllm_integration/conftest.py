@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the vLLM connector. They need vLLM and the compiled part of the package (`make serve` makes both); elsewhere none is collected."""
+"""Tests of the vLLM connector. They need vLLM and the compiled part of the package (`make serve` makes both); elsewhere none runs."""
 
 import importlib
 import importlib.util

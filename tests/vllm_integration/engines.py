@@ -95,6 +95,8 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
             "kv_load_failure_policy": policy,
             "kv_connector_extra_config": {"pool": pool, **extra},
         }
+        if "tensor_parallel_size" in options:  # Workers are processes of their own, where nobody has registered anything.
+            options["kv_transfer_config"]["kv_connector_module_path"] = "kvbm_cxl.vllm_integration.connector"
     settings = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **options}
     llm = None
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole engines when things go wrong: damaged blocks, a full pool, a pool that vanishes, aborted and preempted requests. Never wrong text."""
+"""Whole engines when things go wrong: damaged blocks, a full pool, a pool that vanishes, requests that end early. Never wrong text."""
 
 import threading
 from pathlib import Path
@@ -21,7 +21,7 @@ def text(model):
         return plain.texts([PROMPT])[0]
 
 
-def _keys(running, request_prompt) -> list[bytes]:
+def keys_of(running, request_prompt) -> list[bytes]:
     """Keys of a prompt's blocks, the tail's last."""
     from vllm.v1.request import Request
 
@@ -41,7 +41,7 @@ def test_a_flipped_byte_is_never_served(model, pool, text, policy, damaged):
     with engine(model, "kv_both", pool, policy=policy) as running:
         running.texts([PROMPT])
         running.llm.reset_prefix_cache()
-        flip_bytes(pool, _payload(running, _keys(running, PROMPT)[damaged]), [BLOCK_BYTES // 3])
+        flip_bytes(pool, _payload(running, keys_of(running, PROMPT)[damaged]), [BLOCK_BYTES // 3])
         running.counted()
         (output,) = running.outputs([PROMPT])
         answer, reason = list(output.outputs[0].token_ids), output.outputs[0].finish_reason
@@ -66,7 +66,7 @@ def test_without_checksums_a_flipped_byte_is_noticed_by_nobody(model, pool, text
         running.texts([PROMPT])
         running.llm.reset_prefix_cache()
         # Of every number the sign and more.
-        flip_bytes(pool, _payload(running, _keys(running, PROMPT)[1]), range(3, BLOCK_BYTES, 4))
+        flip_bytes(pool, _payload(running, keys_of(running, PROMPT)[1]), range(3, BLOCK_BYTES, 4))
         (answer,) = running.texts([PROMPT])
         assert answer != text
 
@@ -157,11 +157,11 @@ def test_start_without_a_usable_pool_says_what_to_do(model, make_pool, folder):
 
 
 def test_preempted_requests_keep_their_text(model, pool):
-    """Too few blocks for all requests to grow: some are preempted while blocks of theirs are being published, and come back by way of the pool."""
+    """Too few blocks for all requests to grow: some are preempted, with saves under way, and come back by way of the pool."""
     asked = [prompt(250, 200 + each) for each in range(4)]
     with engine(model, None, blocks=64) as roomy:
         expected = roomy.texts(asked, max_tokens=140)
-    with engine(model, "kv_both", pool, blocks=12) as tight:
+    with engine(model, "kv_both", pool, blocks=12, max_model_len=1024) as tight:
         preempted = []
         step = tight.scheduler_side.step
 

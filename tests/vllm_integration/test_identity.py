@@ -67,6 +67,7 @@ def test_a_model_without_weights_at_hand_needs_a_name(tmp_path):
 
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+SLIDING = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64)
 LAYERS = [f"model.layers.{layer}.self_attn.attn" for layer in range(3)]
 
 
@@ -89,12 +90,15 @@ def _vllm_config(**changes) -> SimpleNamespace:
         "prefill_context_parallel_size": 1,
         "speculative_config": None,
         "calculate_kv_scales": False,
+        "load_format": "auto",
+        "seed": 0,
     } | changes
     pick = lambda *names: SimpleNamespace(**{name: values[name] for name in names})  # noqa: E731
     cache = pick("cache_dtype", "calculate_kv_scales")
     cache.prefix_caching_hash_algo = values["hash"]
     return SimpleNamespace(
-        model_config=pick("model", "revision", "hf_config", "dtype", "quantization"),
+        model_config=pick("model", "revision", "hf_config", "dtype", "quantization", "seed"),
+        load_config=pick("load_format"),
         cache_config=cache,
         parallel_config=pick("tensor_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
         speculative_config=values["speculative_config"],
@@ -122,6 +126,7 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
     mine = _namespace(monkeypatch)
     assert mine == _namespace(monkeypatch), "and nothing else does"
     assert mine == _namespace(monkeypatch, hf_config=HfConfig(rope_theta=1e4, _name_or_path="/elsewhere"))
+    assert mine == _namespace(monkeypatch, load_format="safetensors", seed=7)
     others = {
         "rank": _namespace(monkeypatch, rank=1),
         "ranks": _namespace(monkeypatch, tensor_parallel_size=4),
@@ -140,6 +145,8 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
         "revision": _namespace(monkeypatch, revision="v2"),
         "hash": _namespace(monkeypatch, hash="sha256_cbor"),
         "model": _namespace(monkeypatch, options={"model_id": "another"}),
+        "made-up weights": _namespace(monkeypatch, load_format="dummy"),
+        "other made-up weights": _namespace(monkeypatch, load_format="dummy", seed=1),
         "tenant": _namespace(monkeypatch, options={"tenant_salt": "s"}),
     }
     assert len({mine, *others.values()}) == 1 + len(others), others
@@ -164,7 +171,7 @@ def test_what_is_supported():
     ("changes", "cache", "words"),
     (
         ({}, {"groups": 2}, "2 KV cache groups.*--disable-hybrid-kv-cache-manager"),
-        ({}, {"spec": SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64)}, "SlidingWindow"),
+        ({}, {"spec": SLIDING}, "SlidingWindowSpec"),
         ({}, {"spec": MambaSpec(block_size=16, shapes=((1, 2),), dtypes=(torch.float32,))}, "MambaSpec"),
         ({"decode_context_parallel_size": 2}, {}, "context parallelism"),
         ({"prefill_context_parallel_size": 2}, {}, "context parallelism"),

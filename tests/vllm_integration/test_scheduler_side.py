@@ -220,8 +220,8 @@ def test_an_aborted_request_is_unpinned(bench):
 
 def _run(here, asked, new_tokens: int, *, blocks=None, preempted=()):
     """A step that computes `new_tokens` more of a request."""
-    count = -(-(asked.num_computed_tokens + new_tokens) // BLOCK_TOKENS)
-    orders = here.side.step(Scheduled({asked.request_id: new_tokens}, {asked.request_id: blocks or list(range(10, 10 + count))}, set(preempted)))
+    name, count = asked.request_id, -(-(asked.num_computed_tokens + new_tokens) // BLOCK_TOKENS)
+    orders = here.side.step(Scheduled({name: new_tokens}, {name: blocks or list(range(10, 10 + count))}, set(preempted)))
     asked.num_computed_tokens += new_tokens
     return orders
 
@@ -286,6 +286,21 @@ def test_generated_blocks_are_saved_if_wanted(bench, generated):
         saved += [key for save in _run(here, asked, 1).saves for key in save.keys]
     # Of 50 tokens the last has no KV yet: 49 do, which is 3 blocks.
     assert saved == (block_keys(asked, 1, 3) if generated else [])
+
+
+def test_with_the_kv_cache_in_the_pool_workers_are_told_what_a_step_writes(bench):
+    here, asked, loaded = bench(zero_copy=True), request("a", tokens(100)), request("b", tokens(40, 1))
+    _begin(here, asked)
+    assert _run(here, asked, 40, blocks=list(range(10, 20))).writes == [10, 11, 12]
+    assert _run(here, asked, 8, blocks=list(range(10, 20))).writes == [12]
+    here.publish(loaded, 2)
+    here.side.matched(loaded, 0)
+    here.side.allocated(loaded, allocation([30, 31, 32]), 32)
+    assert _run(here, asked, 20, blocks=list(range(10, 20))).writes == [13, 14, 30, 31]
+    here.finish_load("b")
+    plain = bench()
+    _begin(plain, asked)
+    assert plain.side.step(Scheduled({"a": 1}, {"a": [1]})).writes == []
 
 
 def test_a_consumer_saves_nothing(bench):
@@ -362,6 +377,23 @@ def test_decode_waits_a_little_for_what_prefill_announced(bench):
     here.side.allocated(late, allocation(list(range(7))), 64)
     assert here.counts()["handovers/short"] == 1
     here.finish_load("a", "b")
+
+
+def test_after_a_reset_nothing_of_before_is_found(bench):
+    """Weights may have changed: this engine's blocks get other names, and nobody is told to expect them."""
+    here, asked = bench(consumer=False), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 0) == (100, True) and here.side.reset()
+    assert here.side.matched(asked, 0) == (0, False)
+    here.side.allocated(asked, allocation([]), 0)
+    saves = _run(here, asked, 100).saves
+    fresh = [key for save in saves for key in save.keys]
+    assert len(set(fresh)) == 7 and not set(fresh) & {*block_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)}
+    assert saves[1].parent == fresh[5] and here.side.finished(asked) == (False, None)
+    for key in fresh:
+        here.access.call(lambda cache: cache.publish(here.namespaces[0], key, key))
+    assert here.side.matched(request("b", tokens(100)), 0) == (100, True), "what it publishes from here on it finds"
+    assert here.side.reset() and here.side.matched(request("c", tokens(100)), 0) == (0, False)
 
 
 def test_prefill_of_another_kind_is_named(bench, caplog):

@@ -206,6 +206,30 @@ def test_blocks_of_a_preempted_request_are_not_overwritten_while_they_are_read(b
     assert not waiting.is_alive()
 
 
+def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
+    """The next step puts a generated token into the same block."""
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5), Blocks("b", KEYS[2:3], [2])])
+    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders()))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    slow.go_on.set()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    here.side.before_overwrite(here.orders())
+
+
+def test_a_mover_is_told_what_a_step_writes(bench, monkeypatch):
+    here, told = bench(), []
+    mover = here.side._attached.mover
+    monkeypatch.setattr(type(mover), "before_writes", lambda self, block_ids: told.append(block_ids))
+    here.run(writes=[3, 4])
+    here.run()
+    assert told == [[3, 4]]
+
+
 def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch):
     here = bench()
     slow = Slow(here, monkeypatch)

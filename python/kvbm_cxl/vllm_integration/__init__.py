@@ -8,7 +8,8 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 |---|---|
 | `connector` | the class that vLLM makes in its scheduler and in each worker |
 | `scheduler` | what is cached, what is promised and pinned, which blocks are to be saved |
-| `worker` | copies: saves after a step, loads beside it |
+| `worker` | saves after a step, loads beside it |
+| `movers` | how blocks get into the pool and back: copied, or published where they lie |
 | `keys` | what blocks are called: vLLM's hashes, and our own for the last, partly filled block |
 | `identity` | the namespace: what else shapes the bytes of a block |
 | `geometry` | where the bytes of a block lie in vLLM's tensors |

@@ -134,6 +134,9 @@ class CxlConnector(KVConnectorBase_V1):
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.finished(request)
 
+    def reset_cache(self) -> bool:
+        return self._scheduler.reset()
+
     def take_events(self) -> Iterable["KVCacheEvent"]:
         return self._scheduler.events.take() if self._scheduler.events else ()
 

@@ -50,6 +50,7 @@ def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
             "layers": digest("\n".join(group.layer_names)),
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
             "computed": f"{model.dtype}/{model.quantization}",
+            "loaded": loading(vllm_config),
             "config": model_config_digest(model),
             "backend": attention_backend(vllm_config, kv_cache_config),
         },
@@ -59,6 +60,13 @@ def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
 def layer_number(name: str) -> int:
     """The number in a layer's name (`model.layers.7.self_attn.attn`: 7), or 0."""
     return next((int(word) for word in name.split(".") if word.isdigit()), 0)
+
+
+def loading(vllm_config: "VllmConfig") -> str:
+    """How the weights came to be, where that is not from the model's files."""
+    load_format = str(vllm_config.load_config.load_format)
+    # Weights that are made up depend on the seed.
+    return f"dummy/{vllm_config.model_config.seed}" if load_format == "dummy" else "files"
 
 
 def digest(text: str | bytes) -> str:

@@ -37,6 +37,8 @@ class StepMetadata(KVConnectorMetadata):
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)
     """Finished requests whose blocks vLLM keeps until every worker says that nothing reads them."""
+    writes: list[int] = field(default_factory=list)
+    """With the KV cache in the pool: blocks that this step computes tokens of or loads. They must not be anybody else's while it does."""
     idle: bool = False
     """The step computes nothing."""
 

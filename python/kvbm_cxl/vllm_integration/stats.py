@@ -114,7 +114,10 @@ class CxlPromMetrics(KVConnectorPromMetrics):
             name: counter(name=PREFIX + name, documentation=text, labelnames=[*labelnames, label])
             for name, (label, _, text) in COUNTERS.items()
         }
-        self._gauges = {name: gauge(name=PREFIX + name, documentation=text, labelnames=labelnames) for name, text in GAUGES.items()}
+        self._gauges = {
+            name: gauge(name=PREFIX + name, documentation=text, labelnames=labelnames, multiprocess_mode="mostrecent")
+            for name, text in GAUGES.items()
+        }
         self._times = {
             name: histogram(name=PREFIX + name, documentation=text, buckets=_BUCKETS, labelnames=labelnames)
             for name, text in TIMES.items()
