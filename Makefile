@@ -274,3 +274,7 @@ perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes per
 .PHONY: perf-nixl
 perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
 	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf
+
+.PHONY: perf-routing
+perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
+	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py
