@@ -106,7 +106,7 @@ impl Inner {
                 Some(found) => self.lines().layout().cell(cell).map(|place| (found, place)).map_err(|_| MissReason::Changed),
             };
             answers.push(match answer {
-                Ok((descriptor, (offset, cell_bytes))) if u64::from(descriptor.len_bytes) <= cell_bytes => {
+                Ok((descriptor, (offset, cell_bytes))) if descriptor.stored_bytes() <= cell_bytes => {
                     Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation() })
                 }
                 Ok(_) => Err(MissReason::Changed),
@@ -169,6 +169,11 @@ impl Inner {
             match block.copy(&mut list)? {
                 None => return Ok(Pulled::Hit { len_bytes: block.len_bytes() }),
                 Some(MissReason::Changed) => miss = MissReason::Changed,
+                Some(MissReason::TakenBack) => {
+                    drop(block);
+                    self.ask_to_forget(namespace, key)?;
+                    return Ok(Pulled::Miss(MissReason::TakenBack));
+                }
                 Some(other) => return Ok(Pulled::Miss(other)),
             }
         }
@@ -227,7 +232,13 @@ impl Pinned {
         self.cell
     }
 
-    /// Pool offset of the first byte.
+    /// Whether the block lies where an engine lent it ([`super::lent`]). It can be copied and not be used in place: its lender may take it
+    /// back at any time, and then a copy is a miss. The pin keeps only the reference.
+    pub fn is_lent(&self) -> bool {
+        self.descriptor.kind == Descriptor::REFERENCE
+    }
+
+    /// Pool offset of the first byte; of a lent block an offset for lists that [`Pinned::copy`] gets, and for nothing else.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -242,22 +253,29 @@ impl Pinned {
         self.descriptor.owner
     }
 
-    /// Where this process maps the block, for use in place; `None` where there is no mapping. Drop what this host's caches may hold of it
+    /// Where this process maps the block, for use in place; `None` where there is no mapping, and of a lent block. Drop what this host's caches may hold of it
     /// first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
     pub fn address(&self) -> Option<NonNull<u8>> {
+        if self.is_lent() {
+            return None;
+        }
         self.inner.lines().memory().address(self.offset, self.len_bytes())
     }
 
     /// Drops what this host's caches hold of the block, so that what is read next comes from the memory.
     pub fn invalidate(&self) -> Result<()> {
         let memory = self.inner.lines().memory();
-        memory.flush_range(self.offset, self.len_bytes())?;
+        memory.flush_range(self.offset, self.descriptor.stored_bytes())?;
         memory.fence_all();
         Ok(())
     }
 
-    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right.
+    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right. A
+    /// lent block cannot be used in place, so that the answer is no.
     pub fn is_unchanged(&self) -> Result<bool> {
+        if self.is_lent() {
+            return Ok(false);
+        }
         self.inner.lines().memory().fence_loads();
         Ok(self.inner.unchanged(&[self])?[0].is_none())
     }
@@ -308,6 +326,9 @@ impl Pinned {
         let checked = whole && self.descriptor.kind == Descriptor::XXH3 && self.inner.config.checksums;
         let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
         point!("cache.copying");
+        if self.is_lent() {
+            return self.copy_lent(list, whole);
+        }
         let found = match self.inner.engine.pull(&**self.inner.lines().memory(), list, checksum) {
             Ok(found) => found,
             Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
@@ -319,6 +340,31 @@ impl Pinned {
         }
         let wrong = checked && found != Some(self.descriptor.checksum);
         Ok(wrong.then_some(MissReason::Checksum))
+    }
+
+    /// As [`Pinned::copy`], of a lent block.
+    fn copy_lent(&self, list: &ReadList<'_>, whole: bool) -> Result<Option<MissReason>> {
+        let followed = match self.inner.follow_reference(&self.descriptor, self.offset)? {
+            Ok(followed) => followed,
+            Err(miss) => return Ok(Some(miss)),
+        };
+        let sum = followed.checksum().filter(|_| whole && self.inner.config.checksums);
+        let checksum = if sum.is_some() { Checksum::Xxh3 } else { Checksum::Off };
+        let found = match self.inner.engine.pull(&**self.inner.lines().memory(), &mut followed.list(self.offset, list), checksum) {
+            Ok(found) => found,
+            Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
+            Err(error) => return Err(error),
+        };
+        point!("lent.copied");
+        if !mutant!("lent.not_looked_at_again") && !followed.is_lent(&self.inner)? {
+            return Ok(Some(MissReason::TakenBack));
+        }
+        if sum.is_some() && found != sum {
+            return Ok(Some(MissReason::Checksum));
+        }
+        self.inner.metrics.lent_pulled_total.inc();
+        self.inner.metrics.lent_pulled_bytes_total.add(list.len_bytes());
+        Ok(None)
     }
 
     /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it
