@@ -141,6 +141,10 @@ impl LentRegion {
     pub fn offer(&self, wishes: &[Lend]) -> Result<Offer> {
         wishes.iter().try_for_each(|wish| self.check_block(wish.block))?;
         self.shape()?;
+        // What this thread has stored past the caches is in no cache that the thread which lends could flush.
+        if !mutant!("lent.offered_unfenced") {
+            self.lines().memory().fence_stores();
+        }
         let mut states = self.states();
         states.calls += 1;
         let call = states.calls;
