@@ -9,7 +9,7 @@ use super::index::{Home, Inserted};
 use super::policy::Place;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalRange, WriteList};
+use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
@@ -410,17 +410,36 @@ impl Reservation {
     }
 
     fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
-        if list.len_bytes() != self.len_bytes() {
-            return Err(Error::Invalid(format!(
-                "the pieces have {} bytes together, the block {}: give all of it, in order",
-                list.len_bytes(),
-                self.len_bytes()
-            )));
+        Self::fill_each(std::slice::from_mut(self), std::slice::from_ref(&list))
+    }
+
+    fn not_as_long(&self, given_bytes: u64) -> Error {
+        Error::Invalid(format!("the pieces have {given_bytes} bytes together, the block {}: give all of it, in order", self.len_bytes()))
+    }
+
+    /// Fills whole blocks of one cache from one list each, with one store fence behind all of them.
+    pub(super) fn fill_each(reservations: &mut [Reservation], lists: &[WriteList<'_>]) -> Result<()> {
+        let Some(inner) = reservations.first().map(|first| first.inner.clone()) else { return Ok(()) };
+        for (reservation, list) in reservations.iter().zip(lists) {
+            if !Arc::ptr_eq(&inner, &reservation.inner) {
+                return Err(Error::Invalid("the reservations are of several caches: fill those of each by themselves".into()));
+            }
+            if list.len_bytes() != reservation.len_bytes() {
+                return Err(reservation.not_as_long(list.len_bytes()));
+            }
         }
-        let checksum = if self.inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        self.checksum = self.copy(&list, checksum)?;
+        let checksum = if inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
+        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, checksum);
+        let mut filled = Ok(());
+        for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
+            // Every one of them is noted, whatever became of those before.
+            match reservation.noted(outcome) {
+                Ok(checksum) => reservation.checksum = checksum,
+                Err(error) => filled = filled.and(Err(error)),
+            }
+        }
         point!("cache.filled");
-        Ok(())
+        filled
     }
 
     /// Fills the cell with a reference to the block, which has been asked for that.
@@ -446,6 +465,11 @@ impl Reservation {
 
     fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
         let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
+        self.noted(outcome)
+    }
+
+    /// What is to be done about the outcome of a copy.
+    fn noted(&mut self, outcome: Outcome) -> Outcome {
         if matches!(outcome, Err(Error::Timeout { .. })) {
             // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
             // device contexts with it: only then may anybody use the cell again (CACHE.md C20).

@@ -4,7 +4,7 @@
 use super::standing::Fences;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalRange, ReadList};
+use crate::copy::{Checksum, LocalRange, Outcome, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::if_whole;
@@ -73,7 +73,7 @@ impl Inner {
     }
 
     /// Steps 0 to 2: pins `cells`, then looks whether each still holds the block of its key, by an owner that is not fenced.
-    fn confirm(
+    pub(super) fn confirm(
         self: &Arc<Self>,
         namespace: Namespace,
         keys: &[BlockKey],
@@ -151,6 +151,71 @@ impl Inner {
         Ok(blocks.iter().zip(&found).map(verdict).collect())
     }
 
+    /// Steps 3 to 6 for several blocks: copies each as its list says, and looks whether it was itself all the while; `None`, or why it is a
+    /// miss. A checksum is looked at where the list takes the whole block.
+    pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
+        for (block, list) in blocks.iter().zip(lists.iter()) {
+            if let Some((offset, len_bytes)) = list.outside(block.offset, block.len_bytes()) {
+                return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: block.len_bytes() });
+            }
+        }
+        let lent = blocks.iter().filter(|block| block.is_lent()).count();
+        if lent == 0 {
+            return self.copy_own(blocks, lists);
+        }
+        if lent == blocks.len() {
+            return self.copy_lent(blocks, lists);
+        }
+        let mut answers = vec![None; blocks.len()];
+        for lent in [true, false] {
+            let places: Vec<usize> = (0..blocks.len()).filter(|&place| blocks[place].is_lent() == lent).collect();
+            let some: Vec<&Pinned> = places.iter().map(|&place| blocks[place]).collect();
+            let mut taken: Vec<ReadList<'_>> = places.iter().map(|&place| std::mem::take(&mut lists[place])).collect();
+            let found = if lent { self.copy_lent(&some, &mut taken) } else { self.copy_own(&some, &mut taken) }?;
+            places.into_iter().zip(found).for_each(|(place, answer)| answers[place] = answer);
+        }
+        Ok(answers)
+    }
+
+    /// Of blocks that lie in their cells.
+    fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
+        let is_checked = |(block, list): (&&Pinned, &ReadList<'_>)| {
+            let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
+            whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
+        };
+        let checked: Vec<bool> = blocks.iter().zip(lists.iter()).map(is_checked).collect();
+        point!("cache.copying");
+        let outcomes = self.pull_lists(lists, &checked);
+        let verdicts = self.unchanged(blocks)?;
+        let answers = blocks.iter().zip(checked).zip(outcomes).zip(verdicts);
+        let answer = |(((block, checked), outcome), verdict): (((&&Pinned, bool), Outcome), Option<MissReason>)| match outcome {
+            Err(Error::Poisoned { .. }) => Ok(Some(MissReason::Device)),
+            Err(error) => Err(error),
+            Ok(found) => Ok(verdict.or((checked && found != Some(block.descriptor.checksum)).then_some(MissReason::Checksum))),
+        };
+        answers.map(answer).collect()
+    }
+
+    /// Copies lists, those with a checksum apart from those without: a call of the engine is of one kind.
+    pub(super) fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Vec<Outcome> {
+        let pull = |lists: &mut [ReadList<'_>], checked: bool| {
+            let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
+            self.engine.pull_each(&**self.lines().memory(), lists, checksum)
+        };
+        let count = checked.iter().filter(|checked| **checked).count();
+        if count == 0 || count == checked.len() {
+            return pull(lists, count > 0);
+        }
+        let mut outcomes: Vec<Outcome> = checked.iter().map(|_| Ok(None)).collect();
+        for kind in [true, false] {
+            let taken = lists.iter_mut().zip(checked).filter(|(_, checked)| **checked == kind).map(|(list, _)| std::mem::take(list));
+            let mut taken: Vec<ReadList<'_>> = taken.collect();
+            let places = checked.iter().enumerate().filter(|(_, checked)| **checked == kind).map(|(place, _)| place);
+            places.zip(pull(&mut taken, kind)).for_each(|(place, outcome)| outcomes[place] = outcome);
+        }
+        outcomes
+    }
+
     /// Pulls one block into `list`, which takes its bytes from `offset` on, as told by `fill`.
     pub(super) fn pull_block<'m>(
         self: &Arc<Self>,
@@ -212,6 +277,10 @@ impl Drop for Unpin<'_> {
 }
 
 impl Pinned {
+    pub(super) fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
     /// Length of the block in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.descriptor.len_bytes.into()
@@ -319,52 +388,8 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::copy_to`], and [`Error::OutOfRange`] for parts outside of the block.
     pub fn copy(&self, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
-        if let Some((offset, len_bytes)) = list.outside(self.offset, self.len_bytes()) {
-            return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: self.len_bytes() });
-        }
-        let whole = list.len_bytes() == self.len_bytes() && list.is_one_stretch();
-        let checked = whole && self.descriptor.kind == Descriptor::XXH3 && self.inner.config.checksums;
-        let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
-        point!("cache.copying");
-        if self.is_lent() {
-            return self.copy_lent(list, whole);
-        }
-        let found = match self.inner.engine.pull(&**self.inner.lines().memory(), list, checksum) {
-            Ok(found) => found,
-            Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
-            Err(error) => return Err(error),
-        };
-        let verdict = self.inner.unchanged(&[self])?[0];
-        if verdict.is_some() {
-            return Ok(verdict);
-        }
-        let wrong = checked && found != Some(self.descriptor.checksum);
-        Ok(wrong.then_some(MissReason::Checksum))
-    }
-
-    /// As [`Pinned::copy`], of a lent block.
-    fn copy_lent(&self, list: &ReadList<'_>, whole: bool) -> Result<Option<MissReason>> {
-        let followed = match self.inner.follow_reference(&self.descriptor, self.offset)? {
-            Ok(followed) => followed,
-            Err(miss) => return Ok(Some(miss)),
-        };
-        let sum = followed.checksum().filter(|_| whole && self.inner.config.checksums);
-        let checksum = if sum.is_some() { Checksum::Xxh3 } else { Checksum::Off };
-        let found = match self.inner.engine.pull(&**self.inner.lines().memory(), &mut followed.list(self.offset, list), checksum) {
-            Ok(found) => found,
-            Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
-            Err(error) => return Err(error),
-        };
-        point!("lent.copied");
-        if !mutant!("lent.not_looked_at_again") && !followed.is_lent(&self.inner)? {
-            return Ok(Some(MissReason::TakenBack));
-        }
-        if sum.is_some() && found != sum {
-            return Ok(Some(MissReason::Checksum));
-        }
-        self.inner.metrics.lent_pulled_total.inc();
-        self.inner.metrics.lent_pulled_bytes_total.add(list.len_bytes());
-        Ok(None)
+        let verdicts = self.inner.copy_each(&[self], std::slice::from_mut(list))?;
+        Ok(verdicts.into_iter().next().flatten())
     }
 
     /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it

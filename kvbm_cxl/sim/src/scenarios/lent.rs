@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// Chunks of the allocator: so few that memory goes from one host to the other.
 const CHUNKS: u64 = 10;
-const CHUNK_BYTES: u64 = 4096;
+pub(super) const CHUNK_BYTES: u64 = 4096;
 /// Rounds of the thread that uses and gives back memory.
 const RECYCLED: u8 = 20;
 /// Where zombies are made.
@@ -78,7 +78,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
         (geometry.cells_per_chunk, geometry.stripes, geometry.chunk_bytes) = (random.pick(&[2, 4]), 1, CHUNK_BYTES);
         geometry.cells[0] = CellClass { cell_bytes: 64, chunks: random.between(3, 8) };
         geometry.cells[1] = CellClass { cell_bytes: 512, chunks: random.between(2, 4) };
-        geometry.len_bytes = len_bytes_of(*geometry);
+        geometry.len_bytes = len_bytes_of(*geometry, CHUNKS);
     });
     let half_written = cluster.world.geometry().slots > 0 && seed % 2 == 1;
     let plan = plan(&mut cluster, half_written);
@@ -109,9 +109,9 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
 }
 
 /// A pool with room for so few chunks.
-fn len_bytes_of(mut geometry: Geometry) -> u64 {
+pub(super) fn len_bytes_of(mut geometry: Geometry, chunks: u64) -> u64 {
     geometry.len_bytes = DEVICE_HEADER_BYTES + CHUNK_BYTES;
-    while Layout::new(geometry).map_or(0, |layout| layout.chunks()) < CHUNKS {
+    while Layout::new(geometry).map_or(0, |layout| layout.chunks()) < chunks {
         geometry.len_bytes += CHUNK_BYTES;
     }
     geometry.len_bytes

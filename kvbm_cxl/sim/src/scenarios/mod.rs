@@ -17,6 +17,7 @@ pub mod history;
 pub mod join;
 pub mod ledger;
 pub mod lent;
+pub mod lent_cases;
 pub mod linear;
 pub mod lock;
 pub mod objects;

@@ -31,12 +31,16 @@ use crate::copy::LocalRange;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::Lines;
+use crate::lock::LOCK_CHUNKS;
 use lend::State;
 use lines::{Head, Standing};
 use shape::{MAX_PARTS, Place, Shape, head_seal, refused};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+
+/// Tries to keep the block of a region while this host is fenced again and again.
+const KEEP_TRIES: usize = 16;
 
 /// How large a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +84,7 @@ impl LentRegion {
         let block = allocator.alloc(place(0).wanted_bytes())?;
         let place = place(block.offset);
         // Kept before the first store: what this process leaves in its host's caches must not meet the data of whoever has the memory next.
-        if let Err(error) = allocator.keep(block.offset) {
+        if let Err(error) = keep(cache, allocator, block.offset) {
             let _ = allocator.free(block.offset);
             return Err(error);
         }
@@ -238,6 +242,17 @@ impl LentRegion {
         }
         freed
     }
+}
+
+/// Keeps a block, through a fence and re-join of this host: where it cannot be told whether it is kept, it could not be freed either.
+fn keep(cache: &Cache, allocator: &Allocator, offset: u64) -> Result<()> {
+    for _ in 0..KEEP_TRIES {
+        match allocator.keep(offset) {
+            Err(Error::Fenced { .. }) => drop(cache.host().acquire(LOCK_CHUNKS, cache.config().lock_timeout_ms)?),
+            other => return other,
+        }
+    }
+    allocator.keep(offset)
 }
 
 fn flush(lines: &Lines, place: &Place) -> Result<()> {

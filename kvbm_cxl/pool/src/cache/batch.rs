@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Several blocks at once, chained or not: lookups, pins, copies and looks of a batch share their fences, so that their misses overlap
+//! (Beluga section 6.1: lists of any length).
+
+use super::{BlockInfo, BlockKey, Cache, Inner, Namespace, Pinned, Pulled, Reservation};
+use crate::copy::{LocalRange, WriteList};
+use crate::error::{Error, Result};
+use crate::metrics::MissReason;
+use std::sync::Arc;
+
+/// Blocks that are pinned and copied together: enough for their misses to overlap, few enough that nobody's eviction waits for long.
+const GROUP: usize = 64;
+
+impl Cache {
+    /// Which of several blocks are there; one answer for each key, in order. Advice, as [`Cache::lookup`].
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn lookup_all(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
+        let found = self.inner.found_of(namespace, keys)?;
+        let hits = found.iter().flatten().count();
+        self.inner.metrics.hits_total.add(hits as u64);
+        self.inner.metrics.misses_total.of(MissReason::Absent).add((found.len() - hits) as u64);
+        Ok(found)
+    }
+
+    /// Copies several blocks into pieces by address; one answer for each key, in order. `pieces` gets the place of a key and the length of
+    /// its block, and says where the block goes; pieces that are not as long as the block make it a miss ([`MissReason::Length`]).
+    ///
+    /// # Safety
+    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool itself.
+    ///
+    /// # Errors
+    /// As [`Cache::pull`]; then any of the destinations may hold anything.
+    pub unsafe fn pull_all_raw<P: IntoIterator<Item = LocalRange>>(
+        &self,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        mut pieces: impl FnMut(usize, u64) -> P,
+    ) -> Result<Vec<Pulled>> {
+        let mut answers = Vec::with_capacity(keys.len());
+        for group in keys.chunks(GROUP) {
+            let start_ns = self.inner.host.platform().now_ns();
+            let first = answers.len();
+            // SAFETY: as this function demands.
+            let pulled = unsafe { self.inner.pull_group(namespace, group, |place, len_bytes| pieces(first + place, len_bytes)) };
+            match &pulled {
+                Ok(pulled) => pulled.iter().for_each(|pulled| self.count_pulled(pulled)),
+                Err(error) => self.count_failed(error, group.len() as u64),
+            }
+            self.inner.metrics.pull_seconds.observe(self.inner.host.platform().now_ns().saturating_sub(start_ns));
+            answers.extend(pulled?);
+        }
+        Ok(answers)
+    }
+}
+
+impl Inner {
+    fn found_of(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
+        let mut found = Vec::with_capacity(keys.len());
+        self.look_up_all(namespace, keys, |block| {
+            found.push(block);
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Pins the blocks of several keys; one answer for each.
+    fn pin_group(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
+        let found = self.found_of(namespace, keys)?;
+        let there = |(&key, found): (&BlockKey, &Option<BlockInfo>)| found.map(|found| (key, found.cell));
+        let (named, cells): (Vec<BlockKey>, Vec<u64>) = keys.iter().zip(&found).filter_map(there).unzip();
+        let mut pinned = self.confirm(namespace, &named, &cells)?.into_iter();
+        let mut answers = Vec::with_capacity(keys.len());
+        for (&key, found) in keys.iter().zip(&found) {
+            answers.push(match found.and_then(|_| pinned.next()) {
+                None => Err(MissReason::Absent),
+                // It may have been stamped anew by its next owner, or be in another cell by now.
+                Some(Err(MissReason::Changed)) => self.pin_block(namespace, key)?,
+                Some(answer) => answer,
+            });
+        }
+        Ok(answers)
+    }
+
+    /// Pulls a few blocks together.
+    ///
+    /// # Safety
+    /// As [`Cache::pull_all_raw`].
+    unsafe fn pull_group<P: IntoIterator<Item = LocalRange>>(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        mut pieces: impl FnMut(usize, u64) -> P,
+    ) -> Result<Vec<Pulled>> {
+        // SAFETY: as this function demands.
+        let mut list_of = |place: usize, block: &Pinned| unsafe { block.scatter_raw(pieces(place, block.len_bytes())) };
+        let mut answers = Vec::with_capacity(keys.len());
+        let (mut places, mut blocks, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, pinned) in self.pin_group(namespace, keys)?.into_iter().enumerate() {
+            answers.push(match pinned {
+                Err(reason) => Pulled::Miss(reason),
+                Ok(block) => match list_of(place, &block) {
+                    Ok(list) => {
+                        let hit = Pulled::Hit { len_bytes: block.len_bytes() };
+                        places.push(place);
+                        blocks.push(block);
+                        lists.push(list);
+                        hit
+                    }
+                    Err(Error::Invalid(_)) => Pulled::Miss(MissReason::Length),
+                    Err(other) => return Err(other),
+                },
+            });
+        }
+        let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
+        drop(blocks);
+        for (place, verdict) in places.into_iter().zip(verdicts) {
+            answers[place] = match verdict {
+                None => continue,
+                Some(MissReason::Changed) => self.pull_block(namespace, keys[place], |block| list_of(place, block))?,
+                Some(reason) => {
+                    if reason == MissReason::TakenBack {
+                        self.ask_to_forget(namespace, keys[place])?;
+                    }
+                    Pulled::Miss(reason)
+                }
+            };
+        }
+        Ok(answers)
+    }
+}
+
+impl Reservation {
+    /// Fills several whole blocks of one cache with one store fence behind all of them; `pieces` gets the place of a reservation and says
+    /// what its block consists of, as [`Reservation::fill_raw`].
+    ///
+    /// # Safety
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself.
+    ///
+    /// # Errors
+    /// As [`Reservation::fill`], the first of any; then none of them may be committed.
+    pub unsafe fn fill_all_raw<P: IntoIterator<Item = LocalRange>>(
+        reservations: &mut [Reservation],
+        mut pieces: impl FnMut(usize) -> P,
+    ) -> Result<()> {
+        let lists = reservations.iter().enumerate().map(|(place, reservation)| {
+            let (mut list, mut at) = (WriteList::new(), reservation.offset());
+            for piece in pieces(place) {
+                // SAFETY: as this function demands.
+                unsafe { list.push_raw(at, piece) };
+                at = at.saturating_add(piece.len_bytes as u64);
+            }
+            list
+        });
+        let lists: Vec<WriteList<'_>> = lists.collect();
+        Reservation::fill_each(reservations, &lists)
+    }
+}
