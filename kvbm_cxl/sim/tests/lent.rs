@@ -12,7 +12,7 @@ const SEEDS: u64 = 40;
 const RULES: &[(&str, &str)] = &[
     ("lent.freed_unflushed", "lent"),
     ("lent.freed_while_lent", "z4_successor_in_the_same_memory"),
-    ("lent.generation_not_compared", "z1_same_block_again"),
+    ("lent.generation_not_compared", "z1_same_block_again_and_no_pin"),
     ("lent.key_not_compared", "lent"),
     ("lent.lent_unfenced", "z2_taken_back_while_being_lent"),
     ("lent.lent_unflushed", "lent"),

@@ -3,17 +3,19 @@
 //! that it is about. Nothing fails by chance in them; what hardware does unasked, and who goes on when, the seed decides.
 
 use super::Scenario;
-use super::cache_ledger::{Name, Shared};
+use super::cache_ledger::{Name, Shared, is_fenced};
+use super::cache_stage::HALF_READ;
+use super::cache_stage::halting::Halting;
 use super::lent::{CHUNK_BYTES, len_bytes_of};
-use super::setup::{Cluster, join};
-use crate::{Chances, Env, Failure, Fault, SimHost, Stats, WritePath};
+use super::setup::{Cluster, join, join_over};
+use crate::{Chances, Env, Failure, Fault, Planned, SimHost, Stats, When, WritePath};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::cache::lent::{Lend, Lending, LentRegion, Part, RegionSize, reap};
 use cxl_pool::cache::{Cache, CacheConfig, Pulled};
 use cxl_pool::copy::CopyConfig;
-use cxl_pool::host::HostConfig;
+use cxl_pool::host::Host;
 use cxl_pool::limits::LINE_BYTES;
-use cxl_pool::line::Line;
+use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::CellClass;
 use cxl_pool::metrics::MissReason;
 use cxl_pool::{Error, Result};
@@ -24,6 +26,7 @@ use std::sync::Arc;
 /// Every choreography with the name under which its seeds are replayed.
 pub const ALL: &[(&str, Scenario)] = &[
     ("z1_same_block_again", same_block_again),
+    ("z1_same_block_again_and_no_pin", same_block_again_and_no_pin),
     ("z2_taken_back_while_being_lent", taken_back_while_being_lent),
     ("z3_bytes_never_written", bytes_never_written),
     ("z4_successor_in_the_same_memory", successor_in_the_same_memory),
@@ -47,6 +50,8 @@ struct Play {
     cluster: Cluster,
     ledger: Shared,
     stage: Rc<Cell<u32>>,
+    /// The host whose service stands still.
+    silent: Rc<Cell<Option<SimHost>>>,
     checksums: bool,
 }
 
@@ -74,7 +79,7 @@ impl Play {
         cluster.host_config.seats.truncate(1);
         cluster.host_config.suspect_ms = 30;
         let checksums = cluster.random.one_in(2);
-        Play { cluster, ledger: Shared::default(), stage: Rc::default(), checksums }
+        Play { cluster, ledger: Shared::default(), stage: Rc::default(), silent: Rc::default(), checksums }
     }
 
     fn host(&self, index: usize) -> SimHost {
@@ -84,11 +89,15 @@ impl Play {
     /// Gives a script to a process of a host, which runs again when the process is started again.
     fn role(&mut self, host: usize, script: impl Fn(&Actor) -> Result<()> + 'static) {
         let (config, ledger, stage) = (self.cluster.host_config.clone(), Rc::clone(&self.ledger), Rc::clone(&self.stage));
-        let (script, checksums, host) = (Rc::new(script), self.checksums, self.host(host));
+        let (script, silent, checksums, host) = (Rc::new(script), Rc::clone(&self.silent), self.checksums, self.host(host));
         self.cluster.world.start(host, move |env| {
             let (config, ledger, stage, script) = (config.clone(), Rc::clone(&ledger), Rc::clone(&stage), Rc::clone(&script));
+            let silent = Rc::clone(&silent);
             env.spawn("main", move |env| {
-                let actor = Actor::enter(&env, &config, ledger, stage, checksums)?;
+                let memory = Arc::new(Halting { memory: env.memory(), env: env.clone() });
+                let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID);
+                let host = join_over(&env, lines, &config, move || silent.get() == Some(host))?;
+                let actor = Actor::enter(&env, host, ledger, stage, checksums)?;
                 script(&actor)?;
                 env.point(PLAYED);
                 Ok(())
@@ -102,8 +111,7 @@ impl Play {
 }
 
 impl Actor {
-    fn enter(env: &Env, config: &HostConfig, ledger: Shared, stage: Rc<Cell<u32>>, checksums: bool) -> Result<Actor> {
-        let host = join(env, config)?;
+    fn enter(env: &Env, host: Host, ledger: Shared, stage: Rc<Cell<u32>>, checksums: bool) -> Result<Actor> {
         let config = AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 0 };
         let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, config)?);
         let copy = Some(CopyConfig::alone());
@@ -199,6 +207,51 @@ fn same_block_again(seed: u64) -> std::result::Result<Stats, Failure> {
     play.role(1, |me| {
         me.until(1);
         me.pull_until(2)
+    });
+    play.run()
+}
+
+/// Z1, with a reader that is stopped in the middle and whose host is taken for dead: its pin does not keep the reference any more.
+fn same_block_again_and_no_pin(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut play = Play::new(seed, 2, 8);
+    let place = if play.checksums { "lent.reference_read" } else { HALF_READ };
+    let (reader, silent) = (play.host(1), Rc::clone(&play.silent));
+    play.role(0, move |me| {
+        let region = me.create()?;
+        let number = me.write(&region)?;
+        me.lend(&region, number)?;
+        me.env.memory().fence_all();
+        me.stage.set(1);
+        while me.env.view(|view| view.visits_by(reader, place)) == 0 {
+            me.env.platform().sleep_ns(100_000);
+        }
+        silent.set(Some(reader));
+        me.until(2);
+        region.take_back(&[0])?;
+        let number = me.write(&region)?;
+        if me.lend(&region, number)? != Lending::Lent {
+            return Err(Error::Invalid("the play went another way: a fenced reader's pin counts for nothing".into()));
+        }
+        me.env.memory().fence_all();
+        me.env.resume(reader);
+        silent.set(None);
+        Ok(())
+    });
+    play.role(1, move |me| {
+        me.until(1);
+        let (slot, incarnation, stage, host) = (me.cache.host().slot(), me.cache.host().incarnation(), Rc::clone(&me.stage), me.env.host());
+        me.env.plan(Planned { when: When::Point(place, 1), host: Some(host), fault: Fault::PauseThread { for_ns: u64::MAX } });
+        me.env.spawn_daemon("watch", move |env| {
+            while !env.view(|view| is_fenced(view, slot, incarnation)) {
+                env.platform().sleep_ns(500_000);
+            }
+            stage.set(2);
+            Ok(())
+        });
+        match me.pull() {
+            Err(Error::Fenced { .. }) => Ok(()),
+            other => other.map(drop),
+        }
     });
     play.run()
 }
@@ -338,27 +391,33 @@ fn successor_in_the_same_memory(seed: u64) -> std::result::Result<Stats, Failure
 /// Z5: the host of a process that died leaves; another host gets its chunks. What the process wrote is still in its machine's cache.
 fn reaper_on_another_machine(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut play = Play::new(seed, 2, 3);
-    let gone = play.host(1);
-    play.role(1, |me| {
-        let region = me.create()?;
-        let (_, bytes) = me.ledger.borrow_mut().publication(K, BLOCK_BYTES);
+    let (gone, dying) = (play.host(1), Rc::new(Cell::new(None)));
+    let died = Rc::clone(&dying);
+    play.role(1, move |me| {
+        died.set(Some(me.env.process()));
+        let len_bytes = CHUNK_BYTES;
+        let region = LentRegion::create(&me.cache, &me.allocator, RegionSize { len_bytes, ..SIZE })?;
+        let (_, bytes) = me.ledger.borrow_mut().publication(K, len_bytes as usize);
         me.env.memory().fence_all();
         me.stage.set(me.stage.get() + 1);
         me.until(2);
+        // More lines than the cache writes back by itself before the other host has the memory.
         me.env.store(region.offset(), &bytes)?;
         me.env.exit()
     });
     // Another process of the same host.
     let (config, stage) = (play.cluster.host_config.clone(), Rc::clone(&play.stage));
     play.cluster.world.start(gone, move |env| {
-        let (config, stage) = (config.clone(), Rc::clone(&stage));
+        let (config, stage, dying) = (config.clone(), Rc::clone(&stage), Rc::clone(&dying));
         env.spawn("sibling", move |env| {
             let host = join(&env, &config)?;
             stage.set(stage.get() + 1);
             while stage.get() < 2 {
                 env.platform().sleep_ns(20_000);
             }
-            env.platform().sleep_ns(2_000_000);
+            while dying.get().is_some_and(|dying| env.view(|view| view.is_alive(dying))) {
+                env.yield_now()?;
+            }
             host.leave()?;
             stage.set(3);
             env.point(PLAYED);
@@ -372,8 +431,12 @@ fn reaper_on_another_machine(seed: u64) -> std::result::Result<Stats, Failure> {
         if reap(me.cache.host(), &me.allocator)? == 0 {
             return Ok(());
         }
-        let block = me.allocator.alloc(3 * CHUNK_BYTES)?;
-        let offsets = || (block.offset..block.offset + block.len_bytes).step_by(LINE_BYTES);
+        let mut lines = Vec::new();
+        for _ in 0..3 {
+            let block = me.allocator.alloc(CHUNK_BYTES)?;
+            lines.extend((block.offset..block.offset + block.len_bytes).step_by(LINE_BYTES));
+        }
+        let offsets = || lines.iter().copied();
         let line = |offset: u64| Line([(offset / LINE_BYTES as u64) as u8 | 1; LINE_BYTES]);
         offsets().try_for_each(|offset| me.env.memory().write_line(offset, &line(offset)))?;
         me.env.memory().fence_all();
