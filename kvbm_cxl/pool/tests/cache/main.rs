@@ -7,6 +7,7 @@ mod bench;
 mod damage;
 mod events;
 mod fences;
+mod lent;
 mod lists;
 mod processes;
 mod publish;
@@ -17,4 +18,5 @@ mod room;
 #[test]
 fn child() {
     processes::run_if_child();
+    lent::run_if_child();
 }
