@@ -105,6 +105,31 @@ impl SimMemory {
         });
     }
 
+    /// Ordinary stores of up to 8 bytes each, in order, into this host's cache.
+    pub(crate) fn store(&self, offset: u64, source: &[u8]) -> Result<()> {
+        check(self.len_bytes, offset, source.len() as u64)?;
+        for (line, from, len, done) in pieces(offset, source.len()) {
+            step(self.process)?;
+            let mut bytes = [0; 64];
+            bytes[from..from + len].copy_from_slice(&source[done..done + len]);
+            with(|engine| {
+                let thread = engine.running();
+                engine.memory.touch(line);
+                engine.record(Op::Store, u64::from(line) * 64, value(&bytes), None);
+                let (mut at, end) = (from, from + len);
+                while at < end {
+                    let count = (8 - at % 8).min(end - at);
+                    engine.memory.queue_mut(thread).push(line, What::Store { from: at as u8, len: count as u8, bytes });
+                    at += count;
+                }
+                while engine.memory.queue(thread).len() > engine.mood.queue_entries {
+                    engine.memory.drain(thread, &mut engine.random);
+                }
+            });
+        }
+        Ok(())
+    }
+
     fn flush(&self, line: u32) {
         with(|engine| {
             let thread = engine.running();

@@ -16,6 +16,7 @@ pub(crate) enum Op {
     FenceLoads,
     CopyIn,
     CopyOut,
+    Store,
     Sleep,
     Relax,
     Park,
@@ -33,7 +34,7 @@ pub(crate) enum Op {
 
 impl Op {
     fn has_line(self) -> bool {
-        matches!(self, Op::Load | Op::Write | Op::Flush | Op::CopyIn | Op::CopyOut)
+        matches!(self, Op::Load | Op::Write | Op::Flush | Op::CopyIn | Op::CopyOut | Op::Store)
     }
 }
 

@@ -71,6 +71,14 @@ impl Env {
         Arc::new(SimMemory { process: self.process, len_bytes: self.len_bytes })
     }
 
+    /// Stores to pool memory as an engine does that has it mapped: plain stores, into this host's cache.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; when this process is gone.
+    pub fn store(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        SimMemory { process: self.process, len_bytes: self.len_bytes }.store(offset, bytes)
+    }
+
     /// The pool's lines as this host sees them.
     pub fn lines(&self) -> Lines {
         Lines::new(self.memory(), Arc::clone(&self.layout), &POOL_UUID)

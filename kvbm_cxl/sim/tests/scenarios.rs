@@ -45,4 +45,5 @@ scenarios! {
     stats: 300,
     ring: 100,
     cache: 200,
+    lent: 200,
 }

@@ -156,6 +156,8 @@ pub struct Allocator {
     swept: AtomicU64,
     /// Frees for which the local area had no room.
     backlog: Mutex<Vec<u64>>,
+    /// Held by the thread that frees what dead processes kept.
+    reaping: Mutex<()>,
 }
 
 fn not_allocated(offset: u64) -> Error {
@@ -187,6 +189,7 @@ impl Allocator {
             hint: AtomicU64::new(hint),
             swept: AtomicU64::new(0),
             backlog: Mutex::default(),
+            reaping: Mutex::default(),
         };
         drop(allocator.lock_chunks()?);
         allocator.sweep(allocator.layout().chunks())?;
@@ -558,6 +561,31 @@ impl Allocator {
             }
         }
         Ok(())
+    }
+
+    /// The kept blocks in chunks of this process: its own, and those that it has from processes and hosts that are gone.
+    pub fn kept_blocks(&self) -> Vec<Block> {
+        let mut blocks = Vec::new();
+        for (class, heap) in self.heaps.iter().enumerate() {
+            blocks.extend(held(heap).kept().map(|of| self.block(class, of)));
+        }
+        let chunk_bytes = self.layout().geometry().chunk_bytes;
+        let runs: Vec<(u64, u64)> =
+            held(&self.other).runs.iter().filter(|(_, run)| run.kept).map(|(&first, run)| (first, run.count)).collect();
+        let runs = runs.into_iter().filter_map(|(first, count)| {
+            self.layout().chunk_offset(first).ok().map(|offset| Block { offset, len_bytes: count * chunk_bytes })
+        });
+        blocks.extend(runs);
+        blocks
+    }
+
+    /// The right to free kept blocks that were others': one thread at a time, so that none is freed twice. `None` while another has it.
+    pub(crate) fn try_reap(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.reaping.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// What this process has of the pool.

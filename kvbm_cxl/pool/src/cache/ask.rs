@@ -6,11 +6,13 @@ use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
-use crate::media::{Ask, Identity};
+use crate::media::{Ask, Descriptor, Identity};
 use std::sync::atomic::Ordering;
 
 /// Rest between two requests of one process for room, in nanoseconds.
 const ROOM_PERIOD_NS: u64 = 100_000_000;
+/// Rest between two requests of one process for the end of a reference, in nanoseconds: its lender mostly sees to that itself.
+const FORGET_PERIOD_NS: u64 = 100_000_000;
 
 impl Inner {
     /// Publishes a request of this host.
@@ -37,6 +39,24 @@ impl Inner {
         // The answer to the request before may be a chunk that nobody has.
         self.has_exhausted(class, false);
         self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
+    }
+
+    /// Asks whoever has it to remove a reference to a block that was taken back, so that somebody can publish the key again, if this process
+    /// has not asked for another one just now.
+    pub(super) fn ask_to_forget(&self, namespace: Namespace, key: BlockKey) -> Result<()> {
+        let now_ns = self.host.platform().now_ns().max(1);
+        let last_ns = self.asked_forget_ns.load(Ordering::Relaxed);
+        if last_ns != 0 && now_ns.saturating_sub(last_ns) < FORGET_PERIOD_NS {
+            return Ok(());
+        }
+        self.asked_forget_ns.store(now_ns, Ordering::Relaxed);
+        let of_key = |block: &Descriptor| (block.kind, block.key, block.namespace) == (Descriptor::REFERENCE, key.0, namespace.0);
+        let asked = match self.remove_blocks(of_key) {
+            Ok(0) => self.ask(Ask::EVICT, 0, key, namespace),
+            other => other.map(drop),
+        };
+        // It was only a favour.
+        if asked.as_ref().is_err_and(Error::is_fenced) { Ok(()) } else { asked }
     }
 
     fn asks(&self) -> Result<Vec<Option<Ask>>> {

@@ -119,7 +119,12 @@ impl Inner {
             answers[place] = match verdict {
                 None => continue,
                 Some(MissReason::Changed) => self.pull_block(namespace, keys[place], |block| list_of(place, block))?,
-                Some(reason) => Pulled::Miss(reason),
+                Some(reason) => {
+                    if reason == MissReason::TakenBack {
+                        self.ask_to_forget(namespace, keys[place])?;
+                    }
+                    Pulled::Miss(reason)
+                }
             };
         }
         Ok(answers)

@@ -13,6 +13,7 @@
 //! | `publish` | reserve, fill, commit |
 //! | `pull` | pin, copy, verify |
 //! | `batch` | the same for several blocks with shared fences |
+//! | [`lent`] | blocks that are published where they lie, in memory of the pool that an engine goes on using |
 //! | `pins` | what this host uses, for others to see |
 //! | `evict`, [`policy`] | making room |
 //! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
@@ -76,6 +77,7 @@ mod evict;
 mod index;
 #[cfg(feature = "faults")]
 pub mod inspect;
+pub mod lent;
 mod local;
 mod lookup;
 pub mod namespace;
@@ -131,6 +133,8 @@ struct Inner {
     cells: Mutex<cells::Cells>,
     pins: Mutex<pins::PinTable>,
     guesses: lookup::Guesses,
+    /// Where the blocks of regions lie that this process has pulled lent blocks from.
+    shapes: lent::Shapes,
     known_fences: lookup::KnownFences,
     clock: Mutex<policy::TickClock>,
     /// Incarnation of the host that `cells` follows.
@@ -140,6 +144,7 @@ struct Inner {
     /// Classes of which the pool had no chunk left when this process last looked.
     exhausted: [AtomicBool; CELL_CLASSES],
     asked_room_ns: AtomicU64,
+    asked_forget_ns: AtomicU64,
     /// The last request of each slot that was dealt with.
     answered: Mutex<Vec<Option<(u32, u64)>>>,
     /// When the service last did what it does less often, and where its scrub stands.
@@ -251,12 +256,14 @@ impl Cache {
             cells: Mutex::new(cells::Cells::new(&geometry, config.policy)),
             pins: Mutex::default(),
             guesses: lookup::Guesses::new(config.remembered_keys),
+            shapes: lent::Shapes::default(),
             known_fences: lookup::KnownFences::default(),
             clock: Mutex::default(),
             incarnation: AtomicU32::new(0),
             claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
             exhausted: Default::default(),
             asked_room_ns: AtomicU64::new(0),
+            asked_forget_ns: AtomicU64::new(0),
             answered: Mutex::new(vec![None; MAX_SLOTS]),
             upkeep_at_ns: AtomicU64::new(0),
             scrubbed: AtomicU64::new(0),
@@ -452,7 +459,11 @@ impl Cache {
     /// # Errors
     /// As [`Cache::reserve`]; then nothing is reserved.
     pub fn reserve_all(&self, wishes: &[Wish]) -> Result<Vec<Reserved>> {
-        let answers = self.inner.reserve(wishes);
+        self.reserve_as(wishes, publish::Form::Bytes)
+    }
+
+    fn reserve_as(&self, wishes: &[Wish], form: publish::Form) -> Result<Vec<Reserved>> {
+        let answers = self.inner.reserve(wishes, form);
         let refused = |reason: RefusalReason, count| self.inner.metrics.publish_refused_total.of(reason).add(count);
         match &answers {
             Ok(answers) => answers.iter().for_each(|answer| match answer {

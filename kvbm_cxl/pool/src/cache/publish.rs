@@ -13,7 +13,7 @@ use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
-use crate::media::Descriptor;
+use crate::media::{Descriptor, REFERENCE_BYTES};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -47,6 +47,24 @@ pub enum Reserved {
     OverQuota,
 }
 
+/// What a cell is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The block.
+    Bytes,
+    /// A reference to it.
+    Reference,
+}
+
+impl Form {
+    fn stored_bytes(self, len_bytes: u64) -> u64 {
+        match self {
+            Form::Bytes => len_bytes,
+            Form::Reference => REFERENCE_BYTES,
+        }
+    }
+}
+
 /// What became of a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -73,20 +91,21 @@ pub struct Reservation {
     since_ns: u64,
     /// Checksum of the whole payload, once it is known.
     checksum: Option<u64>,
+    form: Form,
     open: bool,
 }
 
 impl Inner {
     /// Reserves a cell for each wish; the answers come in the same order. Lines of a batch share their fences.
-    pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish]) -> Result<Vec<Reserved>> {
+    pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
         for wish in wishes {
-            self.check_wish(wish)?;
+            self.check_wish(wish, form)?;
         }
         // A fence that this host has not noticed yet is seen at X, before any byte of payload.
         let op = Arc::new(self.work_held()?);
         let mut answers: Vec<Option<Reserved>> = wishes.iter().map(|_| None).collect();
         self.skip_known(wishes, &mut answers)?;
-        let mut begun = self.take_cells(wishes, &mut answers, &op)?;
+        let mut begun = self.take_cells(wishes, form, &mut answers, &op)?;
         point!("cache.reserve");
         if begun.is_empty() {
             return Ok(answers.into_iter().flatten().collect());
@@ -109,11 +128,11 @@ impl Inner {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    fn check_wish(&self, wish: &Wish) -> Result<()> {
+    fn check_wish(&self, wish: &Wish, form: Form) -> Result<()> {
         if wish.len_bytes == 0 {
             return Err(Error::Invalid("a block has at least one byte".into()));
         }
-        if self.class_holding(wish.len_bytes).is_none() {
+        if self.class_of(wish, form).is_none() {
             let most = self.geometry().cells.iter().map(|class| class.cell_bytes).max().unwrap_or(0);
             return Err(Error::Invalid(format!(
                 "a block of {} bytes does not fit the largest cell of {most} bytes: format the pool with larger cells",
@@ -126,6 +145,10 @@ impl Inner {
     /// The class of the smallest cells that hold a block.
     pub(super) fn class_holding(&self, len_bytes: u64) -> Option<usize> {
         self.geometry().cells.iter().position(|class| class.chunks > 0 && class.cell_bytes >= len_bytes && len_bytes <= u64::from(u32::MAX))
+    }
+
+    fn class_of(&self, wish: &Wish, form: Form) -> Option<usize> {
+        self.class_holding(form.stored_bytes(wish.len_bytes)).filter(|_| wish.len_bytes <= u64::from(u32::MAX))
     }
 
     /// Blocks of a batch that are there are seen without a cell, a lock or a published line. A single block is only looked for where this
@@ -155,6 +178,7 @@ impl Inner {
     fn take_cells(
         self: &Arc<Self>,
         wishes: &[Wish],
+        form: Form,
         answers: &mut [Option<Reserved>],
         op: &Arc<HeldOp>,
     ) -> Result<Vec<(usize, Reservation)>> {
@@ -165,7 +189,7 @@ impl Inner {
             if answers[index].is_some() {
                 continue;
             }
-            let Some(class) = self.class_holding(wish.len_bytes) else { continue };
+            let Some(class) = self.class_of(wish, form) else { continue };
             let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
             if self.within_quota(wish.namespace, bytes)? {
                 taking.insert(wish.namespace, bytes);
@@ -196,6 +220,7 @@ impl Inner {
                         parent: wish.parent.map(|parent| parent.0),
                         since_ns,
                         checksum: None,
+                        form,
                         open: true,
                     },
                 ));
@@ -270,7 +295,8 @@ impl Inner {
         for reservation in &reservations {
             let mut line = Descriptor { state: Descriptor::READY, ..reservation.descriptor };
             if let Some(checksum) = reservation.checksum {
-                (line.kind, line.checksum) = (Descriptor::XXH3, checksum);
+                let kind = if reservation.form == Form::Reference { Descriptor::REFERENCE } else { Descriptor::XXH3 };
+                (line.kind, line.checksum) = (kind, checksum);
             }
             point!("cache.commit");
             self.lines().write(reservation.cell, line)?;
@@ -414,6 +440,12 @@ impl Reservation {
         }
         point!("cache.filled");
         filled
+    }
+
+    /// Fills the cell with a reference to the block, which has been asked for that.
+    pub(super) fn refer(&mut self, reference: &[u8; REFERENCE_BYTES as usize]) -> Result<()> {
+        self.checksum = self.copy(&WriteList::gather(self.offset, [&reference[..]]), Checksum::Xxh3)?;
+        Ok(())
     }
 
     /// Fills a part of the block, `at` bytes in. A block that is filled in parts has no checksum.

@@ -106,7 +106,7 @@ impl Inner {
                 Some(found) => self.lines().layout().cell(cell).map(|place| (found, place)).map_err(|_| MissReason::Changed),
             };
             answers.push(match answer {
-                Ok((descriptor, (offset, cell_bytes))) if u64::from(descriptor.len_bytes) <= cell_bytes => {
+                Ok((descriptor, (offset, cell_bytes))) if descriptor.stored_bytes() <= cell_bytes => {
                     Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation() })
                 }
                 Ok(_) => Err(MissReason::Changed),
@@ -159,6 +159,26 @@ impl Inner {
                 return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: block.len_bytes() });
             }
         }
+        let lent = blocks.iter().filter(|block| block.is_lent()).count();
+        if lent == 0 {
+            return self.copy_own(blocks, lists);
+        }
+        if lent == blocks.len() {
+            return self.copy_lent(blocks, lists);
+        }
+        let mut answers = vec![None; blocks.len()];
+        for lent in [true, false] {
+            let places: Vec<usize> = (0..blocks.len()).filter(|&place| blocks[place].is_lent() == lent).collect();
+            let some: Vec<&Pinned> = places.iter().map(|&place| blocks[place]).collect();
+            let mut taken: Vec<ReadList<'_>> = places.iter().map(|&place| std::mem::take(&mut lists[place])).collect();
+            let found = if lent { self.copy_lent(&some, &mut taken) } else { self.copy_own(&some, &mut taken) }?;
+            places.into_iter().zip(found).for_each(|(place, answer)| answers[place] = answer);
+        }
+        Ok(answers)
+    }
+
+    /// Of blocks that lie in their cells.
+    fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
         let is_checked = |(block, list): (&&Pinned, &ReadList<'_>)| {
             let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
             whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
@@ -177,7 +197,7 @@ impl Inner {
     }
 
     /// Copies lists, those with a checksum apart from those without: a call of the engine is of one kind.
-    fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Vec<Outcome> {
+    pub(super) fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Vec<Outcome> {
         let pull = |lists: &mut [ReadList<'_>], checked: bool| {
             let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
             self.engine.pull_each(&**self.lines().memory(), lists, checksum)
@@ -214,6 +234,11 @@ impl Inner {
             match block.copy(&mut list)? {
                 None => return Ok(Pulled::Hit { len_bytes: block.len_bytes() }),
                 Some(MissReason::Changed) => miss = MissReason::Changed,
+                Some(MissReason::TakenBack) => {
+                    drop(block);
+                    self.ask_to_forget(namespace, key)?;
+                    return Ok(Pulled::Miss(MissReason::TakenBack));
+                }
                 Some(other) => return Ok(Pulled::Miss(other)),
             }
         }
@@ -252,6 +277,10 @@ impl Drop for Unpin<'_> {
 }
 
 impl Pinned {
+    pub(super) fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
     /// Length of the block in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.descriptor.len_bytes.into()
@@ -272,7 +301,13 @@ impl Pinned {
         self.cell
     }
 
-    /// Pool offset of the first byte.
+    /// Whether the block lies where an engine lent it ([`super::lent`]). It can be copied and not be used in place: its lender may take it
+    /// back at any time, and then a copy is a miss. The pin keeps only the reference.
+    pub fn is_lent(&self) -> bool {
+        self.descriptor.kind == Descriptor::REFERENCE
+    }
+
+    /// Pool offset of the first byte; of a lent block an offset for lists that [`Pinned::copy`] gets, and for nothing else.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -287,22 +322,29 @@ impl Pinned {
         self.descriptor.owner
     }
 
-    /// Where this process maps the block, for use in place; `None` where there is no mapping. Drop what this host's caches may hold of it
+    /// Where this process maps the block, for use in place; `None` where there is no mapping, and of a lent block. Drop what this host's caches may hold of it
     /// first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
     pub fn address(&self) -> Option<NonNull<u8>> {
+        if self.is_lent() {
+            return None;
+        }
         self.inner.lines().memory().address(self.offset, self.len_bytes())
     }
 
     /// Drops what this host's caches hold of the block, so that what is read next comes from the memory.
     pub fn invalidate(&self) -> Result<()> {
         let memory = self.inner.lines().memory();
-        memory.flush_range(self.offset, self.len_bytes())?;
+        memory.flush_range(self.offset, self.descriptor.stored_bytes())?;
         memory.fence_all();
         Ok(())
     }
 
-    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right.
+    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right. A
+    /// lent block cannot be used in place, so that the answer is no.
     pub fn is_unchanged(&self) -> Result<bool> {
+        if self.is_lent() {
+            return Ok(false);
+        }
         self.inner.lines().memory().fence_loads();
         Ok(self.inner.unchanged(&[self])?[0].is_none())
     }

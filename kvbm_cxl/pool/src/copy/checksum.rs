@@ -23,19 +23,26 @@ impl Checksum {
     }
 
     pub(super) fn start(self) -> Option<Running> {
-        self.is_on().then(|| Running(XxHash3_64::new()))
+        self.is_on().then(Running::new)
     }
 }
 
 /// A checksum under way.
-pub(super) struct Running(XxHash3_64);
+pub(crate) struct Running(XxHash3_64);
 
 impl Running {
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    /// The checksum of nothing so far.
+    pub(crate) fn new() -> Self {
+        Running(XxHash3_64::new())
+    }
+
+    /// Goes on with more bytes.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
 
-    pub(super) fn finish(&self) -> u64 {
+    /// The checksum of all of them.
+    pub(crate) fn finish(&self) -> u64 {
         self.0.finish()
     }
 }

@@ -163,6 +163,8 @@ pub struct ReadList<'m> {
     pieces: Vec<Piece>,
     /// Whether any piece came by address, so that overlaps are possible.
     has_raw: bool,
+    /// Whether the pieces, in the order given, are one block, wherever in the pool its parts lie: a checksum is of them in that order.
+    is_block: bool,
     memory: PhantomData<&'m mut [u8]>,
 }
 
@@ -201,7 +203,7 @@ impl<'m> ReadList<'m> {
     /// Forgets all pieces and keeps the room, for the next block.
     pub fn clear(&mut self) {
         self.pieces.clear();
-        self.has_raw = false;
+        (self.has_raw, self.is_block) = (false, false);
     }
 
     /// Pieces left after joining neighbours.
@@ -219,6 +221,21 @@ impl<'m> ReadList<'m> {
         let end = offset.saturating_add(len_bytes);
         let found = self.pieces.iter().find(|piece| piece.offset < offset || piece.end() > end)?;
         Some((found.offset, found.len_bytes as u64))
+    }
+
+    /// The same list with other places in the pool: `places_of` is told offset and length of each piece, and gives the stretches that its
+    /// bytes come from, in order, which are as long together. A checksum of the new list is of its pieces in the order of this one.
+    pub(crate) fn moved<I: IntoIterator<Item = (u64, usize)>>(&self, mut places_of: impl FnMut(u64, usize) -> I) -> ReadList<'m> {
+        let mut moved =
+            ReadList { pieces: Vec::with_capacity(self.pieces.len()), has_raw: self.has_raw, is_block: true, memory: PhantomData };
+        for piece in &self.pieces {
+            let mut skip = 0;
+            for (offset, len_bytes) in places_of(piece.offset, piece.len_bytes) {
+                append(&mut moved.pieces, offset, piece.address + skip, len_bytes);
+                skip += len_bytes;
+            }
+        }
+        moved
     }
 
     /// Whether the pieces, as they are given, are one stretch of the pool.
@@ -247,7 +264,7 @@ impl<'m> ReadList<'m> {
                 ));
             }
         }
-        if !whole {
+        if !whole || self.is_block {
             return Ok(Cow::Borrowed(&self.pieces));
         }
         let pieces = in_pool_order(&self.pieces);

@@ -42,6 +42,7 @@ mod measure;
 mod order;
 mod spread;
 
+pub(crate) use checksum::Running;
 pub use checksum::{Checksum, checksum_of};
 pub use config::{CopyConfig, ENVIRONMENT, EngineChoice};
 pub use counters::Copied;

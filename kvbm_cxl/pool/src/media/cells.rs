@@ -10,6 +10,8 @@ use bytemuck::{Pod, Zeroable};
 pub const HINTS_PER_LINE: usize = 4;
 /// Cells in one pin line.
 pub const CELLS_PER_PIN: usize = 112;
+/// Bytes of a reference to a lent block, which a cell holds in place of the block.
+pub const REFERENCE_BYTES: u64 = 64;
 /// Cell chunks in one claim line.
 pub const CHUNKS_PER_CELL_CLAIM: usize = 448;
 
@@ -21,13 +23,13 @@ pub struct Descriptor {
     pub crc: u32,
     /// [`Descriptor::FREE`] to [`Descriptor::RETIRING`].
     pub state: u8,
-    /// [`Descriptor::NO_CHECKSUM`] or [`Descriptor::XXH3`]; the upper half is the version of the line, 0.
+    /// [`Descriptor::NO_CHECKSUM`], [`Descriptor::XXH3`] or [`Descriptor::REFERENCE`]; the upper half is the version of the line, 0.
     pub kind: u8,
     /// Slot of the owner that wrote it.
     pub owner: u16,
     /// Incarnation of the owner that wrote it.
     pub incarnation: u32,
-    /// Bytes of payload.
+    /// Bytes of the block.
     pub len_bytes: u32,
     /// Counts up in the owner's incarnation and is never used again: with owner and incarnation the stamp.
     pub seq: u64,
@@ -47,7 +49,7 @@ media_line!(
         if line.state > Descriptor::RETIRING {
             return Err("unknown state");
         }
-        if line.kind > Descriptor::XXH3 {
+        if line.kind > Descriptor::REFERENCE {
             return Err("unknown version or checksum kind");
         }
         if usize::from(line.owner) >= MAX_SLOTS {
@@ -72,6 +74,13 @@ impl Descriptor {
     pub const NO_CHECKSUM: u8 = 0;
     /// XXH3, 64 bits, seed 0, over the payload.
     pub const XXH3: u8 = 1;
+    /// The cell holds [`REFERENCE_BYTES`] that say where the block lies (LENT.md); the checksum, XXH3 as well, is of these.
+    pub const REFERENCE: u8 = 2;
+
+    /// Bytes that the cell holds.
+    pub fn stored_bytes(&self) -> u64 {
+        if self.kind == Descriptor::REFERENCE { REFERENCE_BYTES } else { self.len_bytes.into() }
+    }
 
     /// Name of the state.
     pub fn state_name(&self) -> &'static str {

@@ -8,6 +8,7 @@ mod bench;
 mod damage;
 mod events;
 mod fences;
+mod lent;
 mod lists;
 mod processes;
 mod publish;
@@ -19,4 +20,5 @@ mod watch;
 #[test]
 fn child() {
     processes::run_if_child();
+    lent::run_if_child();
 }

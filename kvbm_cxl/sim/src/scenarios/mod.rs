@@ -16,6 +16,8 @@ pub mod duel;
 pub mod history;
 pub mod join;
 pub mod ledger;
+pub mod lent;
+pub mod lent_cases;
 pub mod linear;
 pub mod lock;
 pub mod objects;
@@ -51,4 +53,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("stats", stats::run),
     ("ring", ring::run),
     ("cache", cache::run),
+    ("lent", lent::run),
 ];

@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Memory whose copies of a block pass a point in the middle, where a choreography can stop them.
-pub(super) struct Halting {
-    pub(super) memory: Arc<dyn Coherence>,
-    pub(super) env: Env,
+pub(in super::super) struct Halting {
+    pub(in super::super) memory: Arc<dyn Coherence>,
+    pub(in super::super) env: Env,
 }
 
 impl Halting {

@@ -7,7 +7,7 @@
 //! scenario by chance ([`super::cache_ledger`]).
 
 mod actor;
-mod halting;
+pub(super) mod halting;
 
 pub use actor::{Actor, Draft, Hold, is_refused};
 
