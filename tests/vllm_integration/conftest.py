@@ -42,7 +42,8 @@ def _is_compiled() -> bool:
 
 
 sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "dynamo")]
-if not _is_installed("kvbm_cxl"):
+# The checkout as it is, where its extension was built; else the package that was made of it and installed.
+if any((ROOT / "python" / "kvbm_cxl").glob("_native*.so")) or not _is_installed("kvbm_cxl"):
     sys.path.insert(0, str(ROOT / "python"))
     importlib.invalidate_caches()
 if not (_is_installed("vllm") and _is_compiled()):

@@ -60,6 +60,6 @@ def test_a_pool_without_room_says_so(joined):
 
 def test_an_engine_has_its_kv_cache_placed(model, make_pool):
     """And is refused, as long as nothing can publish from there."""
-    with pytest.raises((ConfigError, RuntimeError), match="cannot publish from there"):
+    with pytest.raises((ConfigError, RuntimeError), match="with zero_copy in the pool itself"):
         with engine(model, "kv_both", make_pool(cells="512K:25%"), extra={"zero_copy": True}):
             pass

@@ -328,6 +328,19 @@ def test_a_pool_with_too_small_cells_is_refused(make_pool, monkeypatch):
     assert not pool_access._registry
 
 
+def test_memory_that_cannot_be_copied_from_is_refused(bench, monkeypatch):
+    """At start, instead of by every block."""
+    here = bench()
+
+    def refuses(_):
+        raise kvbm_cxl.InvalidError("no engine for it")
+
+    monkeypatch.setattr(here.access, "call", refuses)
+    with pytest.raises(ConfigError, match="cannot copy from and to the KV cache .on cpu.: no engine for it"):
+        here.side.attach({f"layers.{layer}": here.memory[layer] for layer in range(LAYERS)})
+    monkeypatch.undo()
+
+
 def test_memory_of_other_devices_is_refused():
     with pytest.raises(ConfigError, match="CPUs and CUDA"):
         worker.devices.check(torch.device("xpu"))

@@ -30,10 +30,16 @@ class Mover(Protocol):
 
 
 def mover_for(config: ConnectorConfig, access: PoolAccess, namespace: "kvbm_cxl.Namespace", layout: "kvbm_cxl.BlockLayout") -> Mover:
-    """The mover for a KV cache that lies where `config` had it placed."""
-    if config.zero_copy:
-        raise ConfigError("CxlConnector: zero_copy placed the KV cache in the pool, but this build cannot publish from there: leave it out")
-    return CopyMover(access, namespace, layout)
+    """The mover for a KV cache that lies where `config` had it placed. `ConfigError` where blocks cannot be moved from there."""
+    mover = CopyMover(access, namespace, layout)
+    try:
+        # Nothing, but from this memory: a device that this build has no engine for is found out now instead of by every block.
+        mover.publish([], [], [])
+        mover.pull([], [])
+    except kvbm_cxl.InvalidError as error:
+        placed = ", with zero_copy in the pool itself" if config.zero_copy else ""
+        raise ConfigError(f"CxlConnector cannot copy from and to the KV cache (on {layout.device}{placed}): {error}") from error
+    return mover
 
 
 @dataclass(frozen=True)
