@@ -4,12 +4,13 @@
 //! One fence check carries the safety: the descriptor says WRITING, *then* the own fence is fetched, *then* the first payload byte is
 //! written. An adopter does the same the other way round, so either it sees WRITING and leaves the cell alone, or this host sees its fence.
 
+use super::batch::gathered;
 use super::events::Change;
 use super::index::{Home, Inserted};
 use super::policy::Place;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalRange, WriteList};
+use crate::copy::{Checksum, LocalPlace, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
@@ -373,26 +374,32 @@ impl Reservation {
     /// # Safety
     /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself.
     pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
-        let mut list = WriteList::new();
-        let mut at = self.offset;
-        for piece in pieces {
-            // SAFETY: as this function demands.
-            unsafe { list.push_raw(at, piece) };
-            at = at.saturating_add(piece.len_bytes as u64);
-        }
+        // SAFETY: as this function demands.
+        let list = unsafe { gathered(LocalPlace::Host, self.offset, pieces) };
         self.fill_from(list)
     }
 
     fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
-        if list.len_bytes() != self.len_bytes() {
-            return Err(Error::Invalid(format!(
-                "the pieces have {} bytes together, the block {}: give all of it, in order",
-                list.len_bytes(),
-                self.len_bytes()
-            )));
-        }
+        self.check_length(&list)?;
         let checksum = if self.inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        self.checksum = self.copy(&list, checksum)?;
+        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), &list, checksum);
+        self.filled(outcome)
+    }
+
+    pub(super) fn check_length(&self, list: &WriteList<'_>) -> Result<()> {
+        if list.len_bytes() == self.len_bytes() {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "the pieces have {} bytes together, the block {}: give all of it, in order",
+            list.len_bytes(),
+            self.len_bytes()
+        )))
+    }
+
+    /// Takes down what became of the copy of the whole block.
+    pub(super) fn filled(&mut self, outcome: Outcome) -> Result<()> {
+        self.checksum = self.copied(outcome)?;
         point!("cache.filled");
         Ok(())
     }
@@ -408,12 +415,11 @@ impl Reservation {
         }
         self.checksum = None;
         let list = WriteList::gather(self.offset + at, [bytes]);
-        self.copy(&list, Checksum::Off)?;
-        Ok(())
+        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), &list, Checksum::Off);
+        self.copied(outcome).map(drop)
     }
 
-    fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
-        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
+    fn copied(&mut self, outcome: Outcome) -> Outcome {
         if matches!(outcome, Err(Error::Timeout { .. })) {
             // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
             // device contexts with it: only then may anybody use the cell again (CACHE.md C20).

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Verified pull: pin, fetch, copy, fetch again (CACHE.md section 5). Whatever is in doubt is a miss.
 
+use super::batch::scattered;
 use super::standing::Fences;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalRange, ReadList};
+use crate::copy::{Checksum, LocalPlace, LocalRange, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::if_whole;
@@ -130,6 +131,11 @@ impl Inner {
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
         self.lines().fetch_many(cells, &mut fetched)?;
         fetched.into_iter().map(if_whole).collect()
+    }
+
+    /// Before step 3.
+    pub(super) fn begin_copy(&self) {
+        point!("cache.copying");
     }
 
     /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.
@@ -282,16 +288,12 @@ impl Pinned {
     /// # Errors
     /// [`Error::Invalid`] when the pieces are not as long as the block.
     pub unsafe fn scatter_raw(&self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
-        let (mut list, mut at) = (ReadList::new(), self.offset);
-        for piece in pieces {
-            // SAFETY: as this function demands.
-            unsafe { list.push_raw(at, piece) };
-            at = at.saturating_add(piece.len_bytes as u64);
-        }
+        // SAFETY: as this function demands.
+        let list = unsafe { scattered(LocalPlace::Host, self.offset, pieces) };
         if list.len_bytes() != self.len_bytes() { Err(self.too_short(list.len_bytes() as usize)) } else { Ok(list) }
     }
 
-    fn too_short(&self, len_bytes: usize) -> Error {
+    pub(super) fn too_short(&self, len_bytes: usize) -> Error {
         Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}: give room for all of it", self.len_bytes()))
     }
 
@@ -305,9 +307,9 @@ impl Pinned {
             return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: self.len_bytes() });
         }
         let whole = list.len_bytes() == self.len_bytes() && list.is_one_stretch();
-        let checked = whole && self.descriptor.kind == Descriptor::XXH3 && self.inner.config.checksums;
+        let checked = whole && self.is_summed();
         let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
-        point!("cache.copying");
+        self.inner.begin_copy();
         let found = match self.inner.engine.pull(&**self.inner.lines().memory(), list, checksum) {
             Ok(found) => found,
             Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
@@ -317,8 +319,17 @@ impl Pinned {
         if verdict.is_some() {
             return Ok(verdict);
         }
-        let wrong = checked && found != Some(self.descriptor.checksum);
-        Ok(wrong.then_some(MissReason::Checksum))
+        Ok((checked && self.has_wrong(found)).then_some(MissReason::Checksum))
+    }
+
+    /// Whether a checksum is looked at when the whole block is copied.
+    pub(super) fn is_summed(&self) -> bool {
+        self.descriptor.kind == Descriptor::XXH3 && self.inner.config.checksums
+    }
+
+    /// Whether a checksum found in a copy of the whole block is not that of the descriptor.
+    pub(super) fn has_wrong(&self, found: Option<u64>) -> bool {
+        self.is_summed() && found != Some(self.descriptor.checksum)
     }
 
     /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it
