@@ -61,6 +61,12 @@ pub struct Stream<'g> {
     pub handle: u64,
 }
 
+/// An event of a GPU.
+pub struct Event<'g> {
+    gpu: &'g Gpu,
+    pub handle: u64,
+}
+
 // SAFETY: the context is only named, and each call makes it current on its own thread.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
@@ -75,7 +81,7 @@ macro_rules! call {
 }
 
 impl Gpu {
-    /// GPUs that a driver has, or why there is no driver.
+    /// GPUs that a driver has, or why there is no driver or none.
     pub fn count(library: &str) -> Result<u32, String> {
         let library = Library::open(library)?;
         let mut count = 0;
@@ -86,7 +92,7 @@ impl Gpu {
                 library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>("cuDeviceGetCount")(&mut count),
             ]
         };
-        if codes == [0, 0] { Ok(count as u32) } else { Err(format!("the driver answers {codes:?}")) }
+        if codes == [0, 0] && count > 0 { Ok(count as u32) } else { Err(format!("{count} GPUs, the driver answers {codes:?}")) }
     }
 
     /// One that is there.
@@ -160,15 +166,34 @@ impl Drop for Memory<'_> {
 }
 
 impl Stream<'_> {
-    /// An event behind what the stream was given so far. It stays.
-    pub fn event(&self) -> u64 {
+    /// Gives the stream work: writes words to memory, each 1024 times.
+    pub fn write_words(&self, memory: &Memory<'_>, words: &[u32]) {
+        let stream = with_exposed_provenance_mut::<c_void>(self.handle as usize);
+        for (index, word) in words.iter().enumerate() {
+            let to = memory.address + 4096 * index as u64;
+            assert!(4096 * (index + 1) <= memory.len_bytes);
+            self.gpu.within(|| {
+                call!(self.gpu, "cuMemsetD32Async"(to => u64, *word => c_uint, 1024 => usize, stream => *mut c_void));
+            });
+        }
+    }
+
+    /// An event behind what the stream was given so far.
+    pub fn event(&self) -> Event<'_> {
         let mut event = null_mut();
         let stream = with_exposed_provenance_mut::<c_void>(self.handle as usize);
         self.gpu.within(|| {
             call!(self.gpu, "cuEventCreate"(&mut event => *mut *mut c_void, 2 => c_uint));
             call!(self.gpu, "cuEventRecord"(event => *mut c_void, stream => *mut c_void));
         });
-        event.expose_provenance() as u64
+        Event { gpu: self.gpu, handle: event.expose_provenance() as u64 }
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        let event = with_exposed_provenance_mut::<c_void>(self.handle as usize);
+        self.gpu.within(|| call!(self.gpu, "cuEventDestroy_v2"(event => *mut c_void)));
     }
 }
 

@@ -158,8 +158,8 @@ fn whatever_call_fails_is_an_error_and_the_next_one_is_well() {
                             assert!(matches!(error, Error::Gpu { device: 0, what } if what.contains("999")), "{what}: {error}");
                         }
                     }
-                    if written.is_ok() && read.is_ok() {
-                        assert!(written.unwrap() == read.unwrap() && block().of(&target.read()) == block().of(&bytes), "{what}");
+                    if let (Ok(written), Ok(read)) = (written, read) {
+                        assert!(written == read && block().of(&target.read()) == block().of(&bytes), "{what}");
                     }
                 }
                 let target = gpu.memory(&pattern(60, 30_000));

@@ -560,6 +560,18 @@ DRIVER int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t len) {
     END(0);
 }
 
+DRIVER int cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void *handle) {
+    BEGIN_IN_CONTEXT("cuMemsetD32Async");
+    Stream *stream = stream_of(handle);
+    if (!stream || !range_at(device_memory, to, 4 * count))
+        END(invalid_value);
+    unsigned *words = malloc(4 * count);
+    for (size_t index = 0; index < count; index++)
+        words[index] = word;
+    append(stream, (Op){.kind = op_kernel, .to = to, .len = 4 * count, .bytes = words});
+    END(0);
+}
+
 DRIVER int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void *stream) {
     BEGIN_IN_CONTEXT("cuMemcpyAsync");
     singles++;

@@ -8,6 +8,7 @@ mod device;
 mod failures;
 mod fake;
 mod order;
+mod real;
 mod scenes;
 
 #[path = "../cache/bench.rs"]
