@@ -316,6 +316,49 @@ fn what_is_late_is_not_used_again_before_it_has_ended() {
 }
 
 #[test]
+fn what_has_not_ended_when_its_engine_goes_is_never_given_back() {
+    for checksum in [Checksum::Off, Checksum::Xxh3] {
+        let fake = Fake::new(Kind::New);
+        let gpu = Gpu::open(fake.path(), 0);
+        let [host, _] = hosts("native");
+        let engine = late(&fake, &host);
+        let memory = gpu.memory(&pattern(1, 30_000));
+        fake.set("is_stuck", 1);
+        let read = engine.pull(&*host, &mut block().read_list(&memory, on(0)), checksum);
+        assert!(matches!(read, Err(Error::Timeout { .. })), "{read:?}");
+        drop(engine);
+        let [streams, events, registered, pinned, contexts] = fake.taken();
+        assert!(streams > 0 && events > 0 && contexts > 1, "{:?}", fake.taken());
+        match checksum {
+            Checksum::Off => assert!(registered > 0 && Arc::strong_count(&host) > 1, "the pool may be unmapped under a copy"),
+            Checksum::Xxh3 => assert_eq!(pinned, 2),
+        }
+        // The GPU comes to the copies at last, and finds everything where it was.
+        fake.finish();
+        assert_eq!(fake.misuse(), "");
+    }
+}
+
+#[test]
+fn a_list_that_was_refused_in_part_is_late_with_the_others() {
+    let fake = Fake::new(Kind::Old);
+    let gpu = Gpu::open(fake.path(), 0);
+    let [host, _] = hosts("native");
+    let engine = late(&fake, &host);
+    let memory = gpu.memory(&pattern(1, 30_000));
+    fake.set("is_stuck", 1);
+    // The second piece of the only list is refused, the first under way: the cell must not be used for anything else.
+    fake.fail("cuMemcpyAsync", 1, 1, 999);
+    let written = engine.publish(&*host, &block().write_list(&memory, on(0)), Checksum::Off);
+    assert!(matches!(written, Err(Error::Timeout { .. })), "{written:?}");
+    fake.set("is_stuck", 0);
+    assert!(engine.is_settled(5_000));
+    drop((engine, memory));
+    drop(gpu);
+    fake.assert_left_clean();
+}
+
+#[test]
 fn a_late_copy_into_buffers_does_no_harm_to_the_pool() {
     let fake = Fake::new(Kind::New);
     let gpu = Gpu::open(fake.path(), 0);

@@ -311,6 +311,13 @@ DRIVER void fake_hold(void *handle, int is_held) {
     pthread_mutex_unlock(&mutex);
 }
 
+DRIVER void fake_finish(void) {
+    pthread_mutex_lock(&mutex);
+    for (Stream *stream = streams; stream; stream = stream->next)
+        advance(stream, stream->given);
+    pthread_mutex_unlock(&mutex);
+}
+
 // Work of the caller's: writes bytes to memory of the device. Null is the default stream of device 0.
 DRIVER void fake_kernel(void *handle, uint64_t to, const void *bytes, size_t len) {
     void *copy = malloc(len);

@@ -123,6 +123,12 @@ impl Fake {
         unsafe { self.library.get::<unsafe extern "C" fn(*mut c_void, c_int)>("fake_hold")(stream, is_held.into()) };
     }
 
+    /// Has every stream do what it was given.
+    pub fn finish(&self) {
+        // SAFETY: as above.
+        unsafe { self.library.get::<unsafe extern "C" fn()>("fake_finish")() };
+    }
+
     /// Has a stream write bytes to memory of the device.
     pub fn kernel(&self, stream: u64, to: u64, bytes: &[u8]) {
         let stream = with_exposed_provenance_mut::<c_void>(stream as usize);

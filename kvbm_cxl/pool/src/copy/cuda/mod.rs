@@ -28,7 +28,7 @@
 //! [`Error::Timeout`], and what it was told to write may be written at any later moment: the pool's cell stays reserved
 //! ([`Reservation`](crate::cache::Reservation)), stream and buffers are not used again, and the caller's memory must not be until
 //! [`CopyEngine::is_settled`] says so. When the GPU has ended after all, what it may have left in caches is flushed, and stream and buffers
-//! are used again. If it has not ended when the engine is dropped, nothing of it is ever given back.
+//! are used again. The drop of an engine waits for what is late once more; if it has not ended then, nothing of it is ever given back.
 //!
 //! An emulated host ([`Emulated`](crate::coherence::Emulated)) is such a host whose I/O always goes through its caches: the view is what is
 //! registered, and what a copy wrote there nobody sees before the flush.
@@ -63,8 +63,6 @@ const MAX_IDLE_LANES: usize = 4;
 const MAX_LATE_LANES: usize = 4;
 /// Between two looks at whether what is late has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// How long the drop of an engine waits for what is late, in milliseconds.
-const PATIENCE_MS: u64 = 10_000;
 
 /// Copies between the pool and the memory of one GPU.
 pub struct CudaEngine {
@@ -263,7 +261,7 @@ impl CopyEngine for CudaEngine {
 
 impl Drop for CudaEngine {
     fn drop(&mut self) {
-        if !self.is_settled(PATIENCE_MS) {
+        if !self.is_settled(self.config.timeout_ms) {
             // What the GPU may still use is never given back: its buffers, and the pool's memory with its registration.
             std::mem::take(&mut *held(&self.late)).into_iter().for_each(|late| std::mem::forget(late.lane));
             std::mem::forget(self.registered.take());
