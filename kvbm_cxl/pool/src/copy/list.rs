@@ -168,7 +168,8 @@ impl<'m> WriteList<'m> {
         total(&self.pieces)
     }
 
-    /// Checks a list of host memory against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one stretch.
+    /// Checks a list of host memory against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one
+    /// stretch.
     pub(super) fn check(&self, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
         self.check_on(None, pool_bytes, whole)
     }
@@ -282,7 +283,8 @@ impl<'m> ReadList<'m> {
         pairs(&self.pieces).all(|[one, other]| one.end() == other.offset)
     }
 
-    /// Checks a list of host memory against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one stretch.
+    /// Checks a list of host memory against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one
+    /// stretch.
     pub(super) fn check(&self, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
         self.check_on(None, pool_bytes, whole)
     }

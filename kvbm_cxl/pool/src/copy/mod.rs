@@ -8,8 +8,8 @@
 //!
 //! [`CpuEngine`] works on any [`Coherence`], simulated hosts included. [`DsaEngine`] hands large copies to Intel's Data Streaming
 //! Accelerator where there is a user work queue. [`engine`] chooses; [`CopyEngine::name`] and [`CopyEngine::counters`] say what was used.
-//! [`CudaEngine`] has a GPU copy to and from its own memory. A list says in which [`LocalPlace`] its local memory lies, and [`ByPlace`] hands it
-//! to an engine for that place.
+//! [`CudaEngine`] has a GPU copy to and from its own memory. A list says in which [`LocalPlace`] its local memory lies, and [`ByPlace`]
+//! hands it to an engine for that place.
 //!
 //! ```
 //! use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList};

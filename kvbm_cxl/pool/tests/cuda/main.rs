@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The engine that copies to and from the memory of GPUs, over a driver that is faked: copies happen late, calls fail, streams do not end. A
-//! CPU that follows an address of the fake's devices is ended.
+//! The engine that copies to and from the memory of GPUs, over a driver that is faked: copies happen late, calls fail, streams do not end.
+//! A CPU that follows an address of the fake's devices is ended.
 
 mod cache;
 mod copies;

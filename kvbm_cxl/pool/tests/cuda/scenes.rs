@@ -99,8 +99,8 @@ fn content(memory: &dyn Coherence) -> Vec<u8> {
     all
 }
 
-/// Publishes from the GPU for another host, then pulls what that host has published instead. The answers of both calls; whatever was answered
-/// well is looked at byte by byte, and everything that is nobody's is as it was.
+/// Publishes from the GPU for another host, then pulls what that host has published instead. The answers of both calls; whatever was
+/// answered well is looked at byte by byte, and everything that is nobody's is as it was.
 pub fn there_and_back(
     gpu: &Gpu,
     device: u32,

@@ -4,8 +4,8 @@
 //! **This has never run on a GPU.** It was tested against a driver of our own that copies late, fails where it is told to, and complains of
 //! what a real one would not put up with. Speed was not measured.
 //!
-//! A [`CudaEngine`] takes lists whose local ranges are addresses of one GPU ([`LocalPlace::Gpu`](super::LocalPlace)) and works with addresses alone:
-//! no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
+//! A [`CudaEngine`] takes lists whose local ranges are addresses of one GPU ([`LocalPlace::Gpu`](super::LocalPlace)) and works with
+//! addresses alone: no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
 //!
 //! **One call is one batch.** All pieces of all lists are given to the GPU together, in one batched copy where the driver has that (CUDA
 //! 12.8), on a stream beside the caller's. They come after what the lists name ([`After`](super::After)), and the call returns when they
