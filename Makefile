@@ -58,12 +58,19 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'NIXL $*' scripts/setup $< .venv/nixl-$*
 	@touch $@
 
+.venv/serve-installed: requirements-serve.lock scripts/setup-serve | .venv/installed
+	$(STEP) 'vLLM, Dynamo and NIXL (3 GB)' scripts/setup-serve requirements-serve.lock
+	@touch $@
+
 .venv/perf-installed: requirements-perf.lock scripts/setup | .venv/installed
 	$(STEP) 'matplotlib' scripts/setup requirements-perf.lock
 	@touch $@
 
 .PHONY: setup-nixl
 setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add the NIXL wheels that the plugin is tested with (about 300 MB each)
+
+.PHONY: setup-serve
+setup-serve: .venv/serve-installed ## Add vLLM for CPUs and Dynamo in .venv/serve (3 GB to fetch, 7 GB on disk)
 
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
@@ -78,9 +85,16 @@ build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 	$(STEP) 'release build of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
 	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
 
+.PHONY: python-extension
+python-extension: ## Build the compiled part of the Python package into python/kvbm_cxl, for PYTHONPATH=python
+	$(STEP) 'Python extension' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/python-extension
+
 .PHONY: python-package
-python-package: build-plugin .venv/nixl-installed ## Build the wheel of package kvbm-cxl, plugin included, in target/wheels
+python-package: build build-plugin .venv/installed ## Build the wheel of package kvbm-cxl in target/wheels; into .venv/serve, too, where that is there
+	@rm -f target/wheels/kvbm_cxl-*.whl
 	$(STEP) 'Python package' scripts/python-package target/wheels
+	$(if $(wildcard .venv/serve-installed),$(STEP) 'Python package in .venv/serve' .venv/bin/uv pip install --quiet \
+		--python .venv/serve/bin/python --no-deps --no-index --reinstall target/wheels/kvbm_cxl-*.whl)
 
 .PHONY: install-capi
 install-capi: build ## Install the C interface under PREFIX
@@ -92,18 +106,18 @@ serve: build ## Two processes as two hosts on one pool: one publishes data block
 
 .PHONY: clean
 clean: ## Remove .venv and target
-	rm -rf .venv target kvbm_cxl/*/fuzz/target
+	rm -rf .venv target kvbm_cxl/*/fuzz/target python/kvbm_cxl/_native.abi3.so
 
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-nixl ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-python test-nixl ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy
 	$(STEP) 'rustfmt' cargo fmt --all --check
 	$(STEP) 'clang-format' scripts/clang-format check
-	$(STEP) 'clippy' cargo clippy $(CARGO_FLAGS) $(SHIPPED) --all-targets -- -D warnings
+	$(STEP) 'clippy' cargo clippy $(CARGO_FLAGS) $(SHIPPED) -p kvbm-cxl-python --all-targets -- -D warnings
 	$(STEP) 'clippy, faults compiled in' cargo clippy $(CARGO_FLAGS) -p cxl-pool -p cxl-sim --all-targets -- -D warnings
 
 .PHONY: test-rust
@@ -118,9 +132,13 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 test-tidy: .venv/installed ## House rules and documents (pytest)
 	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests --ignore=tests/nixl
 
+.PHONY: test-python
+test-python: build python-extension .venv/nixl-installed ## The Python package over the pool, in one and two processes
+	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
+
 .PHONY: test-nixl
-test-nixl: build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
-	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl
+test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
+	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl --ignore-glob='*/test_native_*'
 
 .PHONY: test-nixl-cpp
 test-nixl-cpp: ## C++ tests of the NIXL plugin

@@ -1,11 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CXL shared memory for KV caches. `kvbm_cxl.nixl` brings the pool to NIXL as backend CXL."""
+"""CXL shared memory for KV caches: pools, their prefix cache, and (`kvbm_cxl.nixl`) the pool as backend CXL of NIXL.
 
+The classes come from the extension module `kvbm_cxl._native`, which is loaded when one of them is first used.
+"""
+
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from .errors import (
+    ClosedError,
+    CxlError,
+    DamagedError,
+    DeviceError,
+    ExistsError,
+    FencedError,
+    ForkedError,
+    FullError,
+    InvalidError,
+    NotAPoolError,
+    NotFoundError,
+    ReplacedError,
+    SlotInUseError,
+    SystemError_,
+    TimeoutError_,
+)
+
+if TYPE_CHECKING:
+    from ._native import (
+        BlockInfo,
+        BlockLayout,
+        Cache,
+        CellUsage,
+        Event,
+        Events,
+        Namespace,
+        Pins,
+        Pool,
+        PoolMemory,
+        PullResult,
+        chain_key,
+        format_pool,
+        pool_info,
+    )
 
 try:
     __version__ = version("kvbm-cxl")
 except PackageNotFoundError:  # A checkout that is on PYTHONPATH without being installed.
     __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "BlockInfo",
+    "BlockLayout",
+    "Cache",
+    "CellUsage",
+    "ClosedError",
+    "CxlError",
+    "DamagedError",
+    "DeviceError",
+    "Event",
+    "Events",
+    "ExistsError",
+    "FencedError",
+    "ForkedError",
+    "FullError",
+    "InvalidError",
+    "Namespace",
+    "NotAPoolError",
+    "NotFoundError",
+    "Pins",
+    "Pool",
+    "PoolMemory",
+    "PullResult",
+    "ReplacedError",
+    "SlotInUseError",
+    "SystemError_",
+    "TimeoutError_",
+    "__version__",
+    "chain_key",
+    "format_pool",
+    "pool_info",
+]
+
+
+def __getattr__(name: str):
+    """Loads the extension when something of it is first asked for: kvbm_cxl.nixl needs none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        native = import_module("._native", __name__)
+    except ImportError as error:
+        advice = "install a wheel of kvbm-cxl, or run `make python-extension`"
+        raise ImportError(f"kvbm_cxl.{name} needs the compiled part of the package ({error}): {advice}") from error
+    value = getattr(native, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

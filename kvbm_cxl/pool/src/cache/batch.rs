@@ -1,104 +1,163 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Payload of several blocks in one call of the copy engine: fences that are shared on a CPU, one batched copy on a GPU.
+//! Several blocks at once, chained or not: lookups, pins, copies and looks of a batch share their fences, so that their misses overlap
+//! (Beluga section 6.1: lists of any length).
 
-use super::pull::Pinned;
-use super::{Cache, Reservation};
-use crate::copy::{Checksum, LocalPlace, LocalRange, ReadList, WriteList};
+use super::{BlockInfo, BlockKey, Cache, Inner, Namespace, Pinned, Pulled, Reservation};
+use crate::copy::{LocalPlace, LocalRange, WriteList};
 use crate::error::{Error, Result};
 use crate::metrics::MissReason;
+use std::sync::Arc;
+
+/// Blocks that are pinned and copied together: enough for their misses to overlap, few enough that nobody's eviction waits for long.
+const GROUP: usize = 64;
 
 impl Cache {
-    /// Fills reservations, each whole from pieces in `place` that follow one another, and computes their checksums if the cache is
-    /// configured so. One answer for each, in order: those of [`Reservation::fill`].
+    /// Which of several blocks are there; one answer for each key, in order. Advice, as [`Cache::lookup`].
     ///
-    /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself; what `place` names is
-    /// there. After an [`Error::Timeout`] this holds until [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
-    pub unsafe fn fill_all(&self, place: LocalPlace, fills: &mut [(&mut Reservation, &[LocalRange])]) -> Vec<Result<()>> {
-        let (mut lists, mut answers) = (Vec::with_capacity(fills.len()), Vec::with_capacity(fills.len()));
-        for (reservation, pieces) in fills.iter() {
-            // SAFETY: as this function demands.
-            let list = unsafe { gathered(place, reservation.offset(), pieces.iter().copied()) };
-            answers.push(reservation.check_length(&list));
-            if answers.last().is_some_and(Result::is_ok) {
-                lists.push(list);
-            }
-        }
-        let checksum = if self.inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        let outcomes = self.inner.engine.publish_each(&**self.inner.lines().memory(), &lists, checksum);
-        let open = fills.iter_mut().zip(&mut answers).filter(|(_, answer)| answer.is_ok());
-        for (((reservation, _), answer), outcome) in open.zip(outcomes) {
-            *answer = reservation.filled(outcome);
-        }
-        answers
+    /// # Errors
+    /// Those of the memory.
+    pub fn lookup_all(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
+        let found = self.inner.found_of(namespace, keys)?;
+        let hits = found.iter().flatten().count();
+        self.inner.metrics.hits_total.add(hits as u64);
+        self.inner.metrics.misses_total.of(MissReason::Absent).add((found.len() - hits) as u64);
+        Ok(found)
     }
 
-    /// Copies pinned blocks, each whole into pieces in `place` that follow one another. One answer for each, in order: those of
-    /// [`Pinned::copy`].
+    /// Copies several blocks into pieces by address, all of which lie in `local`; one answer for each key, in order. `pieces` gets the
+    /// place of a key and the length of its block, and says where the block goes; pieces that are not as long as the block make it a miss
+    /// ([`MissReason::Length`]).
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, no two blocks have a byte in common there, and it is not memory
-    /// of the pool itself; what `place` names is there. After an [`Error::Timeout`] this holds until
+    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool itself; a
+    /// stream or event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors
-    /// Those of the memory, in which the descriptors are.
-    pub unsafe fn copy_all(&self, place: LocalPlace, pulls: &[(&Pinned, &[LocalRange])]) -> Result<Vec<Result<Option<MissReason>>>> {
-        let (mut lists, mut blocks, mut answers) = (Vec::new(), Vec::new(), Vec::with_capacity(pulls.len()));
-        let mut checksum = Checksum::Off;
-        for (block, pieces) in pulls {
+    /// As [`Cache::pull`], and [`Error::Gpu`]; then any of the destinations may hold anything.
+    pub unsafe fn pull_all_raw<P: IntoIterator<Item = LocalRange>>(
+        &self,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        local: LocalPlace,
+        mut pieces: impl FnMut(usize, u64) -> P,
+    ) -> Result<Vec<Pulled>> {
+        let mut answers = Vec::with_capacity(keys.len());
+        for group in keys.chunks(GROUP) {
+            let start_ns = self.inner.host.platform().now_ns();
+            let first = answers.len();
             // SAFETY: as this function demands.
-            let list = unsafe { scattered(place, block.offset(), pieces.iter().copied()) };
-            match list.len_bytes() == block.len_bytes() {
-                true => {
-                    if block.is_summed() {
-                        checksum = Checksum::Xxh3;
-                    }
-                    lists.push(list);
-                    blocks.push(*block);
-                    answers.push(Ok(None));
-                }
-                false => answers.push(Err(block.too_short(list.len_bytes() as usize))),
+            let pulled = unsafe { self.inner.pull_group(namespace, group, local, |place, len_bytes| pieces(first + place, len_bytes)) };
+            match &pulled {
+                Ok(pulled) => pulled.iter().for_each(|pulled| self.count_pulled(pulled)),
+                Err(error) => self.count_failed(error, group.len() as u64),
             }
+            self.inner.metrics.pull_seconds.observe(self.inner.host.platform().now_ns().saturating_sub(start_ns));
+            answers.extend(pulled?);
         }
-        self.inner.begin_copy();
-        let outcomes = self.inner.engine.pull_each(&**self.inner.lines().memory(), &mut lists, checksum);
-        let verdicts = self.inner.unchanged(&blocks)?;
-        let open = answers.iter_mut().filter(|answer| answer.is_ok());
-        for (answer, ((block, outcome), verdict)) in open.zip(blocks.iter().zip(outcomes).zip(verdicts)) {
-            *answer = match outcome {
-                Err(Error::Poisoned { .. }) => Ok(Some(MissReason::Device)),
-                Err(error) => Err(error),
-                Ok(_) if verdict.is_some() => Ok(verdict),
-                Ok(sum) => Ok(block.has_wrong(sum).then_some(MissReason::Checksum)),
+        Ok(answers)
+    }
+}
+
+impl Inner {
+    fn found_of(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
+        let mut found = Vec::with_capacity(keys.len());
+        self.look_up_all(namespace, keys, |block| {
+            found.push(block);
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Pins the blocks of several keys; one answer for each.
+    fn pin_group(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
+        let found = self.found_of(namespace, keys)?;
+        let there = |(&key, found): (&BlockKey, &Option<BlockInfo>)| found.map(|found| (key, found.cell));
+        let (named, cells): (Vec<BlockKey>, Vec<u64>) = keys.iter().zip(&found).filter_map(there).unzip();
+        let mut pinned = self.confirm(namespace, &named, &cells)?.into_iter();
+        let mut answers = Vec::with_capacity(keys.len());
+        for (&key, found) in keys.iter().zip(&found) {
+            answers.push(match found.and_then(|_| pinned.next()) {
+                None => Err(MissReason::Absent),
+                // It may have been stamped anew by its next owner, or be in another cell by now.
+                Some(Err(MissReason::Changed)) => self.pin_block(namespace, key)?,
+                Some(answer) => answer,
+            });
+        }
+        Ok(answers)
+    }
+
+    /// Pulls a few blocks together.
+    ///
+    /// # Safety
+    /// As [`Cache::pull_all_raw`].
+    unsafe fn pull_group<P: IntoIterator<Item = LocalRange>>(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        keys: &[BlockKey],
+        local: LocalPlace,
+        mut pieces: impl FnMut(usize, u64) -> P,
+    ) -> Result<Vec<Pulled>> {
+        // SAFETY: as this function demands.
+        let mut list_of = |place: usize, block: &Pinned| unsafe { block.scatter_in(local, pieces(place, block.len_bytes())) };
+        let mut answers = Vec::with_capacity(keys.len());
+        let (mut places, mut blocks, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, pinned) in self.pin_group(namespace, keys)?.into_iter().enumerate() {
+            answers.push(match pinned {
+                Err(reason) => Pulled::Miss(reason),
+                Ok(block) => match list_of(place, &block) {
+                    Ok(list) => {
+                        let hit = Pulled::Hit { len_bytes: block.len_bytes() };
+                        places.push(place);
+                        blocks.push(block);
+                        lists.push(list);
+                        hit
+                    }
+                    Err(Error::Invalid(_)) => Pulled::Miss(MissReason::Length),
+                    Err(other) => return Err(other),
+                },
+            });
+        }
+        let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
+        drop(blocks);
+        for (place, verdict) in places.into_iter().zip(verdicts) {
+            answers[place] = match verdict {
+                None => continue,
+                Some(MissReason::Changed) => self.pull_block(namespace, keys[place], |block| list_of(place, block))?,
+                Some(reason) => Pulled::Miss(reason),
             };
         }
         Ok(answers)
     }
 }
 
-/// # Safety
-/// As [`WriteList::lying_on`] and [`WriteList::push_raw`].
-pub(super) unsafe fn gathered(place: LocalPlace, offset: u64, pieces: impl IntoIterator<Item = LocalRange>) -> WriteList<'static> {
-    // SAFETY: as this function demands.
-    let (mut list, mut at) = (unsafe { WriteList::lying_on(place) }, offset);
-    for piece in pieces {
-        // SAFETY: as this function demands.
-        unsafe { list.push_raw(at, piece) };
-        at = at.saturating_add(piece.len_bytes as u64);
+impl Reservation {
+    /// Fills several whole blocks of one cache with one store fence behind all of them; `pieces` gets the place of a reservation and says
+    /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
+    ///
+    /// # Safety
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself; a stream or event that
+    /// `local` names is there. After [`Error::Timeout`] this holds until
+    /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
+    ///
+    /// # Errors
+    /// As [`Reservation::fill`], the first of any; then none of them may be committed.
+    pub unsafe fn fill_all_raw<P: IntoIterator<Item = LocalRange>>(
+        reservations: &mut [Reservation],
+        local: LocalPlace,
+        mut pieces: impl FnMut(usize) -> P,
+    ) -> Result<()> {
+        let lists = reservations.iter().enumerate().map(|(place, reservation)| {
+            // SAFETY: as this function demands.
+            let (mut list, mut at) = (unsafe { WriteList::lying_on(local) }, reservation.offset());
+            for piece in pieces(place) {
+                // SAFETY: as this function demands.
+                unsafe { list.push_raw(at, piece) };
+                at = at.saturating_add(piece.len_bytes as u64);
+            }
+            list
+        });
+        let lists: Vec<WriteList<'_>> = lists.collect();
+        Reservation::fill_each(reservations, &lists)
     }
-    list
-}
-
-/// # Safety
-/// As [`ReadList::lying_on`] and [`ReadList::push_raw`].
-pub(super) unsafe fn scattered(place: LocalPlace, offset: u64, pieces: impl IntoIterator<Item = LocalRange>) -> ReadList<'static> {
-    // SAFETY: as this function demands.
-    let (mut list, mut at) = (unsafe { ReadList::lying_on(place) }, offset);
-    for piece in pieces {
-        // SAFETY: as this function demands.
-        unsafe { list.push_raw(at, piece) };
-        at = at.saturating_add(piece.len_bytes as u64);
-    }
-    list
 }

@@ -12,6 +12,7 @@
 //! | `lookup` | which blocks of a chain are there |
 //! | `publish` | reserve, fill, commit |
 //! | `pull` | pin, copy, verify |
+//! | `batch` | the same for several blocks with shared fences |
 //! | `pins` | what this host uses, for others to see |
 //! | `evict`, [`policy`] | making room |
 //! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
@@ -385,21 +386,34 @@ impl Cache {
     }
 
     fn count_pull(&self, pulled: Result<Pulled>, start_ns: u64) -> Result<Pulled> {
-        let metrics = &self.inner.metrics;
         match &pulled {
-            Ok(Pulled::Hit { len_bytes }) => {
+            Ok(pulled) => self.count_pulled(pulled),
+            Err(error) => self.count_failed(error, 1),
+        }
+        self.inner.metrics.pull_seconds.observe(self.inner.host.platform().now_ns().saturating_sub(start_ns));
+        pulled
+    }
+
+    fn count_pulled(&self, pulled: &Pulled) {
+        let metrics = &self.inner.metrics;
+        match pulled {
+            Pulled::Hit { len_bytes } => {
                 metrics.hits_total.inc();
                 metrics.pull_total.inc();
                 metrics.pull_bytes_total.add(*len_bytes);
             }
-            Ok(Pulled::Miss(reason)) => metrics.misses_total.of(*reason).inc(),
-            Err(Error::Fenced { .. }) => metrics.misses_total.of(MissReason::HostFenced).inc(),
-            Err(Error::Full { .. }) => metrics.misses_total.of(MissReason::PinsFull).inc(),
-            Err(Error::Invalid(_)) => metrics.misses_total.of(MissReason::Length).inc(),
-            Err(_) => metrics.misses_total.of(MissReason::Device).inc(),
+            Pulled::Miss(reason) => metrics.misses_total.of(*reason).inc(),
         }
-        metrics.pull_seconds.observe(self.inner.host.platform().now_ns().saturating_sub(start_ns));
-        pulled
+    }
+
+    fn count_failed(&self, error: &Error, blocks: u64) {
+        let reason = match error {
+            Error::Fenced { .. } => MissReason::HostFenced,
+            Error::Full { .. } => MissReason::PinsFull,
+            Error::Invalid(_) => MissReason::Length,
+            _ => MissReason::Device,
+        };
+        self.inner.metrics.misses_total.of(reason).add(blocks);
     }
 
     /// Publishes a block: when it returns, every host can pull it.

@@ -4,13 +4,12 @@
 //! One fence check carries the safety: the descriptor says WRITING, *then* the own fence is fetched, *then* the first payload byte is
 //! written. An adopter does the same the other way round, so either it sees WRITING and leaves the cell alone, or this host sees its fence.
 
-use super::batch::gathered;
 use super::events::Change;
 use super::index::{Home, Inserted};
 use super::policy::Place;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalPlace, LocalRange, Outcome, WriteList};
+use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
@@ -374,34 +373,47 @@ impl Reservation {
     /// # Safety
     /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself.
     pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
-        // SAFETY: as this function demands.
-        let list = unsafe { gathered(LocalPlace::Host, self.offset, pieces) };
+        let mut list = WriteList::new();
+        let mut at = self.offset;
+        for piece in pieces {
+            // SAFETY: as this function demands.
+            unsafe { list.push_raw(at, piece) };
+            at = at.saturating_add(piece.len_bytes as u64);
+        }
         self.fill_from(list)
     }
 
     fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
-        self.check_length(&list)?;
-        let checksum = if self.inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), &list, checksum);
-        self.filled(outcome)
+        Self::fill_each(std::slice::from_mut(self), std::slice::from_ref(&list))
     }
 
-    pub(super) fn check_length(&self, list: &WriteList<'_>) -> Result<()> {
-        if list.len_bytes() == self.len_bytes() {
-            return Ok(());
+    fn not_as_long(&self, given_bytes: u64) -> Error {
+        Error::Invalid(format!("the pieces have {given_bytes} bytes together, the block {}: give all of it, in order", self.len_bytes()))
+    }
+
+    /// Fills whole blocks of one cache from one list each, with one store fence behind all of them.
+    pub(super) fn fill_each(reservations: &mut [Reservation], lists: &[WriteList<'_>]) -> Result<()> {
+        let Some(inner) = reservations.first().map(|first| first.inner.clone()) else { return Ok(()) };
+        for (reservation, list) in reservations.iter().zip(lists) {
+            if !Arc::ptr_eq(&inner, &reservation.inner) {
+                return Err(Error::Invalid("the reservations are of several caches: fill those of each by themselves".into()));
+            }
+            if list.len_bytes() != reservation.len_bytes() {
+                return Err(reservation.not_as_long(list.len_bytes()));
+            }
         }
-        Err(Error::Invalid(format!(
-            "the pieces have {} bytes together, the block {}: give all of it, in order",
-            list.len_bytes(),
-            self.len_bytes()
-        )))
-    }
-
-    /// Takes down what became of the copy of the whole block.
-    pub(super) fn filled(&mut self, outcome: Outcome) -> Result<()> {
-        self.checksum = self.copied(outcome)?;
+        let checksum = if inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
+        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, checksum);
+        let mut filled = Ok(());
+        for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
+            // Every one of them is noted, whatever became of those before.
+            match reservation.noted(outcome) {
+                Ok(checksum) => reservation.checksum = checksum,
+                Err(error) => filled = filled.and(Err(error)),
+            }
+        }
         point!("cache.filled");
-        Ok(())
+        filled
     }
 
     /// Fills a part of the block, `at` bytes in. A block that is filled in parts has no checksum.
@@ -415,11 +427,17 @@ impl Reservation {
         }
         self.checksum = None;
         let list = WriteList::gather(self.offset + at, [bytes]);
-        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), &list, Checksum::Off);
-        self.copied(outcome).map(drop)
+        self.copy(&list, Checksum::Off)?;
+        Ok(())
     }
 
-    fn copied(&mut self, outcome: Outcome) -> Outcome {
+    fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
+        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
+        self.noted(outcome)
+    }
+
+    /// What is to be done about the outcome of a copy.
+    fn noted(&mut self, outcome: Outcome) -> Outcome {
         if matches!(outcome, Err(Error::Timeout { .. })) {
             // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
             // device contexts with it: only then may anybody use the cell again (CACHE.md C20).

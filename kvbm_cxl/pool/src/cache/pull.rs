@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Verified pull: pin, fetch, copy, fetch again (CACHE.md section 5). Whatever is in doubt is a miss.
 
-use super::batch::scattered;
 use super::standing::Fences;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalPlace, LocalRange, ReadList};
+use crate::copy::{Checksum, LocalPlace, LocalRange, Outcome, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::if_whole;
@@ -74,7 +73,7 @@ impl Inner {
     }
 
     /// Steps 0 to 2: pins `cells`, then looks whether each still holds the block of its key, by an owner that is not fenced.
-    fn confirm(
+    pub(super) fn confirm(
         self: &Arc<Self>,
         namespace: Namespace,
         keys: &[BlockKey],
@@ -133,11 +132,6 @@ impl Inner {
         fetched.into_iter().map(if_whole).collect()
     }
 
-    /// Before step 3.
-    pub(super) fn begin_copy(&self) {
-        point!("cache.copying");
-    }
-
     /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.
     pub(super) fn unchanged(&self, blocks: &[&Pinned]) -> Result<Vec<Option<MissReason>>> {
         let cells: Vec<u64> = blocks.iter().map(|block| block.cell).collect();
@@ -155,6 +149,51 @@ impl Inner {
             }
         };
         Ok(blocks.iter().zip(&found).map(verdict).collect())
+    }
+
+    /// Steps 3 to 6 for several blocks: copies each as its list says, and looks whether it was itself all the while; `None`, or why it is a
+    /// miss. A checksum is looked at where the list takes the whole block.
+    pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
+        for (block, list) in blocks.iter().zip(lists.iter()) {
+            if let Some((offset, len_bytes)) = list.outside(block.offset, block.len_bytes()) {
+                return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: block.len_bytes() });
+            }
+        }
+        let is_checked = |(block, list): (&&Pinned, &ReadList<'_>)| {
+            let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
+            whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
+        };
+        let checked: Vec<bool> = blocks.iter().zip(lists.iter()).map(is_checked).collect();
+        point!("cache.copying");
+        let outcomes = self.pull_lists(lists, &checked);
+        let verdicts = self.unchanged(blocks)?;
+        let answers = blocks.iter().zip(checked).zip(outcomes).zip(verdicts);
+        let answer = |(((block, checked), outcome), verdict): (((&&Pinned, bool), Outcome), Option<MissReason>)| match outcome {
+            Err(Error::Poisoned { .. }) => Ok(Some(MissReason::Device)),
+            Err(error) => Err(error),
+            Ok(found) => Ok(verdict.or((checked && found != Some(block.descriptor.checksum)).then_some(MissReason::Checksum))),
+        };
+        answers.map(answer).collect()
+    }
+
+    /// Copies lists, those with a checksum apart from those without: a call of the engine is of one kind.
+    fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Vec<Outcome> {
+        let pull = |lists: &mut [ReadList<'_>], checked: bool| {
+            let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
+            self.engine.pull_each(&**self.lines().memory(), lists, checksum)
+        };
+        let count = checked.iter().filter(|checked| **checked).count();
+        if count == 0 || count == checked.len() {
+            return pull(lists, count > 0);
+        }
+        let mut outcomes: Vec<Outcome> = checked.iter().map(|_| Ok(None)).collect();
+        for kind in [true, false] {
+            let taken = lists.iter_mut().zip(checked).filter(|(_, checked)| **checked == kind).map(|(list, _)| std::mem::take(list));
+            let mut taken: Vec<ReadList<'_>> = taken.collect();
+            let places = checked.iter().enumerate().filter(|(_, checked)| **checked == kind).map(|(place, _)| place);
+            places.zip(pull(&mut taken, kind)).for_each(|(place, outcome)| outcomes[place] = outcome);
+        }
+        outcomes
     }
 
     /// Pulls one block into `list`, which takes its bytes from `offset` on, as told by `fill`.
@@ -289,11 +328,28 @@ impl Pinned {
     /// [`Error::Invalid`] when the pieces are not as long as the block.
     pub unsafe fn scatter_raw(&self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
         // SAFETY: as this function demands.
-        let list = unsafe { scattered(LocalPlace::Host, self.offset, pieces) };
+        unsafe { self.scatter_in(LocalPlace::Host, pieces) }
+    }
+
+    /// As [`Pinned::scatter_raw`], over pieces that lie in `local`.
+    ///
+    /// # Safety
+    /// As there, and a stream or event that `local` names is there.
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn scatter_in(&self, local: LocalPlace, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
+        // SAFETY: as this function demands.
+        let (mut list, mut at) = (unsafe { ReadList::lying_on(local) }, self.offset);
+        for piece in pieces {
+            // SAFETY: as this function demands.
+            unsafe { list.push_raw(at, piece) };
+            at = at.saturating_add(piece.len_bytes as u64);
+        }
         if list.len_bytes() != self.len_bytes() { Err(self.too_short(list.len_bytes() as usize)) } else { Ok(list) }
     }
 
-    pub(super) fn too_short(&self, len_bytes: usize) -> Error {
+    fn too_short(&self, len_bytes: usize) -> Error {
         Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}: give room for all of it", self.len_bytes()))
     }
 
@@ -303,33 +359,8 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::copy_to`], and [`Error::OutOfRange`] for parts outside of the block.
     pub fn copy(&self, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
-        if let Some((offset, len_bytes)) = list.outside(self.offset, self.len_bytes()) {
-            return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: self.len_bytes() });
-        }
-        let whole = list.len_bytes() == self.len_bytes() && list.is_one_stretch();
-        let checked = whole && self.is_summed();
-        let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
-        self.inner.begin_copy();
-        let found = match self.inner.engine.pull(&**self.inner.lines().memory(), list, checksum) {
-            Ok(found) => found,
-            Err(Error::Poisoned { .. }) => return Ok(Some(MissReason::Device)),
-            Err(error) => return Err(error),
-        };
-        let verdict = self.inner.unchanged(&[self])?[0];
-        if verdict.is_some() {
-            return Ok(verdict);
-        }
-        Ok((checked && self.has_wrong(found)).then_some(MissReason::Checksum))
-    }
-
-    /// Whether a checksum is looked at when the whole block is copied.
-    pub(super) fn is_summed(&self) -> bool {
-        self.descriptor.kind == Descriptor::XXH3 && self.inner.config.checksums
-    }
-
-    /// Whether a checksum found in a copy of the whole block is not that of the descriptor.
-    pub(super) fn has_wrong(&self, found: Option<u64>) -> bool {
-        self.is_summed() && found != Some(self.descriptor.checksum)
+        let verdicts = self.inner.copy_each(&[self], std::slice::from_mut(list))?;
+        Ok(verdicts.into_iter().next().flatten())
     }
 
     /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it

@@ -6,7 +6,7 @@ use crate::device::{Gpu, Memory};
 use crate::fake::{Fake, Kind};
 use crate::scenes::on;
 use cxl_pool::Error;
-use cxl_pool::cache::{Cache, CacheConfig, Pinned, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Pulled, Reservation, Reserved, Wish};
 use cxl_pool::copy::{ByPlace, CopyConfig, CpuEngine, CudaConfig, LocalRange};
 use cxl_pool::host::Host;
 use cxl_pool::metrics::{Engine, MissReason};
@@ -50,17 +50,18 @@ fn reserve(cache: &Cache, numbers: std::ops::Range<u64>) -> Vec<Reservation> {
     cache.reserve_all(&wishes).unwrap().into_iter().map(cell).collect()
 }
 
-fn fill(cache: &Cache, reservations: &mut [Reservation], pieces: &[Vec<LocalRange>]) -> Vec<cxl_pool::Result<()>> {
-    let mut fills: Vec<_> = reservations.iter_mut().zip(pieces.iter().map(|pieces| &pieces[..])).collect();
-    // SAFETY: the memory of the tests stays, and nobody uses it meanwhile.
-    unsafe { cache.fill_all(on(0), &mut fills) }
+fn fill(reservations: &mut [Reservation], pieces: &[Vec<LocalRange>]) -> cxl_pool::Result<()> {
+    // SAFETY: the memory of the tests stays, and nobody uses it meanwhile; the same below.
+    unsafe { Reservation::fill_all_raw(reservations, on(0), |place| pieces[place].clone()) }
 }
 
-fn copy(cache: &Cache, pins: &[Pinned], pieces: &[Vec<LocalRange>]) -> Vec<cxl_pool::Result<Option<MissReason>>> {
-    let pulls: Vec<_> = pins.iter().zip(pieces.iter().map(|pieces| &pieces[..])).collect();
+fn pull(cache: &Cache, numbers: std::ops::Range<u64>, pieces: &[Vec<LocalRange>]) -> Vec<Pulled> {
+    let keys: Vec<BlockKey> = numbers.map(key).collect();
     // SAFETY: as above.
-    unsafe { cache.copy_all(on(0), &pulls) }.unwrap()
+    unsafe { cache.pull_all_raw(SPACE, &keys, on(0), |place, _| pieces[place].clone()) }.unwrap()
 }
+
+const HIT: Pulled = Pulled::Hit { len_bytes: BLOCK_BYTES as u64 };
 
 #[test]
 fn blocks_of_one_gpu_are_pulled_by_another_host_of_its_own_layout() {
@@ -78,7 +79,7 @@ fn blocks_of_one_gpu_are_pulled_by_another_host_of_its_own_layout() {
         let memory = gpu.memory(&paged(|number| number as usize, 77));
         let mut reservations = reserve(&prefill, 0..BLOCKS);
         let places: Vec<_> = (0..BLOCKS as usize).map(|slot| pieces(&memory, slot)).collect();
-        assert!(fill(&prefill, &mut reservations, &places).iter().all(Result::is_ok));
+        fill(&mut reservations, &places).unwrap();
         prefill.commit_all(reservations).unwrap();
         // One step is one batch, or one for each buffer's fill.
         let batches = fake.get("batches");
@@ -87,20 +88,16 @@ fn blocks_of_one_gpu_are_pulled_by_another_host_of_its_own_layout() {
         // In another order of the blocks, and nothing else of that memory changes.
         let slot = |number: u64| (number as usize * 5 + 1) % BLOCKS as usize;
         let target = gpu.memory(&bytes(99, BLOCKS as usize * BLOCK_BYTES));
-        let keys: Vec<_> = (0..BLOCKS).map(key).collect();
-        let pins = decode.pin_chain(SPACE, &keys).unwrap();
-        assert_eq!(pins.len() as u64, BLOCKS);
         let places: Vec<_> = (0..BLOCKS).map(|number| pieces(&target, slot(number))).collect();
-        let verdicts = copy(&decode, &pins, &places);
-        assert!(verdicts.iter().all(|verdict| matches!(verdict, Ok(None))), "{verdicts:?}");
+        assert_eq!(pull(&decode, 0..BLOCKS, &places), [HIT; BLOCKS as usize]);
         assert!(target.read() == paged(slot, 99));
-        drop(pins);
+        assert_eq!((fake.get("batches"), fake.get("singles")), (2 * batches, 0));
 
         // What came from a GPU is any other block, with its checksum.
         let mut found = vec![0; BLOCK_BYTES];
         for number in 0..BLOCKS {
             let pulled = decode.pull(SPACE, key(number), &mut found).unwrap();
-            assert!(matches!(pulled, cxl_pool::cache::Pulled::Hit { .. }) && found == bytes(number, BLOCK_BYTES));
+            assert!(pulled == HIT && found == bytes(number, BLOCK_BYTES));
         }
 
         // Counted by the engine that did it.
@@ -129,24 +126,25 @@ fn a_byte_that_changed_in_the_pool_is_a_miss() {
     let memory = gpu.memory(&paged(|number| number as usize, 5));
     let mut reservations = reserve(&cache, 0..3);
     let places: Vec<_> = (0..3).map(|slot| pieces(&memory, slot)).collect();
-    assert!(fill(&cache, &mut reservations, &places).iter().all(Result::is_ok));
+    fill(&mut reservations, &places).unwrap();
     cache.commit_all(reservations).unwrap();
     let pins = cache.pin_chain(SPACE, &[key(0), key(1), key(2)]).unwrap();
     let wrong = bytes(1, BLOCK_BYTES)[700] ^ 1;
     let lines = host.lines().memory();
     lines.copy_in(pins[1].offset() + 700, &[wrong]).unwrap();
     lines.fence_stores();
-    let verdicts = copy(&cache, &pins, &places);
-    assert!(matches!(verdicts[..], [Ok(None), Ok(Some(MissReason::Checksum)), Ok(None)]), "{verdicts:?}");
-    // Lists that are not as long as their block are refused, the others copied.
+    drop(pins);
+    assert_eq!(
+        pull(&cache, 0..4, &[&places[..], &places[..1]].concat()),
+        [HIT, Pulled::Miss(MissReason::Checksum), HIT, Pulled::Miss(MissReason::Absent)]
+    );
+    // Pieces that are not as long as their block are refused, the others copied.
     let mut short = places.clone();
     short[0].pop();
-    let verdicts = copy(&cache, &pins, &short);
-    assert!(matches!(&verdicts[..], [Err(Error::Invalid(_)), Ok(Some(MissReason::Checksum)), Ok(None)]), "{verdicts:?}");
-    drop(pins);
+    assert_eq!(pull(&cache, 0..3, &short), [Pulled::Miss(MissReason::Length), Pulled::Miss(MissReason::Checksum), HIT]);
     let mut reservations = reserve(&cache, 3..5);
-    let filled = fill(&cache, &mut reservations, &short[..2]);
-    assert!(matches!(&filled[..], [Err(Error::Invalid(_)), Ok(())]), "{filled:?}");
+    let filled = fill(&mut reservations, &short[..2]);
+    assert!(matches!(filled, Err(Error::Invalid(_))), "{filled:?}");
     drop(reservations);
     cache.close().unwrap();
 }
@@ -165,8 +163,8 @@ fn a_cell_that_a_gpu_may_still_write_to_is_nobodys() {
     let cells: Vec<u64> = reservations.iter().map(Reservation::cell).collect();
     let places: Vec<_> = (0..2).map(|slot| pieces(&memory, slot)).collect();
     fake.set("is_stuck", 1);
-    let filled = fill(&cache, &mut reservations, &places);
-    assert!(filled.iter().all(|answer| matches!(answer, Err(Error::Timeout { .. }))), "{filled:?}");
+    let filled = fill(&mut reservations, &places);
+    assert!(matches!(filled, Err(Error::Timeout { .. })), "{filled:?}");
     drop(reservations);
     assert!(!cache.copy_engine().is_settled(0));
     assert!(cache.lookup(SPACE, key(0)).unwrap().is_none(), "served although it was never filled");

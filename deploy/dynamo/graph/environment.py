@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every process of the graph is told in its environment."""
+
+import os
+from pathlib import Path
+
+from .options import ROOT, Options
+
+HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
+# Settings of the caller that would reach into the graph: it says all of them itself.
+DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_")
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU can be seen."""
+    return Path("/proc/driver/nvidia/gpus").is_dir() and any(Path("/proc/driver/nvidia/gpus").iterdir())
+
+
+def _discovery(options: Options, folder: Path) -> dict[str, str]:
+    if options.discovery == "file":
+        return {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "discovery")}
+    return {"DYN_DISCOVERY_BACKEND": "etcd"}
+
+
+def common(options: Options, folder: Path) -> dict[str, str]:
+    """For all processes: only 127.0.0.1, no etcd and NATS unless asked for, nothing fetched, nothing outside of the graph's folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+    told = {
+        **kept,
+        **_discovery(options, folder),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_TCP_RPC_HOST": "127.0.0.1",
+        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+        "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+        "DYN_SYSTEM_HOST": "127.0.0.1",
+        "DYN_NAMESPACE": "serve",
+        "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CACHE_ROOT": str(options.state / "vllm"),
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONUNBUFFERED": "1",
+        # The same prompt has the same block hashes in all workers.
+        "PYTHONHASHSEED": "0",
+    }
+    if options.model and not os.path.isdir(options.model):
+        del told["HF_HUB_OFFLINE"]
+    if not has_gpu():
+        # A thread per process: more of them than cores wait for each other instead of computing.
+        told |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
+        told["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
+    return told | options.environment
+
+
+def pool(spec: str, machine: str | None, folder: Path) -> dict[str, str]:
+    """Where the pool is. A worker with a machine of its own is a host by itself, as if it ran in another chassis of the rack."""
+    told = {"CXL_POOL": spec}
+    if machine is not None:
+        told |= {"CXL_MACHINE_ID": machine, "CXL_STATE_DIR": str(folder / f"host-{machine[:8]}")}
+    return told

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool that KV blocks lie in: the one that is named, or one in /dev/shm that goes with the graph."""
+
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import GraphError
+from .options import ROOT, Options
+
+TIMEOUT_S = 60
+# Seats of the pool's management: one for each worker, so that whichever comes first can let the others in.
+MAX_SEATS = 8
+PAGE = 4096
+
+
+def cxlctl_path() -> Path:
+    """The command line: of the installed package, or of the last build. Raises GraphError."""
+    import importlib.util
+
+    package = importlib.util.find_spec("kvbm_cxl")
+    places = [Path(folder) / "bin" / "cxlctl" for folder in (package.submodule_search_locations or ())] if package else []
+    places.append(ROOT / "target" / "release" / "cxlctl")
+    for place in places:
+        if place.is_file():
+            return place
+    raise GraphError(f"no cxlctl at {' or '.join(map(str, places))}: run `make build`")
+
+
+def cxlctl(spec: str, *arguments: str, environment: dict | None = None) -> str:
+    """What a command of cxlctl prints. Raises GraphError with what it complained of."""
+    command = [str(cxlctl_path()), *arguments]
+    told = {**os.environ, "CXL_POOL": spec, **(environment or {})}
+    try:
+        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GraphError(f"cxlctl {' '.join(arguments)}: {error}") from error
+    if done.returncode:
+        raise GraphError(f"cxlctl {' '.join(arguments)} on {spec}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`own` is the file that goes with the graph; `machines` the identities of the workers' hosts, none where they are this machine's."""
+
+    spec: str
+    own: Path | None
+    machines: tuple[str, ...]
+
+    def machine(self, number: int) -> str | None:
+        """The identity of a worker's host."""
+        return self.machines[number] if self.machines else None
+
+    def fsck(self) -> dict:
+        """What a check of all metadata says. Raises GraphError where the check cannot be made."""
+        try:
+            return json.loads(cxlctl(self.spec, "fsck", "--json"))
+        except ValueError as error:
+            raise GraphError(f"cxlctl fsck: {error}") from error
+
+
+def cell_bytes(block_bytes: int) -> int:
+    """A cell that holds a block."""
+    return -(-block_bytes // PAGE) * PAGE
+
+
+def _format(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool) -> None:
+    arguments = ["format", "--slots", "32"]
+    if block_bytes:
+        arguments += ["--cells", f"{cell_bytes(block_bytes)}:75%"]
+    if machines:
+        seats = list(machines[:MAX_SEATS])
+        arguments += ["--seats", str(len(seats)), "--machine", seats[0]]
+        for seat in seats[1:]:
+            arguments += ["--seat-machine", seat]
+    cxlctl(spec, *arguments, *(["--force"] if force else []))
+
+
+def make(options: Options, block_bytes: int | None, note_path) -> Pool:
+    """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
+    if options.pool:
+        if options.format_given_pool:
+            _format(options.pool, block_bytes, (), force=True)
+        cxlctl(options.pool, "info", "--json")
+        return Pool(options.pool, None, ())
+    machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
+    own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
+    note_path(own)
+    _format(f"{own},size={options.pool_bytes}", block_bytes, machines, force=False)
+    return Pool(str(own), own, machines)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The round that shows what the pool does: one prompt, then another with the same beginning, and where each block of them came from."""
+
+import time
+from dataclasses import dataclass
+
+from . import counters
+from .client import Answer
+from .counters import COMPUTED, PULLED, REUSED, Counts
+from .model import BLOCK_TOKENS, tiny_sentences
+
+MAX_TOKENS = 16
+PREFIX_SENTENCES, ENDING_SENTENCES = 22, 3
+# Texts have to share whole blocks, so the shared part is some blocks long and ends somewhere within one.
+MIN_SHARED_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: what it was answered, and what the workers of each role counted meanwhile."""
+
+    prompt: str
+    answer: Answer
+    prefill: Counts
+    decode: Counts
+
+    @property
+    def full_blocks(self) -> int:
+        """Of the prompt."""
+        return self.answer.prompt_tokens // BLOCK_TOKENS
+
+    @property
+    def tail_tokens(self) -> int:
+        """Tokens behind the last full block."""
+        return self.answer.prompt_tokens % BLOCK_TOKENS
+
+    @property
+    def blocks(self) -> int:
+        """Of the prompt, the tail among them."""
+        return -(-self.answer.prompt_tokens // BLOCK_TOKENS)
+
+
+def prompts(graph) -> list[str]:
+    """Two prompts with one beginning: the same ones for a pool of our own, new ones for a pool that may hold answers of yesterday."""
+    seed = 1 if graph.pool is None or graph.pool.own else time.time_ns() % (1 << 31)
+    prefix = " ".join(tiny_sentences(PREFIX_SENTENCES, seed))
+    return [f"{prefix} {' '.join(tiny_sentences(ENDING_SENTENCES, seed + ending))}" for ending in (1, 2)]
+
+
+def ask(graph, prompt: str) -> Asked:
+    """Asks while nobody else does, so that what is counted meanwhile is this request's."""
+    before = counters.read(graph)
+    answer = graph.ask(prompt, MAX_TOKENS)
+    after = counters.settled(graph, before)
+    spent = {name: count - before.get(name, Counts()) for name, count in after.items()}
+    return Asked(prompt, answer, counters.of_role(spent, "prefill"), counters.of_role(spent, "decode"))
+
+
+def _blocks(tokens: int) -> str:
+    full, tail = divmod(tokens, BLOCK_TOKENS)
+    return f"{tokens} tokens ({full} blocks" + (f" + {tail} tokens)" if tail else ")")
+
+
+def _moved(what: str, blocks: int, len_bytes: int, seconds: float) -> str:
+    blocks_said = f"{blocks} blocks, " if blocks else ""
+    return f"{what} {blocks_said}{len_bytes / 1e6:.2f} MB in {seconds * 1e3:.1f} ms"
+
+
+def describe(asked: Asked) -> list[str]:
+    """Lines for people."""
+    lines = [f"prompt of {_blocks(asked.answer.prompt_tokens)}"]
+    for role, count in (("prefill", asked.prefill), ("decode", asked.decode)):
+        sources = ((COMPUTED, "computed"), (PULLED, "pulled"), (REUSED, "reused from its own cache"))
+        parts = [f"{word} {_blocks(count.tokens[source])}" for source, word in sources if count.tokens[source]]
+        if count.published_bytes:
+            parts.append(_moved("published", count.published_blocks, count.published_bytes, count.published_s))
+        if count.pulled_bytes:
+            parts.append(_moved("moved", count.pulled_blocks, count.pulled_bytes, count.pulled_s))
+        lines.append(f"  {role:8}" + "; ".join(parts))
+    answer = asked.answer
+    lines.append(f"  answer  {answer.text!r}, first token after {answer.ttft_s * 1e3:.0f} ms, all after {answer.total_s * 1e3:.0f} ms")
+    return lines
+
+
+def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
+    """What was not as it has to be; nothing where all was."""
+    wrong = []
+
+    def has_to_be(what: str, is_: object, wanted: object) -> None:
+        if is_ != wanted:
+            wrong.append(f"{what}: {is_!r}, and has to be {wanted!r}")
+
+    first, second = round_
+    for number, (asked, text) in enumerate(zip(round_, expected, strict=True), 1):
+        has_to_be(f"text {number}", asked.answer.text, text)
+        has_to_be(f"request {number}: tokens that decode computed", asked.decode.tokens[COMPUTED], 0)
+        has_to_be(f"request {number}: failed", asked.prefill.failed + asked.decode.failed, 0)
+    tokens = first.answer.prompt_tokens
+    has_to_be("request 1: tokens that prefill computed", first.prefill.tokens[COMPUTED], tokens)
+    has_to_be("request 1: tokens that decode pulled", first.decode.tokens[PULLED], tokens)
+    if graph.options.connector == "cxl":
+        has_to_be("request 1: blocks that prefill published, the tail among them", first.prefill.published_blocks, first.blocks)
+        has_to_be("request 1: blocks that decode pulled, the tail among them", first.decode.pulled_blocks, first.blocks)
+    else:
+        has_to_be("request 1: decode counted transfers", first.decode.transfers > 0 and first.decode.pulled_bytes > 0, True)
+    shared = _shared_tokens(graph, first.prompt, second.prompt)
+    reused = second.prefill.tokens[REUSED] + second.prefill.tokens[PULLED]
+    has_to_be("the shared prefix is some blocks long", shared >= MIN_SHARED_BLOCKS * BLOCK_TOKENS, True)
+    if graph.options.connector == "cxl" or graph.options.prefill == 1:
+        has_to_be("request 2: tokens of the shared prefix that prefill reused", reused, shared)
+    return wrong
+
+
+def _shared_tokens(graph, one: str, other: str) -> int:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(f"{graph.model.path}/tokenizer.json")
+    pairs = zip(tokenizer.encode(one).ids, tokenizer.encode(other).ids, strict=False)
+    same = next((at for at, (left, right) in enumerate(pairs) if left != right), 0)
+    return same // BLOCK_TOKENS * BLOCK_TOKENS

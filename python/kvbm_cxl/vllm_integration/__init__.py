@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool as vLLM's KV connector `CxlConnector`: a prefix cache that every worker of a rack shares, and the hand-over from prefill to decode.
+
+A prefill worker publishes the blocks of a prompt in the pool before its answer leaves; a decode worker, or any later request with the same
+prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two workers but the pool.
+
+| module | what it does |
+|---|---|
+| `connector` | the class that vLLM makes in its scheduler and in each worker |
+| `scheduler` | what is cached, what is promised and pinned, which blocks are to be saved |
+| `worker` | copies: saves after a step, loads beside it |
+| `keys` | what blocks are called: vLLM's hashes, and our own for the last, partly filled block |
+| `identity` | the namespace: what else shapes the bytes of a block |
+| `geometry` | where the bytes of a block lie in vLLM's tensors |
+| `jobs` | threads that copy, with bounds |
+| `pool_access` | one pool per process, opened once, opened again after it was lost |
+| `stats`, `events` | counters for vLLM and Prometheus; KV events for routers |
+| `kv_memory` | the KV cache itself in pool memory |
+| `dynamo_protocol` | Dynamo's side of the hand-over |
+
+Options of `kv_connector_extra_config`: `config.ConnectorConfig`.
+"""
+
+import sys
+
+CONNECTOR_NAME = "CxlConnector"
+_MODULE = "kvbm_cxl.vllm_integration.connector"
+
+
+def register() -> None:
+    """Makes `CxlConnector` known to vLLM, and to Dynamo where this process runs it.
+
+    The entry point of `vllm.general_plugins`: vLLM calls it in each of its processes. Calling it again changes nothing. The connector's
+    modules, and with them the pool, are loaded only when an engine is configured to use it.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    try:
+        KVConnectorFactory.register_connector(CONNECTOR_NAME, _MODULE, CONNECTOR_NAME)
+    except ValueError:  # Already registered. Were it by someone else, its class would say so when it is made.
+        pass
+    # Only `python -m dynamo.vllm` asks Dynamo's table, and there the package is loaded before vLLM's plugins are; the engine's other
+    # processes have no use for it.
+    if "dynamo.vllm" in sys.modules:
+        from .dynamo_protocol import register as register_with_dynamo
+
+        register_with_dynamo()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the connector: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`, checked."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_origin
+
+
+class ConfigError(ValueError):
+    """The connector cannot run as it is configured. The message says what to change."""
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """Every option, with its default."""
+
+    pool: str
+    """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/shm/kv,size=1G`. Left out: the environment's CXL_POOL."""
+    checksums: bool = True
+    """Blocks carry a checksum that is compared when they are pulled."""
+    zero_copy: bool = False
+    """On CPUs: vLLM's KV cache itself lies in the pool."""
+    workers: int = 2
+    """Threads that copy, for each direction."""
+    max_inflight_bytes: int = 256 << 20
+    """Bytes of blocks that wait to be published or are being copied. A step that would go beyond waits for room."""
+    max_pinned_blocks: int = 16384
+    """Blocks that loads of this engine hold in the pool at one time. Requests beyond wait in vLLM's queue."""
+    min_load_tokens: int = 1
+    """Shorter hits are computed instead."""
+    publish_tail: bool = True
+    """Publish the last, partly filled block of a prompt, so that decode need not compute it."""
+    publish_generated: bool = True
+    """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
+    handover_wait_ms: int = 50
+    """How long decode waits for blocks that prefill says it published while another host is still writing them."""
+    copy_timeout_ms: int = 60_000
+    """Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
+    events: bool = False
+    """Hand KV events of pool blocks (medium EXTERNAL) to vLLM's event publisher."""
+    model_id: str = ""
+    """What the model is called in the pool. Left out: a fingerprint of its weights. Workers share blocks only under the same one."""
+    tenant_salt: str = ""
+    """A secret that keeps this engine's blocks apart from those of others with the same model."""
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the pool's cache: `policy`, `low_water_percent`, ..."""
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "ConnectorConfig":
+        """Checks `extra`; `ConfigError` names the option and what it may be."""
+        known = {option.name: option for option in fields(cls)}
+        if unknown := sorted(set(extra) - set(known)):
+            raise ConfigError(f"CxlConnector has no option {', '.join(map(repr, unknown))}; it has {', '.join(sorted(known))}")
+        values = dict(extra)
+        values.setdefault("pool", environment.get("CXL_POOL", ""))
+        for name, value in values.items():
+            _check_type(name, value, known[name].type)
+        config = cls(**values)
+        config._check_ranges()
+        return config
+
+    def _check_ranges(self) -> None:
+        if not self.pool:
+            raise ConfigError(
+                "CxlConnector has no pool: name it in kv_connector_extra_config as "
+                '{"pool": "/dev/dax0.0"}, or in the environment as CXL_POOL'
+            )
+        at_least = {"workers": 1, "max_inflight_bytes": 1, "max_pinned_blocks": 1, "min_load_tokens": 1, "handover_wait_ms": 0}
+        for name, least in {**at_least, "copy_timeout_ms": 1}.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
+        if self.workers > 64:
+            raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
+        if "checksums" in self.cache:
+            raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
+
+
+def _check_type(name: str, value: Any, wanted: Any) -> None:
+    wanted = get_origin(wanted) or wanted
+    fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    if not fits:
+        raise ConfigError(f"CxlConnector: {name} is {value!r}; it takes a {getattr(wanted, '__name__', wanted)}")
+
+

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CxlConnector`: the hooks of vLLM's connector interface, each handed to the side that it belongs to."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+
+from . import pool_access, support
+from .config import ConnectorConfig
+from .events import PoolEvents
+from .metadata import StepMetadata, WorkerHello
+from .scheduler import SchedulerSide
+from .stats import CxlPromMetrics, CxlStats
+from .worker import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from .metadata import WorkerReport
+
+
+class CxlConnector(KVConnectorBase_V1):
+    """A prefix cache in CXL shared memory, and the hand-over from prefill to decode by way of it."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        config = ConnectorConfig.read(transfer.kv_connector_extra_config)
+        support.check(vllm_config, kv_cache_config)
+        self._access = pool_access.acquire(config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            (group,) = kv_cache_config.kv_cache_groups
+            events = PoolEvents(self._access) if config.events else None
+            block_tokens = group.kv_cache_spec.block_size
+            self._scheduler = SchedulerSide(
+                config, self._access, block_tokens, transfer.is_kv_producer, transfer.is_kv_consumer, events
+            )
+        else:
+            self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a request that was preempted after its last step has its blocks in the pool; that step waited for them."""
+        return False
+
+    def shutdown(self) -> None:
+        """Ends copies, unpins, and closes the pool with the process's last connector."""
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+        access, self._access = self._access, None
+        if access is not None:
+            access.release()
+
+    # Worker
+
+    def get_mem_pool_context(self) -> AbstractContextManager | None:
+        return self._worker.memory_context()
+
+    def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
+        self._worker.attach(kv_caches)
+
+    def get_handshake_metadata(self) -> WorkerHello | None:
+        return self._worker.hello()
+
+    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        self._worker.before_overwrite(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        self._worker.start_loads(self._get_connector_metadata())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: requests run when they are loaded."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any) -> None:
+        """Nothing yet: blocks are published whole, after the step."""
+
+    def wait_for_save(self) -> None:
+        self._worker.save(self._get_connector_metadata())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return self._worker.ended(finished_req_ids)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> "WorkerReport":
+        return self._worker.report()
+
+    # Scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHello]) -> None:
+        self._scheduler.greet(metadata)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
+        return self._scheduler.step(scheduler_output)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        self._scheduler.report(connector_output)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._scheduler.finished(request)
+
+    def take_events(self) -> Iterable["KVCacheEvent"]:
+        return self._scheduler.events.take() if self._scheduler.events else ()
+
+    # Both
+
+    def get_kv_connector_stats(self) -> CxlStats | None:
+        return (self._scheduler or self._worker).take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> CxlStats:
+        return CxlStats(data=data) if data else CxlStats()
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> CxlPromMetrics:
+        return CxlPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

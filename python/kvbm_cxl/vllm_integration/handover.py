@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words that cross from prefill to decode in `kv_transfer_params`. They are a hint: decode works without them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+FIELD = "kvbm_cxl"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a prefill worker published for a request."""
+
+    tokens: int
+    """Tokens of the prompt whose KV lies in the pool."""
+    namespace: str
+    """Hexadecimal namespace of the prefill engine's first rank."""
+
+    def to_params(self) -> dict[str, Any]:
+        return {FIELD: {"version": _VERSION, "tokens": self.tokens, "namespace": self.namespace}}
+
+
+def prefill_params() -> dict[str, Any]:
+    """`kv_transfer_params` of a prefill request whose blocks another worker will pull."""
+    return {FIELD: {"version": _VERSION, "publish": True}}
+
+
+def _ours(params: Any) -> dict[str, Any]:
+    """Our part of `kv_transfer_params`. Those of another connector, or of anybody who can send a request, are no reason to fail."""
+    ours = params.get(FIELD) if isinstance(params, dict) else None
+    return ours if isinstance(ours, dict) and ours.get("version") == _VERSION else {}
+
+
+def wants_publish(params: Any) -> bool:
+    """Whether the answer to this request has to wait until its blocks are in the pool."""
+    return _ours(params).get("publish") is True
+
+
+def expected_of(params: Any) -> Expected | None:
+    """What decode may expect to find, or None where nobody said."""
+    ours = _ours(params)
+    tokens, namespace = ours.get("tokens"), ours.get("namespace")
+    if type(tokens) is not int or tokens <= 0 or not isinstance(namespace, str):
+        return None
+    return Expected(tokens, namespace)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The namespace of a worker's blocks: everything besides the tokens that shapes their bytes.
+
+Two engines share blocks only if all of it is equal; when in doubt they do not. The model is known by its weights, not by its path: copies
+of a model share blocks, and a model that was replaced in place does not find those of its predecessor.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import ConfigError, ConnectorConfig
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+# Fields of a model's configuration that say where it came from, not what it is.
+_NOT_THE_MODEL = ("_name_or_path", "transformers_version", "name_or_path")
+
+
+def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, rank: int) -> dict[str, Any]:
+    """Arguments of `kvbm_cxl.Namespace` for the worker of tensor-parallel rank `rank`, of this pipeline stage."""
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = group.kv_cache_spec
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    replicas = kv_cache_config.kv_tp_replicas
+    return {
+        "model": config.model_id or fingerprint(model),
+        "revision": model.revision or "",
+        "dtype": f"{spec.dtype}/{vllm_config.cache_config.cache_dtype}",
+        "first_layer": min(map(layer_number, group.layer_names)),
+        "layer_count": len(group.layer_names),
+        "kv_head_count": spec.num_kv_heads,
+        "head_size": spec.head_size,
+        "block_tokens": spec.block_size,
+        "layout": str(kv_cache_config.kv_cache_layout),
+        # Ranks that hold the same heads have the same blocks.
+        "tp_rank": rank // replicas,
+        "tp_size": parallel.tensor_parallel_size // replicas,
+        "tenant_salt": config.tenant_salt.encode(),
+        "extra": {
+            "engine": "vllm",
+            "spec": type(spec).__name__,
+            "page_bytes": str(spec.page_size_bytes),
+            "layers": digest("\n".join(group.layer_names)),
+            "hash": vllm_config.cache_config.prefix_caching_hash_algo,
+            "computed": f"{model.dtype}/{model.quantization}",
+            "config": model_config_digest(model),
+            "backend": attention_backend(vllm_config, kv_cache_config),
+        },
+    }
+
+
+def layer_number(name: str) -> int:
+    """The number in a layer's name (`model.layers.7.self_attn.attn`: 7), or 0."""
+    return next((int(word) for word in name.split(".") if word.isdigit()), 0)
+
+
+def digest(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:32]
+
+
+def model_config_digest(model: "ModelConfig") -> str:
+    """A digest of the model's configuration as it is used, overrides such as RoPE scaling included."""
+    fields = {key: value for key, value in model.hf_config.to_dict().items() if key not in _NOT_THE_MODEL}
+    return digest(json.dumps(fields, sort_keys=True, default=str))
+
+
+def fingerprint(model: "ModelConfig") -> str:
+    """What tells this model from any other: a digest of its weights, or the commit that they were fetched from."""
+    folder = Path(model.model)
+    if folder.is_dir():
+        return "weights:" + weights_digest(folder)
+    if folder.is_file():
+        return "weights:" + digest(_sampled(folder))
+    if commit := _hub_commit(model.model, model.revision):
+        return f"hub:{model.model}@{commit}"
+    raise ConfigError(
+        f"CxlConnector cannot tell which weights {model.model!r} has: they are neither in a folder nor in the cache of the Hugging Face hub. "
+        'Give the model a name of your own with kv_connector_extra_config {"model_id": "..."}, a new one for each version of the weights'
+    )
+
+
+def weights_digest(folder: Path) -> str:
+    """A digest over name, size and samples of every file of weights.
+
+    64 pieces of 4 KiB, evenly spread, of each file: training changes them all, and reading more would hold up the start. `model_id` is for
+    models made to differ in less.
+    """
+    files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern) if path.is_file()})
+    if not files:
+        raise ConfigError(
+            f"CxlConnector finds no weights ({', '.join(_WEIGHTS)}) in {folder}: "
+            'name the model with kv_connector_extra_config {"model_id": "..."}'
+        )
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.name.encode() + b"\0" + _sampled(path))
+    return total.hexdigest()[:32]
+
+
+def _sampled(path: Path) -> bytes:
+    size = path.stat().st_size
+    samples = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        last = max(size - _SAMPLE_BYTES, 0)
+        for offset in sorted({last * index // (_SAMPLES - 1) for index in range(_SAMPLES)}):
+            file.seek(offset)
+            samples.update(file.read(_SAMPLE_BYTES))
+    return samples.digest()
+
+
+def _hub_commit(name: str, revision: str | None) -> str | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(name, "config.json", revision=revision)
+    except (ImportError, ValueError):  # No hub, or not a name of one.
+        return None
+    # .../snapshots/COMMIT/config.json
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def attention_backend(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
+    """Names of the attention backends of the layers, with what else decides the order of numbers within a page.
+
+    Only a worker knows it. On CPUs the kernel depends on the instruction set, and with it how keys are packed.
+    """
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    (group,) = kv_cache_config.kv_cache_groups
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, group.layer_names)
+    names = {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}" for layer in layers.values()}
+    return ",".join(sorted(names))

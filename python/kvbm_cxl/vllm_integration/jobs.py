@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies beside the forward pass: which are under way, for whom, and how many bytes of them there may be."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from .log import logger
+
+
+class CopyTimeout(RuntimeError):
+    """Copies did not end in time. Their source or target must not be used again, so the engine has to stop."""
+
+
+@dataclass
+class _Save:
+    keys: list[bytes]
+    len_bytes: int
+    owners: list[tuple[str, int]]
+    """(request, step) for whom these keys are being published."""
+
+
+@dataclass
+class Saves:
+    """Blocks on their way into the pool. Called by the worker's thread; jobs run on threads of their own."""
+
+    threads: int
+    max_bytes: int
+    timeout_ms: int
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _by_key: dict[bytes, _Save] = field(default_factory=dict)
+    _by_request: Counter[str] = field(default_factory=Counter)
+    _by_step: Counter[int] = field(default_factory=Counter)
+    _bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save")
+
+    def submit(self, owner: tuple[str, int], keys: list[bytes], len_bytes: int, job: Callable[[list[int]], None]) -> None:
+        """Has `job` publish `keys`, given the places in `keys` of those that no earlier job is publishing already.
+
+        The owner (request, step) waits for those of earlier jobs, too. Waits for room where `len_bytes` would go beyond the bound.
+        """
+        with self._changed:
+            self._wait(lambda: self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes, "room to publish blocks")
+            fresh = [place for place, key in enumerate(keys) if key not in self._by_key]
+            for save in {id(save): save for key in keys if (save := self._by_key.get(key))}.values():
+                self._own(save, owner)
+            if not fresh:
+                return
+            save = _Save([keys[place] for place in fresh], len_bytes * len(fresh) // len(keys), [])
+            self._own(save, owner)
+            self._by_key.update(dict.fromkeys(save.keys, save))
+            self._bytes += save.len_bytes
+        self._pool.submit(self._run, save, job, fresh)
+
+    def _own(self, save: _Save, owner: tuple[str, int]) -> None:
+        save.owners.append(owner)
+        self._by_request[owner[0]] += 1
+        self._by_step[owner[1]] += 1
+
+    def _run(self, save: _Save, job: Callable[[list[int]], None], fresh: list[int]) -> None:
+        try:
+            job(fresh)
+        except Exception:
+            logger.exception("publishing %d blocks", len(fresh))
+        finally:
+            with self._changed:
+                for key in save.keys:
+                    del self._by_key[key]
+                for request, step in save.owners:
+                    _down(self._by_request, request)
+                    _down(self._by_step, step)
+                self._bytes -= save.len_bytes
+                self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        if not self._changed.wait_for(ready, self.timeout_ms / 1000):
+            raise CopyTimeout(f"CxlConnector waited {self.timeout_ms} ms for {what}: the pool does not answer; see `cxlctl doctor`")
+
+    def wait(self, requests: Iterable[str]) -> None:
+        """Waits until nothing is under way for these requests. Raises `CopyTimeout`."""
+        with self._changed:
+            for request in requests:
+                self._wait(lambda: not self._by_request[request], f"blocks of request {request} to be published")
+
+    def busy(self, request: str) -> bool:
+        """Whether something is under way for this request."""
+        with self._changed:
+            return self._by_request[request] > 0
+
+    def done_step(self, step: int) -> int:
+        """The latest step, up to `step`, through which every save is over."""
+        with self._changed:
+            return min(self._by_step, default=step + 1) - 1
+
+    def wait_any(self, timeout_s: float) -> None:
+        """Waits a little for one of them to end, if there are any."""
+        with self._changed:
+            if self._by_key:
+                self._changed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Waits for what is under way, and takes nothing more."""
+        self._pool.shutdown(wait=True)
+
+
+def _down(counter: Counter, key: str | int) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
+
+
+@dataclass
+class Load:
+    """A request's blocks on their way out of the pool."""
+
+    request_id: str
+    pending: int
+    """Jobs that have not ended."""
+    started_s: float = field(default_factory=time.monotonic)
+    failed_blocks: set[int] = field(default_factory=set)
+    cancelled: bool = False
+
+
+@dataclass
+class Loads:
+    """Loads under way. As with `Saves`, one thread gives orders and others copy."""
+
+    threads: int
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _loads: dict[str, Load] = field(default_factory=dict)
+    _done: list[Load] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-load")
+
+    def submit(self, request_id: str, jobs: list[tuple[list[int], Callable[[], set[int]]]]) -> None:
+        """Starts a request's load: for each job the blocks that it fills, and what returns those that it could not."""
+        load = Load(request_id, len(jobs))
+        with self._changed:
+            if request_id in self._loads:
+                raise RuntimeError(f"request {request_id} is being loaded already")
+            self._loads[request_id] = load
+        for block_ids, job in jobs:
+            self._pool.submit(self._run, load, block_ids, job)
+
+    def _run(self, load: Load, block_ids: list[int], job: Callable[[], set[int]]) -> None:
+        failed = set(block_ids)
+        try:
+            # Of a request that nobody waits for, what has not begun is left out. Its blocks count as failed: they hold nothing.
+            if not load.cancelled:
+                failed = job()
+        except Exception:
+            logger.exception("loading %d blocks of request %s", len(block_ids), load.request_id)
+        finally:
+            with self._changed:
+                load.failed_blocks |= failed
+                load.pending -= 1
+                if load.pending == 0:
+                    del self._loads[load.request_id]
+                    self._done.append(load)
+                    self._changed.notify_all()
+
+    def cancel(self, requests: Iterable[str]) -> None:
+        """Leaves out what has not begun of these requests; they end as loads do."""
+        with self._changed:
+            for request in requests:
+                if load := self._loads.get(request):
+                    load.cancelled = True
+
+    def take_done(self, wait_s: float = 0.0) -> list[Load]:
+        """Loads that ended since the last call. Waits up to `wait_s` for one if there is none but some are under way."""
+        with self._changed:
+            if wait_s and self._loads and not self._done:
+                self._changed.wait(wait_s)
+            done, self._done = self._done, []
+            return done
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        with self._changed:
+            for load in self._loads.values():
+                load.cancelled = True
+        self._pool.shutdown(wait=True)

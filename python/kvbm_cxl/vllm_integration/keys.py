@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What blocks are called in the pool.
+
+A full block has the first 16 bytes of vLLM's own hash of it, which chains over all tokens before it and over everything else that vLLM
+takes to shape a block: cache salt, LoRA adapter, images, prompt embeddings. vLLM has no hash for the last, partly filled block of a
+prompt (the tail), so that decode would compute it again: it gets a name of ours, chained to the block before it the same way.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvbm_cxl import chain_key
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+KEY_BYTES = 16
+_TAIL_DOMAIN = b"vllm prompt tail\0"
+
+
+def block_key(block_hash: bytes) -> bytes:
+    """The key of a full block from vLLM's hash of it (sha256: 32 bytes)."""
+    return bytes(block_hash[:KEY_BYTES])
+
+
+def block_keys(request: "Request", start: int, stop: int) -> list[bytes]:
+    """Keys of the full blocks `start` to `stop` of a request, as far as vLLM has hashed them."""
+    return [block_key(block_hash) for block_hash in request.block_hashes[start:stop]]
+
+
+def tail_key(request: "Request", block_tokens: int) -> bytes | None:
+    """The key of the tail of a request's prompt, or None where the prompt ends with a full block."""
+    full_blocks, tail_tokens = divmod(request.num_prompt_tokens, block_tokens)
+    if tail_tokens == 0:
+        return None
+    start, stop = full_blocks * block_tokens, request.num_prompt_tokens
+    parent = block_key(request.block_hashes[full_blocks - 1]) if full_blocks else None
+    return chain_key(parent, request.all_token_ids[start:stop], _TAIL_DOMAIN + encode(_extra_keys(request, start, stop)))
+
+
+def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:
+    """What vLLM would hash beside the tokens of such a block."""
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+    # It walks the images of a prompt from the one named; the first is right for any block, only slower.
+    extra, _ = generate_block_hash_extra_keys(request, start, stop, 0)
+    return extra or ()
+
+
+def encode(value: Any) -> bytes:
+    """Bytes of nested tuples of texts, byte strings and numbers, that can be read back and so are never equal for two values."""
+    if isinstance(value, str):
+        return b"s" + _sized(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return b"b" + _sized(value)
+    if isinstance(value, int):
+        return b"i" + _sized(str(int(value)).encode())
+    if value is None:
+        return b"n"
+    if isinstance(value, Iterable):
+        items = [encode(item) for item in value]
+        return b"t" + len(items).to_bytes(8, "little") + b"".join(items)
+    raise TypeError(f"no encoding for {type(value).__name__} in the hash of a block")
+
+
+def _sized(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+def parents(first: bytes | None, keys: Sequence[bytes]) -> list[bytes | None]:
+    """The parent of each key of a chain whose first key follows `first`."""
+    return [first, *keys[:-1]] if keys else []

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side: what is cached, what is promised and pinned, which blocks are to be saved.
+
+A request's way: `matched` looks up the longest cached prefix and pins it; `allocated` turns the promise into a load; `step` hands loads
+and saves to the workers; `report` ends loads and unpins; `finished` keeps blocks that are still being read. What was promised but not
+allocated is unpinned at the end of the step and looked up again, so that pins only wait for copies, never for memory.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import kvbm_cxl
+
+from .config import ConnectorConfig
+from .events import PoolEvents
+from .handover import Expected, expected_of, wants_publish
+from .keys import block_key, block_keys, tail_key
+from .log import logger
+from .metadata import Blocks, StepMetadata, WorkerHello, WorkerReport
+from .pool_access import PoolAccess
+from .stats import CxlStats, Tally
+from .support import can_be_cached
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+@dataclass
+class Promise:
+    """What a lookup found beyond the tokens that vLLM has: blocks from `first_block` on, pinned."""
+
+    first_block: int
+    keys: list[bytes]
+    tokens: int
+    """Tokens of the request that are there when it is loaded, those before `first_block` included."""
+    tail_tokens: int
+    pins: list["kvbm_cxl.Pins"]
+
+    def release(self) -> None:
+        for pins in self.pins:
+            pins.release()
+
+    @property
+    def pinned(self) -> int:
+        return sum(map(len, self.pins))
+
+
+@dataclass
+class Tracked:
+    """What is known of a request until it is finished."""
+
+    request: "Request"
+    promise: Promise | None = None
+    loading: bool = False
+    load_failed: bool = False
+    saved_blocks: int = 0
+    """Full blocks, from the first, that were handed to the workers."""
+    tail_saved: bool = False
+    published: bool = False
+    """The whole prompt was handed to the workers, and they waited for it."""
+    last_save_step: int = 0
+    """Latest step with a save that nobody waits for."""
+    expected: Expected | None = None
+    asked_s: float | None = None
+    reused_tokens: int = 0
+    """Tokens that vLLM had itself when it last asked."""
+    counted: bool = False
+
+
+@dataclass
+class SchedulerSide:
+    """See the module. Called by vLLM's scheduler, from one thread."""
+
+    config: ConnectorConfig
+    access: PoolAccess
+    block_tokens: int
+    is_producer: bool
+    is_consumer: bool
+    events: PoolEvents | None = None
+    tally: Tally = field(default_factory=Tally)
+    _namespaces: list["kvbm_cxl.Namespace"] = field(default_factory=list)
+    _tracked: dict[str, Tracked] = field(default_factory=dict)
+    _promised: set[str] = field(default_factory=set)
+    _loads: list[Blocks] = field(default_factory=list)
+    _release: set[str] = field(default_factory=set)
+    _pinned: int = 0
+    _step: int = 0
+    _saved_step: int = 0
+    _foreign_warned: bool = False
+
+    def greet(self, hellos: Mapping[Any, WorkerHello]) -> None:
+        """Learns the namespaces of all workers; before that, nothing is found. Ranks with the same heads have the same one."""
+        in_order = [hellos[rank].namespace for rank in sorted(hellos)]
+        self._namespaces = [kvbm_cxl.Namespace.from_bytes(namespace) for namespace in dict.fromkeys(in_order)]
+
+    @property
+    def workers(self) -> int:
+        """Workers with blocks of their own."""
+        return len(self._namespaces)
+
+    # Looking up
+
+    def matched(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and whether beside the forward pass: always.
+
+        None: ask again in the next step.
+        """
+        tracked = self._track(request)
+        self._unpromise(tracked)
+        tracked.reused_tokens = computed_tokens
+        if tracked.load_failed or request.skip_reading_prefix_cache or not can_be_cached(request):
+            self.tally.count("lookups", "skipped")
+            return 0, False
+        if tracked.asked_s is None:
+            tracked.asked_s = time.monotonic()
+            tracked.expected = self._expectation(request)
+        started_s = time.perf_counter()
+        try:
+            promise = self._look_up(request, computed_tokens // self.block_tokens)
+        except kvbm_cxl.CxlError as error:
+            logger.debug("lookup for request %s: %s", request.request_id, error)
+            self.tally.count("lookups", "error")
+            return 0, False
+        finally:
+            self.tally.time("lookup_seconds", time.perf_counter() - started_s)
+        external = promise.tokens - computed_tokens
+        # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
+        wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
+        # Loads under way will unpin theirs. Without any, even a request beyond the bound has its turn.
+        too_many = wanted and self._pinned > 0 and self._pinned + promise.pinned > self.config.max_pinned_blocks
+        if too_many or self._still_written(tracked, promise):
+            promise.release()
+            self.tally.count("lookups", "deferred")
+            return None, False
+        self.tally.count("lookups", "none" if external <= 0 else "full" if promise.tokens >= request.num_prompt_tokens else "partial")
+        if not wanted:
+            promise.release()
+            return 0, False
+        self._pinned += promise.pinned
+        tracked.promise = promise
+        self._promised.add(request.request_id)
+        return external, True
+
+    def _track(self, request: "Request") -> Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or tracked.request is not request:
+            if tracked:
+                self._unpromise(tracked)
+            tracked = self._tracked[request.request_id] = Tracked(request)
+        return tracked
+
+    def _look_up(self, request: "Request", first_block: int) -> Promise:
+        """Pins the longest prefix that every rank has, from `first_block` on."""
+        keys = block_keys(request, first_block, len(request.block_hashes))
+        prompt_blocks, tail_tokens = divmod(request.num_prompt_tokens, self.block_tokens)
+        # A preempted request may have generated full blocks, which lie over the tail.
+        with_tail = self.config.publish_tail and tail_tokens > 0 and len(request.block_hashes) == prompt_blocks
+        if with_tail:
+            keys.append(tail_key(request, self.block_tokens))
+        pins: list[kvbm_cxl.Pins] = []
+        found = len(keys)
+        try:
+            for namespace in self._namespaces:
+                if found:
+                    pins.append(self.access.call(lambda cache: cache.pin_chain(namespace, keys[:found])))
+                    found = min(found, len(pins[-1]))
+        except kvbm_cxl.CxlError:
+            for taken in pins:
+                taken.release()
+            raise
+        if not self._namespaces:
+            found = 0
+        tail_found = with_tail and found == len(keys)
+        full_blocks = first_block + found - tail_found
+        tokens = full_blocks * self.block_tokens + (tail_tokens if tail_found else 0)
+        return Promise(first_block, keys[:found], tokens, tail_tokens if tail_found else 0, pins)
+
+    def _expectation(self, request: "Request") -> Expected | None:
+        expected = expected_of(request.kv_transfer_params)
+        if expected is None or not self._namespaces or expected.namespace == str(self._namespaces[0]):
+            return expected
+        self.tally.count("handovers", "foreign")
+        if not self._foreign_warned:
+            self._foreign_warned = True
+            logger.warning(
+                "prefill published request %s under namespace %s, this engine reads %s: it computes prompts itself. The two differ in model, "
+                "weights, KV type, block size, layout, tensor parallelism, vLLM's attention backend or instruction set",
+                request.request_id,
+                expected.namespace,
+                self._namespaces[0],
+            )
+        return None
+
+    def _still_written(self, tracked: Tracked, promise: Promise) -> bool:
+        """Whether prefill said that there is more, and there is still time for whoever is writing it."""
+        if tracked.expected is None or tracked.asked_s is None or promise.tokens >= tracked.expected.tokens:
+            return False
+        return time.monotonic() - tracked.asked_s < self.config.handover_wait_ms / 1000
+
+    def _unpromise(self, tracked: Tracked) -> None:
+        promise, tracked.promise, tracked.loading = tracked.promise, None, False
+        if promise:
+            self._pinned -= promise.pinned
+            promise.release()
+        self._promised.discard(tracked.request.request_id)
+
+    def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
+        """vLLM admitted the request, and will have `external_tokens` of it loaded."""
+        tracked = self._track(request)
+        self._count_admission(tracked, external_tokens)
+        promise = tracked.promise
+        if external_tokens <= 0 or promise is None or tracked.loading:
+            return
+        block_ids = blocks.get_block_ids()[0]
+        start = promise.first_block
+        tokens = start * self.block_tokens + external_tokens
+        if tokens == promise.tokens:
+            keys, tail_tokens = promise.keys, promise.tail_tokens
+        else:  # vLLM took less than it was offered; it takes whole blocks then.
+            keys, tail_tokens = promise.keys[: external_tokens // self.block_tokens], 0
+        parent = block_key(request.block_hashes[start - 1]) if start else None
+        self._loads.append(Blocks(request.request_id, keys, block_ids[start : start + len(keys)], parent, tail_tokens))
+        tracked.loading = True
+        self._promised.discard(request.request_id)
+
+    def _count_admission(self, tracked: Tracked, external_tokens: int) -> None:
+        """Where the prompt's tokens come from, once for each request. What a load then fails to bring is counted by `loads`."""
+        if tracked.counted:
+            return
+        tracked.counted = True
+        prompt_tokens = tracked.request.num_prompt_tokens
+        reused = min(tracked.reused_tokens, prompt_tokens)
+        self.tally.count("prompt_tokens", "pulled", external_tokens)
+        self.tally.count("prompt_tokens", "reused", reused)
+        self.tally.count("prompt_tokens", "computed", max(prompt_tokens - external_tokens - reused, 0))
+        if tracked.expected and prompt_tokens > 1:
+            found = external_tokens + reused
+            self.tally.count("handovers", "complete" if found >= tracked.expected.tokens else "short")
+
+    # Each step
+
+    def step(self, output: "SchedulerOutput") -> StepMetadata:
+        """The orders of a step that was just scheduled."""
+        self._step += 1
+        for request_id in list(self._promised):
+            self._unpromise(self._tracked[request_id])
+        loads, self._loads = self._loads, []
+        release, self._release = self._release, set()
+        preempted = set(output.preempted_req_ids or ())
+        for request_id in preempted:
+            if tracked := self._tracked.get(request_id):
+                tracked.last_save_step = 0  # The workers end these saves before they do anything else.
+        orders = StepMetadata(self._step, loads, preempted=preempted, release=release, idle=output.total_num_scheduled_tokens == 0)
+        if self.is_producer:
+            for request_id, new_tokens in output.num_scheduled_tokens.items():
+                if tracked := self._tracked.get(request_id):
+                    self._order_save(tracked, new_tokens, output, orders)
+        self.tally.gauge("pinned_blocks", self._pinned)
+        return orders
+
+    def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
+        """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
+        lost it since, and asking costs next to nothing."""
+        request = tracked.request
+        if not can_be_cached(request):
+            return
+        tokens = request.num_computed_tokens + new_tokens
+        hashed = len(request.block_hashes)
+        prompt_blocks, tail_tokens = divmod(request.num_prompt_tokens, self.block_tokens)
+        full_blocks = min(tokens // self.block_tokens, hashed)
+        if not (self.config.publish_generated and self.is_consumer):
+            full_blocks = min(full_blocks, prompt_blocks)
+        first = min(tracked.saved_blocks, full_blocks)
+        completes = tokens >= request.num_prompt_tokens and not tracked.published
+        with_tail = completes and tail_tokens > 0 and self.config.publish_tail and not tracked.tail_saved
+        if (full_blocks > first or with_tail) and output.kv_connector_block_state is not None:
+            block_ids = output.kv_connector_block_state.get_block_ids(request.request_id)
+            if block_ids is None:
+                return
+            # The tail follows the prompt's last full block, which on this step is also the last full one unless generated ones are saved.
+            if full_blocks > first:
+                orders.saves.append(self._blocks(request, first, full_blocks, block_ids[0]))
+            if with_tail:
+                parent = block_key(request.block_hashes[prompt_blocks - 1]) if prompt_blocks else None
+                key = tail_key(request, self.block_tokens)
+                orders.saves.append(Blocks(request.request_id, [key], [block_ids[0][prompt_blocks]], parent, tail_tokens))
+            tracked.saved_blocks, tracked.tail_saved = full_blocks, tracked.tail_saved or with_tail
+            tracked.last_save_step = self._step
+        if completes:
+            tracked.published = True
+            if not self.is_consumer or wants_publish(request.kv_transfer_params):
+                # The workers wait for these, and for all before them.
+                orders.complete.add(request.request_id)
+                tracked.last_save_step = 0
+
+    def _blocks(self, request: "Request", first: int, stop: int, block_ids: list[int]) -> Blocks:
+        keys = block_keys(request, first, stop)
+        parent = block_key(request.block_hashes[first - 1]) if first else None
+        if self.events:
+            self.events.ordered(request, first, stop, self.block_tokens)
+        return Blocks(request.request_id, keys, block_ids[first:stop], parent)
+
+    def report(self, output: "KVConnectorOutput") -> None:
+        """What the workers of a step say."""
+        report = output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport):
+            self._saved_step = max(self._saved_step, report.saved_step)
+            for request_id in report.failed_loads:
+                if tracked := self._tracked.get(request_id):
+                    # vLLM may ask again for the same blocks, which would fail again.
+                    tracked.load_failed = True
+            if self.events:
+                self.events.stored(report.stored, self.workers)
+        for request_id in output.finished_recving or ():
+            if tracked := self._tracked.get(request_id):
+                self._unpromise(tracked)
+
+    def finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
+        """The request is over. True: vLLM must keep its blocks until every worker has released it."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return False, None
+        # Aborted in a load, vLLM keeps the blocks until the workers report the load's end, and must not be told twice to free them.
+        delay = tracked.last_save_step > self._saved_step and not tracked.loading
+        self._unpromise(tracked)
+        if delay:
+            self._release.add(request.request_id)
+        return delay, self._answer(tracked)
+
+    def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
+        request = tracked.request
+        if not tracked.published or not self._namespaces:
+            return None
+        if self.is_consumer and not wants_publish(request.kv_transfer_params):
+            return None
+        tokens = request.num_prompt_tokens
+        if not self.config.publish_tail:
+            tokens -= tokens % self.block_tokens
+        return Expected(tokens, str(self._namespaces[0])).to_params() if tokens else None
+
+    def take_stats(self) -> CxlStats | None:
+        return self.tally.take()
+
+    def close(self) -> None:
+        """Unpins everything."""
+        for tracked in self._tracked.values():
+            self._unpromise(tracked)
+        self._tracked.clear()

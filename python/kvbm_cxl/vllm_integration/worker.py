@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's side: copies between the KV cache and the pool.
+
+Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. Saves are handed to threads when a step has
+computed their blocks, and chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt
+for a decode worker waits for them. Layer by layer would win nothing on top of that: a block is one object of the pool with all its layers,
+of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole CUDA graphs.
+
+Whatever goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import kvbm_cxl
+
+from . import devices
+from .config import ConfigError, ConnectorConfig
+from .geometry import block_parts, cache_tensors
+from .identity import namespace_fields
+from .jobs import Loads, Saves
+from .keys import parents
+from .kv_memory import PoolPlacement, kv_cache_in_pool
+from .log import logger
+from .metadata import Blocks, StepMetadata, WorkerHello, WorkerReport
+from .pool_access import PoolAccess, PoolLost, error_kind
+from .stats import CxlStats, Tally
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+# Bytes that one thread copies before another may take over: large enough to make its overhead vanish.
+_JOB_BYTES = 8 << 20
+# A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
+_BUSY_TRIES = 5
+# A step without computation waits this long for a copy to end, instead of coming round again at once.
+_IDLE_WAIT_S = 0.002
+
+
+@dataclass
+class _Attached:
+    """What is known once vLLM has made its KV cache."""
+
+    namespace: "kvbm_cxl.Namespace"
+    layout: "kvbm_cxl.BlockLayout"
+    device: "torch.device"
+    publishes: bool
+    """Of ranks with the same heads, one publishes."""
+
+
+@dataclass
+class WorkerSide:
+    """See the module. Called by vLLM's worker, from one thread."""
+
+    vllm_config: "VllmConfig"
+    kv_cache_config: "KVCacheConfig"
+    config: ConnectorConfig
+    access: PoolAccess
+    tally: Tally = field(default_factory=Tally)
+    _attached: _Attached | None = None
+    _orders: StepMetadata | None = None
+    _waiting: set[str] = field(default_factory=set)
+    """Released requests for which a save is still under way."""
+    _failed_blocks: set[int] = field(default_factory=set)
+    _failed_loads: set[str] = field(default_factory=set)
+    _stored: Counter[bytes] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
+        self._loads = Loads(self.config.workers)
+
+    # At start
+
+    def memory_context(self) -> AbstractContextManager[PoolPlacement] | None:
+        """Where vLLM allocates its KV cache; None leaves it to vLLM."""
+        if not self.config.zero_copy:
+            return None
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cpu():
+            raise ConfigError("CxlConnector: zero_copy is for CPUs; memory of a GPU cannot lie in the pool")
+        if self.access.pool is None:
+            raise PoolLost(self.config.pool)
+        return kv_cache_in_pool(self.access.pool)
+
+    def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> None:
+        """Takes the KV cache that vLLM made: geometry, namespace, and whether the pool has cells for such blocks."""
+        (group,) = self.kv_cache_config.kv_cache_groups
+        tensors = cache_tensors(kv_caches, group.layer_names)
+        device = tensors[0].device
+        block_count = self.kv_cache_config.num_blocks
+        parts = [(part.address, part.stride_bytes, part.len_bytes) for part in block_parts(tensors, block_count)]
+        layout = kvbm_cxl.BlockLayout(parts, block_count, owner=tensors, device=devices.check(device))
+        self._check_cells(layout.block_bytes)
+        rank = self._rank()
+        namespace = kvbm_cxl.Namespace(**namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank))
+        publishes = rank % self.kv_cache_config.kv_tp_replicas == 0
+        self._attached = _Attached(namespace, layout, device, publishes)
+        logger.info(
+            "CxlConnector: %d blocks of %d bytes in %d parts, namespace %s, pool %s",
+            block_count,
+            layout.block_bytes,
+            len(parts),
+            namespace,
+            self.config.pool,
+        )
+
+    def _check_cells(self, block_bytes: int) -> None:
+        pool = self.access.pool
+        cells = list(pool.cell_bytes) if pool else []
+        if pool and block_bytes > max(cells, default=0):
+            raise ConfigError(
+                f"a block of this model takes {block_bytes} bytes, the cells of pool {self.config.pool} have {cells or 'none'}: "
+                f"format it with cells that hold it (`cxlctl format --cells {-(-block_bytes // 65536) * 64}K:75%`), "
+                "or give vLLM a smaller --block-size"
+            )
+
+    @staticmethod
+    def _rank() -> int:
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        return get_tensor_model_parallel_rank()
+
+    def hello(self) -> WorkerHello | None:
+        attached = self._attached
+        return WorkerHello(bytes(attached.namespace), attached.layout.block_bytes) if attached else None
+
+    # Each step, in this order
+
+    def before_overwrite(self, orders: StepMetadata) -> None:
+        """Ends the saves of preempted requests: the step may write to their blocks."""
+        self._saves.wait(orders.preempted)
+
+    def start_loads(self, orders: StepMetadata) -> None:
+        self._orders = orders
+        attached = self._attached
+        if attached is None or not orders.loads:
+            return
+        ready = devices.fence(attached.device)
+        for blocks in orders.loads:
+            self._loads.submit(blocks.request_id, [self._load_job(attached, piece, ready) for piece in self._pieces(attached, blocks)])
+
+    def _pieces(self, attached: _Attached, blocks: Blocks) -> Iterable[Blocks]:
+        """The same blocks in pieces for several threads."""
+        size = max(_JOB_BYTES // attached.layout.block_bytes, 1)
+        for start in range(0, len(blocks.keys), size):
+            stop = start + size
+            parent = blocks.keys[start - 1] if start else blocks.parent
+            yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent)
+
+    def _load_job(self, attached: _Attached, blocks: Blocks, ready: devices.Fence):
+        def load() -> set[int]:
+            ready()
+            results = self._pull(attached, blocks)
+            return {block_id for block_id, reason in zip(blocks.block_ids, results) if reason is not None}
+
+        return blocks.block_ids, load
+
+    def _pull(self, attached: _Attached, blocks: Blocks) -> list[str | None]:
+        """The reason of each block's miss, None for hits."""
+        try:
+            results = self.access.call(
+                lambda cache: cache.pull_blocks(attached.namespace, blocks.keys, attached.layout, blocks.block_ids)
+            )
+        except kvbm_cxl.CxlError as error:
+            logger.warning("pulling %d blocks of request %s: %s", len(blocks.keys), blocks.request_id, error)
+            results = [error_kind(error)] * len(blocks.keys)
+        for reason, count in Counter(results).items():
+            self.tally.count("pulled_blocks", reason or "hit", count)
+        self.tally.count("bytes", "pulled", results.count(None) * attached.layout.block_bytes)
+        self._evict_damaged(attached, [key for key, reason in zip(blocks.keys, results) if reason == "checksum"])
+        return results
+
+    def _evict_damaged(self, attached: _Attached, keys: list[bytes]) -> None:
+        """A block with the wrong bytes would fail everybody, and keep the right ones from being published."""
+        for key in keys:
+            logger.error("block %s of namespace %s has a wrong checksum: it is evicted", key.hex(), attached.namespace)
+            try:
+                self.access.call(lambda cache: cache.evict(attached.namespace, key))
+            except kvbm_cxl.CxlError as error:
+                logger.warning("evicting block %s: %s", key.hex(), error)
+
+    def save(self, orders: StepMetadata) -> None:
+        """Has the step's blocks published, and waits for those that must be there when it ends."""
+        self._orders = orders
+        attached = self._attached
+        if attached is None:
+            return
+        if orders.saves and attached.publishes:
+            ready = devices.fence(attached.device)
+            for blocks in orders.saves:
+                for piece in self._pieces(attached, blocks):
+                    self._submit_save(attached, orders.step, piece, ready)
+        self._saves.wait(orders.complete)
+
+    def _submit_save(self, attached: _Attached, step: int, blocks: Blocks, ready: devices.Fence) -> None:
+        len_bytes = len(blocks.keys) * attached.layout.block_bytes
+        chain = parents(blocks.parent, blocks.keys)
+
+        def publish(places: list[int]) -> None:
+            started_s = time.monotonic()
+            ready()
+            keys, block_ids = [blocks.keys[at] for at in places], [blocks.block_ids[at] for at in places]
+            outcomes = self._publish(attached, keys, block_ids, [chain[at] for at in places])
+            self.tally.time("publish_seconds", time.monotonic() - started_s)
+            for outcome, count in Counter(outcomes).items():
+                self.tally.count("published_blocks", outcome, count)
+            self.tally.count("bytes", "published", outcomes.count("stored") * attached.layout.block_bytes)
+            if self.config.events:
+                self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome == "stored")
+
+        self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, publish)
+
+    def _publish(self, attached: _Attached, keys: list[bytes], block_ids: list[int], chain: list[bytes | None]) -> list[str]:
+        """The outcome of each block."""
+        outcomes: dict[int, str] = {}
+        places = list(range(len(keys)))
+        for attempt in range(_BUSY_TRIES):
+            if attempt:
+                time.sleep(0.001 * 2 ** (attempt - 1))
+            try:
+                tried = self.access.call(
+                    lambda cache: cache.publish_blocks(
+                        attached.namespace,
+                        [keys[at] for at in places],
+                        attached.layout,
+                        [block_ids[at] for at in places],
+                        parents=[chain[at] for at in places],
+                    )
+                )
+            except kvbm_cxl.CxlError as error:
+                logger.warning("publishing %d blocks: %s", len(places), error)
+                tried = [error_kind(error)] * len(places)
+            outcomes.update(zip(places, tried))
+            places = [at for at, outcome in zip(places, tried) if outcome == "busy"]
+            if not places:
+                break
+        return [outcomes[at] for at in range(len(keys))]
+
+    def ended(self, finished: set[str]) -> tuple[set[str], set[str]]:
+        """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
+        orders = self._orders
+        self._loads.cancel(finished)
+        idle_s = _IDLE_WAIT_S if orders is not None and orders.idle else 0.0
+        if orders is not None:
+            self._waiting |= orders.release
+        if idle_s and self._waiting:
+            self._saves.wait_any(idle_s)
+        saved = {request for request in self._waiting if not self._saves.busy(request)}
+        self._waiting -= saved
+        loaded = set()
+        for load in self._loads.take_done(0.0 if saved else idle_s):
+            loaded.add(load.request_id)
+            self.tally.time("pull_seconds", time.monotonic() - load.started_s)
+            self.tally.count("loads", "cancelled" if load.cancelled else "failed" if load.failed_blocks else "complete")
+            if load.failed_blocks:
+                self._failed_blocks |= load.failed_blocks
+                self._failed_loads.add(load.request_id)
+        return saved, loaded
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that hold nothing although a load was to fill them, of the loads that `ended` has just reported."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def report(self) -> WorkerReport:
+        step = self._orders.step if self._orders else 0
+        failed, self._failed_loads = self._failed_loads, set()
+        stored, self._stored = self._stored, Counter()
+        return WorkerReport(self._saves.done_step(step), failed, dict(stored))
+
+    def take_stats(self) -> CxlStats | None:
+        return self.tally.take()
+
+    def close(self) -> None:
+        """Ends all copies."""
+        self._saves.close()
+        self._loads.close()

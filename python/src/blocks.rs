@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Publishing and pulling in bounded batches, whose misses, fences and flushes overlap.
+
+use crate::cache::Living;
+use crate::failure::{Failure, Outcome};
+use cxl_pool::cache::{BlockKey, Namespace, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::copy::{LocalPlace, LocalRange};
+
+/// Blocks that are reserved, filled and committed together: enough for their misses to overlap, few enough that the first of many is
+/// there for others long before the last is copied.
+const BATCH: usize = 64;
+
+/// Publishes blocks of `len_bytes` each; one outcome for each, as its word in Python. `pieces` says what a block consists of, in memory of
+/// `local`.
+///
+/// # Errors
+/// Those of the library; blocks of batches before are published then.
+pub fn publish(
+    living: &Living,
+    namespace: Namespace,
+    wanted: &[(BlockKey, Option<BlockKey>)],
+    len_bytes: u64,
+    local: LocalPlace,
+    pieces: impl Fn(usize) -> Vec<LocalRange>,
+) -> Outcome<Vec<&'static str>> {
+    let cache = living.cache()?;
+    let mut answers = Vec::with_capacity(wanted.len());
+    for batch in wanted.chunks(BATCH) {
+        let first = answers.len();
+        let wishes: Vec<Wish> = batch.iter().map(|&(key, parent)| Wish { namespace, key, parent, len_bytes }).collect();
+        let (mut places, mut reservations) = (Vec::new(), Vec::new());
+        for (place, reserved) in cache.reserve_all(&wishes)?.into_iter().enumerate() {
+            answers.push(match reserved {
+                Reserved::Cell(reservation) => {
+                    places.push(first + place);
+                    reservations.push(reservation);
+                    "stored"
+                }
+                Reserved::Exists => "exists",
+                Reserved::Busy => "busy",
+                Reserved::NoCell => "no_cell",
+                Reserved::NoHint => "no_hint",
+                Reserved::OverQuota => "over_quota",
+            });
+        }
+        // SAFETY: the memory is that of objects which the caller of this function holds, it was checked to lie outside of the pool, and
+        // that nobody writes to it meanwhile is what the documentation of the Python functions demands.
+        unsafe { Reservation::fill_all_raw(&mut reservations, local, |place| pieces(places[place])) }?;
+        cache.commit_all(reservations)?;
+    }
+    Ok(answers)
+}
+
+/// Pulls blocks; one answer for each. `pieces` gets the place of a block and its length, and says where it goes, in memory of `local`.
+///
+/// # Errors
+/// Those of the library.
+pub fn pull(
+    living: &Living,
+    namespace: Namespace,
+    keys: &[BlockKey],
+    local: LocalPlace,
+    pieces: impl Fn(usize, u64) -> Vec<LocalRange>,
+) -> Outcome<Vec<Pulled>> {
+    // SAFETY: the memory is that of objects which the caller of this function holds, it was checked to lie outside of the pool and to be
+    // named once, and that nobody else uses it meanwhile is what the documentation of the Python functions demands.
+    Ok(unsafe { living.cache()?.pull_all_raw(namespace, keys, local, pieces) }?)
+}
+
+/// Why one block was refused.
+pub fn refusal(kind: &'static str) -> Failure {
+    let reason = match kind {
+        "no_cell" => "no cell is free and none can be evicted: release pins, wait until other hosts make room, or format with more cells",
+        "no_hint" => "the part of the hint table where this key belongs is full: evict blocks",
+        _ => "the namespace has used up its quota with blocks that are in use: raise it, or release pins",
+    };
+    Failure::Refused(kind, reason.into())
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The prefix cache as Python has it.
+
+use crate::blocks;
+use crate::events::Events;
+use crate::failure::{Failure, Outcome, invalid};
+use crate::layout::BlockLayout;
+use crate::living::{End, Slot, drop_detached, held};
+use crate::local::{Local, Use};
+use crate::member::Member;
+use crate::metrics;
+use crate::names::{Namespace, key_of, keys_of, parent_of};
+use crate::pins::{PinSet, Pins};
+use cxl_pool::cache::{CacheConfig, Pulled, Upkeep};
+use cxl_pool::copy::LocalPlace;
+use cxl_pool::metrics::MissReason;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
+
+/// What messages call it.
+pub const WHAT: &str = "the cache";
+
+/// The cache of this process, for as long as a call uses it. Its drop closes it in good order.
+pub struct Living {
+    /// The library's.
+    pub cache: Option<cxl_pool::Cache>,
+    upkeep: Option<Upkeep>,
+    /// What Python has pinned.
+    pins: Mutex<Vec<Weak<PinSet>>>,
+    /// Addresses of the pool in this process.
+    pub pool: Range<usize>,
+    /// Told when it is closed.
+    pub end: Arc<End>,
+    /// The host, which outlives the cache.
+    pub member: Arc<Member>,
+}
+
+impl Living {
+    /// Opens the cache.
+    ///
+    /// # Errors
+    /// Those of [`cxl_pool::Cache::open`].
+    pub fn open(member: Arc<Member>, config: CacheConfig) -> Outcome<Self> {
+        let cache = cxl_pool::Cache::open(&member.host, config)?;
+        let upkeep = cache.serve()?;
+        let pool = member.addresses();
+        Ok(Living { cache: Some(cache), upkeep: Some(upkeep), pins: Mutex::default(), pool, end: Arc::default(), member })
+    }
+
+    /// The library's cache.
+    ///
+    /// # Errors
+    /// Never while anybody holds it.
+    pub fn cache(&self) -> Outcome<&cxl_pool::Cache> {
+        self.cache.as_ref().ok_or_else(|| Failure::closed(WHAT))
+    }
+
+    /// Remembers pins, so that closing can release them.
+    pub fn remember(&self, set: &Arc<PinSet>) {
+        let mut pins = held(&self.pins);
+        pins.retain(|known| known.strong_count() > 0);
+        pins.push(Arc::downgrade(set));
+    }
+}
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        held(&self.pins).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
+        self.upkeep = None;
+        let closed = self.cache.take().map_or(Ok(()), cxl_pool::Cache::close);
+        self.end.tell(closed);
+    }
+}
+
+/// The prefix cache of one process.
+#[pyclass(frozen, module = "kvbm_cxl")]
+pub struct Cache {
+    slot: Option<Arc<Slot<Living>>>,
+}
+
+/// What a lookup tells of a block.
+#[pyclass(frozen, get_all, eq, module = "kvbm_cxl")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct BlockInfo {
+    cell: u64,
+    len_bytes: u64,
+    owner: u16,
+}
+
+#[pymethods]
+impl BlockInfo {
+    fn __repr__(&self) -> String {
+        format!("BlockInfo(cell={}, len_bytes={}, owner={})", self.cell, self.len_bytes, self.owner)
+    }
+}
+
+/// What became of a pull.
+#[pyclass(frozen, get_all, eq, module = "kvbm_cxl")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PullResult {
+    hit: bool,
+    len_bytes: u64,
+    reason: Option<&'static str>,
+}
+
+#[pymethods]
+impl PullResult {
+    fn __bool__(&self) -> bool {
+        self.hit
+    }
+
+    fn __repr__(&self) -> String {
+        match self.reason {
+            None => format!("PullResult(hit=True, len_bytes={})", self.len_bytes),
+            Some(reason) => format!("PullResult(hit=False, reason={reason:?})"),
+        }
+    }
+}
+
+/// What this process's cells are.
+#[pyclass(frozen, get_all, eq, module = "kvbm_cxl")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CellUsage {
+    owned: u64,
+    free: u64,
+    ready: u64,
+    quarantined: u64,
+}
+
+#[pymethods]
+impl CellUsage {
+    fn __repr__(&self) -> String {
+        let CellUsage { owned, free, ready, quarantined } = self;
+        format!("CellUsage(owned={owned}, free={free}, ready={ready}, quarantined={quarantined})")
+    }
+}
+
+impl Cache {
+    /// A handle on an open cache.
+    pub fn over(slot: Arc<Slot<Living>>) -> Self {
+        Cache { slot: Some(slot) }
+    }
+
+    fn slot(&self) -> Outcome<&Arc<Slot<Living>>> {
+        self.slot.as_ref().ok_or_else(|| Failure::closed(WHAT))
+    }
+
+    /// Runs `work` on the cache without the interpreter's lock.
+    fn call<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Living) -> Outcome<T> + Send) -> PyResult<T> {
+        let slot = self.slot()?;
+        Ok(py.detach(|| work(&*slot.hold()?))?)
+    }
+}
+
+/// Closes a cache and waits until the calls under way on it have ended; true when it was open.
+///
+/// # Errors
+/// Those of [`End::wait`].
+pub fn close(slot: &Slot<Living>) -> Outcome<bool> {
+    slot.check_here()?;
+    let Some(living) = slot.take() else { return Ok(false) };
+    let (end, timeout_ms) = (living.end.clone(), living.member.timeout_ms());
+    drop(living);
+    end.wait(WHAT, timeout_ms)?;
+    Ok(true)
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        drop_detached(self.slot.take());
+    }
+}
+
+#[pymethods]
+impl Cache {
+    #[pyo3(signature = (ns, key, data, *, parent=None))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        key: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+        parent: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<&'static str> {
+        let (namespace, key, parent) = (ns.0, key_of(key)?, parent_of(parent)?);
+        let local = Local::of(data, Use::Read)?;
+        let ranges = &local.ranges;
+        let answers = self.call(py, |living| {
+            ranges.check_outside(&living.pool)?;
+            blocks::publish(living, namespace, &[(key, parent)], ranges.len_bytes(), LocalPlace::Host, |_| ranges.0.clone())
+        })?;
+        match answers.first().copied() {
+            Some(done @ ("stored" | "exists" | "busy")) => Ok(done),
+            Some(refused) => Err(blocks::refusal(refused).into()),
+            None => Err(invalid("a block was not answered")),
+        }
+    }
+
+    fn pull(&self, py: Python<'_>, ns: &Namespace, key: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<PullResult> {
+        let (namespace, key) = (ns.0, key_of(key)?);
+        let local = Local::of(into, Use::Write)?;
+        let ranges = &local.ranges;
+        let pulled = self.call(py, |living| {
+            ranges.check_outside(&living.pool)?;
+            blocks::pull(living, namespace, &[key], LocalPlace::Host, |_, len_bytes| ranges.first(len_bytes))
+        })?;
+        match pulled.first() {
+            Some(Pulled::Hit { len_bytes }) => Ok(PullResult { hit: true, len_bytes: *len_bytes, reason: None }),
+            Some(Pulled::Miss(MissReason::Length)) => {
+                Err(invalid(format!("the destination has {} bytes, the block more: give room for all of it", ranges.len_bytes())))
+            }
+            Some(Pulled::Miss(reason)) => Ok(PullResult { hit: false, len_bytes: 0, reason: Some(reason.text()) }),
+            None => Err(invalid("a block was not answered")),
+        }
+    }
+
+    fn lookup(&self, py: Python<'_>, ns: &Namespace, key: &Bound<'_, PyAny>) -> PyResult<Option<BlockInfo>> {
+        let (namespace, key) = (ns.0, key_of(key)?);
+        let found = self.call(py, |living| Ok(living.cache()?.lookup(namespace, key)?))?;
+        Ok(found.map(|found| BlockInfo { cell: found.cell, len_bytes: found.len_bytes, owner: found.owner }))
+    }
+
+    fn lookup_chain(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        self.call(py, |living| Ok(living.cache()?.lookup_chain(namespace, &keys)?.len()))
+    }
+
+    fn has(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let found = self.call(py, |living| Ok(living.cache()?.lookup_all(namespace, &keys)?))?;
+        Ok(found.iter().map(Option::is_some).collect())
+    }
+
+    fn pin_chain(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Pins> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let set = self.call(py, |living| {
+            let set = Arc::new(PinSet::new(living.cache()?.pin_chain(namespace, &keys)?));
+            living.remember(&set);
+            Ok(set)
+        })?;
+        Ok(Pins::new(set, self.slot()?.clone()))
+    }
+
+    #[pyo3(signature = (ns, keys, layout, block_ids, *, parents=None, after=None))]
+    #[allow(clippy::too_many_arguments)] // Most of them are named in Python.
+    fn publish_blocks(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        layout: &BlockLayout,
+        block_ids: &Bound<'_, PyAny>,
+        parents: Option<&Bound<'_, PyAny>>,
+        after: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<&'static str>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let ids = layout.block_ids(block_ids, keys.len(), Use::Read)?;
+        let mut parents_given = vec![None; keys.len()];
+        if let Some(parents) = parents {
+            let given = parents.try_iter()?.map(|parent| parent.and_then(|parent| parent_of(Some(&parent).filter(|it| !it.is_none()))));
+            parents_given = given.collect::<PyResult<_>>()?;
+        }
+        if parents_given.len() != keys.len() {
+            return Err(invalid(format!("{} keys, but {} parents: give one for each key", keys.len(), parents_given.len())));
+        }
+        let wanted: Vec<_> = keys.into_iter().zip(parents_given).collect();
+        let (places, len_bytes, local) = (layout.blocks.clone(), layout.len_bytes(), layout.place(after)?);
+        self.call(py, |living| {
+            places.extents().check_outside(&living.pool)?;
+            blocks::publish(living, namespace, &wanted, len_bytes, local, |at| places.ranges(ids[at]))
+        })
+    }
+
+    #[pyo3(signature = (ns, keys, layout, block_ids, *, after=None))]
+    fn pull_blocks(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        layout: &BlockLayout,
+        block_ids: &Bound<'_, PyAny>,
+        after: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<Option<&'static str>>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let ids = layout.block_ids(block_ids, keys.len(), Use::Write)?;
+        let (places, local) = (layout.blocks.clone(), layout.place(after)?);
+        let pulled = self.call(py, |living| {
+            places.extents().check_outside(&living.pool)?;
+            blocks::pull(living, namespace, &keys, local, |at, _| places.ranges(ids[at]))
+        })?;
+        let reason = |pulled: &Pulled| match pulled {
+            Pulled::Hit { .. } => None,
+            Pulled::Miss(reason) => Some(reason.text()),
+        };
+        Ok(pulled.iter().map(reason).collect())
+    }
+
+    #[pyo3(signature = (timeout_ms=0))]
+    fn is_settled(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<bool> {
+        self.call(py, |living| Ok(living.cache()?.copy_engine().is_settled(timeout_ms)))
+    }
+
+    fn evict(&self, py: Python<'_>, ns: &Namespace, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (namespace, key) = (ns.0, key_of(key)?);
+        self.call(py, |living| Ok(living.cache()?.evict(namespace, key)?))
+    }
+
+    #[pyo3(signature = (ns=None))]
+    fn clear(&self, py: Python<'_>, ns: Option<&Namespace>) -> PyResult<usize> {
+        let namespace = ns.map(|ns| ns.0);
+        self.call(py, |living| Ok(living.cache()?.clear(namespace)?))
+    }
+
+    fn usage(&self, py: Python<'_>) -> PyResult<CellUsage> {
+        let usage = self.call(py, |living| Ok(living.cache()?.usage()))?;
+        Ok(CellUsage { owned: usage.owned, free: usage.free, ready: usage.ready, quarantined: usage.quarantined })
+    }
+
+    fn pinned(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |living| Ok(living.cache()?.pinned()))
+    }
+
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        metrics::dict_of(py, &self.prometheus(py)?)
+    }
+
+    fn prometheus(&self, py: Python<'_>) -> PyResult<String> {
+        self.call(py, |living| {
+            let mut text = String::new();
+            living.cache()?.metrics().render(&mut text);
+            Ok(text)
+        })
+    }
+
+    #[pyo3(signature = (capacity=None))]
+    fn subscribe(&self, py: Python<'_>, capacity: Option<usize>) -> PyResult<Events> {
+        let capacity = capacity.unwrap_or(cxl_pool::cache::events::DEFAULT_QUEUED_EVENTS);
+        Ok(Events::new(self.call(py, |living| Ok(living.cache()?.events().subscribe_with(capacity)))?))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let slot = self.slot()?;
+        py.detach(|| close(slot))?;
+        Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Python module `kvbm_cxl._native`: the pool and its prefix cache.
+//!
+//! Every call that touches the pool does so without the interpreter's lock. What a call needs of Python objects is taken before, what it
+//! says of failures after; nothing in between knows Python. The types and their documentation are in `kvbm_cxl/_native.pyi`.
+
+mod blocks;
+mod cache;
+mod events;
+mod failure;
+mod format;
+mod layout;
+mod living;
+mod local;
+mod member;
+mod memory;
+mod metrics;
+mod names;
+mod pins;
+mod pool;
+
+use pyo3::prelude::*;
+
+/// What `kvbm_cxl` takes its classes from.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::cache::{BlockInfo, Cache, CellUsage, PullResult};
+    #[pymodule_export]
+    use crate::events::{Event, Events};
+    #[pymodule_export]
+    use crate::format::{format_pool, pool_info};
+    #[pymodule_export]
+    use crate::layout::BlockLayout;
+    #[pymodule_export]
+    use crate::memory::PoolMemory;
+    #[pymodule_export]
+    use crate::names::{Namespace, chain_key};
+    #[pymodule_export]
+    use crate::pins::Pins;
+    #[pymodule_export]
+    use crate::pool::Pool;
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::living::notice_forks();
+        Ok(())
+    }
+}

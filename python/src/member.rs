@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! This process as part of its host, for as long as anything needs it.
+
+use crate::failure::Outcome;
+use crate::living::{End, held};
+use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::host::{Host, Service};
+use cxl_pool::objects::Objects;
+use cxl_pool::pool::Pool;
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Period of the allocator's upkeep, in milliseconds.
+const UPKEEP_MS: u64 = 100;
+
+/// A member of a pool. Its drop leaves in good order.
+pub struct Member {
+    /// The pool as this process maps it.
+    pub pool: Pool,
+    /// The host.
+    pub host: Host,
+    /// Told when it has left.
+    pub end: Arc<End>,
+    /// Blocks in the hands of Python: while there are some, closing does not wait for the end.
+    pub blocks: AtomicUsize,
+    allocator: Mutex<Option<Keeper>>,
+    /// Declared last: the host stays alive to the end.
+    service: Option<Service>,
+}
+
+/// The allocator, once there was a need for one, and the thread that looks after it.
+struct Keeper {
+    allocator: Arc<Allocator>,
+    stop: SyncSender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    fn start(host: &Host) -> cxl_pool::Result<Keeper> {
+        let config = AllocConfig { lock_timeout_ms: host.config().join_timeout_ms, ..AllocConfig::default() };
+        let allocator = Arc::new(Allocator::attach(host, LocalArea::of(host)?, config)?);
+        let (stop, stopped) = sync_channel(1);
+        let kept = allocator.clone();
+        let run = move || {
+            while stopped.recv_timeout(Duration::from_millis(UPKEEP_MS)) == Err(RecvTimeoutError::Timeout) {
+                // Whatever it is: the calls of this process meet it too and report it, and the next round tries again.
+                let _ = kept.service_round();
+            }
+        };
+        let thread = std::thread::Builder::new().name("cxl-alloc".into()).spawn(run);
+        let thread = thread.map_err(|source| cxl_pool::Error::Os { what: "start the upkeep thread of the allocator".into(), source })?;
+        Ok(Keeper { allocator, stop, thread: Some(thread) })
+    }
+
+    fn end(mut self) {
+        let _ = self.stop.send(());
+        if let Some(thread) = self.thread.take() {
+            // A panic there is a bug of ours; it has been printed.
+            let _ = thread.join();
+        }
+        // What cannot be given back is found by whoever takes this host's chunks over.
+        let _ = Arc::into_inner(self.allocator).map(Allocator::close);
+    }
+}
+
+impl Member {
+    /// A member from now on.
+    pub fn new(pool: Pool, host: Host, service: Service) -> Self {
+        Member { pool, host, end: Arc::default(), blocks: AtomicUsize::new(0), allocator: Mutex::new(None), service: Some(service) }
+    }
+
+    /// The allocator of this process, started when it is first wanted.
+    ///
+    /// # Errors
+    /// Those of [`Allocator::attach`].
+    pub fn allocator(&self) -> Outcome<Arc<Allocator>> {
+        let mut keeper = held(&self.allocator);
+        if let Some(keeper) = &*keeper {
+            return Ok(keeper.allocator.clone());
+        }
+        let started = Keeper::start(&self.host)?;
+        Ok(keeper.insert(started).allocator.clone())
+    }
+
+    /// Names of objects.
+    pub fn objects(&self) -> Objects {
+        Objects::new(&self.host)
+    }
+
+    /// Addresses at which this process maps the pool; none where it has no mapping.
+    pub fn addresses(&self) -> Range<usize> {
+        let memory = self.pool.lines().memory();
+        let start = memory.address(0, cxl_pool::limits::LINE_BYTES as u64).map_or(0, |start| start.addr().get());
+        if start == 0 { 0..0 } else { start..start.saturating_add(memory.len_bytes() as usize) }
+    }
+
+    /// Deadline of what takes none, in milliseconds.
+    pub fn timeout_ms(&self) -> u64 {
+        self.host.config().join_timeout_ms
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some(keeper) = held(&self.allocator).take() {
+            keeper.end();
+        }
+        let left = self.host.leave();
+        self.service = None;
+        self.end.tell(left);
+    }
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Metrics as numbers in a dictionary, read back from the text for Prometheus, so that both always say the same.
+
+use crate::failure::Outcome;
+use crate::member::Member;
+use cxl_pool::metrics::stats::{Stat, read_all};
+use cxl_pool::metrics::{Exposition, Kind};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// What every host of the pool has told of itself, as text for Prometheus with the host's slot as label.
+///
+/// # Errors
+/// Those of the memory.
+pub fn of_pool(member: &Member) -> Outcome<String> {
+    let hosts = read_all(member.pool.lines())?;
+    let mut text = String::new();
+    let mut out = Exposition::new(&mut text);
+    for stat in Stat::ALL {
+        let suffix = if stat.kind() == Kind::Counter { "_total" } else { "" };
+        let name = format!("cxl_host_{}{suffix}", stat.name());
+        out.family(&name, stat.kind(), stat.help());
+        for host in hosts.iter().filter(|host| host.incarnation != 0) {
+            out.sample(&name, "", &[("slot", &host.slot.to_string())], host.get(*stat));
+        }
+    }
+    Ok(text)
+}
+
+/// `name[{labels}] value`, taken apart; the labels as they are written.
+fn sample(line: &str) -> Option<(&str, &str, f64)> {
+    let (series, value) = line.rsplit_once(' ')?;
+    let (name, labels) = series.split_once('{').map_or((series, ""), |(name, labels)| (name, labels.trim_end_matches('}')));
+    Some((name, labels, value.parse().ok()?))
+}
+
+/// The numbers of a text: counters and gauges by name, those with a label by name and the label's value, of histograms `NAME_count` and
+/// `NAME_sum`.
+pub fn dict_of<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(sample);
+    for (name, labels, value) in samples.filter(|(name, ..)| !name.ends_with("_bucket")) {
+        if labels.is_empty() {
+            all.set_item(name, value)?;
+            continue;
+        }
+        // One label each, whose value is a word of ours.
+        let value_of = labels.split_once("=\"").map_or(labels, |(_, value)| value.trim_end_matches('"'));
+        let inner = match all.get_item(name)? {
+            Some(inner) => inner.cast_into::<PyDict>()?,
+            None => {
+                let inner = PyDict::new(py);
+                all.set_item(name, &inner)?;
+                inner
+            }
+        };
+        inner.set_item(value_of, value)?;
+    }
+    Ok(all)
+}

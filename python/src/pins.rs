@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks that stay until they are released.
+
+use crate::cache::Living;
+use crate::living::{Native, Slot, drop_detached, held};
+use cxl_pool::cache::Pinned;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use std::sync::{Arc, Mutex};
+
+/// Pins of one call. The cache knows it as well, so that closing releases them.
+pub struct PinSet(Native<Mutex<Vec<Pinned>>>);
+
+impl PinSet {
+    /// Of blocks that were just pinned.
+    pub fn new(pinned: Vec<Pinned>) -> Self {
+        PinSet(Native::new(Mutex::new(pinned)))
+    }
+
+    /// Gives them back.
+    pub fn release(&self) {
+        if let Ok(pinned) = self.0.get("the pins") {
+            // Dropped behind the lock: giving back publishes lines.
+            let taken = std::mem::take(&mut *held(pinned));
+            drop(taken);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.0.get("the pins").map_or(0, |pinned| held(pinned).len())
+    }
+}
+
+/// What keeps a chain of blocks from being evicted.
+#[pyclass(frozen, module = "kvbm_cxl")]
+pub struct Pins {
+    /// And the cache, which stays open as long as somebody has pins of it.
+    held: Option<(Arc<PinSet>, Arc<Slot<Living>>)>,
+}
+
+impl Pins {
+    /// Pins of a cache.
+    pub fn new(set: Arc<PinSet>, slot: Arc<Slot<Living>>) -> Self {
+        Pins { held: Some((set, slot)) }
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        drop_detached(self.held.take());
+    }
+}
+
+#[pymethods]
+impl Pins {
+    fn __len__(&self) -> usize {
+        self.held.as_ref().map_or(0, |(set, _)| set.len())
+    }
+
+    fn release(&self, py: Python<'_>) {
+        if let Some((set, _)) = &self.held {
+            py.detach(|| set.release());
+        }
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.release(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Pins({} blocks)", self.__len__())
+    }
+}
