@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for a worker or for the frontend where only the launcher is tested: fake_child.py frontend PORT, or fake_child.py worker.
 
-A worker has a child of its own, a segment of shared memory, a semaphore, and metrics; the frontend answers, and counts what it answered in a
-file that the workers' metrics are made from. FAKE tells how a worker misbehaves: crash, stubborn (does not end when asked to), late (never
-gets known).
+A worker has a child of its own, a segment of shared memory, a semaphore, and metrics; the frontend answers, and counts what it answered in
+a file that the workers' metrics are made from. FAKE tells how a worker misbehaves: crash, stubborn (does not end when asked to), late
+(never gets known).
 """
 
 import http.server

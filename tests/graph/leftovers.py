@@ -43,9 +43,9 @@ def there(paths):
     return {path for path in paths if os.path.exists(path)}
 
 
-def wait_for(condition, timeout_s=20, what=""):
+def wait_for(condition, timeout_s=20, what="", pause_s=0.05):
     """Until it is true; fails where it does not become so in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what or "not in time"
-        time.sleep(0.05)
+        time.sleep(pause_s)

@@ -2,8 +2,6 @@
 """Two prefill and two decode workers, each a host of the pool by itself: what one computes all have, and the end of one harms no other."""
 
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import faults
 import leftovers
@@ -12,6 +10,7 @@ from graph import counters
 from graph.counters import COMPUTED, PULLED, REUSED
 from graph.model import BLOCK_TOKENS
 from serving import serving, tokens
+from traffic import Traffic
 
 SHARED = tokens("shared", 5 * BLOCK_TOKENS + 30)
 LONG = [tokens(f"long {number}", 2500) for number in range(24)]
@@ -51,34 +50,6 @@ def test_a_prefix_is_computed_once_and_every_other_worker_pulls_it(served):
     assert sorted(count.tokens[PULLED] >= full for count in prefill) == [False, True], "and the other one pulls it"
     for count in decode:
         assert count.tokens[COMPUTED] == 0 and count.tokens[PULLED] >= len(SHARED) and count.tokens[REUSED] <= full
-
-
-class Traffic:
-    """Requests from several threads, until all prompts have been asked."""
-
-    def __init__(self, served, prompts, at_once=4):
-        self.served, self.done, self.failed = served, 0, []
-        self.lock = threading.Lock()
-        self.pool = ThreadPoolExecutor(at_once)
-        self.futures = [self.pool.submit(self._ask, prompt) for prompt in prompts]
-
-    def _ask(self, prompt):
-        reason = self.served.ask_or_fail(prompt)
-        with self.lock:
-            self.done += 1
-            if reason:
-                self.failed.append(reason)
-
-    def wait_for(self, count, timeout_s=120):
-        leftovers.wait_for(lambda: self.done >= count or any(one.done() and one.exception() for one in self.futures), timeout_s)
-
-    def end(self, timeout_s=600):
-        """Every request has ended, none with a wrong text; the reasons of those without one."""
-        for future in self.futures:
-            future.result(timeout_s)
-        self.pool.shutdown()
-        print(f"{len(self.failed)} of {self.done} requests were refused: {self.failed}")
-        return self.failed
 
 
 def restart(served, name):

@@ -69,7 +69,8 @@ def cell_bytes(block_bytes: int) -> int:
     return -(-block_bytes // PAGE) * PAGE
 
 
-def _format(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool) -> None:
+def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False) -> None:
+    """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError."""
     arguments = ["format", "--slots", "32"]
     if block_bytes:
         arguments += ["--cells", f"{cell_bytes(block_bytes)}:75%"]
@@ -85,11 +86,11 @@ def make(options: Options, block_bytes: int | None, note_path) -> Pool:
     """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
     if options.pool:
         if options.format_given_pool:
-            _format(options.pool, block_bytes, (), force=True)
+            format_pool(options.pool, block_bytes, (), force=True)
         cxlctl(options.pool, "info", "--json")
         return Pool(options.pool, None, ())
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)
-    _format(f"{own},size={options.pool_bytes}", block_bytes, machines, force=False)
+    format_pool(f"{own},size={options.pool_bytes}", block_bytes, machines)
     return Pool(str(own), own, machines)

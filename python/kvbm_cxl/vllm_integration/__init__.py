@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool as vLLM's KV connector `CxlConnector`: a prefix cache that every worker of a rack shares, and the hand-over from prefill to decode.
+"""The pool as vLLM's KV connector `CxlConnector`: a prefix cache that a whole rack shares, and the hand-over from prefill to decode.
 
 A prefill worker publishes the blocks of a prompt in the pool before its answer leaves; a decode worker, or any later request with the same
 prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two workers but the pool.

@@ -81,7 +81,7 @@ def fingerprint(model: "ModelConfig") -> str:
     if commit := _hub_commit(model.model, model.revision):
         return f"hub:{model.model}@{commit}"
     raise ConfigError(
-        f"CxlConnector cannot tell which weights {model.model!r} has: they are neither in a folder nor in the cache of the Hugging Face hub. "
+        f"CxlConnector cannot tell which weights {model.model!r} has: they are neither in a folder nor in the Hugging Face cache. "
         'Give the model a name of your own with kv_connector_extra_config {"model_id": "..."}, a new one for each version of the weights'
     )
 
@@ -89,8 +89,8 @@ def fingerprint(model: "ModelConfig") -> str:
 def weights_digest(folder: Path) -> str:
     """A digest over name, size and samples of every file of weights.
 
-    64 pieces of 4 KiB, evenly spread, of each file: training changes them all, and reading more would hold up the start. `model_id` is for
-    models made to differ in less.
+    64 pieces of 4 KiB, evenly spread, of each file: training changes them all, and reading more would hold up the start. `model_id` is
+    for models made to differ in less.
     """
     files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern) if path.is_file()})
     if not files:

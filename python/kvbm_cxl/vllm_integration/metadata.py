@@ -49,6 +49,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Every save ordered up to this step is over."""
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
+    damaged: set[bytes] = field(default_factory=set)
+    """Keys of blocks that hold something else than was published."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
 
@@ -56,7 +58,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         stored = dict(self.stored)
         for key, count in other.stored.items():
             stored[key] = stored.get(key, 0) + count
-        return WorkerReport(min(self.saved_step, other.saved_step), self.failed_loads | other.failed_loads, stored)
+        failed, damaged = self.failed_loads | other.failed_loads, self.damaged | other.damaged
+        return WorkerReport(min(self.saved_step, other.saved_step), failed, damaged, stored)
 
 
 @dataclass

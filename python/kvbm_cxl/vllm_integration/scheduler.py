@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+# Damaged blocks that are remembered. One that is forgotten fails one more load.
+_MAX_DAMAGED = 4096
+
+
 @dataclass
 class Promise:
     """What a lookup found beyond the tokens that vLLM has: blocks from `first_block` on, pinned."""
@@ -92,6 +96,8 @@ class SchedulerSide:
     _step: int = 0
     _saved_step: int = 0
     _foreign_warned: bool = False
+    _damaged: dict[bytes, None] = field(default_factory=dict)
+    """Keys of blocks that have to be evicted, oldest first."""
 
     def greet(self, hellos: Mapping[Any, WorkerHello]) -> None:
         """Learns the namespaces of all workers; before that, nothing is found. Ranks with the same heads have the same one."""
@@ -106,9 +112,8 @@ class SchedulerSide:
     # Looking up
 
     def matched(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and whether beside the forward pass: always.
-
-        None: ask again in the next step.
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+        forward pass. None: ask again in the next step.
         """
         tracked = self._track(request)
         self._unpromise(tracked)
@@ -156,12 +161,14 @@ class SchedulerSide:
 
     def _look_up(self, request: "Request", first_block: int) -> Promise:
         """Pins the longest prefix that every rank has, from `first_block` on."""
-        keys = block_keys(request, first_block, len(request.block_hashes))
+        keys = self._sound(block_keys(request, first_block, len(request.block_hashes)))
         prompt_blocks, tail_tokens = divmod(request.num_prompt_tokens, self.block_tokens)
         # A preempted request may have generated full blocks, which lie over the tail.
-        with_tail = self.config.publish_tail and tail_tokens > 0 and len(request.block_hashes) == prompt_blocks
+        with_tail = self.config.publish_tail and tail_tokens > 0 and first_block + len(keys) == len(request.block_hashes) == prompt_blocks
         if with_tail:
-            keys.append(tail_key(request, self.block_tokens))
+            tail = self._sound([tail_key(request, self.block_tokens)])
+            with_tail = bool(tail)
+            keys += tail
         pins: list[kvbm_cxl.Pins] = []
         found = len(keys)
         try:
@@ -180,6 +187,26 @@ class SchedulerSide:
         tokens = full_blocks * self.block_tokens + (tail_tokens if tail_found else 0)
         return Promise(first_block, keys[:found], tokens, tail_tokens if tail_found else 0, pins)
 
+    def _sound(self, keys: list[bytes]) -> list[bytes]:
+        """The keys up to the first whose block was found damaged and is there still: it would fail whoever loads it, and keeps the right
+        one from being published. Its owner is asked to evict it, which it does when nobody has it pinned."""
+        for index, key in enumerate(keys):
+            if key in self._damaged and not self._evicted(key):
+                return keys[:index]
+        return keys
+
+    def _evicted(self, key: bytes) -> bool:
+        def evict(cache: "kvbm_cxl.Cache") -> bool:
+            there = [namespace for namespace in self._namespaces if any(cache.has(namespace, [key]))]
+            for namespace in there:
+                cache.evict(namespace, key)
+            return not there
+
+        gone = self.access.call(evict)
+        if gone:
+            del self._damaged[key]
+        return gone
+
     def _expectation(self, request: "Request") -> Expected | None:
         expected = expected_of(request.kv_transfer_params)
         if expected is None or not self._namespaces or expected.namespace == str(self._namespaces[0]):
@@ -188,8 +215,8 @@ class SchedulerSide:
         if not self._foreign_warned:
             self._foreign_warned = True
             logger.warning(
-                "prefill published request %s under namespace %s, this engine reads %s: it computes prompts itself. The two differ in model, "
-                "weights, KV type, block size, layout, tensor parallelism, vLLM's attention backend or instruction set",
+                "prefill published request %s under namespace %s, this engine reads %s: it computes prompts itself. The two differ in "
+                "model, weights, KV type, block size, layout, tensor parallelism, vLLM's attention backend or instruction set",
                 request.request_id,
                 expected.namespace,
                 self._namespaces[0],
@@ -319,6 +346,18 @@ class SchedulerSide:
         for request_id in output.finished_recving or ():
             if tracked := self._tracked.get(request_id):
                 self._unpromise(tracked)
+        if isinstance(report, WorkerReport) and report.damaged:
+            self._evict_damaged(report.damaged)
+
+    def _evict_damaged(self, keys: set[bytes]) -> None:
+        self._damaged.update(dict.fromkeys(keys))
+        while len(self._damaged) > _MAX_DAMAGED:
+            del self._damaged[next(iter(self._damaged))]
+        for key in keys & self._damaged.keys():
+            try:
+                self._evicted(key)
+            except kvbm_cxl.CxlError as error:
+                logger.warning("evicting damaged block %s: %s", key.hex(), error)
 
     def finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
         """The request is over. True: vLLM must keep its blocks until every worker has released it."""

@@ -4,11 +4,12 @@
 Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. Saves are handed to threads when a step has
 computed their blocks, and chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt
 for a decode worker waits for them. Layer by layer would win nothing on top of that: a block is one object of the pool with all its layers,
-of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole CUDA graphs.
+of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole graphs.
 
 Whatever goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -70,7 +71,10 @@ class WorkerSide:
     """Released requests for which a save is still under way."""
     _failed_blocks: set[int] = field(default_factory=set)
     _failed_loads: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of what threads add to:"""
     _stored: Counter[bytes] = field(default_factory=Counter)
+    _damaged: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
@@ -175,17 +179,12 @@ class WorkerSide:
         for reason, count in Counter(results).items():
             self.tally.count("pulled_blocks", reason or "hit", count)
         self.tally.count("bytes", "pulled", results.count(None) * attached.layout.block_bytes)
-        self._evict_damaged(attached, [key for key, reason in zip(blocks.keys, results) if reason == "checksum"])
+        for key, reason in zip(blocks.keys, results):
+            if reason == "checksum":
+                logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespace)
+                with self._lock:
+                    self._damaged.add(key)
         return results
-
-    def _evict_damaged(self, attached: _Attached, keys: list[bytes]) -> None:
-        """A block with the wrong bytes would fail everybody, and keep the right ones from being published."""
-        for key in keys:
-            logger.error("block %s of namespace %s has a wrong checksum: it is evicted", key.hex(), attached.namespace)
-            try:
-                self.access.call(lambda cache: cache.evict(attached.namespace, key))
-            except kvbm_cxl.CxlError as error:
-                logger.warning("evicting block %s: %s", key.hex(), error)
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
@@ -214,7 +213,8 @@ class WorkerSide:
                 self.tally.count("published_blocks", outcome, count)
             self.tally.count("bytes", "published", outcomes.count("stored") * attached.layout.block_bytes)
             if self.config.events:
-                self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome == "stored")
+                with self._lock:
+                    self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome == "stored")
 
         self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, publish)
 
@@ -273,8 +273,10 @@ class WorkerSide:
     def report(self) -> WorkerReport:
         step = self._orders.step if self._orders else 0
         failed, self._failed_loads = self._failed_loads, set()
-        stored, self._stored = self._stored, Counter()
-        return WorkerReport(self._saves.done_step(step), failed, dict(stored))
+        with self._lock:
+            stored, self._stored = self._stored, Counter()
+            damaged, self._damaged = self._damaged, set()
+        return WorkerReport(self._saves.done_step(step), failed, damaged, dict(stored))
 
     def take_stats(self) -> CxlStats | None:
         return self.tally.take()
