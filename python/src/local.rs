@@ -163,9 +163,10 @@ impl<'a, 'py> Tensor<'a, 'py> {
         self.0.getattr("device")?.getattr("type")?.extract()
     }
 
-    /// Device as torch writes it: `cpu`, `cuda:1`.
+    /// Device as a layout names it: `cpu`, or with the number that torch has for it, `cuda:1`.
     pub fn device(&self) -> PyResult<String> {
-        let (kind, index) = (self.device_type()?, self.0.getattr("device")?.getattr("index")?.extract::<Option<u32>>()?);
+        let kind = self.device_type()?;
+        let index: Option<u32> = if kind == "cpu" { None } else { self.0.getattr("device")?.getattr("index")?.extract()? };
         Ok(index.map_or_else(|| kind.clone(), |index| format!("{kind}:{index}")))
     }
 
