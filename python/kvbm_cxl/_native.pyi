@@ -36,6 +36,18 @@ class Tensor(Protocol):
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
 
+class GpuStream(Protocol):
+    """A stream of a GPU, as torch.cuda.Stream; not needed for itself."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+class GpuEvent(Protocol):
+    """An event of a GPU that was recorded, as torch.cuda.Event."""
+
+    @property
+    def cuda_event(self) -> int: ...
+
 Memory: TypeAlias = Buffer | Tensor | Sequence[Buffer | Tensor]
 
 def format_pool(spec: str, *, cells: str = "1M:75%", coherence: Coherence = "software", force: bool = False) -> None:
@@ -102,7 +114,7 @@ class BlockLayout:
 
     parts: (address, stride_bytes, len_bytes) each; block i of a part lies at address + i * stride_bytes and is len_bytes long. A block of
     the cache is its parts in order. Parts do not overlap. owner: kept alive as long as the layout, as whatever has the memory must be.
-    Raises InvalidError.
+    device: "cpu", or "cuda" or "cuda:N" where the addresses are those of a GPU's memory. Raises InvalidError.
     """
 
     def __new__(
@@ -111,7 +123,7 @@ class BlockLayout:
         block_count: int,
         *,
         owner: object | None = None,
-        device: Literal["cpu", "cuda"] = "cpu",
+        device: str = "cpu",
     ) -> Self: ...
     @classmethod
     def of_tensors(cls, tensors: Iterable[Tensor | Buffer]) -> BlockLayout:
@@ -275,18 +287,36 @@ class Cache:
         block_ids: Iterable[int],
         *,
         parents: Iterable[bytes | None] | None = None,
+        after: GpuStream | GpuEvent | None = None,
     ) -> list[Outcome]:
         """Publishes blocks from where they lie: block_ids[i] of the layout under keys[i]; one outcome each, in order.
 
         Blocks are reserved, copied and committed in batches of 64, so that misses, fences and flushes overlap and the first are there for
         others before the last are copied. After an error blocks of earlier batches are there, those of its own batch are not.
+
+        Blocks of a GPU are copied by the GPU on a stream of ours, behind what the stream `after` was given, or what the event `after` was
+        recorded behind, and the call returns when that has ended; None = the caller has seen the end of whatever wrote them. Raises
+        NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after CXL_CUDA_TIMEOUT_MS (10 s).
         """
 
-    def pull_blocks(self, ns: Namespace, keys: Iterable[bytes], layout: BlockLayout, block_ids: Iterable[int]) -> list[MissReason | None]:
+    def pull_blocks(
+        self,
+        ns: Namespace,
+        keys: Iterable[bytes],
+        layout: BlockLayout,
+        block_ids: Iterable[int],
+        *,
+        after: GpuStream | GpuEvent | None = None,
+    ) -> list[MissReason | None]:
         """Pulls blocks to where they belong: keys[i] to block_ids[i] of the layout, each named once; None for a verified hit, else why not.
 
-        A missed block's memory may hold anything. A block of another length than the layout's is a miss ("length").
+        A missed block's memory may hold anything. A block of another length than the layout's is a miss ("length"). Blocks of a GPU come
+        after what `after` says, as in publish_blocks, and are there for every stream when the call returns. After TimeoutError_ a GPU may
+        still write to them: use their memory for nothing else before is_settled.
         """
+
+    def is_settled(self, timeout_ms: int = 0) -> bool:
+        """Whether nothing of a call that raised TimeoutError_ can still happen to the memory that it named; waits for that so long."""
 
     def evict(self, ns: Namespace, key: bytes) -> bool:
         """Evicts a block, whoever owns it: true when it was this process's and is gone, else its owner is asked to. Pinned blocks stay."""

@@ -4,13 +4,14 @@
 use crate::cache::Living;
 use crate::failure::{Failure, Outcome};
 use cxl_pool::cache::{BlockKey, Namespace, Pulled, Reservation, Reserved, Wish};
-use cxl_pool::copy::LocalRange;
+use cxl_pool::copy::{LocalPlace, LocalRange};
 
 /// Blocks that are reserved, filled and committed together: enough for their misses to overlap, few enough that the first of many is
 /// there for others long before the last is copied.
 const BATCH: usize = 64;
 
-/// Publishes blocks of `len_bytes` each; one outcome for each, as its word in Python. `pieces` says what a block consists of.
+/// Publishes blocks of `len_bytes` each; one outcome for each, as its word in Python. `pieces` says what a block consists of, in memory of
+/// `local`.
 ///
 /// # Errors
 /// Those of the library; blocks of batches before are published then.
@@ -19,6 +20,7 @@ pub fn publish(
     namespace: Namespace,
     wanted: &[(BlockKey, Option<BlockKey>)],
     len_bytes: u64,
+    local: LocalPlace,
     pieces: impl Fn(usize) -> Vec<LocalRange>,
 ) -> Outcome<Vec<&'static str>> {
     let cache = living.cache()?;
@@ -43,13 +45,13 @@ pub fn publish(
         }
         // SAFETY: the memory is that of objects which the caller of this function holds, it was checked to lie outside of the pool, and
         // that nobody writes to it meanwhile is what the documentation of the Python functions demands.
-        unsafe { Reservation::fill_all_raw(&mut reservations, |place| pieces(places[place])) }?;
+        unsafe { Reservation::fill_all_raw(&mut reservations, local, |place| pieces(places[place])) }?;
         cache.commit_all(reservations)?;
     }
     Ok(answers)
 }
 
-/// Pulls blocks; one answer for each. `pieces` gets the place of a block and its length, and says where it goes.
+/// Pulls blocks; one answer for each. `pieces` gets the place of a block and its length, and says where it goes, in memory of `local`.
 ///
 /// # Errors
 /// Those of the library.
@@ -57,11 +59,12 @@ pub fn pull(
     living: &Living,
     namespace: Namespace,
     keys: &[BlockKey],
+    local: LocalPlace,
     pieces: impl Fn(usize, u64) -> Vec<LocalRange>,
 ) -> Outcome<Vec<Pulled>> {
     // SAFETY: the memory is that of objects which the caller of this function holds, it was checked to lie outside of the pool and to be
     // named once, and that nobody else uses it meanwhile is what the documentation of the Python functions demands.
-    Ok(unsafe { living.cache()?.pull_all_raw(namespace, keys, pieces) }?)
+    Ok(unsafe { living.cache()?.pull_all_raw(namespace, keys, local, pieces) }?)
 }
 
 /// Why one block was refused.

@@ -13,6 +13,7 @@ use crate::names::{Namespace, key_of, keys_of, parent_of};
 use crate::pins::{PinSet, Pins};
 use crate::watch::Watch;
 use cxl_pool::cache::{CacheConfig, Pulled, Upkeep};
+use cxl_pool::copy::LocalPlace;
 use cxl_pool::metrics::MissReason;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -189,7 +190,7 @@ impl Cache {
         let ranges = &local.ranges;
         let answers = self.call(py, |living| {
             ranges.check_outside(&living.pool)?;
-            blocks::publish(living, namespace, &[(key, parent)], ranges.len_bytes(), |_| ranges.0.clone())
+            blocks::publish(living, namespace, &[(key, parent)], ranges.len_bytes(), LocalPlace::Host, |_| ranges.0.clone())
         })?;
         match answers.first().copied() {
             Some(done @ ("stored" | "exists" | "busy")) => Ok(done),
@@ -204,7 +205,7 @@ impl Cache {
         let ranges = &local.ranges;
         let pulled = self.call(py, |living| {
             ranges.check_outside(&living.pool)?;
-            blocks::pull(living, namespace, &[key], |_, len_bytes| ranges.first(len_bytes))
+            blocks::pull(living, namespace, &[key], LocalPlace::Host, |_, len_bytes| ranges.first(len_bytes))
         })?;
         match pulled.first() {
             Some(Pulled::Hit { len_bytes }) => Ok(PullResult { hit: true, len_bytes: *len_bytes, reason: None }),
@@ -250,7 +251,8 @@ impl Cache {
         Ok(Pins::new(set, self.slot()?.clone()))
     }
 
-    #[pyo3(signature = (ns, keys, layout, block_ids, *, parents=None))]
+    #[pyo3(signature = (ns, keys, layout, block_ids, *, parents=None, after=None))]
+    #[allow(clippy::too_many_arguments)] // Most of them are named in Python.
     fn publish_blocks(
         &self,
         py: Python<'_>,
@@ -259,6 +261,7 @@ impl Cache {
         layout: &BlockLayout,
         block_ids: &Bound<'_, PyAny>,
         parents: Option<&Bound<'_, PyAny>>,
+        after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<&'static str>> {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
         let ids = layout.block_ids(block_ids, keys.len(), Use::Read)?;
@@ -271,13 +274,14 @@ impl Cache {
             return Err(invalid(format!("{} keys, but {} parents: give one for each key", keys.len(), parents_given.len())));
         }
         let wanted: Vec<_> = keys.into_iter().zip(parents_given).collect();
-        let (places, len_bytes) = (layout.blocks.clone(), layout.len_bytes());
+        let (places, len_bytes, local) = (layout.blocks.clone(), layout.len_bytes(), layout.place(after)?);
         self.call(py, |living| {
             places.extents().check_outside(&living.pool)?;
-            blocks::publish(living, namespace, &wanted, len_bytes, |at| places.ranges(ids[at]))
+            blocks::publish(living, namespace, &wanted, len_bytes, local, |at| places.ranges(ids[at]))
         })
     }
 
+    #[pyo3(signature = (ns, keys, layout, block_ids, *, after=None))]
     fn pull_blocks(
         &self,
         py: Python<'_>,
@@ -285,19 +289,25 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
         layout: &BlockLayout,
         block_ids: &Bound<'_, PyAny>,
+        after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Option<&'static str>>> {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
         let ids = layout.block_ids(block_ids, keys.len(), Use::Write)?;
-        let places = layout.blocks.clone();
+        let (places, local) = (layout.blocks.clone(), layout.place(after)?);
         let pulled = self.call(py, |living| {
             places.extents().check_outside(&living.pool)?;
-            blocks::pull(living, namespace, &keys, |at, _| places.ranges(ids[at]))
+            blocks::pull(living, namespace, &keys, local, |at, _| places.ranges(ids[at]))
         })?;
         let reason = |pulled: &Pulled| match pulled {
             Pulled::Hit { .. } => None,
             Pulled::Miss(reason) => Some(reason.text()),
         };
         Ok(pulled.iter().map(reason).collect())
+    }
+
+    #[pyo3(signature = (timeout_ms=0))]
+    fn is_settled(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<bool> {
+        self.call(py, |living| Ok(living.cache()?.copy_engine().is_settled(timeout_ms)))
     }
 
     fn evict(&self, py: Python<'_>, ns: &Namespace, key: &Bound<'_, PyAny>) -> PyResult<bool> {

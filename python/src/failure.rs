@@ -58,6 +58,7 @@ fn names(error: &Error) -> (&'static str, &'static str) {
     match error {
         Error::DeviceLost { .. } => ("DeviceError", "device_lost"),
         Error::Poisoned { .. } => ("DeviceError", "poisoned"),
+        Error::Gpu { .. } => ("DeviceError", "gpu"),
         Error::OutOfRange { .. } => ("InvalidError", "out_of_range"),
         Error::BadLine { .. } => ("DamagedError", "bad_line"),
         Error::NotAPool { .. } => ("NotAPoolError", "not_a_pool"),

@@ -3,7 +3,7 @@
 
 use crate::failure::invalid;
 use crate::local::{Ranges, Tensor, Use, buffer_of, range_of};
-use cxl_pool::copy::LocalRange;
+use cxl_pool::copy::{After, LocalPlace, LocalRange, OnGpu};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -57,6 +57,7 @@ pub struct BlockLayout {
     block_bytes: u64,
     #[pyo3(get)]
     device: String,
+    gpu: Option<u32>,
     #[pyo3(get)]
     owner: Option<Py<PyAny>>,
     is_read_only: bool,
@@ -65,9 +66,7 @@ pub struct BlockLayout {
 
 impl BlockLayout {
     fn checked(parts: Vec<Part>, block_count: usize, device: String, owner: Option<Py<PyAny>>) -> PyResult<Self> {
-        if device != "cpu" && device != "cuda" {
-            return Err(invalid(format!("{device:?} is no device that blocks lie on: \"cpu\" or \"cuda\"")));
-        }
+        let gpu = gpu_of(&device)?;
         if parts.is_empty() || block_count == 0 {
             return Err(invalid("a layout has at least one part and one block"));
         }
@@ -86,7 +85,7 @@ impl BlockLayout {
         check_apart(&parts, block_count)?;
         let block_bytes = parts.iter().map(|part| part.len_bytes as u64).sum();
         let blocks = Arc::new(Blocks { parts, block_count });
-        Ok(BlockLayout { blocks, block_count, block_bytes, device, owner, is_read_only: false, _buffers: Vec::new() })
+        Ok(BlockLayout { blocks, block_count, block_bytes, device, gpu, owner, is_read_only: false, _buffers: Vec::new() })
     }
 
     /// Bytes of a block.
@@ -94,14 +93,34 @@ impl BlockLayout {
         self.block_bytes
     }
 
+    /// Where the blocks lie, for copies that come after what was given to a stream, or to one before an event: objects as torch has them.
+    ///
+    /// # Errors
+    /// `InvalidError` for what is neither, and for blocks in the host's memory, whose use the caller has to have ended.
+    pub fn place(&self, after: Option<&Bound<'_, PyAny>>) -> PyResult<LocalPlace> {
+        let Some(device) = self.gpu else {
+            return match after {
+                None => Ok(LocalPlace::Host),
+                Some(_) => Err(invalid("the blocks lie in the host's memory: no stream or event of a GPU is waited for")),
+            };
+        };
+        let after = match after {
+            None => After::Nothing,
+            Some(object) if object.hasattr("cuda_stream")? => After::Stream(object.getattr("cuda_stream")?.extract()?),
+            Some(object) if object.hasattr("cuda_event")? => match object.getattr("cuda_event")?.extract::<Option<u64>>()? {
+                None | Some(0) => return Err(invalid("the event was never recorded: record it behind what the copy comes after")),
+                Some(event) => After::Event(event),
+            },
+            Some(object) => return Err(invalid(format!("{} is no stream and no event of a GPU", object.get_type().name()?))),
+        };
+        Ok(LocalPlace::Gpu(OnGpu { device, after }))
+    }
+
     /// Numbers of blocks as Python has them, one for each key.
     ///
     /// # Errors
     /// `InvalidError` for numbers that no block has, and for a pull into one block twice.
     pub fn block_ids(&self, ids: &Bound<'_, PyAny>, keys: usize, usage: Use) -> PyResult<Vec<usize>> {
-        if self.device != "cpu" {
-            return Err(invalid("the blocks lie on a device: this build copies between the pool and memory of the host"));
-        }
         if usage == Use::Write && self.is_read_only {
             return Err(invalid("the layout is of read-only memory: a pull writes to it"));
         }
@@ -123,6 +142,19 @@ impl BlockLayout {
             return Err(invalid(format!("block {twice} is named twice: each takes one key")));
         }
         Ok(found)
+    }
+}
+
+/// Number of the GPU that a device's name is of; `None` for the host.
+fn gpu_of(device: &str) -> PyResult<Option<u32>> {
+    let number = match device {
+        "cpu" => return Ok(None),
+        "cuda" => Some(0),
+        other => other.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+    };
+    match number {
+        Some(number) => Ok(Some(number)),
+        None => Err(invalid(format!("{device:?} is no device that blocks lie on: \"cpu\", \"cuda\" or \"cuda:N\""))),
     }
 }
 
@@ -167,7 +199,7 @@ impl BlockLayout {
                     if !first.is_contiguous()? {
                         return Err(invalid("the tensor is not contiguous within a block: put blocks first, or give several tensors"));
                     }
-                    devices.push(tensor.device_type()?);
+                    devices.push(tensor.device()?);
                     (shape, tensor.address()?, first.len_bytes()?)
                 }
                 None => {

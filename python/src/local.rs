@@ -163,6 +163,13 @@ impl<'a, 'py> Tensor<'a, 'py> {
         self.0.getattr("device")?.getattr("type")?.extract()
     }
 
+    /// Device as a layout names it: `cpu`, or with the number that torch has for it, `cuda:1`.
+    pub fn device(&self) -> PyResult<String> {
+        let kind = self.device_type()?;
+        let index: Option<u32> = if kind == "cpu" { None } else { self.0.getattr("device")?.getattr("index")?.extract()? };
+        Ok(index.map_or_else(|| kind.clone(), |index| format!("{kind}:{index}")))
+    }
+
     /// Size of its first dimension, and the distance of what belongs to two neighbours in it, in bytes.
     pub fn first_dimension(&self) -> PyResult<(usize, usize)> {
         let shape: Vec<usize> = self.0.getattr("shape")?.extract()?;

@@ -22,7 +22,7 @@ class FakeTensor:
 
     def __init__(self, address=ADDRESS, nbytes=100, contiguous=True, device="cpu", shape=(4, 100), strides=(100, 1)):
         self.nbytes, self.shape = nbytes, shape
-        self.device = type("Device", (), {"type": device})
+        self.device = type("Device", (), {"type": device, "index": None})
         self.data_ptr = lambda: address
         self.is_contiguous = lambda: contiguous
         self.stride = lambda dimension: strides[dimension]
@@ -92,11 +92,6 @@ CASES = {
     "part of nothing": (lambda c: BlockLayout([(ADDRESS, 100, 0)], 1), InvalidError, "is none"),
     "parts beyond all addresses": (lambda c: BlockLayout([(ADDRESS, 2**62, 100)], 9), InvalidError, "address space"),
     "unknown device": (lambda c: BlockLayout([(ADDRESS, 100, 100)], 1, device="tpu"), InvalidError, "is no device"),
-    "blocks on a device": (
-        lambda c: c.pull_blocks(NS, [KEY], BlockLayout([(ADDRESS, 100, 100)], 1, device="cuda"), [0]),
-        InvalidError,
-        "on a device",
-    ),
     # Blocks of a layout.
     "a block that is not there": (lambda c: c.publish_blocks(NS, [KEY], LAYOUT, [4]), InvalidError, "block 4 does not exist"),
     "a negative block": (lambda c: c.pull_blocks(NS, [KEY], LAYOUT, [-1]), InvalidError, "block -1 does not exist"),

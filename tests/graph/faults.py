@@ -9,7 +9,7 @@ import time
 
 from graph.sweep import members
 
-TIMEOUT_S = 90
+TIMEOUT_S = 240
 
 
 def _signal(child, number):
@@ -18,11 +18,11 @@ def _signal(child, number):
             os.kill(entry.pid, number)
 
 
-def kill_while(served, name, caught, seed):
+def kill_while(served, name, caught, keep_busy, seed):
     """SIGKILL to a worker and its children at a moment for which `caught()` is true.
 
-    It is stopped for an instant again and again, at random times, to look at the pool while nothing of it moves. Fails where no such moment
-    comes in time.
+    It is stopped for an instant again and again, at random times, to look at the pool while nothing of it moves; in between, `keep_busy()`
+    sees to it that it has something to do. Fails where no such moment comes in time.
     """
     child, choose, deadline = served.graph.children[name], random.Random(seed), time.monotonic() + TIMEOUT_S
     while True:
@@ -34,6 +34,7 @@ def kill_while(served, name, caught, seed):
         finally:
             _signal(child, signal.SIGCONT)
         assert time.monotonic() < deadline, f"{name} was never caught in the act"
+        keep_busy()
         time.sleep(choose.uniform(0.001, 0.02))
 
 

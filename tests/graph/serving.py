@@ -87,6 +87,10 @@ class Serving:
                 said = json.load(connection.getresponse())
             assert said["status"] == "ok", said
 
+    def clear(self):
+        """Empties the pool."""
+        cxlctl(self.graph.pool.spec, "cache", "clear")
+
     def cells(self, *arguments):
         """Cells of the pool that are not free."""
         return json.loads(cxlctl(self.graph.pool.spec, "cache", "ls", "--json", "--limit", "100000", *arguments))

@@ -34,3 +34,23 @@ class Traffic:
         self.pool.shutdown()
         print(f"{len(self.failed)} of {self.done} requests were refused: {self.failed}")
         return self.failed
+
+
+class Rounds:
+    """The same prompts again and again, each time as new ones: neither the workers nor the pool know them any more."""
+
+    def __init__(self, served, prompts):
+        self.served, self.prompts, self.refused = served, prompts, []
+        self.round = Traffic(served, prompts)
+
+    def keep_busy(self):
+        """Begins a round where the last one is over."""
+        if self.round.done == len(self.prompts):
+            self.refused += self.round.end()
+            self.served.forget()
+            self.served.clear()
+            self.round = Traffic(self.served, self.prompts)
+
+    def end(self):
+        """The reasons of all requests that were refused."""
+        return self.refused + self.round.end()

@@ -61,6 +61,14 @@ pub enum Error {
     /// A request that cannot be satisfied whatever the state of the pool.
     #[error("{0}")]
     Invalid(String),
+    /// A GPU or its driver did not do what it was asked to.
+    #[error("GPU {device}: {what}")]
+    Gpu {
+        /// Number of the GPU in CUDA.
+        device: u32,
+        /// What was attempted, and the driver's name for what became of it.
+        what: String,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Os {

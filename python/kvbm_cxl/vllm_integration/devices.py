@@ -31,4 +31,5 @@ def check(device: torch.device) -> str:
     """The name of the copy engine's device. `ConfigError` for one that it cannot reach."""
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"CxlConnector cannot copy from and to {device}: it knows CPUs and CUDA devices")
-    return device.type
+    # With its number: each worker of a group has a GPU of its own.
+    return str(device) if device.type == "cuda" else device.type

@@ -3,7 +3,7 @@
 //! (Beluga section 6.1: lists of any length).
 
 use super::{BlockInfo, BlockKey, Cache, Inner, Namespace, Pinned, Pulled, Reservation};
-use crate::copy::{LocalRange, WriteList};
+use crate::copy::{LocalPlace, LocalRange, WriteList};
 use crate::error::{Error, Result};
 use crate::metrics::MissReason;
 use std::sync::Arc;
@@ -24,18 +24,22 @@ impl Cache {
         Ok(found)
     }
 
-    /// Copies several blocks into pieces by address; one answer for each key, in order. `pieces` gets the place of a key and the length of
-    /// its block, and says where the block goes; pieces that are not as long as the block make it a miss ([`MissReason::Length`]).
+    /// Copies several blocks into pieces by address, all of which lie in `local`; one answer for each key, in order. `pieces` gets the
+    /// place of a key and the length of its block, and says where the block goes; pieces that are not as long as the block make it a miss
+    /// ([`MissReason::Length`]).
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool itself.
+    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool itself; a
+    /// stream or event that `local` names is there. After [`Error::Timeout`] this holds until
+    /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors
-    /// As [`Cache::pull`]; then any of the destinations may hold anything.
+    /// As [`Cache::pull`], and [`Error::Gpu`]; then any of the destinations may hold anything.
     pub unsafe fn pull_all_raw<P: IntoIterator<Item = LocalRange>>(
         &self,
         namespace: Namespace,
         keys: &[BlockKey],
+        local: LocalPlace,
         mut pieces: impl FnMut(usize, u64) -> P,
     ) -> Result<Vec<Pulled>> {
         let mut answers = Vec::with_capacity(keys.len());
@@ -43,7 +47,7 @@ impl Cache {
             let start_ns = self.inner.host.platform().now_ns();
             let first = answers.len();
             // SAFETY: as this function demands.
-            let pulled = unsafe { self.inner.pull_group(namespace, group, |place, len_bytes| pieces(first + place, len_bytes)) };
+            let pulled = unsafe { self.inner.pull_group(namespace, group, local, |place, len_bytes| pieces(first + place, len_bytes)) };
             match &pulled {
                 Ok(pulled) => pulled.iter().for_each(|pulled| self.count_pulled(pulled)),
                 Err(error) => self.count_failed(error, group.len() as u64),
@@ -91,10 +95,11 @@ impl Inner {
         self: &Arc<Self>,
         namespace: Namespace,
         keys: &[BlockKey],
+        local: LocalPlace,
         mut pieces: impl FnMut(usize, u64) -> P,
     ) -> Result<Vec<Pulled>> {
         // SAFETY: as this function demands.
-        let mut list_of = |place: usize, block: &Pinned| unsafe { block.scatter_raw(pieces(place, block.len_bytes())) };
+        let mut list_of = |place: usize, block: &Pinned| unsafe { block.scatter_in(local, pieces(place, block.len_bytes())) };
         let mut answers = Vec::with_capacity(keys.len());
         let (mut places, mut blocks, mut lists) = (Vec::new(), Vec::new(), Vec::new());
         for (place, pinned) in self.pin_group(namespace, keys)?.into_iter().enumerate() {
@@ -133,19 +138,23 @@ impl Inner {
 
 impl Reservation {
     /// Fills several whole blocks of one cache with one store fence behind all of them; `pieces` gets the place of a reservation and says
-    /// what its block consists of, as [`Reservation::fill_raw`].
+    /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
     ///
     /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself.
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself; a stream or event that
+    /// `local` names is there. After [`Error::Timeout`] this holds until
+    /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors
     /// As [`Reservation::fill`], the first of any; then none of them may be committed.
     pub unsafe fn fill_all_raw<P: IntoIterator<Item = LocalRange>>(
         reservations: &mut [Reservation],
+        local: LocalPlace,
         mut pieces: impl FnMut(usize) -> P,
     ) -> Result<()> {
         let lists = reservations.iter().enumerate().map(|(place, reservation)| {
-            let (mut list, mut at) = (WriteList::new(), reservation.offset());
+            // SAFETY: as this function demands.
+            let (mut list, mut at) = (unsafe { WriteList::lying_on(local) }, reservation.offset());
             for piece in pieces(place) {
                 // SAFETY: as this function demands.
                 unsafe { list.push_raw(at, piece) };

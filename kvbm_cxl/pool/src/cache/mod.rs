@@ -101,7 +101,7 @@ pub use service::Upkeep;
 pub use watch::{Changes, Watch};
 
 use crate::background::held;
-use crate::copy::{CopyConfig, CopyEngine, LocalRange};
+use crate::copy::{ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
 use crate::error::{Error, Result};
 use crate::host::{HeldOp, Host, Op};
 use crate::limits::{CELL_CLASSES, MAX_SLOTS};
@@ -231,8 +231,9 @@ impl Cache {
             Some(copy) => copy,
             None => CopyConfig::from_env()?,
         };
-        let engine = crate::copy::engine(copy, stripes)?;
-        Self::open_with(host, config, engine)
+        let memory = host.lines().memory().clone();
+        let engine = ByPlace::new(crate::copy::engine(copy, stripes)?, memory, CudaConfig::from_env()?);
+        Self::open_with(host, config, Arc::new(engine))
     }
 
     /// As [`Cache::open`], with a copy engine of the caller's choice.

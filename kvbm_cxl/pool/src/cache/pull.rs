@@ -4,7 +4,7 @@
 use super::standing::Fences;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalRange, Outcome, ReadList};
+use crate::copy::{Checksum, LocalPlace, LocalRange, Outcome, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::if_whole;
@@ -369,7 +369,20 @@ impl Pinned {
     /// # Errors
     /// [`Error::Invalid`] when the pieces are not as long as the block.
     pub unsafe fn scatter_raw(&self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
-        let (mut list, mut at) = (ReadList::new(), self.offset);
+        // SAFETY: as this function demands.
+        unsafe { self.scatter_in(LocalPlace::Host, pieces) }
+    }
+
+    /// As [`Pinned::scatter_raw`], over pieces that lie in `local`.
+    ///
+    /// # Safety
+    /// As there, and a stream or event that `local` names is there.
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn scatter_in(&self, local: LocalPlace, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
+        // SAFETY: as this function demands.
+        let (mut list, mut at) = (unsafe { ReadList::lying_on(local) }, self.offset);
         for piece in pieces {
             // SAFETY: as this function demands.
             unsafe { list.push_raw(at, piece) };

@@ -6,12 +6,13 @@
 //! Lists are of any length (Beluga section 6.1); pieces of no bytes are left out, and a piece that continues the one before it on both
 //! sides becomes part of it.
 
+use super::place::LocalPlace;
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A stretch of this process's memory, for callers that have pointers.
+/// A stretch of this process's memory, or of a GPU's as the list says, for callers that have addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRange {
     /// First byte. Anything where the length is zero.
@@ -31,6 +32,16 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    /// Of host memory that was got otherwise than in a list.
+    pub(super) fn in_host(offset: u64, address: usize, len_bytes: usize) -> Piece {
+        Piece { offset, address, len_bytes }
+    }
+
+    /// Whether another goes on in the pool, and in local memory, where this one ends.
+    pub(super) fn is_before(&self, next: &Piece) -> bool {
+        self.end() == next.offset && self.address.checked_add(self.len_bytes) == Some(next.address)
+    }
+
     /// The part of this piece that begins `skip` bytes in and is `len_bytes` long. It lies inside the piece.
     pub(super) fn part(&self, skip: usize, len_bytes: usize) -> Piece {
         Piece { offset: self.offset + skip as u64, address: self.address + skip, len_bytes }
@@ -39,7 +50,7 @@ impl Piece {
     /// The local bytes of a piece of a write list.
     ///
     /// # Safety
-    /// The piece is of a [`WriteList`] that is alive, or a part of one.
+    /// The piece is of a [`WriteList`] of host memory that is alive, or a part of one.
     pub(super) unsafe fn source<'p>(&self) -> &'p [u8] {
         // SAFETY: who filled the list promised that these bytes may be read and do not change while it is used.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len_bytes) }
@@ -48,7 +59,8 @@ impl Piece {
     /// The local bytes of a piece of a read list.
     ///
     /// # Safety
-    /// The piece is of a [`ReadList`] that is alive and borrowed mutably, or a part of one, and no other reference to these bytes exists.
+    /// The piece is of a [`ReadList`] of host memory that is alive and borrowed mutably, or a part of one, and no other reference to these
+    /// bytes exists.
     pub(super) unsafe fn destination<'p>(&self) -> &'p mut [u8] {
         // SAFETY: who filled the list promised that these bytes may be written and are nobody else's while it is used; the list was found
         // not to name a byte twice.
@@ -88,6 +100,9 @@ fn append(pieces: &mut Vec<Piece>, offset: u64, address: usize, len_bytes: usize
 #[derive(Debug, Default)]
 pub struct WriteList<'m> {
     pieces: Vec<Piece>,
+    place: LocalPlace,
+    /// Whether any piece is a slice, which lies in the host's memory.
+    has_slices: bool,
     memory: PhantomData<&'m [u8]>,
 }
 
@@ -95,6 +110,19 @@ impl<'m> WriteList<'m> {
     /// A list of nothing.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A list of nothing, whose pieces will be addresses in `place`: [`WriteList::push_raw`] alone can fill it.
+    ///
+    /// # Safety
+    /// A stream or event that `place` names is there until the last use of the list.
+    pub unsafe fn lying_on(place: LocalPlace) -> Self {
+        WriteList { place, ..Self::default() }
+    }
+
+    /// Where the local ranges lie.
+    pub fn place(&self) -> LocalPlace {
+        self.place
     }
 
     /// Many local pieces into the stretch of the pool that begins at `offset`, one behind the other.
@@ -110,6 +138,7 @@ impl<'m> WriteList<'m> {
 
     /// Adds bytes that go to the pool offset `offset`.
     pub fn push(&mut self, offset: u64, source: &'m [u8]) {
+        self.has_slices = true;
         append(&mut self.pieces, offset, source.as_ptr().expose_provenance(), source.len());
     }
 
@@ -117,7 +146,8 @@ impl<'m> WriteList<'m> {
     ///
     /// # Safety
     /// Until the last use of this list the range may be read, nobody writes to it, and it is not memory of the pool itself. Ranges that
-    /// adjoin may be read as one.
+    /// adjoin may be read as one. It lies where [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until
+    /// [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, source: LocalRange) {
         append(&mut self.pieces, offset, source.address.as_ptr().expose_provenance(), source.len_bytes);
     }
@@ -125,6 +155,7 @@ impl<'m> WriteList<'m> {
     /// Forgets all pieces and keeps the room, for the next block.
     pub fn clear(&mut self) {
         self.pieces.clear();
+        self.has_slices = false;
     }
 
     /// Pieces left after joining neighbours.
@@ -137,8 +168,15 @@ impl<'m> WriteList<'m> {
         total(&self.pieces)
     }
 
-    /// Checks the list against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one stretch.
+    /// Checks a list of host memory against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one
+    /// stretch.
     pub(super) fn check(&self, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
+        self.check_on(None, pool_bytes, whole)
+    }
+
+    /// As [`WriteList::check`], for an engine that reaches the memory of one GPU.
+    pub(super) fn check_on(&self, gpu: Option<u32>, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
+        self.place.check(gpu, self.has_slices)?;
         in_range(&self.pieces, pool_bytes)?;
         let pieces = in_pool_order(&self.pieces);
         if let Some([one, other]) = pairs(&pieces).find(|[one, other]| one.end() > other.offset) {
@@ -165,6 +203,9 @@ pub struct ReadList<'m> {
     has_raw: bool,
     /// Whether the pieces, in the order given, are one block, wherever in the pool its parts lie: a checksum is of them in that order.
     is_block: bool,
+    place: LocalPlace,
+    /// Whether any piece is a slice, which lies in the host's memory.
+    has_slices: bool,
     memory: PhantomData<&'m mut [u8]>,
 }
 
@@ -172,6 +213,19 @@ impl<'m> ReadList<'m> {
     /// A list of nothing.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A list of nothing, whose pieces will be addresses in `place`: [`ReadList::push_raw`] alone can fill it.
+    ///
+    /// # Safety
+    /// A stream or event that `place` names is there until the last use of the list.
+    pub unsafe fn lying_on(place: LocalPlace) -> Self {
+        ReadList { place, ..Self::default() }
+    }
+
+    /// Where the local ranges lie.
+    pub fn place(&self) -> LocalPlace {
+        self.place
     }
 
     /// The stretch of the pool that begins at `offset` into many local pieces, one after the other.
@@ -187,6 +241,7 @@ impl<'m> ReadList<'m> {
 
     /// Adds room for bytes that come from the pool offset `offset`.
     pub fn push(&mut self, offset: u64, destination: &'m mut [u8]) {
+        self.has_slices = true;
         append(&mut self.pieces, offset, destination.as_mut_ptr().expose_provenance(), destination.len());
     }
 
@@ -194,7 +249,8 @@ impl<'m> ReadList<'m> {
     ///
     /// # Safety
     /// Until the last use of this list the range may be written, nobody else reads or writes it, no other list used in the same call names
-    /// it, and it is not memory of the pool itself. Ranges that adjoin may be written as one.
+    /// it, and it is not memory of the pool itself. Ranges that adjoin may be written as one. It lies where [`ReadList::place`] says, and
+    /// after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, destination: LocalRange) {
         self.has_raw |= destination.len_bytes > 0;
         append(&mut self.pieces, offset, destination.address.as_ptr().expose_provenance(), destination.len_bytes);
@@ -204,6 +260,7 @@ impl<'m> ReadList<'m> {
     pub fn clear(&mut self) {
         self.pieces.clear();
         (self.has_raw, self.is_block) = (false, false);
+        self.has_slices = false;
     }
 
     /// Pieces left after joining neighbours.
@@ -226,8 +283,8 @@ impl<'m> ReadList<'m> {
     /// The same list with other places in the pool: `places_of` is told offset and length of each piece, and gives the stretches that its
     /// bytes come from, in order, which are as long together. A checksum of the new list is of its pieces in the order of this one.
     pub(crate) fn moved<I: IntoIterator<Item = (u64, usize)>>(&self, mut places_of: impl FnMut(u64, usize) -> I) -> ReadList<'m> {
-        let mut moved =
-            ReadList { pieces: Vec::with_capacity(self.pieces.len()), has_raw: self.has_raw, is_block: true, memory: PhantomData };
+        let pieces = Vec::with_capacity(self.pieces.len());
+        let mut moved = ReadList { pieces, is_block: true, memory: PhantomData, ..*self };
         for piece in &self.pieces {
             let mut skip = 0;
             for (offset, len_bytes) in places_of(piece.offset, piece.len_bytes) {
@@ -243,8 +300,15 @@ impl<'m> ReadList<'m> {
         pairs(&self.pieces).all(|[one, other]| one.end() == other.offset)
     }
 
-    /// Checks the list against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one stretch.
+    /// Checks a list of host memory against a pool of `pool_bytes`, and puts it in the order of the pool where `whole` asks for one
+    /// stretch.
     pub(super) fn check(&self, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
+        self.check_on(None, pool_bytes, whole)
+    }
+
+    /// As [`ReadList::check`], for an engine that reaches the memory of one GPU.
+    pub(super) fn check_on(&self, gpu: Option<u32>, pool_bytes: u64, whole: bool) -> Result<Cow<'_, [Piece]>> {
+        self.place.check(gpu, self.has_slices)?;
         in_range(&self.pieces, pool_bytes)?;
         if self.has_raw {
             let mut places: Vec<(usize, usize)> = Vec::new();

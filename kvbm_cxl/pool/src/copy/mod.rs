@@ -8,6 +8,8 @@
 //!
 //! [`CpuEngine`] works on any [`Coherence`], simulated hosts included. [`DsaEngine`] hands large copies to Intel's Data Streaming
 //! Accelerator where there is a user work queue. [`engine`] chooses; [`CopyEngine::name`] and [`CopyEngine::counters`] say what was used.
+//! [`CudaEngine`] has a GPU copy to and from its own memory. A list says in which [`LocalPlace`] its local memory lies, and [`ByPlace`]
+//! hands it to an engine for that place.
 //!
 //! ```
 //! use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList};
@@ -36,10 +38,12 @@ mod config;
 mod counters;
 mod cpu;
 mod crew;
+pub mod cuda;
 pub mod dsa;
 mod list;
 mod measure;
 mod order;
+mod place;
 mod spread;
 
 pub(crate) use checksum::Running;
@@ -47,8 +51,10 @@ pub use checksum::{Checksum, checksum_of};
 pub use config::{CopyConfig, ENVIRONMENT, EngineChoice};
 pub use counters::Copied;
 pub use cpu::CpuEngine;
+pub use cuda::{CudaConfig, CudaEngine};
 pub use dsa::DsaEngine;
 pub use list::{LocalRange, ReadList, WriteList};
+pub use place::{After, ByPlace, LocalPlace, OnGpu};
 
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
@@ -62,8 +68,9 @@ pub type Outcome = Result<Option<u64>>;
 /// Something that moves lists of pieces into and out of the pool.
 ///
 /// A list that names bytes outside of the pool, or one byte of its destination twice, is refused before any of its bytes move
-/// ([`Error::OutOfRange`], [`Error::Invalid`]). After any other error an unknown part of its destination was written; the store fence
-/// has been made nevertheless.
+/// ([`Error::OutOfRange`], [`Error::Invalid`]), and so is one whose local memory lies where the engine does not reach. After any other
+/// error an unknown part of its destination was written; the store fence has been made nevertheless. After [`Error::Timeout`] a device may
+/// go on writing: see [`CopyEngine::is_settled`].
 pub trait CopyEngine: Send + Sync {
     /// What it is, for metrics and reports.
     fn name(&self) -> &'static str;
@@ -76,6 +83,10 @@ pub trait CopyEngine: Send + Sync {
 
     /// Copies every list out of the pool, with flushes and fences shared by all of them, and answers for each in order.
     fn pull_each(&self, memory: &dyn Coherence, lists: &mut [ReadList<'_>], checksum: Checksum) -> Vec<Outcome>;
+
+    /// Whether nothing of a call that ended with [`Error::Timeout`] can still happen, so that the memory of its lists may be used again.
+    /// Waits for that, at most `timeout_ms`.
+    fn is_settled(&self, timeout_ms: u64) -> bool;
 
     /// Bytes copied so far by each engine that had a part in it.
     fn counters(&self) -> Vec<Copied>;

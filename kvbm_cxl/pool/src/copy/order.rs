@@ -9,6 +9,7 @@ use crate::fault::mutant;
 #[derive(Clone, Copy)]
 pub(super) struct Order {
     publish_fence: bool,
+    edge_flush: bool,
     moved_flush: bool,
     pull_flush: bool,
     full_fence: bool,
@@ -20,6 +21,7 @@ impl Order {
     pub(super) fn now() -> Self {
         Order {
             publish_fence: !mutant!("copy.publish_no_fence"),
+            edge_flush: !mutant!("copy.dma_no_edge_flush"),
             moved_flush: !mutant!("copy.dma_no_flush"),
             pull_flush: !mutant!("copy.pull_no_flush"),
             full_fence: !mutant!("copy.pull_no_full_fence"),
@@ -32,6 +34,12 @@ impl Order {
         if self.publish_fence {
             memory.fence_stores();
         }
+    }
+
+    /// Before a write by a device to a part of the line at `offset`, with [`Order::flushed`] between: what it leaves as it is must be what
+    /// the memory holds.
+    pub(super) fn flush_edge(self, memory: &dyn Coherence, offset: u64) -> Result<()> {
+        if self.edge_flush { memory.flush_range(offset, 1) } else { Ok(()) }
     }
 
     /// Behind a write by a device that may have left it in this host's caches; [`Order::published`] comes after.

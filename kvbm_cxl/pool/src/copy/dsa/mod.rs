@@ -28,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use descriptor::Target;
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 use transfer::Move;
@@ -40,6 +41,8 @@ pub struct DsaEngine {
     queue: Mutex<Option<Box<dyn WorkQueue>>>,
     cpu: CpuEngine,
     timeout: Duration,
+    /// Whether a move was given up that the device may make at any time, because the closed queue did not end it either.
+    has_abandoned: AtomicBool,
     counters: super::counters::Counters,
 }
 
@@ -54,7 +57,13 @@ struct Divided<'l> {
 impl DsaEngine {
     /// An engine that submits to `queue`; a copy that the device has not done after `timeout_ms` ends its use.
     pub fn over(queue: Box<dyn WorkQueue>, cpu: CpuEngine, timeout_ms: u64) -> Self {
-        DsaEngine { queue: Mutex::new(Some(queue)), cpu, timeout: Duration::from_millis(timeout_ms), counters: Default::default() }
+        DsaEngine {
+            queue: Mutex::new(Some(queue)),
+            cpu,
+            timeout: Duration::from_millis(timeout_ms),
+            has_abandoned: AtomicBool::new(false),
+            counters: Default::default(),
+        }
     }
 
     /// The queue, if it is open and nobody uses it just now.
@@ -65,6 +74,15 @@ impl DsaEngine {
             Err(TryLockError::WouldBlock) => return None,
         };
         queue.is_some().then_some(queue)
+    }
+
+    /// Has the device make moves, and does `meanwhile` while it works.
+    fn run(&self, queue: &mut Option<Box<dyn WorkQueue>>, moves: &[Move], target: Target, meanwhile: impl FnOnce()) -> Result<Vec<usize>> {
+        let ran = transfer::run(queue, moves, target, self.timeout, meanwhile);
+        if ran.is_err() {
+            self.has_abandoned.store(true, Ordering::Relaxed);
+        }
+        ran
     }
 
     /// Cuts a checked list into what the device moves and what it does not.
@@ -143,7 +161,7 @@ impl CopyEngine for DsaEngine {
             };
             rest = divided.iter().map(|list| list.as_ref().map_or(Ok(None), write)).collect();
         };
-        let ran = transfer::run(&mut queue, &moves, Target::Memory, self.timeout, meanwhile);
+        let ran = self.run(&mut queue, &moves, Target::Memory, meanwhile);
         let redo = ran.as_ref().map_or(&[][..], |redo| redo);
         let finish = |(list, (divided, rest)): (usize, (Result<Divided<'_>>, Outcome))| {
             let (divided, sum) = (divided?, rest?);
@@ -188,7 +206,7 @@ impl CopyEngine for DsaEngine {
         };
         let mut rest: Vec<Outcome> = Vec::new();
         let meanwhile = || rest = divided.iter().map(|list| list.as_ref().map_or(Ok(None), |list| copy(&list.by_cpu))).collect();
-        let ran = transfer::run(&mut queue, &moves, target, self.timeout, meanwhile);
+        let ran = self.run(&mut queue, &moves, target, meanwhile);
         let redo = ran.as_ref().map_or(&[][..], |redo| redo);
         let finish = |(list, (divided, rest)): (usize, (Result<Divided<'_>>, Outcome))| {
             let divided = divided?;
@@ -208,6 +226,10 @@ impl CopyEngine for DsaEngine {
         let outcomes = divided.into_iter().zip(rest).enumerate().map(finish).collect();
         order.pulled(memory, true);
         outcomes
+    }
+
+    fn is_settled(&self, _timeout_ms: u64) -> bool {
+        !self.has_abandoned.load(Ordering::Relaxed)
     }
 
     fn counters(&self) -> Vec<Copied> {

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The CUDA driver, found at run time: the few functions that are used, by the names of their versions, so that nothing needs CUDA when it
+//! is built or loaded. Names, values and signatures are those of the CUDA driver API reference.
+
+use crate::background::held;
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+/// A context, stream or event of the driver. Null is the default stream.
+pub(super) type Handle = *mut c_void;
+/// An address of a GPU's, or as the driver sees it of the host's, memory.
+pub(super) type Address = u64;
+
+pub(super) const SUCCESS: c_int = 0;
+pub(super) const ERROR_NOT_READY: c_int = 600;
+pub(super) const ERROR_ALREADY_REGISTERED: c_int = 712;
+pub(super) const ERROR_OUT_OF_MEMORY: c_int = 2;
+
+pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
+pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
+/// Pinned for every context.
+pub(super) const HOST_PORTABLE: c_uint = 1;
+/// What is registered is memory of a device: its pages are looked up, not held.
+pub(super) const REGISTER_IO_MEMORY: c_uint = 4;
+
+/// How a batch reads its sources (`CUmemcpyAttributes`): in the order of the stream. The hints where memory lies are for managed memory.
+#[repr(C)]
+pub(super) struct BatchAttributes {
+    source_access_order: c_int,
+    source_hint: [c_int; 2],
+    destination_hint: [c_int; 2],
+    flags: c_uint,
+}
+
+impl BatchAttributes {
+    pub(super) fn in_stream_order() -> Self {
+        BatchAttributes { source_access_order: 1, source_hint: [0; 2], destination_hint: [0; 2], flags: 0 }
+    }
+}
+
+const _: () = assert!(size_of::<BatchAttributes>() == 24);
+
+type BatchWithIndex = unsafe extern "C" fn(
+    *mut Address,
+    *mut Address,
+    *mut usize,
+    usize,
+    *mut BatchAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
+    Handle,
+) -> c_int;
+type BatchWithoutIndex =
+    unsafe extern "C" fn(*const Address, *const Address, *const usize, usize, *const BatchAttributes, *const usize, usize, Handle) -> c_int;
+
+/// A batched copy, as the driver has it.
+#[derive(Clone, Copy)]
+pub(super) enum Batch {
+    /// From CUDA 12.8 on, with an argument for the number of the copy that failed.
+    WithIndex(BatchWithIndex),
+    /// From CUDA 13.0 on, without.
+    WithoutIndex(BatchWithoutIndex),
+}
+
+macro_rules! functions {
+    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        /// The driver's functions. All return a `CUresult`.
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            /// Not in drivers before CUDA 12.8.
+            pub(super) batch: Option<Batch>,
+        }
+
+        impl Functions {
+            /// Finds them in a library; those that are missing otherwise.
+            fn find(library: &Library) -> std::result::Result<Functions, Vec<&'static str>> {
+                $(let $name = library.symbol($symbol);)*
+                let all = [$(($symbol, $name)),*];
+                let missing: Vec<&str> = all.iter().filter(|(_, found)| found.is_null()).map(|(symbol, _)| *symbol).collect();
+                if !missing.is_empty() {
+                    return Err(missing);
+                }
+                Ok(Functions {
+                    // SAFETY: found, and a function of this signature by the driver's reference.
+                    $($name: unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>($name) },)*
+                    batch: library.batch(),
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    init = "cuInit"(c_uint);
+    device_count = "cuDeviceGetCount"(*mut c_int);
+    device_get = "cuDeviceGet"(*mut c_int, c_int);
+    context_retain = "cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2"(c_int);
+    context_push = "cuCtxPushCurrent_v2"(Handle);
+    context_pop = "cuCtxPopCurrent_v2"(*mut Handle);
+    stream_create = "cuStreamCreate"(*mut Handle, c_uint);
+    stream_destroy = "cuStreamDestroy_v2"(Handle);
+    stream_query = "cuStreamQuery"(Handle);
+    stream_wait = "cuStreamWaitEvent"(Handle, Handle, c_uint);
+    event_create = "cuEventCreate"(*mut Handle, c_uint);
+    event_destroy = "cuEventDestroy_v2"(Handle);
+    event_record = "cuEventRecord"(Handle, Handle);
+    event_query = "cuEventQuery"(Handle);
+    host_register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister"(*mut c_void);
+    host_allocate = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost"(*mut c_void);
+    copy = "cuMemcpyAsync"(Address, Address, usize, Handle);
+    error_name = "cuGetErrorName"(c_int, *mut *const c_char);
+}
+
+/// A library that stays loaded until the process ends: the driver has threads and exit handlers of its own.
+struct Library(*mut c_void);
+
+impl Library {
+    fn open(name: &str) -> std::result::Result<Library, String> {
+        let path = CString::new(name).map_err(|_| format!("{name:?} is no name of a library"))?;
+        // SAFETY: a terminated string. What a library does when it is loaded is for whoever named it to answer for.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE) };
+        if !handle.is_null() {
+            return Ok(Library(handle));
+        }
+        // SAFETY: the text, if there is one, is this thread's until its next call of the loader.
+        let reason = unsafe {
+            let text = libc::dlerror();
+            if text.is_null() { name.to_owned() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        };
+        Err(reason)
+    }
+
+    /// Null where the library has none of that name.
+    fn symbol(&self, name: &str) -> *mut c_void {
+        match CString::new(name) {
+            // SAFETY: a loaded library and a terminated string.
+            Ok(name) => unsafe { libc::dlsym(self.0, name.as_ptr()) },
+            Err(_) => null_mut(),
+        }
+    }
+
+    /// By version: drivers of CUDA 13 have both.
+    fn batch(&self) -> Option<Batch> {
+        let newer = self.symbol("cuMemcpyBatchAsync_v2");
+        if !newer.is_null() {
+            // SAFETY: a function of this signature by the driver's reference; the same below.
+            return Some(Batch::WithoutIndex(unsafe { std::mem::transmute::<*mut c_void, BatchWithoutIndex>(newer) }));
+        }
+        let older = self.symbol("cuMemcpyBatchAsync");
+        // SAFETY: as above.
+        (!older.is_null()).then(|| Batch::WithIndex(unsafe { std::mem::transmute::<*mut c_void, BatchWithIndex>(older) }))
+    }
+}
+
+/// The driver, loaded and started.
+pub(super) struct Driver {
+    functions: Functions,
+    devices: u32,
+}
+
+impl std::ops::Deref for Driver {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}
+
+/// The drivers of this process, by the names of their libraries.
+static LOADED: Mutex<Option<HashMap<String, Arc<Driver>>>> = Mutex::new(None);
+
+impl Driver {
+    /// Loads the driver and starts it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is none, when it is too old, or when it has no GPU.
+    pub(super) fn load(library: &str) -> Result<Arc<Driver>> {
+        if library.is_empty() || library == "none" {
+            return Err(Error::NotFound(format!("the CUDA driver, which {} turns off,", super::LIBRARY_ENVIRONMENT)));
+        }
+        let mut loaded = held(&LOADED);
+        let loaded = loaded.get_or_insert_default();
+        if let Some(driver) = loaded.get(library) {
+            return Ok(driver.clone());
+        }
+        let handle = Library::open(library).map_err(|reason| Error::NotFound(format!("the CUDA driver ({reason})")))?;
+        let functions = Functions::find(&handle)
+            .map_err(|missing| Error::NotFound(format!("{} of a driver of CUDA 11 or newer in {library}", missing.join(", "))))?;
+        let mut driver = Driver { functions, devices: 0 };
+        let mut devices = 0;
+        // SAFETY: the driver's first call; the second writes to `devices`.
+        let code = match unsafe { (driver.init)(0) } {
+            // SAFETY: as above.
+            SUCCESS => unsafe { (driver.device_count)(&mut devices) },
+            code => code,
+        };
+        driver.devices = u32::try_from(devices).unwrap_or(0);
+        if code != SUCCESS || driver.devices == 0 {
+            return Err(Error::NotFound(format!("a GPU of the CUDA driver {library} ({})", driver.name_of(code))));
+        }
+        Ok(loaded.entry(library.to_owned()).or_insert(Arc::new(driver)).clone())
+    }
+
+    /// GPUs that this process sees.
+    pub(super) fn devices(&self) -> u32 {
+        self.devices
+    }
+
+    /// The driver's name for what a call answered.
+    pub(super) fn name_of(&self, code: c_int) -> String {
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: the driver writes the address of a text that stays.
+        match unsafe { (self.functions.error_name)(code, &mut name) } {
+            // SAFETY: as above.
+            SUCCESS if !name.is_null() => format!("{} {code}", unsafe { CStr::from_ptr(name) }.to_string_lossy()),
+            _ => format!("error {code}"),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One GPU: its primary context, which frameworks such as PyTorch use as well, and the calls that need it to be current.
+
+use super::driver::{
+    Address, Batch, BatchAttributes, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING, HOST_PORTABLE, Handle, STREAM_NON_BLOCKING, SUCCESS,
+};
+use crate::error::{Error, Result};
+use std::ffi::{c_int, c_uint, c_void};
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// A GPU whose primary context is retained.
+pub(super) struct Gpu {
+    driver: Arc<Driver>,
+    number: u32,
+    device: c_int,
+    context: Handle,
+}
+
+// SAFETY: the driver may be called from any thread; the context is only a name for it.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Retains the primary context of the GPU of that number.
+    pub(super) fn open(driver: Arc<Driver>, number: u32) -> Result<Arc<Gpu>> {
+        let failed = |what: &str, code| Error::Gpu { device: number, what: format!("{what}: {}", driver.name_of(code)) };
+        let ordinal = c_int::try_from(number).ok().filter(|_| number < driver.devices());
+        let Some(ordinal) = ordinal else {
+            return Err(Error::NotFound(format!("GPU {number} (this process sees {})", driver.devices())));
+        };
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: the driver writes the device, then the context.
+        let code = unsafe { (driver.device_get)(&mut device, ordinal) };
+        if code != SUCCESS {
+            return Err(failed("finding it", code));
+        }
+        // SAFETY: as above.
+        match unsafe { (driver.context_retain)(&mut context, device) } {
+            SUCCESS => Ok(Arc::new(Gpu { driver, number, device, context })),
+            code => Err(failed("retaining its primary context", code)),
+        }
+    }
+
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What a failed call means.
+    pub(super) fn failed(&self, what: impl std::fmt::Display, code: c_int) -> Error {
+        Error::Gpu { device: self.number, what: format!("{what}: {}", self.driver.name_of(code)) }
+    }
+
+    /// The same error once more.
+    pub(super) fn failed_again(&self, error: &Error) -> Error {
+        match error {
+            Error::Gpu { device, what } => Error::Gpu { device: *device, what: what.clone() },
+            other => Error::Gpu { device: self.number, what: other.to_string() },
+        }
+    }
+
+    /// Makes the context current on this thread until the result is dropped.
+    pub(super) fn enter(&self) -> Result<Entered<'_>> {
+        // SAFETY: the context is retained.
+        match unsafe { (self.driver.context_push)(self.context) } {
+            SUCCESS => Ok(Entered { gpu: self, thread: PhantomData }),
+            code => Err(self.failed("making its context current", code)),
+        }
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: retained by `open`, and nothing of it is used any more. A driver that has ended before us says so.
+        unsafe { (self.driver.context_release)(self.device) };
+    }
+}
+
+/// This thread, with a GPU's context current.
+pub(super) struct Entered<'g> {
+    gpu: &'g Gpu,
+    /// The context is current on one thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut popped = null_mut();
+        // SAFETY: pushed by `enter` on this thread, and whoever pushed another meanwhile has popped it.
+        unsafe { (self.gpu.driver.context_pop)(&mut popped) };
+    }
+}
+
+/// How far the GPU is with what it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Done,
+    UnderWay,
+    /// The context is damaged. It does nothing any more (CUDA driver API, `cuStreamQuery`: errors of earlier asynchronous work).
+    Failed(c_int),
+}
+
+impl From<c_int> for Progress {
+    fn from(code: c_int) -> Self {
+        match code {
+            SUCCESS => Progress::Done,
+            ERROR_NOT_READY => Progress::UnderWay,
+            code => Progress::Failed(code),
+        }
+    }
+}
+
+/// Calls that need the context. Handles are those of this GPU that were made and not destroyed.
+impl Entered<'_> {
+    fn answer(&self, code: c_int, what: impl std::fmt::Display) -> Result<()> {
+        if code == SUCCESS { Ok(()) } else { Err(self.gpu.failed(what, code)) }
+    }
+
+    pub(super) fn make_stream(&self) -> Result<Handle> {
+        let mut stream = null_mut();
+        // SAFETY: the driver writes the stream.
+        let code = unsafe { (self.gpu.driver.stream_create)(&mut stream, STREAM_NON_BLOCKING) };
+        self.answer(code, "making a stream").map(|()| stream)
+    }
+
+    pub(super) fn make_event(&self) -> Result<Handle> {
+        let mut event = null_mut();
+        // SAFETY: the driver writes the event.
+        let code = unsafe { (self.gpu.driver.event_create)(&mut event, EVENT_DISABLE_TIMING) };
+        self.answer(code, "making an event").map(|()| event)
+    }
+
+    pub(super) fn make_buffer(&self, len_bytes: usize) -> Result<NonNull<u8>> {
+        let mut buffer = null_mut();
+        // SAFETY: the driver writes the address.
+        let code = unsafe { (self.gpu.driver.host_allocate)(&mut buffer, len_bytes, HOST_PORTABLE) };
+        self.answer(code, format_args!("allocating {len_bytes} bytes of pinned memory"))?;
+        NonNull::new(buffer.cast()).ok_or_else(|| self.gpu.failed("allocating pinned memory gave none", SUCCESS))
+    }
+
+    /// # Safety
+    /// The event and the stream, each ours or the caller's of the copy, are there.
+    pub(super) unsafe fn record(&self, event: Handle, stream: Handle) -> Result<()> {
+        // SAFETY: as this function demands.
+        let code = unsafe { (self.gpu.driver.event_record)(event, stream) };
+        self.answer(code, "recording an event")
+    }
+
+    /// # Safety
+    /// The stream and the event, which may be the caller's of the copy, are there.
+    pub(super) unsafe fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
+        // SAFETY: as this function demands.
+        let code = unsafe { (self.gpu.driver.stream_wait)(stream, event, 0) };
+        self.answer(code, "ordering the copy behind the caller's work")
+    }
+
+    /// # Safety
+    /// The event is there.
+    pub(super) unsafe fn event_progress(&self, event: Handle) -> Progress {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.event_query)(event) }.into()
+    }
+
+    /// # Safety
+    /// The stream is there.
+    pub(super) unsafe fn stream_progress(&self, stream: Handle) -> Progress {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.stream_query)(stream) }.into()
+    }
+
+    /// One batched copy; `None` where the driver has none.
+    ///
+    /// # Safety
+    /// The stream is there. Whatever lies at the addresses may be read and written until the stream is done; addresses that are none are an
+    /// error of the driver.
+    pub(super) unsafe fn copy_batch(
+        &self,
+        destinations: &mut [Address],
+        sources: &mut [Address],
+        lens_bytes: &mut [usize],
+        stream: Handle,
+    ) -> Option<c_int> {
+        let count = destinations.len().min(sources.len()).min(lens_bytes.len());
+        let (mut attributes, mut first, mut failed) = (BatchAttributes::in_stream_order(), 0, usize::MAX);
+        let (to, from, lens) = (destinations.as_mut_ptr(), sources.as_mut_ptr(), lens_bytes.as_mut_ptr());
+        // SAFETY: as this function demands; each of the three lists has `count` numbers, and the one attribute applies from the first on.
+        Some(unsafe {
+            match self.gpu.driver.batch? {
+                Batch::WithIndex(copy) => copy(to, from, lens, count, &mut attributes, &mut first, 1, &mut failed, stream),
+                Batch::WithoutIndex(copy) => copy(to, from, lens, count, &attributes, &first, 1, stream),
+            }
+        })
+    }
+
+    /// One copy.
+    ///
+    /// # Safety
+    /// As [`Entered::copy_batch`].
+    pub(super) unsafe fn copy(&self, destination: Address, source: Address, len_bytes: usize, stream: Handle) -> Result<()> {
+        // SAFETY: as this function demands.
+        let code = unsafe { (self.gpu.driver.copy)(destination, source, len_bytes, stream) };
+        self.answer(code, format_args!("copying {len_bytes} bytes from {source:#x} to {destination:#x}"))
+    }
+
+    /// Registers memory of this process; the driver's answer.
+    ///
+    /// # Safety
+    /// The range is mapped, and is unregistered before it is not.
+    pub(super) unsafe fn register(&self, address: *mut u8, len_bytes: usize, flags: c_uint) -> c_int {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.host_register)(address.cast::<c_void>(), len_bytes, flags) }
+    }
+
+    /// # Safety
+    /// Registered at this address, and no copy uses it.
+    pub(super) unsafe fn unregister(&self, address: *mut u8) {
+        // SAFETY: as this function demands. Nothing can be done about an error, which a driver that has ended gives.
+        unsafe { (self.gpu.driver.host_unregister)(address.cast::<c_void>()) };
+    }
+
+    /// # Safety
+    /// Each is one of ours that nothing uses any more. The same for the next two.
+    pub(super) unsafe fn destroy_stream(&self, stream: Handle) {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.stream_destroy)(stream) };
+    }
+
+    /// # Safety
+    /// As [`Entered::destroy_stream`].
+    pub(super) unsafe fn destroy_event(&self, event: Handle) {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.event_destroy)(event) };
+    }
+
+    /// # Safety
+    /// As [`Entered::destroy_stream`].
+    pub(super) unsafe fn free_buffer(&self, buffer: NonNull<u8>) {
+        // SAFETY: as this function demands.
+        unsafe { (self.gpu.driver.host_free)(buffer.as_ptr().cast::<c_void>()) };
+    }
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Copies between the pool and the memory of a GPU (DESIGN.md section 9; TraCT section 4.2, Beluga section 6.1).
+//!
+//! **This has never run on a GPU.** It was tested against a driver of our own that copies late, fails where it is told to, and complains of
+//! what a real one would not put up with. Speed was not measured.
+//!
+//! A [`CudaEngine`] takes lists whose local ranges are addresses of one GPU ([`LocalPlace::Gpu`](super::LocalPlace)) and works with
+//! addresses alone: no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
+//!
+//! **One call is one batch.** All pieces of all lists are given to the GPU together, in one batched copy where the driver has that (CUDA
+//! 12.8), on a stream beside the caller's. They come after what the lists name ([`After`](super::After)), and the call returns when they
+//! have ended: whatever the caller does afterwards comes after the copy, on any stream. Threads that call at the same time have a stream
+//! each. Waiting sleeps.
+//!
+//! **Two ways.** Without checksums the GPU reaches the pool itself, which is registered with the driver for that:
+//! - publish: the lines that the pieces touch only in part are dropped from this host's caches, so that the GPU does not complete them with
+//!   old bytes; copy; what was written is flushed, because I/O may leave it in this host's caches (DDIO); store fence (I4);
+//! - pull: flush, full fence, copy, load fence (I5): what the GPU reads may come from this host's caches, so they have to hold nothing old.
+//!
+//! With checksums, and where the pool cannot be registered, everything goes through two pinned buffers of the host in turn: the GPU copies
+//! one while the CPU sums the other and moves it to or from the pool, with the same steps as [`CpuEngine`](super::CpuEngine). A sum has to
+//! be of the very bytes that are delivered. To sum the pool's bytes after the GPU wrote them would vouch for whatever is there, a write of
+//! a host that was thought dead included; to sum them before the GPU reads them would say nothing of what it reads. The price is a pass of
+//! one CPU over the bytes, and their way through the host's memory; who would rather have the GPU copy alone turns checksums off
+//! ([`CacheConfig::checksums`](crate::cache::CacheConfig)).
+//!
+//! **What is late stays taken.** Copies that were given to a GPU cannot be called back. A call that is not done in time is an
+//! [`Error::Timeout`], and what it was told to write may be written at any later moment: the pool's cell stays reserved
+//! ([`Reservation`](crate::cache::Reservation)), stream and buffers are not used again, and the caller's memory must not be until
+//! [`CopyEngine::is_settled`] says so. When the GPU has ended after all, what it may have left in caches is flushed, and stream and buffers
+//! are used again. The drop of an engine waits for what is late once more; if it has not ended then, nothing of it is ever given back.
+//!
+//! An emulated host ([`Emulated`](crate::coherence::Emulated)) is such a host whose I/O always goes through its caches: the view is what is
+//! registered, and what a copy wrote there nobody sees before the flush.
+
+mod config;
+mod driver;
+mod gpu;
+mod lane;
+mod registered;
+mod transfer;
+
+pub use config::{CudaConfig, LIBRARY_ENVIRONMENT, TIMEOUT_ENVIRONMENT};
+
+use super::counters::Counters;
+use super::cpu::count;
+use super::order::Order;
+use super::{Checksum, Copied, CopyEngine, Outcome, ReadList, WriteList};
+use crate::background::held;
+use crate::coherence::Coherence;
+use crate::error::{Error, Result};
+use driver::Driver;
+use gpu::{Entered, Gpu};
+use lane::{Ended, Lane};
+use registered::Registered;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use transfer::{Direction, Transfer};
+
+/// Streams that are kept for later calls.
+const MAX_IDLE_LANES: usize = 4;
+/// Calls that ran out of time and may still be under way; with so many of them no further one is begun.
+const MAX_LATE_LANES: usize = 4;
+/// Between two looks at whether what is late has ended.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// Copies between the pool and the memory of one GPU.
+pub struct CudaEngine {
+    // Lanes before what their copies use.
+    idle: Mutex<Vec<Lane>>,
+    late: Mutex<Vec<Late>>,
+    /// `None` only while it is dropped.
+    registered: Option<Registered>,
+    memory: Arc<dyn Coherence>,
+    gpu: Arc<Gpu>,
+    config: CudaConfig,
+    counters: Counters,
+}
+
+/// A lane whose copies were not done in time.
+struct Late {
+    lane: Lane,
+    /// What it may write of the pool: offsets and lengths.
+    written: Vec<(u64, u64)>,
+}
+
+/// How an engine reaches the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Bytes of the pool that are registered with the driver so far.
+    pub registered_bytes: u64,
+    /// Why a part of it could not be, the first time that happened: copies that need it go through pinned buffers.
+    pub refusal: Option<String>,
+}
+
+impl CudaEngine {
+    /// Loads the driver and opens a GPU for copies to and from the pool that `memory` is; for other memory it uses pinned buffers.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no driver, it is too old, or it has no such GPU; [`Error::Gpu`] when that cannot be used;
+    /// [`Error::Invalid`] for numbers that cannot be meant.
+    pub fn open(config: &CudaConfig, device: u32, memory: Arc<dyn Coherence>) -> Result<Self> {
+        config.check()?;
+        let gpu = Gpu::open(Driver::load(&config.library)?, device)?;
+        Ok(CudaEngine {
+            idle: Mutex::default(),
+            late: Mutex::default(),
+            registered: Registered::new(gpu.clone(), memory.clone(), config.granule_bytes),
+            memory,
+            gpu,
+            config: config.clone(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Number of the GPU.
+    pub fn device(&self) -> u32 {
+        self.gpu.number()
+    }
+
+    /// How it reaches the pool, so far.
+    pub fn reach(&self) -> Reach {
+        match &self.registered {
+            Some(registered) => Reach { registered_bytes: registered.len_bytes(), refusal: registered.refusal() },
+            None => Reach { registered_bytes: 0, refusal: Some("this process does not map the pool".into()) },
+        }
+    }
+
+    /// Takes back what has ended meanwhile, and says whether everything has.
+    fn settle(&self, entered: &Entered<'_>) -> bool {
+        let mut late = held(&self.late);
+        for one in std::mem::take(&mut *late) {
+            if one.lane.drain(entered, Instant::now()) == Ended::Late {
+                late.push(one);
+                continue;
+            }
+            // No other host may find what the copy left in this host's caches behind what the memory is used for next.
+            one.written.iter().for_each(|&(offset, len_bytes)| drop(self.memory.flush_range(offset, len_bytes)));
+            self.memory.fence_stores();
+            self.give_back(one.lane);
+        }
+        late.is_empty()
+    }
+
+    fn take_lane(&self, entered: &Entered<'_>) -> Result<Lane> {
+        if !self.settle(entered) && held(&self.late).len() >= MAX_LATE_LANES {
+            let what = format!("{MAX_LATE_LANES} copies that were given up are still under way: restart this process");
+            return Err(Error::Gpu { device: self.gpu.number(), what });
+        }
+        let idle = held(&self.idle).pop();
+        idle.map_or_else(|| Lane::new(&self.gpu, entered), Ok)
+    }
+
+    /// Keeps a lane that has nothing under way.
+    fn give_back(&self, lane: Lane) {
+        let mut idle = held(&self.idle);
+        if idle.len() < MAX_IDLE_LANES {
+            idle.push(lane);
+        }
+    }
+
+    /// Copies lists, and says what became of each.
+    fn run(&self, mut transfer: Transfer<'_>) -> Vec<Outcome> {
+        if transfer.has_work()
+            && let Err(error) = self.try_run(&mut transfer)
+        {
+            transfer.fail_all(|| self.gpu.failed_again(&error));
+        }
+        transfer.finish()
+    }
+
+    /// # Errors
+    /// What keeps every list from being copied, before the GPU was given any of them or after it has ended.
+    fn try_run(&self, transfer: &mut Transfer<'_>) -> Result<()> {
+        let timeout_ms = self.config.timeout_ms;
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        let entered = self.gpu.enter()?;
+        let mut lane = self.take_lane(&entered)?;
+        let registered = self.registered.as_ref().filter(|registered| transfer.is_reached(registered, &entered));
+        // SAFETY: the lists, which the caller holds, name events and streams that are there, and memory of this GPU that may be used.
+        let mut ended = unsafe {
+            transfer.come_after(&lane, &entered).and_then(|()| match registered {
+                Some(registered) => Ok(transfer.direct(&mut lane, &entered, registered, deadline)),
+                None => transfer.bounce(&mut lane, &entered, self.config.buffer_bytes, deadline),
+            })
+        };
+        let is_well = matches!(ended, Ok(Ended::Done));
+        // Whatever went wrong, nothing is used again before the stream is known to be idle.
+        if !is_well && lane.drain(&entered, deadline) == Ended::Late {
+            ended = Ok(Ended::Late);
+        }
+        if matches!(ended, Ok(Ended::Late)) {
+            let written = if registered.is_some() { transfer.written() } else { Vec::new() };
+            held(&self.late).push(Late { lane, written });
+            let what = format!("GPU {}: a copy, or the work that it comes after,", self.gpu.number());
+            match registered.is_some() || transfer.is_from_pool() {
+                true => transfer.fail_given(|| Error::Timeout { what: what.clone(), timeout_ms }),
+                // Buffers of ours are all that the GPU may still write.
+                false => return Err(Error::Gpu { device: self.gpu.number(), what: format!("not done within {timeout_ms} ms") }),
+            }
+            return Ok(());
+        }
+        if registered.is_some() {
+            transfer.leave();
+        }
+        match ended {
+            Ok(Ended::Failed(code)) => Err(self.gpu.failed("copying", code)),
+            Ok(_) => {
+                self.give_back(lane);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl CopyEngine for CudaEngine {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn publish_each(&self, memory: &dyn Coherence, lists: &[WriteList<'_>], checksum: Checksum) -> Vec<Outcome> {
+        let order = Order::now();
+        let gpu = Some(self.gpu.number());
+        let checked = lists.iter().map(|list| (list.check_on(gpu, memory.len_bytes(), checksum.is_on()), list.place().after()));
+        let outcomes = self.run(Transfer::new(memory, Direction::ToPool, order, checksum, checked));
+        order.published(memory);
+        count(&outcomes, lists.iter().map(WriteList::len_bytes), |bytes| self.counters.published(bytes), &self.counters);
+        outcomes
+    }
+
+    fn pull_each(&self, memory: &dyn Coherence, lists: &mut [ReadList<'_>], checksum: Checksum) -> Vec<Outcome> {
+        let order = Order::now();
+        let gpu = Some(self.gpu.number());
+        let checked = lists.iter().map(|list| (list.check_on(gpu, memory.len_bytes(), checksum.is_on()), list.place().after()));
+        let outcomes = self.run(Transfer::new(memory, Direction::FromPool, order, checksum, checked));
+        order.pulled(memory, false);
+        count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
+        outcomes
+    }
+
+    fn is_settled(&self, timeout_ms: u64) -> bool {
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        loop {
+            let settled = match self.gpu.enter() {
+                Ok(entered) => self.settle(&entered),
+                Err(_) => held(&self.late).is_empty(),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if settled || left.is_zero() {
+                return settled;
+            }
+            std::thread::sleep(PAUSE.min(left));
+        }
+    }
+
+    fn counters(&self) -> Vec<Copied> {
+        vec![self.counters.look(self.name())]
+    }
+}
+
+impl Drop for CudaEngine {
+    fn drop(&mut self) {
+        if !self.is_settled(self.config.timeout_ms) {
+            // What the GPU may still use is never given back: its buffers, and the pool's memory with its registration.
+            std::mem::take(&mut *held(&self.late)).into_iter().for_each(|late| std::mem::forget(late.lane));
+            std::mem::forget(self.registered.take());
+        }
+    }
+}

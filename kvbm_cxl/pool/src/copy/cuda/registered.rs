@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pool's memory as the GPUs of this process reach it: registered with the driver, a granule at a time, when a copy first needs it.
+//!
+//! A granule is registered once in a process, however many engines use it, because a second registration of the same range fails; it is
+//! unregistered when the last of them is dropped. An engine keeps the memory mapped for as long as it has granules: the driver would go on
+//! copying to the old pages of a range that was unmapped and mapped again.
+
+use super::driver::{ERROR_ALREADY_REGISTERED, ERROR_OUT_OF_MEMORY, HOST_PORTABLE, REGISTER_IO_MEMORY, SUCCESS};
+use super::gpu::{Entered, Gpu};
+use crate::background::held;
+use crate::coherence::Coherence;
+use std::collections::HashMap;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::{Arc, Mutex};
+
+/// A registered range of this process. The GPU is the one whose context it was registered in, which lives as long as the range is used.
+struct Range {
+    gpu: Arc<Gpu>,
+    users: usize,
+}
+
+/// The registered ranges of this process, by driver and first address.
+static RANGES: Mutex<Option<HashMap<(usize, usize), Range>>> = Mutex::new(None);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Granule {
+    Unknown,
+    Registered,
+    /// Cannot be, and is not tried again.
+    Refused,
+}
+
+/// The granules of one pool, for one engine.
+pub(super) struct Registered {
+    gpu: Arc<Gpu>,
+    memory: Arc<dyn Coherence>,
+    base: usize,
+    granule_bytes: u64,
+    granules: Mutex<Vec<Granule>>,
+    /// Why the first granule that could not be registered could not.
+    refusal: Mutex<Option<String>>,
+}
+
+impl Registered {
+    /// Of the pool that `memory` is; `None` where this process does not map it.
+    pub(super) fn new(gpu: Arc<Gpu>, memory: Arc<dyn Coherence>, granule_bytes: u64) -> Option<Self> {
+        let base = memory.address(0, 1)?.as_ptr().expose_provenance();
+        let count = usize::try_from(memory.len_bytes().div_ceil(granule_bytes)).ok()?;
+        let granules = Mutex::new(vec![Granule::Unknown; count]);
+        Some(Registered { gpu, memory, base, granule_bytes, granules, refusal: Mutex::new(None) })
+    }
+
+    /// Whether `memory` is the pool that this is of.
+    pub(super) fn is_of(&self, memory: &dyn Coherence) -> bool {
+        std::ptr::addr_eq(memory, Arc::as_ptr(&self.memory))
+    }
+
+    /// Registers what of a range is not, and says whether all of it is. The range lies in the pool.
+    pub(super) fn reach(&self, entered: &Entered<'_>, offset: u64, len_bytes: u64) -> bool {
+        let mut granules = held(&self.granules);
+        let (first, end) = (offset / self.granule_bytes, (offset + len_bytes).div_ceil(self.granule_bytes));
+        for index in first..end {
+            let Some(granule) = granules.get_mut(index as usize) else { return false };
+            if *granule == Granule::Unknown {
+                *granule = self.register(entered, index);
+            }
+            if *granule == Granule::Refused {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Bytes from an offset to the end of its granule: what the driver knows as one range.
+    pub(super) fn until_border(&self, offset: u64) -> u64 {
+        self.granule_bytes - offset % self.granule_bytes
+    }
+
+    /// The address of a pool offset.
+    pub(super) fn address(&self, offset: u64) -> u64 {
+        self.base as u64 + offset
+    }
+
+    /// Why a part of the pool could not be registered, the first time that happened.
+    pub(super) fn refusal(&self) -> Option<String> {
+        held(&self.refusal).clone()
+    }
+
+    /// Bytes that are registered.
+    pub(super) fn len_bytes(&self) -> u64 {
+        let granules = held(&self.granules);
+        let registered = granules.iter().zip(0..).filter(|(granule, _)| **granule == Granule::Registered);
+        registered.map(|(_, index)| self.bytes_of(index)).sum()
+    }
+
+    fn bytes_of(&self, index: u64) -> u64 {
+        self.granule_bytes.min(self.memory.len_bytes() - index * self.granule_bytes)
+    }
+
+    fn key(&self, index: u64) -> (usize, usize) {
+        (Arc::as_ptr(self.gpu.driver()).addr(), self.address(index * self.granule_bytes) as usize)
+    }
+
+    fn register(&self, entered: &Entered<'_>, index: u64) -> Granule {
+        let (key, len_bytes) = (self.key(index), self.bytes_of(index));
+        let mut ranges = held(&RANGES);
+        let ranges = ranges.get_or_insert_default();
+        if let Some(range) = ranges.get_mut(&key) {
+            range.users += 1;
+            return Granule::Registered;
+        }
+        let at = with_exposed_provenance_mut::<u8>(key.1);
+        // SAFETY: a range of the pool's mapping, which `self.memory` keeps; `drop` unregisters it. The same below.
+        let mut code = unsafe { entered.register(at, len_bytes as usize, HOST_PORTABLE) };
+        if ![SUCCESS, ERROR_ALREADY_REGISTERED, ERROR_OUT_OF_MEMORY].contains(&code) {
+            // A mapping of a device whose pages cannot be held, as of some DAX devices, may still be registered as I/O memory.
+            // SAFETY: as above.
+            let second = unsafe { entered.register(at, len_bytes as usize, HOST_PORTABLE | REGISTER_IO_MEMORY) };
+            code = if second == SUCCESS { SUCCESS } else { code };
+        }
+        if code == SUCCESS {
+            ranges.insert(key, Range { gpu: self.gpu.clone(), users: 1 });
+            return Granule::Registered;
+        }
+        // Registered by somebody else, it could be unregistered under a copy: not relied upon.
+        let what = format!("registering {len_bytes} bytes of the pool at offset {:#x}", index * self.granule_bytes);
+        held(&self.refusal).get_or_insert(self.gpu.failed(what, code).to_string());
+        Granule::Refused
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut ranges = held(&RANGES);
+        let ranges = ranges.get_or_insert_default();
+        for (granule, index) in held(&self.granules).iter().zip(0..) {
+            if *granule != Granule::Registered {
+                continue;
+            }
+            let key = self.key(index);
+            let Some(range) = ranges.get_mut(&key) else { continue };
+            range.users -= 1;
+            if range.users > 0 {
+                continue;
+            }
+            if let Ok(entered) = range.gpu.enter() {
+                // SAFETY: registered by the first of its users, and the last is being dropped: no copy uses it.
+                unsafe { entered.unregister(with_exposed_provenance_mut(key.1)) };
+            }
+            ranges.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,663 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A CUDA driver over ordinary memory, for tests. What a stream is given happens late: when somebody is told that it has. It notes what a
+// real driver would not have put up with, and fails where it is told to. Addresses of its devices are none that a CPU could follow.
+//
+// Variants: FAKE_BATCH=0 has no batched copy, 12 that of CUDA 12.8, 13 both that and the one of CUDA 13; FAKE_WITHOUT_EVENTS lacks a
+// symbol.
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef FAKE_BATCH
+#define FAKE_BATCH 13
+#endif
+#define DRIVER __attribute__((visibility("default")))
+
+enum {
+    invalid_value = 1,
+    out_of_memory = 2,
+    invalid_device = 101,
+    invalid_context = 201,
+    invalid_handle = 400,
+    not_ready = 600,
+    registered_already = 712,
+    not_registered = 713,
+    not_supported = 801
+};
+enum { max_devices = 4, max_names = 16, max_depth = 16 };
+
+// Non-canonical: whoever loads from it is ended by the CPU.
+static const uint64_t device_bit = UINT64_C(1) << 62;
+
+typedef enum { device_memory, registered, pinned } Kind;
+
+typedef struct Range {
+    struct Range* next;
+    Kind kind;
+    uint64_t start;
+    size_t len;
+    int device;
+} Range;
+
+typedef enum { op_copy, op_kernel, op_wait } OpKind;
+
+typedef struct Event Event;
+typedef struct Stream Stream;
+
+typedef struct Op {
+    struct Op* next;
+    OpKind kind;
+    uint64_t number; // in its stream, from 1 on
+    uint64_t to, from;
+    size_t len;
+    void* bytes; // of a kernel: what it writes
+    Stream* awaited;
+    uint64_t awaited_number;
+} Op;
+
+struct Stream {
+    Stream* next;
+    int device;
+    unsigned flags;
+    Op *first, *last;
+    uint64_t given, done;
+    int queries, is_held;
+};
+
+struct Event {
+    Event* next;
+    Stream* stream;
+    uint64_t number;
+    int queries;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static Range* ranges;
+static Stream* streams;
+static Event* events;
+static Stream default_streams[max_devices];
+static int contexts[max_devices];
+static __thread int current[max_depth];
+static __thread int depth;
+static char misuse[4096];
+static struct {
+    char name[40];
+    int after, times, error;
+} failures[max_names];
+static int device_count = 1, queries_until_done, is_stuck, copy_error, io_only;
+static int batches, singles, most_of_a_batch, io_registered, registrations;
+static void (*hook)(uint64_t to, uint64_t from, size_t len);
+
+static void wrong(const char* what) {
+    size_t used = strlen(misuse);
+    snprintf(misuse + used, sizeof misuse - used, "%s; ", what);
+}
+
+static int failure(const char* call) {
+    for (int index = 0; index < max_names; index++) {
+        if (strcmp(failures[index].name, call) || !failures[index].times)
+            continue;
+        if (failures[index].after-- > 0)
+            return 0;
+        failures[index].after = 0;
+        failures[index].times--;
+        return failures[index].error;
+    }
+    return 0;
+}
+
+static int has_context(const char* call) {
+    char text[100];
+    if (depth > 0 && contexts[current[depth - 1]] > 0)
+        return 1;
+    snprintf(text, sizeof text, "%s without a context", call);
+    wrong(text);
+    return 0;
+}
+
+#define BEGIN(name)                                                                                                                        \
+    int error;                                                                                                                             \
+    pthread_mutex_lock(&mutex);                                                                                                            \
+    if ((error = failure(name)))                                                                                                           \
+    return pthread_mutex_unlock(&mutex), error
+#define BEGIN_IN_CONTEXT(name)                                                                                                             \
+    BEGIN(name);                                                                                                                           \
+    if (!has_context(name))                                                                                                                \
+    return pthread_mutex_unlock(&mutex), invalid_context
+#define END(code) return pthread_mutex_unlock(&mutex), (code)
+
+static Range* range_at(Kind kind, uint64_t start, size_t len) {
+    for (Range* range = ranges; range; range = range->next) {
+        if (range->kind == kind && start >= range->start && len <= range->len && start - range->start <= range->len - len)
+            return range;
+    }
+    return NULL;
+}
+
+static void add_range(Kind kind, uint64_t start, size_t len) {
+    Range* range = calloc(1, sizeof *range);
+    *range = (Range){ranges, kind, start, len, current[depth - 1]};
+    ranges = range;
+}
+
+static int is_host(uint64_t start, size_t len) {
+    return range_at(registered, start, len) || range_at(pinned, start, len);
+}
+
+static int is_allowed(uint64_t to, uint64_t from, size_t len) {
+    return (range_at(device_memory, to, len) && is_host(from, len)) || (range_at(device_memory, from, len) && is_host(to, len));
+}
+
+static void* memory(uint64_t address) {
+    return (void*)(uintptr_t)(address & ~device_bit);
+}
+
+static int touches(uint64_t start, size_t len, uint64_t other, size_t other_len) {
+    return other < start + len && start < other + other_len;
+}
+
+static int is_in_use(uint64_t start, size_t len) {
+    for (Stream* stream = streams; stream; stream = stream->next) {
+        for (Op* op = stream->first; op; op = op->next) {
+            if (op->kind == op_copy && (touches(start, len, op->to, op->len) || touches(start, len, op->from, op->len)))
+                return 1;
+        }
+    }
+    return 0;
+}
+
+static Stream* stream_of(void* handle) {
+    if (!handle)
+        return depth > 0 ? &default_streams[current[depth - 1]] : NULL;
+    for (Stream* stream = streams; stream; stream = stream->next) {
+        if (stream == handle)
+            return stream;
+    }
+    wrong("a stream that is none");
+    return NULL;
+}
+
+static Event* event_of(void* handle) {
+    for (Event* event = events; event; event = event->next) {
+        if (event == handle)
+            return event;
+    }
+    wrong("an event that is none");
+    return NULL;
+}
+
+static void append(Stream* stream, Op op) {
+    Op* made = malloc(sizeof op);
+    op.number = ++stream->given;
+    *made = op;
+    if (stream->last)
+        stream->last->next = made;
+    else
+        stream->first = made;
+    stream->last = made;
+    stream->queries = 0;
+}
+
+// Does what a stream was given up to a number; false if something in it cannot be done yet.
+static int advance(Stream* stream, uint64_t up_to) {
+    while (stream->done < up_to) {
+        Op* op = stream->first;
+        if (stream->is_held || (op->kind == op_wait && !advance(op->awaited, op->awaited_number)))
+            return 0;
+        if (op->kind == op_copy) {
+            if (!is_allowed(op->to, op->from, op->len)) {
+                wrong("memory of a copy was given back before its end");
+            } else if (!copy_error) {
+                memcpy(memory(op->to), memory(op->from), op->len);
+                if (hook)
+                    hook(op->to, op->from, op->len);
+            }
+        } else if (op->kind == op_kernel) {
+            memcpy(memory(op->to), op->bytes, op->len);
+            free(op->bytes);
+        }
+        stream->done = op->number;
+        stream->first = op->next;
+        if (!stream->first)
+            stream->last = NULL;
+        free(op);
+    }
+    return 1;
+}
+
+static int give(void* handle, uint64_t to, uint64_t from, size_t len) {
+    Stream* stream = stream_of(handle);
+    if (!stream)
+        return invalid_handle;
+    if (!handle || !(stream->flags & 1))
+        wrong("a copy on a stream that others wait for");
+    if (!range_at(device_memory, to, len) && !range_at(device_memory, from, len))
+        return invalid_value;
+    if (!is_allowed(to, from, len))
+        wrong("a copy of memory that is not registered as one range");
+    append(stream, (Op){.kind = op_copy, .to = to, .from = from, .len = len});
+    return 0;
+}
+
+// What tests set and see.
+
+DRIVER void fake_set(const char* name, int value) {
+    pthread_mutex_lock(&mutex);
+    if (!strcmp(name, "devices"))
+        device_count = value;
+    else if (!strcmp(name, "queries_until_done"))
+        queries_until_done = value;
+    else if (!strcmp(name, "is_stuck"))
+        is_stuck = value;
+    else if (!strcmp(name, "copy_error"))
+        copy_error = value;
+    else if (!strcmp(name, "io_only"))
+        io_only = value;
+    else
+        abort();
+    pthread_mutex_unlock(&mutex);
+}
+
+DRIVER long fake_get(const char* name) {
+    long found = 0;
+    pthread_mutex_lock(&mutex);
+    if (!strcmp(name, "batches"))
+        found = batches;
+    else if (!strcmp(name, "singles"))
+        found = singles;
+    else if (!strcmp(name, "most_of_a_batch"))
+        found = most_of_a_batch;
+    else if (!strcmp(name, "io_registered"))
+        found = io_registered;
+    else if (!strcmp(name, "registrations"))
+        found = registrations;
+    else if (!strcmp(name, "contexts"))
+        for (int index = 0; index < max_devices; index++)
+            found += contexts[index];
+    else if (!strcmp(name, "streams"))
+        for (Stream* stream = streams; stream; stream = stream->next)
+            found++;
+    else if (!strcmp(name, "events"))
+        for (Event* event = events; event; event = event->next)
+            found++;
+    else if (!strcmp(name, "registered") || !strcmp(name, "pinned"))
+        for (Range* range = ranges; range; range = range->next)
+            found += range->kind == (strcmp(name, "pinned") ? registered : pinned);
+    else
+        abort();
+    pthread_mutex_unlock(&mutex);
+    return found;
+}
+
+// Calls of this name fail with `error`: `times` of them, after so many that succeed.
+DRIVER void fake_fail(const char* call, int after, int times, int error) {
+    pthread_mutex_lock(&mutex);
+    for (int index = 0; index < max_names; index++) {
+        if (failures[index].times)
+            continue;
+        snprintf(failures[index].name, sizeof failures[index].name, "%s", call);
+        failures[index].after = after;
+        failures[index].times = times;
+        failures[index].error = error;
+        break;
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+DRIVER void fake_forgive(void) {
+    pthread_mutex_lock(&mutex);
+    memset(failures, 0, sizeof failures);
+    pthread_mutex_unlock(&mutex);
+}
+
+DRIVER const char* fake_misuse(void) {
+    return misuse;
+}
+
+DRIVER void fake_hook(void (*called)(uint64_t, uint64_t, size_t)) {
+    hook = called;
+}
+
+// A stream that does nothing until it is let go.
+DRIVER void fake_hold(void* handle, int is_held) {
+    pthread_mutex_lock(&mutex);
+    stream_of(handle)->is_held = is_held;
+    pthread_mutex_unlock(&mutex);
+}
+
+DRIVER void fake_finish(void) {
+    pthread_mutex_lock(&mutex);
+    for (Stream* stream = streams; stream; stream = stream->next)
+        advance(stream, stream->given);
+    pthread_mutex_unlock(&mutex);
+}
+
+// Work of the caller's: writes bytes to memory of the device. Null is the default stream of device 0.
+DRIVER void fake_kernel(void* handle, uint64_t to, const void* bytes, size_t len) {
+    void* copy = malloc(len);
+    memcpy(copy, bytes, len);
+    pthread_mutex_lock(&mutex);
+    append(handle ? stream_of(handle) : &default_streams[0], (Op){.kind = op_kernel, .to = to, .len = len, .bytes = copy});
+    pthread_mutex_unlock(&mutex);
+}
+
+// The driver.
+
+DRIVER int cuInit(unsigned flags) {
+    BEGIN("cuInit");
+    END(flags ? invalid_value : 0);
+}
+
+DRIVER int cuDeviceGetCount(int* count) {
+    BEGIN("cuDeviceGetCount");
+    *count = device_count;
+    END(0);
+}
+
+DRIVER int cuDeviceGet(int* device, int ordinal) {
+    BEGIN("cuDeviceGet");
+    *device = ordinal;
+    END(ordinal < device_count ? 0 : invalid_device);
+}
+
+DRIVER int cuDevicePrimaryCtxRetain(void** context, int device) {
+    BEGIN("cuDevicePrimaryCtxRetain");
+    contexts[device]++;
+    *context = (void*)((uintptr_t)device + 1);
+    END(0);
+}
+
+DRIVER int cuDevicePrimaryCtxRelease_v2(int device) {
+    BEGIN("cuDevicePrimaryCtxRelease_v2");
+    if (--contexts[device] < 0)
+        wrong("a context released too often");
+    for (Range* range = ranges; !contexts[device] && range; range = range->next) {
+        if (range->device == device && range->kind != device_memory)
+            wrong("a context released before the host memory that it holds");
+    }
+    END(0);
+}
+
+DRIVER int cuCtxPushCurrent_v2(void* context) {
+    BEGIN("cuCtxPushCurrent_v2");
+    if (depth == max_depth)
+        abort();
+    current[depth++] = (int)((uintptr_t)context - 1);
+    END(0);
+}
+
+DRIVER int cuCtxPopCurrent_v2(void** context) {
+    BEGIN("cuCtxPopCurrent_v2");
+    if (depth == 0) {
+        wrong("a context popped that is none");
+        END(invalid_context);
+    }
+    *context = (void*)((uintptr_t)current[--depth] + 1);
+    END(0);
+}
+
+DRIVER int cuStreamCreate(void** handle, unsigned flags) {
+    BEGIN_IN_CONTEXT("cuStreamCreate");
+    Stream* stream = calloc(1, sizeof *stream);
+    stream->next = streams;
+    stream->flags = flags;
+    stream->device = current[depth - 1];
+    *handle = streams = stream;
+    END(0);
+}
+
+DRIVER int cuStreamDestroy_v2(void* handle) {
+    BEGIN_IN_CONTEXT("cuStreamDestroy_v2");
+    Stream* stream = stream_of(handle);
+    if (!stream)
+        END(invalid_handle);
+    if (stream->first)
+        wrong("a stream destroyed with work in it");
+    for (Stream** link = &streams; *link; link = &(*link)->next) {
+        if (*link == stream) {
+            *link = stream->next;
+            break;
+        }
+    }
+    for (Event* event = events; event; event = event->next) {
+        if (event->stream == stream)
+            event->stream = NULL;
+    }
+    free(stream);
+    END(0);
+}
+
+static int progress(Stream* stream, uint64_t number, int* queries) {
+    if (is_stuck || (*queries)++ < queries_until_done || !advance(stream, number))
+        return not_ready;
+    return copy_error;
+}
+
+DRIVER int cuStreamQuery(void* handle) {
+    BEGIN_IN_CONTEXT("cuStreamQuery");
+    Stream* stream = stream_of(handle);
+    END(stream ? progress(stream, stream->given, &stream->queries) : invalid_handle);
+}
+
+DRIVER int cuStreamWaitEvent(void* handle, void* event_handle, unsigned flags) {
+    BEGIN_IN_CONTEXT("cuStreamWaitEvent");
+    Stream* stream = stream_of(handle);
+    Event* event = event_of(event_handle);
+    if (!stream || !event || flags)
+        END(invalid_handle);
+    if (event->stream)
+        append(stream, (Op){.kind = op_wait, .awaited = event->stream, .awaited_number = event->number});
+    END(0);
+}
+
+DRIVER int cuEventCreate(void** handle, unsigned flags) {
+    BEGIN_IN_CONTEXT("cuEventCreate");
+    if (!(flags & 2))
+        wrong("an event that takes times");
+    Event* event = calloc(1, sizeof *event);
+    event->next = events;
+    *handle = events = event;
+    END(0);
+}
+
+DRIVER int cuEventDestroy_v2(void* handle) {
+    BEGIN_IN_CONTEXT("cuEventDestroy_v2");
+    Event* event = event_of(handle);
+    if (!event)
+        END(invalid_handle);
+    for (Event** link = &events; *link; link = &(*link)->next) {
+        if (*link == event) {
+            *link = event->next;
+            break;
+        }
+    }
+    free(event);
+    END(0);
+}
+
+DRIVER int cuEventRecord(void* handle, void* stream_handle) {
+    BEGIN_IN_CONTEXT("cuEventRecord");
+    Event* event = event_of(handle);
+    Stream* stream = stream_of(stream_handle);
+    if (!event || !stream)
+        END(invalid_handle);
+    event->stream = stream;
+    event->number = stream->given;
+    event->queries = 0;
+    END(0);
+}
+
+#ifndef FAKE_WITHOUT_EVENTS
+DRIVER int cuEventQuery(void* handle) {
+    BEGIN_IN_CONTEXT("cuEventQuery");
+    Event* event = event_of(handle);
+    END(event ? (event->stream ? progress(event->stream, event->number, &event->queries) : 0) : invalid_handle);
+}
+#endif
+
+DRIVER int cuMemHostRegister_v2(void* address, size_t len, unsigned flags) {
+    BEGIN_IN_CONTEXT("cuMemHostRegister_v2");
+    uint64_t start = (uint64_t)(uintptr_t)address;
+    if (!(flags & 1))
+        wrong("memory registered for one context alone");
+    if (io_only && !(flags & 4))
+        END(invalid_value);
+    for (Range* range = ranges; range; range = range->next) {
+        if (range->kind == registered && touches(start, len, range->start, range->len))
+            END(registered_already);
+    }
+    add_range(registered, start, len);
+    registrations++;
+    io_registered += (flags & 4) != 0;
+    END(0);
+}
+
+static int remove_range(Kind kind, uint64_t start, const char* in_use) {
+    for (Range** link = &ranges; *link; link = &(*link)->next) {
+        Range* range = *link;
+        if (range->kind == kind && range->start == start) {
+            if (is_in_use(start, range->len))
+                wrong(in_use);
+            *link = range->next;
+            free(range);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+DRIVER int cuMemHostUnregister(void* address) {
+    BEGIN_IN_CONTEXT("cuMemHostUnregister");
+    END(remove_range(registered, (uint64_t)(uintptr_t)address, "memory unregistered under a copy") ? 0 : not_registered);
+}
+
+DRIVER int cuMemHostAlloc(void** address, size_t len, unsigned flags) {
+    BEGIN_IN_CONTEXT("cuMemHostAlloc");
+    if (!(flags & 1))
+        wrong("memory pinned for one context alone");
+    *address = malloc(len);
+    add_range(pinned, (uint64_t)(uintptr_t)*address, len);
+    END(0);
+}
+
+DRIVER int cuMemFreeHost(void* address) {
+    BEGIN_IN_CONTEXT("cuMemFreeHost");
+    if (!remove_range(pinned, (uint64_t)(uintptr_t)address, "a pinned buffer freed under a copy")) {
+        wrong("a pinned buffer freed twice");
+        END(invalid_value);
+    }
+    free(address);
+    END(0);
+}
+
+DRIVER int cuMemAlloc_v2(uint64_t* address, size_t len) {
+    BEGIN_IN_CONTEXT("cuMemAlloc_v2");
+    *address = (uint64_t)(uintptr_t)malloc(len) | device_bit;
+    add_range(device_memory, *address, len);
+    END(0);
+}
+
+DRIVER int cuMemFree_v2(uint64_t address) {
+    BEGIN_IN_CONTEXT("cuMemFree_v2");
+    if (!remove_range(device_memory, address, "memory of the device freed under a copy"))
+        END(invalid_value);
+    free(memory(address));
+    END(0);
+}
+
+DRIVER int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t len) {
+    BEGIN_IN_CONTEXT("cuMemcpyHtoD_v2");
+    if (!range_at(device_memory, to, len))
+        END(invalid_value);
+    memcpy(memory(to), from, len);
+    END(0);
+}
+
+DRIVER int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t len) {
+    BEGIN_IN_CONTEXT("cuMemcpyDtoH_v2");
+    if (!range_at(device_memory, from, len))
+        END(invalid_value);
+    memcpy(to, memory(from), len);
+    END(0);
+}
+
+DRIVER int cuMemsetD32Async(uint64_t to, unsigned word, size_t count, void* handle) {
+    BEGIN_IN_CONTEXT("cuMemsetD32Async");
+    Stream* stream = stream_of(handle);
+    if (!stream || !range_at(device_memory, to, 4 * count))
+        END(invalid_value);
+    unsigned* words = malloc(4 * count);
+    for (size_t index = 0; index < count; index++)
+        words[index] = word;
+    append(stream, (Op){.kind = op_kernel, .to = to, .len = 4 * count, .bytes = words});
+    END(0);
+}
+
+DRIVER int cuMemcpyAsync(uint64_t to, uint64_t from, size_t len, void* stream) {
+    BEGIN_IN_CONTEXT("cuMemcpyAsync");
+    singles++;
+    END(give(stream, to, from, len));
+}
+
+#if FAKE_BATCH > 0
+typedef struct {
+    int order, source_hint[2], destination_hint[2];
+    unsigned flags;
+} Attributes;
+
+static int give_batch(const uint64_t* to, const uint64_t* from, const size_t* lens, size_t count, const Attributes* attributes,
+                      const size_t* starts, size_t attribute_count, size_t* failed, void* stream) {
+    if (!count || !stream || attribute_count != 1 || starts[0] != 0 || attributes->order != 1 || attributes->flags > 1) {
+        wrong("a batch without valid attributes");
+        return invalid_value;
+    }
+    batches++;
+    most_of_a_batch = (int)count > most_of_a_batch ? (int)count : most_of_a_batch;
+    for (size_t index = 0; index < count; index++) {
+        int error = give(stream, to[index], from[index], lens[index]);
+        if (error) {
+            *failed = index;
+            return error;
+        }
+    }
+    return 0;
+}
+
+DRIVER int cuMemcpyBatchAsync(uint64_t* to, uint64_t* from, size_t* lens, size_t count, Attributes* attributes, size_t* starts,
+                              size_t attribute_count, size_t* failed, void* stream) {
+    BEGIN_IN_CONTEXT("cuMemcpyBatchAsync");
+    END(give_batch(to, from, lens, count, attributes, starts, attribute_count, failed, stream));
+}
+#endif
+
+#if FAKE_BATCH >= 13
+DRIVER int cuMemcpyBatchAsync_v2(const uint64_t* to, const uint64_t* from, const size_t* lens, size_t count, const Attributes* attributes,
+                                 const size_t* starts, size_t attribute_count, void* stream) {
+    size_t failed;
+    BEGIN_IN_CONTEXT("cuMemcpyBatchAsync_v2");
+    END(give_batch(to, from, lens, count, attributes, starts, attribute_count, &failed, stream));
+}
+#endif
+
+DRIVER int cuGetErrorName(int error, const char** name) {
+    switch (error) {
+    case 0:
+        *name = "CUDA_SUCCESS";
+        break;
+    case invalid_value:
+        *name = "CUDA_ERROR_INVALID_VALUE";
+        break;
+    case out_of_memory:
+        *name = "CUDA_ERROR_OUT_OF_MEMORY";
+        break;
+    case 719:
+        *name = "CUDA_ERROR_LAUNCH_FAILED";
+        break;
+    default:
+        return invalid_value;
+    }
+    return 0;
+}

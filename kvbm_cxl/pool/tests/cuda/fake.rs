@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The fake driver, compiled once for each kind that is asked for. Each test loads a copy of its own, so that none sees another's.
+
+use crate::device::Library;
+use cxl_pool::copy::CudaConfig;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::Mutex;
+use tempfile::TempDir;
+
+/// What the driver lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Nothing: CUDA 13.
+    New,
+    /// The newer of the two batched copies: CUDA 12.8.
+    Older,
+    /// Both: drivers before.
+    Old,
+    /// A function that is needed.
+    Broken,
+}
+
+pub const KINDS: [Kind; 3] = [Kind::New, Kind::Older, Kind::Old];
+
+fn compiled(kind: Kind) -> PathBuf {
+    static COMPILED: Mutex<Option<HashMap<Kind, PathBuf>>> = Mutex::new(None);
+    let compile = || {
+        // One place for all runs, where each puts its own under the name once it is whole: nobody would remove more of them.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-cuda");
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(format!("{kind:?}.so"));
+        let new = tempfile::NamedTempFile::new_in(&folder).unwrap().into_temp_path();
+        let define = match kind {
+            Kind::New => "-DFAKE_BATCH=13",
+            Kind::Older => "-DFAKE_BATCH=12",
+            Kind::Old => "-DFAKE_BATCH=0",
+            Kind::Broken => "-DFAKE_WITHOUT_EVENTS",
+        };
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool/tests/cuda/fake.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let arguments = ["-std=gnu11", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", define, "-o"];
+        let status = Command::new(compiler).args(arguments).arg(&new).arg(source).status().expect("a C compiler");
+        assert!(status.success(), "the fake driver does not compile");
+        new.persist(&path).unwrap();
+        path
+    };
+    COMPILED.lock().unwrap().get_or_insert_default().entry(kind).or_insert_with(compile).clone()
+}
+
+/// A driver that only one test knows.
+pub struct Fake {
+    path: String,
+    library: Library,
+    _directory: TempDir,
+}
+
+impl Fake {
+    pub fn new(kind: Kind) -> Fake {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("libcuda.so.1");
+        std::fs::copy(compiled(kind), &path).unwrap();
+        let path = path.to_str().unwrap().to_owned();
+        Fake { library: Library::open(&path).unwrap(), path, _directory: directory }
+    }
+
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Small granules and buffers, so that little data shows what happens at their borders.
+    pub fn config(&self) -> CudaConfig {
+        CudaConfig { library: self.path.clone(), timeout_ms: 5_000, granule_bytes: 64 << 10, buffer_bytes: 16 << 10 }
+    }
+
+    pub fn set(&self, name: &str, value: c_int) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: a function of the fake of this signature; the same below.
+        unsafe { self.library.get::<unsafe extern "C" fn(*const c_char, c_int)>("fake_set")(name.as_ptr(), value) };
+    }
+
+    pub fn get(&self, name: &str) -> i64 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: as above.
+        unsafe { self.library.get::<unsafe extern "C" fn(*const c_char) -> c_long>("fake_get")(name.as_ptr()) }
+    }
+
+    /// Calls of that name fail with `error`: `times` of them, after so many that succeed.
+    pub fn fail(&self, call: &str, after: c_int, times: c_int, error: c_int) {
+        let call = CString::new(call).unwrap();
+        type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int, c_int);
+        // SAFETY: as above.
+        unsafe { self.library.get::<Fail>("fake_fail")(call.as_ptr(), after, times, error) };
+    }
+
+    /// No call fails any more.
+    pub fn forgive(&self) {
+        // SAFETY: as above.
+        unsafe { self.library.get::<unsafe extern "C" fn()>("fake_forgive")() };
+    }
+
+    /// What no driver would have put up with.
+    pub fn misuse(&self) -> String {
+        // SAFETY: as above; the text stays where it is.
+        unsafe { CStr::from_ptr(self.library.get::<unsafe extern "C" fn() -> *const c_char>("fake_misuse")()) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Is called with every copy when it is made: where to, where from, bytes.
+    pub fn hook(&self, hook: extern "C" fn(u64, u64, usize)) {
+        // SAFETY: as above.
+        unsafe { self.library.get::<unsafe extern "C" fn(extern "C" fn(u64, u64, usize))>("fake_hook")(hook) };
+    }
+
+    /// Keeps a stream from doing anything, or lets it go.
+    pub fn hold(&self, stream: u64, is_held: bool) {
+        let stream = with_exposed_provenance_mut::<c_void>(stream as usize);
+        // SAFETY: as above.
+        unsafe { self.library.get::<unsafe extern "C" fn(*mut c_void, c_int)>("fake_hold")(stream, is_held.into()) };
+    }
+
+    /// Has every stream do what it was given.
+    pub fn finish(&self) {
+        // SAFETY: as above.
+        unsafe { self.library.get::<unsafe extern "C" fn()>("fake_finish")() };
+    }
+
+    /// Has a stream write bytes to memory of the device.
+    pub fn kernel(&self, stream: u64, to: u64, bytes: &[u8]) {
+        let stream = with_exposed_provenance_mut::<c_void>(stream as usize);
+        let from = bytes.as_ptr().cast::<c_void>();
+        type Kernel = unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize);
+        // SAFETY: as above; the bytes are copied before it returns.
+        unsafe { self.library.get::<Kernel>("fake_kernel")(stream, to, from, bytes.len()) };
+    }
+
+    /// What was taken of the driver and not given back: streams, events, registered and pinned memory, contexts.
+    pub fn taken(&self) -> [i64; 5] {
+        ["streams", "events", "registered", "pinned", "contexts"].map(|name| self.get(name))
+    }
+
+    /// Nothing was misused and everything was given back.
+    pub fn assert_left_clean(&self) {
+        assert_eq!(self.misuse(), "");
+        assert_eq!(self.taken(), [0; 5], "streams, events, registered, pinned, contexts");
+    }
+}

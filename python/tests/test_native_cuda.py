@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that lie on a GPU, over a driver that is faked (kvbm_cxl/pool/tests/cuda/fake.c)."""
+
+import ctypes
+import os
+import subprocess
+from types import SimpleNamespace
+
+import kvbm_cxl
+import pools
+import pytest
+from kvbm_cxl import BlockLayout
+from kvbm_cxl.errors import DeviceError, InvalidError, NotFoundError, TimeoutError_
+from pools import chain, namespace, payload
+
+NS = namespace()
+COUNT, PARTS, PART_BYTES = 6, 3, 1501
+BLOCK_BYTES = PARTS * PART_BYTES
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    source = pools.ROOT / "kvbm_cxl" / "pool" / "tests" / "cuda" / "fake.c"
+    subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-shared", "-fPIC", "-pthread", "-o", path, source], check=True, timeout=60)
+    return path
+
+
+class Gpu:
+    """A GPU of the fake driver, by calls of its own."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(str(path))
+        self.library.fake_misuse.restype = ctypes.c_char_p
+        self.library.fake_get.restype = ctypes.c_long
+        context = ctypes.c_void_p()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self("cuCtxPushCurrent_v2", context)
+        self.memory = []
+
+    def __call__(self, name, *arguments):
+        assert self.library[name](*arguments) == 0, name
+
+    def set(self, name, value):
+        self.library.fake_set(name.encode(), value)
+
+    def get(self, name):
+        return self.library.fake_get(name.encode())
+
+    def allocate(self, data):
+        address = ctypes.c_uint64()
+        self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data)))
+        self("cuMemcpyHtoD_v2", address, data, ctypes.c_size_t(len(data)))
+        self.memory.append(address)
+        return address.value
+
+    def read(self, address, len_bytes):
+        data = ctypes.create_string_buffer(len_bytes)
+        self("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(len_bytes))
+        return data.raw
+
+    def stream(self):
+        """As torch has one."""
+        stream = ctypes.c_void_p()
+        self("cuStreamCreate", ctypes.byref(stream), 1)
+        return SimpleNamespace(cuda_stream=stream.value)
+
+    def event(self, stream):
+        """As torch has one, recorded."""
+        event = ctypes.c_void_p()
+        self("cuEventCreate", ctypes.byref(event), 2)
+        self("cuEventRecord", event, ctypes.c_void_p(stream.cuda_stream))
+        return SimpleNamespace(cuda_event=event.value)
+
+    def kernel(self, stream, address, data):
+        self.library.fake_kernel(ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+
+    def close(self):
+        for address in self.memory:
+            self("cuMemFree_v2", address)
+        self("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        self("cuDevicePrimaryCtxRelease_v2", 0)
+        assert self.library.fake_misuse() == b""
+
+
+@pytest.fixture
+def gpu(driver, monkeypatch):
+    monkeypatch.setenv("CXL_CUDA_LIBRARY", str(driver))
+    gpu = Gpu(driver)
+    yield gpu
+    gpu.set("is_stuck", 0)
+    gpu.close()
+
+
+@pytest.fixture
+def cache(gpu, pool, request):
+    """One that is opened with the driver in the environment; parameters are those of its configuration."""
+    before = gpu.get("batches")
+    with pool.cache(**getattr(request, "param", {})) as cache:
+        cache_gpu = SimpleNamespace(gpu=gpu, cache=cache, batches=lambda: gpu.get("batches") - before)
+        yield cache_gpu
+    # What the engine had of the driver it has given back.
+    assert (gpu.get("registered"), gpu.get("pinned"), gpu.get("contexts")) == (0, 0, 1)
+
+
+def layout(addresses, device="cuda"):
+    return BlockLayout([(address, PART_BYTES, PART_BYTES) for address in addresses], COUNT, device=device)
+
+
+def parts(keys, ids):
+    """The parts of a paged KV cache with the blocks of keys in their places."""
+    found = [bytearray(payload(b"part%d" % part, COUNT * PART_BYTES)) for part in range(PARTS)]
+    for key, place in zip(keys, ids, strict=True):
+        data = payload(key, BLOCK_BYTES)
+        for part in range(PARTS):
+            found[part][place * PART_BYTES : (place + 1) * PART_BYTES] = data[part * PART_BYTES : (part + 1) * PART_BYTES]
+    return [bytes(part) for part in found]
+
+
+@pytest.mark.usefixtures("coherence")
+@pytest.mark.parametrize("cache", [{"checksums": True}, {"checksums": False}], indirect=True, ids=["checksums", "without"])
+def test_blocks_of_a_gpu_come_back_in_other_places(cache):
+    gpu, keys, ids = cache.gpu, chain(COUNT), [3, 0, 5, 1, 4, 2]
+    addresses = [gpu.allocate(part) for part in parts(keys, range(COUNT))]
+    assert cache.cache.publish_blocks(NS, keys, layout(addresses), range(COUNT)) == ["stored"] * COUNT
+    assert cache.batches() == 1, "one batch for all blocks"
+    for key in keys:
+        into = bytearray(BLOCK_BYTES)
+        assert cache.cache.pull(NS, key, into)
+        assert into == payload(key, BLOCK_BYTES)
+    empty = parts([], [])
+    targets = [gpu.allocate(part) for part in empty]
+    assert cache.cache.pull_blocks(NS, keys[:4] + chain(1, seed=9), layout(targets, "cuda:0"), ids[:5]) == [None] * 4 + ["absent"]
+    expected = parts(keys[:4], ids[:4])
+    assert [gpu.read(address, COUNT * PART_BYTES) for address in targets] == expected
+    assert cache.batches() == 2
+    assert cache.cache.is_settled()
+
+
+def test_a_copy_comes_after_what_a_stream_was_given(cache):
+    gpu, keys = cache.gpu, chain(COUNT)
+    addresses = [gpu.allocate(part) for part in parts([], [])]
+    stream = gpu.stream()
+    for address, part in zip(addresses, parts(keys, range(COUNT)), strict=True):
+        gpu.kernel(stream, address, part)
+    places = layout(addresses)
+    assert cache.cache.publish_blocks(NS, keys[:3], places, range(3), after=stream) == ["stored"] * 3
+    assert cache.cache.publish_blocks(NS, keys[3:], places, range(3, 6), after=gpu.event(stream)) == ["stored"] * 3
+    into = bytearray(BLOCK_BYTES)
+    for key in keys:
+        assert cache.cache.pull(NS, key, into)
+        assert into == payload(key, BLOCK_BYTES)
+    for after, reason in [(7, "no stream"), (SimpleNamespace(cuda_event=0), "never recorded")]:
+        with pytest.raises(InvalidError, match=reason):
+            cache.cache.pull_blocks(NS, keys[:1], places, [0], after=after)
+    with pytest.raises(InvalidError, match="host's memory"):
+        cache.cache.pull_blocks(NS, keys[:1], BlockLayout.of_tensors([bytearray(10)]), [0], after=stream)
+
+
+def test_a_changed_byte_is_a_miss(cache, spec):
+    gpu, keys = cache.gpu, chain(2)
+    addresses = [gpu.allocate(part) for part in parts(keys, range(2))]
+    assert cache.cache.publish_blocks(NS, keys, layout(addresses), range(2)) == ["stored"] * 2
+    pools.flip(spec.split(",")[0], payload(keys[1], BLOCK_BYTES))
+    assert cache.cache.pull_blocks(NS, keys, layout(addresses), range(2)) == [None, "checksum"]
+
+
+def test_a_gpu_that_does_not_answer_is_an_error(gpu, pool, monkeypatch):
+    monkeypatch.setenv("CXL_CUDA_TIMEOUT_MS", "80")
+    keys = chain(1)
+    addresses = [gpu.allocate(part) for part in parts(keys, [0])]
+    with pool.cache() as cache:
+        assert cache.publish_blocks(NS, keys, layout(addresses), [0]) == ["stored"]
+        gpu.set("is_stuck", 1)
+        with pytest.raises(TimeoutError_, match="GPU 0"):
+            cache.pull_blocks(NS, keys, layout(addresses), [0])
+        assert not cache.is_settled(timeout_ms=10)
+        gpu.set("is_stuck", 0)
+        assert cache.is_settled(timeout_ms=5000)
+        gpu.library.fake_fail(b"cuMemcpyAsync", 0, 100, 999)
+        gpu.library.fake_fail(b"cuMemcpyBatchAsync_v2", 0, 100, 999)
+        with pytest.raises(DeviceError, match="999") as failed:
+            cache.pull_blocks(NS, keys, layout(addresses), [0])
+        assert failed.value.kind == "gpu"
+        gpu.library.fake_forgive()
+        assert cache.pull_blocks(NS, keys, layout(addresses), [0]) == [None]
+
+
+def test_without_a_driver_blocks_of_a_gpu_are_refused(pool, monkeypatch):
+    monkeypatch.setenv("CXL_CUDA_LIBRARY", "none")
+    with pool.cache() as cache:
+        with pytest.raises(NotFoundError, match="CUDA driver"):
+            cache.publish_blocks(NS, chain(1), layout([4096]), [0])
+        # Everything else goes on.
+        assert cache.publish(NS, chain(1)[0], b"host") == "stored"
+
+
+def test_tensors_tell_their_gpu():
+    def tensor(address, index):
+        part = SimpleNamespace(nbytes=100, data_ptr=lambda: address, is_contiguous=lambda: True)
+        whole = {"nbytes": 400, "shape": (4, 100), "stride": lambda _: 100, "element_size": lambda: 1, "data_ptr": lambda: address}
+        whole["device"] = SimpleNamespace(type="cuda", index=index)
+        fields = {name: staticmethod(it) if callable(it) else it for name, it in whole.items()}
+        return type("Tensor", (), {**fields, "__getitem__": lambda *_: part})()
+
+    assert BlockLayout.of_tensors([tensor(4096, 1), tensor(8192, 1)]).device == "cuda:1"
+    with pytest.raises(InvalidError, match="one device"):
+        BlockLayout.of_tensors([tensor(4096, 0), tensor(8192, 1)])
+    for device in ["cuda:", "cuda:x", "cuda:-1", "gpu"]:
+        with pytest.raises(InvalidError, match="no device"):
+            BlockLayout([(4096, 100, 100)], 1, device=device)
+    assert kvbm_cxl.BlockLayout([(4096, 100, 100)], 1, device="cuda:3").device == "cuda:3"
