@@ -102,9 +102,9 @@ setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 build: ## Build the release programs and the C API libraries
 	$(STEP) 'release build' cargo build $(CARGO_FLAGS) --release $(SHIPPED)
 
+# With the programs: cargo would unify other features for the C interface alone, and build it anew whenever the two take turns.
 .PHONY: build-plugin
-build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
-	$(STEP) 'release build of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+build-plugin: build ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
 
 .PHONY: python-extension
@@ -130,7 +130,7 @@ install-capi: build ## Install the C interface under PREFIX
 .PHONY: serve-ready
 serve-ready: .venv/installed ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
 	@$(MAKE) --no-print-directory .venv/serve-installed & fetched=$$!; \
-	$(MAKE) --no-print-directory build build-plugin; built=$$?; wait $$fetched && exit $$built
+	$(MAKE) --no-print-directory build-plugin; built=$$?; wait $$fetched && exit $$built
 	@$(MAKE) --no-print-directory python-package
 
 .PHONY: serve
