@@ -385,8 +385,10 @@ def test_events_leave_while_the_engine_is_idle(hosts, begun, tmp_path):
 
 
 def test_another_publisher_of_vllm_is_left_alone(monkeypatch):
-    known = {**EventPublisherFactory._registry, "zmq": lambda **_: None}
-    monkeypatch.setattr(EventPublisherFactory, "_registry", known)
+    def another(**_):
+        return None
+
+    monkeypatch.setattr(EventPublisherFactory, "_registry", {**EventPublisherFactory._registry, "zmq": another})
     outlet = Outlet()
     outlet.expect()
-    assert EventPublisherFactory._registry["zmq"] is known["zmq"] and not outlet.publish([])
+    assert EventPublisherFactory._registry["zmq"] is another and not outlet.publish([])
