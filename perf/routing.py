@@ -3,8 +3,8 @@
 """Cache-oblivious scheduling (Beluga 6.3): what round-robin costs beside kv-aware routing, with the pool and without it.
 
 Four Dynamo graphs in turn, each with two prefill workers, one decode worker and the tiny model: router round-robin or kv, KV blocks through
-the pool (CxlConnector) or from worker to worker (NixlConnector over UCX, the baseline). All answer the same requests, whose texts have to be
-equal. What counts is prompt tokens that prefill computed: on a few cores times tell of scheduling more than of transfers.
+the pool (CxlConnector) or from worker to worker (NixlConnector over UCX, the baseline). All answer the same requests, with equal texts.
+What counts is prompt tokens that prefill computed: on a few cores times tell of scheduling more than of transfers.
 
 Requests have the shape of TraCT's table 1, workload B, at a quarter of its lengths: input 1112 (606) tokens, of which unique 304 (423);
 prefixes are chosen by Zipf's law.
@@ -106,7 +106,8 @@ def serve(router: str, connector: str, prompts: list[list[int]], at_once: int, s
 
 def told(results: dict) -> list[str]:
     """A table for people."""
-    lines = ["| router | blocks | prefill computed | pulled | reused | hit share | busier worker | TTFT median | TTFT mean |", "|---" * 9 + "|"]
+    heads = ("router", "blocks", "prefill computed", "pulled", "reused", "hit share", "busier worker", "TTFT median", "TTFT mean")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for (router, where), result in results.items():
         tokens = result.tokens
         lines.append(
@@ -152,8 +153,8 @@ def main() -> int:
         return 1
     lengths = [len(prompt) for prompt in prompts]
     print(
-        f"\n{len(prompts)} requests, {sum(lengths)} tokens of prompts ({statistics.mean(lengths):.0f} each, {min(lengths)} to {max(lengths)}), "
-        f"{said.prefixes} prefixes, {said.at_once} at a time\n"
+        f"\n{len(prompts)} requests, {sum(lengths)} tokens of prompts ({statistics.mean(lengths):.0f} each, {min(lengths)} to "
+        f"{max(lengths)}), {said.prefixes} prefixes, {said.at_once} at a time\n"
     )
     print("\n".join(told(results)))
     print(f"RATIOS {json.dumps(ratios(results))}")

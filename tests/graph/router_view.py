@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A router of Dynamo's that routes nothing: for each line of tokens (JSON) on stdin it tells, in a line of JSON, what it knows of each worker.
+"""A router of Dynamo's that routes nothing: for each line of tokens (JSON) on stdin it tells what it knows of each worker, in one of JSON.
 
     router_view.py ENDPOINT BLOCK_TOKENS DISK_WEIGHT
 """

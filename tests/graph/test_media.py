@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo's router makes of CxlConnector's events, without an engine: which medium counts as what, and how often a block has to be removed."""
+"""What Dynamo's router makes of CxlConnector's events, without an engine: what a medium counts as, how often a block has to be removed."""
 
 import json
 import subprocess

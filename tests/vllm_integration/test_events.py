@@ -101,7 +101,8 @@ def hosts(make_pool):
 
 def test_a_description_comes_back_as_it_was():
     [first, second] = chain(2)
-    full = Description(3, second.block_hash, first.block_hash, second.token_ids, 7, "adapter", ["adapter", ["image", 3], "salt", b"\x00\xff"])
+    extra = ["adapter", ["image", 3], "salt", b"\x00\xff"]
+    full = Description(3, second.block_hash, first.block_hash, second.token_ids, 7, "adapter", extra)
     for description in (first, second, full):
         data = encode(description, description_bytes(BLOCK_TOKENS))
         assert len(data) == description_bytes(BLOCK_TOKENS)
@@ -126,7 +127,8 @@ def test_bytes_that_are_no_description_of_the_block_are_refused():
         decode(data, key, BLOCK_TOKENS + 1)
     # A right checksum does not make it right.
     [root] = chain(1, seed=1)
-    for wrong in (Description(0, second.block_hash, root.block_hash, second.token_ids), Description(1, second.block_hash, None, second.token_ids)):
+    for position, parent in ((0, root.block_hash), (1, None)):
+        wrong = Description(position, second.block_hash, parent, second.token_ids)
         with pytest.raises(DescriptionError):
             decode(encode(wrong, len_bytes), key, BLOCK_TOKENS)
 
@@ -141,7 +143,8 @@ def test_events_are_what_vllm_publishes_of_such_a_block(monkeypatch):
     first, second = chain(2)
     event = stored_event(second, "EXTERNAL")
     low = (1 << 64) - 1
-    assert event.block_hashes == [int.from_bytes(second.block_hash) & low] and event.parent_block_hash == int.from_bytes(first.block_hash) & low
+    assert event.block_hashes == [int.from_bytes(second.block_hash) & low]
+    assert event.parent_block_hash == int.from_bytes(first.block_hash) & low
     assert (event.token_ids, event.block_size, event.medium) == (second.token_ids, BLOCK_TOKENS, "EXTERNAL")
     assert event.locality is None and event.ownership is None, "Dynamo drops what is not its worker's own"
     gone = removed_event(hashes([first, second]), "EXTERNAL")

@@ -63,7 +63,7 @@ def kv_transfer_config(options: Options, role: str) -> dict:
 
 
 def kv_events_config(folder: Path, worker: Worker) -> dict:
-    """Where a worker's KV events go, as vLLM's --kv-events-config: to a socket in `folder`, which vLLM binds. Of tcp it binds all addresses."""
+    """Where a worker's KV events go, as vLLM's --kv-events-config: to a socket in `folder`. With tcp vLLM would bind all addresses."""
     return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{folder}/events-{worker.name}-{worker.rpc_port}"}
 
 
