@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is in the pool of one engine's blocks, found out from time to time, so that routers can be told.
 
-Descriptions (`descriptions`) of the blocks that this engine published are published here, too. A block counts as there while its description
-and its bytes of every rank are; a description that has outlived its block is evicted by the host that owns it.
+Descriptions (`descriptions`) of the blocks that this engine published are published here, too. A block counts as there while its
+description and its bytes of every rank are; a description that has outlived its block is evicted by the host that owns it.
 """
 
 from collections.abc import Iterable
