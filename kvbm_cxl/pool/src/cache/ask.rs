@@ -41,8 +41,8 @@ impl Inner {
         self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
     }
 
-    /// Asks whoever has it to remove a reference to a block that was taken back, so that somebody can publish the key again, if this process
-    /// has not asked for another one just now.
+    /// Asks whoever has it to remove a reference to a block that was taken back, so that somebody can publish the key again, if this
+    /// process has not asked for another one just now.
     pub(super) fn ask_to_forget(&self, namespace: Namespace, key: BlockKey) -> Result<()> {
         let now_ns = self.host.platform().now_ns().max(1);
         let last_ns = self.asked_forget_ns.load(Ordering::Relaxed);

@@ -28,7 +28,8 @@ impl Cache {
     /// its block, and says where the block goes; pieces that are not as long as the block make it a miss ([`MissReason::Length`]).
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool itself.
+    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process.
     ///
     /// # Errors
     /// As [`Cache::pull`]; then any of the destinations may hold anything.
@@ -136,7 +137,8 @@ impl Reservation {
     /// what its block consists of, as [`Reservation::fill_raw`].
     ///
     /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself.
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process.
     ///
     /// # Errors
     /// As [`Reservation::fill`], the first of any; then none of them may be committed.
