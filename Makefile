@@ -13,6 +13,17 @@ RECORD ?= 0
 NIXL_OTHERS := 1.3.2 1.5.1
 WHEELS ?= 1.4.1 $(NIXL_OTHERS)
 ROUNDS ?= 200
+# The graph of `make serve`: workers, how KV blocks travel (cxl, nixl-cxl or nixl-ucx), a model and a pool other than those that it makes,
+# how the frontend chooses workers (round-robin or kv), how processes find each other (file or etcd), the frontend's port (0 = a free one).
+PREFILL ?= 1
+DECODE ?= 1
+CONNECTOR ?= cxl
+MODEL ?=
+POOL ?=
+ROUTER ?= round-robin
+DISCOVERY ?= file
+PORT ?= 0
+ONCE ?= 0
 # Where install-capi puts the C interface.
 PREFIX ?= target/install
 
@@ -22,7 +33,9 @@ CARGO_FLAGS := --locked -q -j$(JOBS)
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
 SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
 	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
+PROTOC_ENV := PROTOC=$(CURDIR)/scripts/protoc
 NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
+GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 export JOBS FUZZ_SECONDS
 
@@ -34,6 +47,7 @@ export JOBS FUZZ_SECONDS
 .PHONY: help
 help: ## List the targets
 	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
+	@echo 'make serve [ONCE=1] [PREFILL=1] [DECODE=1] [CONNECTOR=cxl|nixl-cxl|nixl-ucx] [MODEL=] [POOL=] [ROUTER=round-robin|kv] [PORT=0]'
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 ## Setting up and building
@@ -58,12 +72,27 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'NIXL $*' scripts/setup $< .venv/nixl-$*
 	@touch $@
 
+.venv/serve-installed: requirements-serve.lock scripts/setup-serve | .venv/installed
+	$(STEP) 'vLLM, Dynamo and NIXL (3 GB)' scripts/setup-serve requirements-serve.lock
+	@touch $@
+
 .venv/perf-installed: requirements-perf.lock scripts/setup | .venv/installed
 	$(STEP) 'matplotlib' scripts/setup requirements-perf.lock
 	@touch $@
 
 .PHONY: setup-nixl
 setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add the NIXL wheels that the plugin is tested with (about 300 MB each)
+
+.PHONY: setup-serve
+setup-serve: .venv/serve-installed ## Add vLLM for CPUs and Dynamo in .venv/serve (3 GB to fetch, 7 GB on disk)
+
+.venv/etcd-installed: requirements-etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
+	$(STEP) 'protoc' scripts/setup requirements-etcd.lock
+	$(STEP) 'etcd' scripts/setup-etcd .venv/etcd
+	@touch $@
+
+.PHONY: setup-etcd
+setup-etcd: .venv/etcd-installed ## Add an etcd server and what cxl-member is built with (optional)
 
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
@@ -78,32 +107,55 @@ build-plugin: ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 	$(STEP) 'release build of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
 	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
 
+.PHONY: python-extension
+python-extension: ## Build the compiled part of the Python package into python/kvbm_cxl, for PYTHONPATH=python
+	$(STEP) 'Python extension' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/python-extension
+
+.PHONY: build-member
+build-member: .venv/etcd-installed ## Build cxl-member, which keeps a host's slot in etcd
+	$(STEP) 'release build of cxl-member' env $(PROTOC_ENV) cargo build $(CARGO_FLAGS) --release -p cxl-member
+
 .PHONY: python-package
-python-package: build-plugin .venv/nixl-installed ## Build the wheel of package kvbm-cxl, plugin included, in target/wheels
+python-package: build build-plugin .venv/installed ## Build the wheel of package kvbm-cxl in target/wheels; into .venv/serve, too, where that is there
+	@rm -f target/wheels/kvbm_cxl-*.whl
 	$(STEP) 'Python package' scripts/python-package target/wheels
+	$(if $(wildcard .venv/serve-installed),$(STEP) 'Python package in .venv/serve' .venv/bin/uv pip install --quiet \
+		--python .venv/serve/bin/python --no-deps --no-index --reinstall target/wheels/kvbm_cxl-*.whl)
 
 .PHONY: install-capi
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
+# What is fetched and what is built wait for different things, so they go side by side.
+.PHONY: serve-ready
+serve-ready: .venv/installed ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
+	@$(MAKE) --no-print-directory .venv/serve-installed & fetched=$$!; \
+	$(MAKE) --no-print-directory build build-plugin; built=$$?; wait $$fetched && exit $$built
+	@$(MAKE) --no-print-directory python-package
+
 .PHONY: serve
-serve: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
+serve: serve-ready ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from; ONCE=1 verifies and ends
+	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
+		--discovery $(DISCOVERY) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
+
+.PHONY: demo
+demo: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
 	@target/release/cxlctl demo
 
 .PHONY: clean
 clean: ## Remove .venv and target
-	rm -rf .venv target kvbm_cxl/*/fuzz/target
+	rm -rf .venv target kvbm_cxl/*/fuzz/target python/kvbm_cxl/_native.abi3.so
 
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-nixl ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-python test-nixl test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy
 	$(STEP) 'rustfmt' cargo fmt --all --check
 	$(STEP) 'clang-format' scripts/clang-format check
-	$(STEP) 'clippy' cargo clippy $(CARGO_FLAGS) $(SHIPPED) --all-targets -- -D warnings
+	$(STEP) 'clippy' cargo clippy $(CARGO_FLAGS) $(SHIPPED) -p kvbm-cxl-python --all-targets -- -D warnings
 	$(STEP) 'clippy, faults compiled in' cargo clippy $(CARGO_FLAGS) -p cxl-pool -p cxl-sim --all-targets -- -D warnings
 
 .PHONY: test-rust
@@ -116,11 +168,23 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 
 .PHONY: test-tidy
 test-tidy: .venv/installed ## House rules and documents (pytest)
-	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests --ignore=tests/nixl
+	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py
+
+.PHONY: test-python
+test-python: build python-extension .venv/nixl-installed ## The Python package over the pool, in one and two processes
+	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
 
 .PHONY: test-nixl
-test-nixl: build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
-	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl
+test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
+	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl --ignore-glob='*/test_native_*'
+
+.PHONY: test-serve
+test-serve: serve-ready ## The launcher, and one graph of a prefill and a decode worker
+	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_launcher.py tests/graph/test_one_by_one.py
+
+.PHONY: test-graph
+test-graph: serve-ready ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
+	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
 
 .PHONY: test-nixl-cpp
 test-nixl-cpp: ## C++ tests of the NIXL plugin
@@ -143,6 +207,12 @@ test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random p
 .PHONY: test-upstream-nixl
 test-upstream-nixl: build-plugin setup-nixl ## The tests of the nixl-sys crate with our plugin in the place of UCX
 	$(STEP) 'tests of nixl-sys' scripts/upstream-nixl
+
+.PHONY: test-member
+test-member: build-member build ## Hosts whose slots are leased in etcd: leases that run out, an etcd that goes away
+	$(STEP) 'clippy, cxl-member' env $(PROTOC_ENV) cargo clippy $(CARGO_FLAGS) -p cxl-member --all-targets -- -D warnings
+	$(STEP) 'cargo test, cxl-member' env $(PROTOC_ENV) cargo test $(CARGO_FLAGS) -p cxl-member
+	$(STEP) 'pytest, cxl-member' .venv/bin/python -m pytest -q tests/member
 
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++
@@ -204,3 +274,7 @@ perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes per
 .PHONY: perf-nixl
 perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
 	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf
+
+.PHONY: perf-routing
+perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
+	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py

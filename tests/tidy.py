@@ -18,7 +18,7 @@ SCRIPT_NAMES = {"Makefile", ".clang-format"}
 
 # Where each exception to a rule stands, and why. A path that no longer exists fails `stale_exceptions`.
 LINE_LENGTH_EXCEPTIONS = {"docs/protocols/models/": "one transition per line is how a model is read"}
-PANIC_ROOTS = ("kvbm_cxl/pool/src/", "kvbm_cxl/capi/src/", "kvbm_cxl/ctl/src/")
+PANIC_ROOTS = ("kvbm_cxl/pool/src/", "kvbm_cxl/capi/src/", "kvbm_cxl/ctl/src/", "python/src/")
 INSTRUCTION_HOME = "kvbm_cxl/pool/src/coherence/"
 INSTRUCTION_EXCEPTIONS = {}  # path of an example that measures the bare instructions -> why
 # Mutants whose one rule has several places in the code, and why. All places are dropped together.

@@ -55,7 +55,7 @@ def _serve(graph: Graph) -> int:
     reference = None
     if graph.options.once:
         reference = Reference(
-            graph.model.path, graph.environment, graph.options.state / "reference", graph.record, graph.logs / "reference.log"
+            graph.model, graph.environment, graph.options.state / "reference", graph.record, graph.logs / "reference.log"
         )
         reference.begin(asked, question.MAX_TOKENS)
     graph.wait_until_ready()

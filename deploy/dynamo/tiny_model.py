@@ -25,8 +25,8 @@ CHAT_TEMPLATE = (
 )
 WORDS = (
     "a pool of memory is shared by all hosts in the rack and each host maps it but no host sees what another has written until it was "
-    "flushed prefill publishes blocks of keys and values decode pulls them and every later request with that prefix finds them again before "
-    "it computes where does this block come from who wrote it when was it read how many bytes were moved and what did that cost in time"
+    "flushed prefill publishes blocks of keys and values decode pulls them and every later request with that prefix finds them before it "
+    "computes where does this block come from who wrote it when was it read how many bytes were moved and what did that cost in time"
 ).split()
 
 
@@ -62,8 +62,8 @@ def _plain(text: str) -> bool:
     return text.isascii() and text.isprintable() and text != ""
 
 
-def _weights(unspeakable: list[int]) -> dict[str, numpy.ndarray]:
-    random = numpy.random.default_rng(SEED)
+def _weights(seed: int, unspeakable: list[int]) -> dict[str, numpy.ndarray]:
+    random = numpy.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> numpy.ndarray:
         return random.standard_normal((rows, columns), numpy.float32) * numpy.float32(gain / columns**0.5)
@@ -114,7 +114,7 @@ def _config(tokenizer: Tokenizer) -> dict:
     }
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, seed: int) -> None:
     tokenizer = _tokenizer()
     config = _config(tokenizer)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -124,19 +124,22 @@ def _write(folder: Path) -> None:
     files = {"config": config, "tokenizer_config": described, "special_tokens_map": special, "generation_config": generation}
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-    save_file(_weights(_unspeakable(tokenizer)), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(_weights(seed, _unspeakable(tokenizer)), str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def tiny_model(cache: Path) -> Path:
-    """The model's folder below `cache`, made if it is not there: whole or not at all, whoever else makes it at the same time."""
+def tiny_model(cache: Path, seed: int = SEED) -> Path:
+    """The model's folder below `cache`, made if it is not there: whole or not at all, whoever else makes it at the same time.
+
+    Another seed gives a model of the same shape that says something else.
+    """
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    folder = cache / f"tiny-llama-{version}"
+    folder = cache / f"tiny-llama-{version}-{seed}"
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="making-", dir=cache))
     try:
-        _write(made)
+        _write(made, seed)
         made.chmod(0o755)
         os.rename(made, folder)
     except OSError:

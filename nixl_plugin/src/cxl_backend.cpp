@@ -61,6 +61,9 @@ nixlCxlEngine::~nixlCxlEngine() {
         if (!registration->close_and_wait(core_->options.timeout_ms))
             log(LogLevel::warn, "CXL: an engine ends while its memory is in use by a transfer");
     }
+    // Nothing is under way any more that could be counted.
+    if (peering_)
+        peering_->tell_last_counts();
 }
 
 Status nixlCxlEngine::start(const nixlBackendInitParams& params) {
@@ -396,7 +399,7 @@ nixl_status_t nixlCxlEngine::prepXfer(const nixl_xfer_op_t& operation, const nix
             return report("prep:" + remote_agent,
                           {NIXL_ERR_NOT_FOUND, text("CXL: transfer with agent ", remote_agent, ": its metadata was not loaded")});
         auto made = std::make_unique<RequestHandle>();
-        made->request = std::make_shared<XferRequest>(core_, peer, peering_);
+        made->request = std::make_shared<XferRequest>(core_, peer, peering_, operation);
         Routed routed;
         if (Status known = route_lists(operation, local, remote, peer, *made->request, routed); !known.ok())
             return report(text("prep:", remote_agent, ":", known.code()), known);

@@ -179,13 +179,13 @@ void count(Counters& counters, const CopyPlan& plan) {
     switch (plan.way()) {
     case Way::in:
     case Way::within:
-        counters.written_bytes.add(plan.total_bytes());
+        counters.add(CXL_SHM_COUNT_NIXL_POOL_WRITTEN_BYTES, plan.total_bytes());
         break;
     case Way::out:
-        counters.read_bytes.add(plan.total_bytes());
+        counters.add(CXL_SHM_COUNT_NIXL_POOL_READ_BYTES, plan.total_bytes());
         break;
     case Way::memory:
-        counters.local_bytes.add(plan.total_bytes());
+        counters.add(CXL_SHM_COUNT_NIXL_LOCAL_BYTES, plan.total_bytes());
         break;
     }
 }

@@ -156,9 +156,7 @@ class StagedRun {
             whom = std::exchange(whom_, nullptr);
         }
         nixl_status_t status = transfer->status();
-        if (status == NIXL_SUCCESS)
-            core_->counters.staged_bytes.add(plan_->len_bytes);
-        else if (status != NIXL_ERR_CANCELED)
+        if (status != NIXL_SUCCESS && status != NIXL_ERR_CANCELED)
             report(text("staged:", plan_->engine_id, ":", status), {status, transfer->reason()});
         uses_.end();
         whom->done(status);
@@ -232,14 +230,47 @@ Status Peering::create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> g
     // Ends with the links, which this object has.
     made->links_->on_revoke(
         [self = made.get()](const std::string& engine_id, uint64_t registration) { return self->give_back(engine_id, registration); });
+    made->links_->on_tick([self = made.get()] { self->report_.tell(self->core_->pool->handle(), self->count_all(true)); });
     peering = std::move(made);
     return {};
 }
 
-Peering::~Peering() = default;
+Peering::~Peering() {
+    // Before anything goes that the links call.
+    if (links_)
+        links_->shut_down();
+}
 
 void Peering::shut_down() {
     links_->shut_down();
+}
+
+Counters::Values Peering::count_all(bool is_running) const {
+    Counters::Values values = core_->counters.all();
+    auto set = [&values](cxl_shm_counter counter, uint64_t value) { values[Counters::place(counter)] = value; };
+    const Staged::Counts& staged = staged_->counts();
+    set(CXL_SHM_COUNT_NIXL_STAGED_READ_BYTES, staged.bytes_read);
+    set(CXL_SHM_COUNT_NIXL_STAGED_WRITTEN_BYTES, staged.bytes_written);
+    set(CXL_SHM_COUNT_NIXL_SERVED_READ_BYTES, staged.served_read_bytes);
+    set(CXL_SHM_COUNT_NIXL_SERVED_WRITTEN_BYTES, staged.served_written_bytes);
+    set(CXL_SHM_COUNT_NIXL_REFUSED, staged.refused);
+    const Links::Counts& links = links_->counts();
+    uint64_t made = links.connected + links.accepted;
+    set(CXL_SHM_COUNT_NIXL_NOTIFS_RESENT, links.notes_resent);
+    set(CXL_SHM_COUNT_NIXL_LINKS_MADE, made);
+    set(CXL_SHM_COUNT_NIXL_LINKS_LOST, links.lost);
+    set(CXL_SHM_COUNT_NIXL_PEERS_GONE, links.peers_gone);
+    if (is_running) {
+        set(CXL_SHM_COUNT_NIXL_ENGINES, 1);
+        set(CXL_SHM_COUNT_NIXL_LINKS, made - links.gone);
+        set(CXL_SHM_COUNT_NIXL_STAGING_USED_BYTES, staged_->staging_used() * staged_->staging_block_bytes());
+        set(CXL_SHM_COUNT_NIXL_STAGING_BYTES, staged_->staging_held() * staged_->staging_block_bytes());
+    }
+    return values;
+}
+
+void Peering::tell_last_counts() {
+    links_->within_turn([this] { report_.tell(core_->pool->handle(), count_all(false)); });
 }
 
 Status Peering::add(const Peer& peer) {
@@ -277,14 +308,14 @@ Status Peering::deliver(const Peer& peer, std::string message, const Extents& wr
         if (!core)
             return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", peer.agent, " of this process has ended")};
         core->inbox.put(core_->agent, std::move(message));
-        core->counters.notifs_received.add();
+        core->counters.add(CXL_SHM_COUNT_NIXL_NOTIFS_RECEIVED);
     } else if (!peer.is_same_pool) {
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", peer.agent, " uses the pool ", uuid_text(peer.info.pool), ", this one ",
                                         uuid_text(core_->pool->uuid()), ": give both the same")};
     } else if (Status sent = links_->notify(peer.agent, wrap_note(written, message)); !sent.ok()) {
         return sent;
     }
-    core_->counters.notifs_sent.add();
+    core_->counters.add(CXL_SHM_COUNT_NIXL_NOTIFS_SENT);
     return {};
 }
 
@@ -306,7 +337,7 @@ Status Peering::receive(Notification& note, notif_list_t& notifs) {
         if (int status = cxl_shm_invalidate(address, len); status != CXL_SHM_OK)
             return pool_failure(status, text("making visible what agent ", note.agent, " wrote"));
     }
-    core_->counters.notifs_received.add();
+    core_->counters.add(CXL_SHM_COUNT_NIXL_NOTIFS_RECEIVED);
     notifs.emplace_back(std::move(note.agent), std::move(message));
     return {};
 }

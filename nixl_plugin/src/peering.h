@@ -33,6 +33,7 @@ class Peering : public std::enable_shared_from_this<Peering> {
     std::unique_ptr<Links> links_;
     std::unique_ptr<Served> served_;
     std::unique_ptr<Staged> staged_;
+    CountReport report_; // under the turn of the links
 
     Peering(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus);
     Status receive(Notification& note, notif_list_t& notifs);
@@ -43,6 +44,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
     ~Peering();
     /// Ends all links; nothing is served any more.
     void shut_down();
+    /// Tells the pool what was counted to the end, and that this engine holds nothing any more. After shut_down().
+    void tell_last_counts();
 
     Status add(const Peer& peer);
     void remove(const Peer& peer);
@@ -68,6 +71,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
 
   private:
     friend class StagedPart;
+    /// What the engine and its links have counted. One that does not run holds nothing.
+    Counters::Values count_all(bool is_running) const;
     std::shared_ptr<Memory> memory_of(const Registration& registration, Status& failure);
     /// Remembers a run, so that its end is told even if the application does not ask.
     void watch(const std::shared_ptr<StagedRun>& run);

@@ -20,6 +20,7 @@ nixl_status_t XferRequest::post(const nixl_opt_b_args_t* how) noexcept {
     } catch (...) {
         return NIXL_ERR_BACKEND;
     }
+    core_->counters.add(CXL_SHM_COUNT_NIXL_POSTED);
     failure_.store(peering_->is_gone(*peer_) ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_SUCCESS, std::memory_order_relaxed);
     status_.store(NIXL_IN_PROG, std::memory_order_relaxed);
     left_.store(parts_.size() + 1, std::memory_order_relaxed);
@@ -62,13 +63,13 @@ nixl_status_t XferRequest::finish() noexcept {
     auto status = static_cast<nixl_status_t>(failure_.load(std::memory_order_relaxed));
     Counters& counters = core_->counters;
     if (status == NIXL_SUCCESS)
-        counters.transfers.add();
+        counters.add(operation_ == NIXL_READ ? CXL_SHM_COUNT_NIXL_READS : CXL_SHM_COUNT_NIXL_WRITES);
     else if (status == NIXL_ERR_CANCELED)
-        counters.transfers_cancelled.add();
+        counters.add(CXL_SHM_COUNT_NIXL_CANCELLED);
     else
-        counters.transfers_failed.add();
+        counters.add(CXL_SHM_COUNT_NIXL_FAILED);
     if (status == NIXL_ERR_REMOTE_DISCONNECT)
-        counters.disconnects.add();
+        counters.add(CXL_SHM_COUNT_NIXL_DISCONNECTED);
     // Last: whoever sees it may release the request.
     status_.store(status, std::memory_order_release);
     return status;

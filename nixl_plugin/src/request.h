@@ -12,6 +12,7 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     const std::shared_ptr<Core> core_;
     const std::shared_ptr<Peer> peer_;
     const std::shared_ptr<Peering> peering_;
+    const nixl_xfer_op_t operation_;
     Extents written_; // of the pool, by this process
     /// What the parts name by plain pointers.
     std::vector<std::shared_ptr<Registration>> registrations_;
@@ -30,8 +31,8 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     nixl_status_t finish() noexcept;
 
   public:
-    XferRequest(std::shared_ptr<Core> core, std::shared_ptr<Peer> peer, std::shared_ptr<Peering> peering)
-        : core_(std::move(core)), peer_(std::move(peer)), peering_(std::move(peering)) {}
+    XferRequest(std::shared_ptr<Core> core, std::shared_ptr<Peer> peer, std::shared_ptr<Peering> peering, nixl_xfer_op_t operation)
+        : core_(std::move(core)), peer_(std::move(peer)), peering_(std::move(peering)), operation_(operation) {}
 
     const Peer& peer() const { return *peer_; }
     void keep(std::shared_ptr<Registration> registration) { registrations_.push_back(std::move(registration)); }

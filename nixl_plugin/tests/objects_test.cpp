@@ -111,12 +111,12 @@ void publish(Scene& scene) {
         std::swap(pairs[0], pairs[3]);
         std::swap(pairs[1], pairs[2]);
         CHECK(transfer(scene, NIXL_WRITE, pairs) == NIXL_SUCCESS);
-        CHECK(scene.core->counters.objects_published.get() == static_cast<uint64_t>(index) + 1);
+        CHECK(scene.core->counters.get(CXL_SHM_COUNT_NIXL_OBJECTS_WRITTEN) == static_cast<uint64_t>(index) + 1);
         CHECK(!local->is_used());
         // Once more: it is there, and stays what it is.
         if (index == 2) {
             bytes = testing::unique_bytes(object_bytes, 99);
-            CHECK(transfer(scene, NIXL_WRITE, pairs) == NIXL_SUCCESS && scene.core->counters.objects_existed.get() == 1);
+            CHECK(transfer(scene, NIXL_WRITE, pairs) == NIXL_SUCCESS && scene.core->counters.get(CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED) == 1);
             pairs = pairs_of(local.get(), object, {{0, 10}});
             CHECK(transfer(scene, NIXL_WRITE, pairs) == NIXL_ERR_NOT_ALLOWED);
         }
@@ -173,11 +173,11 @@ void read_back(Scene& scene) {
     CHECK(transfer(scene, NIXL_READ, {{heap.get(), &second, heap->base + 50, 0, 50}, {heap.get(), &first, heap->base, 0, 50}}) ==
           NIXL_SUCCESS);
     CHECK(std::memcmp(bytes.data(), testing::unique_bytes(100, 50).data(), 100) == 0);
-    uint64_t missed = scene.core->counters.objects_missed.get();
+    uint64_t missed = scene.core->counters.get(CXL_SHM_COUNT_NIXL_OBJECTS_MISSED);
     CHECK(transfer(scene, NIXL_READ, pairs_of(heap.get(), absent, {{0, 10}})) == NIXL_ERR_NOT_FOUND);
     CHECK(transfer(scene, NIXL_READ, {{heap.get(), &first, heap->base, 0, 50}, {heap.get(), &absent, heap->base + 50, 0, 50}}) ==
           NIXL_ERR_NOT_FOUND);
-    CHECK(scene.core->counters.objects_missed.get() == missed + 2);
+    CHECK(scene.core->counters.get(CXL_SHM_COUNT_NIXL_OBJECTS_MISSED) == missed + 2);
 
     nixl_reg_dlist_t descs(OBJ_SEG);
     for (const char* key : {"block 1", "absent", "pair/1"})

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         BlockLayout,
         Cache,
         CellUsage,
+        Changes,
         Event,
         Events,
         Namespace,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         Pool,
         PoolMemory,
         PullResult,
+        Watch,
         chain_key,
         format_pool,
         pool_info,
@@ -54,6 +56,7 @@ __all__ = [
     "BlockLayout",
     "Cache",
     "CellUsage",
+    "Changes",
     "ClosedError",
     "CxlError",
     "DamagedError",
@@ -76,6 +79,7 @@ __all__ = [
     "SlotInUseError",
     "SystemError_",
     "TimeoutError_",
+    "Watch",
     "__version__",
     "chain_key",
     "format_pool",
@@ -90,7 +94,8 @@ def __getattr__(name: str):
     try:
         native = import_module("._native", __name__)
     except ImportError as error:
-        raise ImportError(f"kvbm_cxl.{name} needs the compiled part of the package ({error}): install the wheel, or run `make python-extension`") from error
+        advice = "install a wheel of kvbm-cxl, or run `make python-extension`"
+        raise ImportError(f"kvbm_cxl.{name} needs the compiled part of the package ({error}): {advice}") from error
     value = getattr(native, name)
     globals()[name] = value
     return value

@@ -30,7 +30,7 @@ class ExistsError(CxlError):
 
 
 class FullError(CxlError):
-    """Nothing is left of something bounded: of cells (no_cell), of hints (no_hint), of a namespace's quota (over_quota), of pins or else (full)."""
+    """Nothing is left of something bounded: cells (no_cell), hints (no_hint), a namespace's quota (over_quota), pins and others (full)."""
 
     kind = "full"
 

@@ -11,6 +11,7 @@ use crate::member::Member;
 use crate::metrics;
 use crate::names::{Namespace, key_of, keys_of, parent_of};
 use crate::pins::{PinSet, Pins};
+use crate::watch::Watch;
 use cxl_pool::cache::{CacheConfig, Pulled, Upkeep};
 use cxl_pool::metrics::MissReason;
 use pyo3::prelude::*;
@@ -158,6 +159,7 @@ impl Cache {
 /// # Errors
 /// Those of [`End::wait`].
 pub fn close(slot: &Slot<Living>) -> Outcome<bool> {
+    slot.check_here()?;
     let Some(living) = slot.take() else { return Ok(false) };
     let (end, timeout_ms) = (living.end.clone(), living.member.timeout_ms());
     drop(living);
@@ -229,6 +231,13 @@ impl Cache {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
         let found = self.call(py, |living| Ok(living.cache()?.lookup_all(namespace, &keys)?))?;
         Ok(found.iter().map(Option::is_some).collect())
+    }
+
+    #[pyo3(signature = (ns, len_bytes, *, companions=Vec::new()))]
+    fn watch(&self, py: Python<'_>, ns: &Namespace, len_bytes: u64, companions: Vec<Namespace>) -> PyResult<Watch> {
+        let (namespace, companions) = (ns.0, companions.iter().map(|companion| companion.0).collect::<Vec<_>>());
+        let watch = self.call(py, |living| Ok(living.cache()?.watch(namespace, len_bytes, &companions)?))?;
+        Ok(Watch::new(watch, self.slot()?))
     }
 
     fn pin_chain(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Pins> {

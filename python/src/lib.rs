@@ -18,6 +18,7 @@ mod metrics;
 mod names;
 mod pins;
 mod pool;
+mod watch;
 
 use pyo3::prelude::*;
 
@@ -40,6 +41,8 @@ mod _native {
     use crate::pins::Pins;
     #[pymodule_export]
     use crate::pool::Pool;
+    #[pymodule_export]
+    use crate::watch::{Changes, Watch};
 
     use super::*;
 

@@ -4,11 +4,11 @@
 use crate::failure::Outcome;
 use crate::member::Member;
 use cxl_pool::metrics::stats::{Stat, read_all};
-use cxl_pool::metrics::{Exposition, Kind};
+use cxl_pool::metrics::{Exposition, Kind, Seconds};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// What every host of the pool has told of itself, as text for Prometheus with the host's slot as label.
+/// What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter` (docs/METRICS.md).
 ///
 /// # Errors
 /// Those of the memory.
@@ -17,11 +17,18 @@ pub fn of_pool(member: &Member) -> Outcome<String> {
     let mut text = String::new();
     let mut out = Exposition::new(&mut text);
     for stat in Stat::ALL {
+        let is_time = *stat == Stat::LockWaitNs;
         let suffix = if stat.kind() == Kind::Counter { "_total" } else { "" };
-        let name = format!("cxl_host_{}{suffix}", stat.name());
-        out.family(&name, stat.kind(), stat.help());
+        let name = if is_time { "lock_wait_seconds" } else { stat.name() };
+        let name = format!("cxl_pool_host_{name}{suffix}");
+        out.family(&name, stat.kind(), stat.help().trim_end_matches(", in nanoseconds."));
         for host in hosts.iter().filter(|host| host.incarnation != 0) {
-            out.sample(&name, "", &[("slot", &host.slot.to_string())], host.get(*stat));
+            let (slot, value) = (host.slot.to_string(), host.get(*stat));
+            let labels = [("slot", &*slot)];
+            match is_time {
+                true => out.sample(&name, "", &labels, Seconds { ns: value }),
+                false => out.sample(&name, "", &labels, value),
+            }
         }
     }
     Ok(text)

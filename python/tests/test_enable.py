@@ -7,6 +7,8 @@ import zipfile
 import pytest
 import wheels
 
+UV = [wheels.ROOT / ".venv" / "bin" / "uv", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+
 AVAILABLE = """
 import kvbm_cxl.nixl
 print(kvbm_cxl.nixl.enable() == kvbm_cxl.nixl.enable() == kvbm_cxl.nixl.plugin_dir())
@@ -82,11 +84,31 @@ class TestWheel:
         import subprocess
 
         folder = tmp_path_factory.mktemp("wheel")
-        subprocess.run(["scripts/python-package", str(folder)], cwd=wheels.ROOT, check=True, capture_output=True, timeout=120)
+        subprocess.run(["scripts/python-package", str(folder)], cwd=wheels.ROOT, check=True, capture_output=True, timeout=600)
         [cls.wheel] = folder.glob("kvbm_cxl-*.whl")
 
-    def test_it_is_for_this_platform_and_any_python(self):
-        assert "-py3-none-linux_" in self.wheel.name
+    def test_it_is_for_this_platform_and_any_python_of_the_stable_abi(self):
+        assert "-cp311-abi3-linux_" in self.wheel.name
+
+    def test_it_carries_programs_libraries_and_types(self):
+        with zipfile.ZipFile(self.wheel) as archive:
+            names = set(archive.namelist())
+            text = "".join(archive.read(name).decode() for name in names if name.endswith((".txt", "METADATA", ".json")))
+        carried = ("bin/cxlctl", "lib/libplugin_CXL.so", "lib/libcxl_shm.so", "_native.abi3.so", "_native.pyi", "py.typed")
+        assert {f"kvbm_cxl/{name}" for name in carried} <= names
+        assert "kvbm_cxl.vllm_integration:register" in text and "cxlctl=kvbm_cxl.programs:cxlctl" in text.replace(" ", "")
+        assert str(wheels.ROOT) not in text, "nothing tells of the machine that built it"
+
+    def test_its_program_and_module_work(self, tmp_path):
+        import subprocess
+        import sys
+
+        target = tmp_path / "site"
+        subprocess.run([*UV, "--target", str(target), str(self.wheel)], check=True, capture_output=True, timeout=120)
+        code = "import sys, kvbm_cxl, kvbm_cxl.programs; kvbm_cxl.Namespace; sys.argv[1:] = ['--version']; kvbm_cxl.programs.cxlctl()"
+        environment = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert run.stdout.startswith("cxlctl ") and run.returncode == 0, run.stdout + run.stderr
 
     def test_it_carries_the_plugin_and_finds_it(self, python, tmp_path):
         with zipfile.ZipFile(self.wheel) as archive:

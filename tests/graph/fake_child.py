@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for a worker or for the frontend where only the launcher is tested: fake_child.py frontend PORT, or fake_child.py worker.
 
-A worker has a child of its own, a segment of shared memory, and metrics; the frontend answers, and counts what it answered in a file that
-the workers' metrics are made from. FAKE tells how a worker misbehaves: crash, stubborn
-(does not end when asked to), late (never gets known).
+A worker has a child of its own, a segment of shared memory, a semaphore, and metrics; the frontend answers, and counts what it answered in
+a file that the workers' metrics are made from. FAKE tells how a worker misbehaves: crash, stubborn (does not end when asked to), late
+(never gets known).
 """
 
 import http.server
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -59,8 +60,10 @@ def main(role, port):
     if role == "worker":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         segment = shared_memory.SharedMemory(create=True, size=4096)
-        # As where a process is killed: nobody else removes it.
+        semaphore = multiprocessing.get_context("spawn").Semaphore()
+        # As where a process is killed: nobody else removes them.
         resource_tracker.unregister(segment._name, "shared_memory")
+        resource_tracker.unregister(semaphore._semlock.name, "semaphore")
         if misbehaves == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if misbehaves == "crash":

@@ -28,7 +28,7 @@ class FakeReference:
 
 
 workers.frontend_command = lambda _, port: [*CHILD, "frontend", str(port)]
-workers.worker_command = lambda _, __, worker: [*CHILD, "worker", str(worker.system_port)]
+workers.worker_command = lambda _, __, worker, *___: [*CHILD, "worker", str(worker.system_port)]
 serve.Reference = FakeReference
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ def made_by(marker):
             maps, environment = Path(f"/proc/{pid}/maps").read_text(), Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if " /dev/shm/" in line}
-        made |= {path for path in mapped if "/cxl-pool-" not in path and not path.endswith(" (deleted)")}
+        # By inode: a semaphore is mapped under another name than the one that stays.
+        inodes = {int(line.split()[4]) for line in maps.splitlines() if " /dev/shm/" in line}
+        made |= {file.path for file in os.scandir("/dev/shm") if file.is_file() and file.inode() in inodes}
         said = {name: value.decode() for name, _, value in (entry.partition(b"=") for entry in environment)}
         if b"DYN_SYSTEM_PORT" in said:
             made |= {os.path.dirname(said[b"TMPDIR"])} | ({said[b"CXL_POOL"]} if b"CXL_POOL" in said else set())
@@ -42,9 +43,9 @@ def there(paths):
     return {path for path in paths if os.path.exists(path)}
 
 
-def wait_for(condition, timeout_s=20, what=""):
+def wait_for(condition, timeout_s=20, what="", pause_s=0.05):
     """Until it is true; fails where it does not become so in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what or "not in time"
-        time.sleep(0.05)
+        time.sleep(pause_s)

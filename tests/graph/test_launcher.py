@@ -80,6 +80,7 @@ def test_a_launcher_that_gets_a_signal_leaves_nothing(launch, number):
     assert len(leftovers.processes_with(launcher.marker)) == 12
     made = leftovers.made_by(launcher.marker)
     assert sum(name.startswith("/dev/shm/psm_") for name in made) == 3
+    assert sum(name.startswith("/dev/shm/sem.mp-") for name in made) == 3
     assert any(name.startswith("/dev/shm/kvbm-cxl-serve-") for name in made)
     launcher.process.send_signal(number)
     assert launcher.wait() == (-signal.SIGKILL if number == signal.SIGKILL else 0)

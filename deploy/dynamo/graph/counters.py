@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM, the connector and the pool count, read from the workers' metrics."""
 
+import json
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .errors import GraphError
+from .pool import Pool, cxlctl
 
 SETTLE_S = 10
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)$")
@@ -100,6 +103,14 @@ def read(graph) -> dict[str, Counts]:
         except GraphError:
             continue  # It has died; what it counted went with it.
     return counts
+
+
+def of_plugin(pool: Pool) -> Counter:
+    """What the NIXL plugins of all hosts have transferred, as they tell the pool twice a second. Raises GraphError."""
+    total: Counter = Counter()
+    for host in json.loads(cxlctl(pool.spec, "nixl", "--json"))["hosts"]:
+        total.update(host["counters"])
+    return total
 
 
 def of_role(counts: dict[str, Counts], role: str) -> Counts:

@@ -2,6 +2,8 @@
 """A running graph: what `serve.py` and the tests start, ask and end."""
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from .sweep import Record, sweep
 from .workers import Worker
 
 PATIENCE_S = 8
+PLUGIN_TIMEOUT_S = 60
+KEPT_LOGS = 5
 
 
 class Graph:
@@ -49,14 +53,13 @@ class Graph:
         options = self.options
         for name in ("tmp", "discovery"):
             (self.folder / name).mkdir()
-        self.logs = options.state / "logs"
-        shutil.rmtree(self.logs, ignore_errors=True)
-        self.logs.mkdir(parents=True)
+        self.logs = self._new_logs(options.state / "logs")
         self.model: Model = choose(options)
         self.say(f"model {self.model.name}: {self.model.path}")
         self.pool = pool.make(options, self.model.block_bytes, self.record.add_path) if options.needs_pool else None
         if self.pool:
-            self.say(f"pool {self.pool.spec}" + (f", {options.pool_bytes >> 20} MiB, goes with the graph" if self.pool.own else ""))
+            own = self.pool.own
+            self.say(f"pool {self.pool.spec}" + (f", {own.stat().st_size >> 20} MiB, goes with the graph" if own else ""))
         self.environment = environment.common(options, self.folder)
         self.port = options.port or self.ports.take()
         roles = [("prefill", number) for number in range(options.prefill)] + [("decode", number) for number in range(options.decode)]
@@ -67,6 +70,15 @@ class Graph:
         if options.discovery == "file":
             self.keep_alive = KeepAlive(self.folder / "discovery", self._dead_ports)
 
+    def _new_logs(self, folder: Path) -> Path:
+        """A folder for this graph's logs, beside those of the last few."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
+            shutil.rmtree(old, ignore_errors=True)
+        made = folder / self.folder.name
+        made.mkdir()
+        return made
+
     def _child(self, name: str, command: list[str], told: dict[str, str]) -> Child:
         child = Child(name, command, self.environment | told, self.logs / f"{name}.log", self.record)
         self.children[name] = child
@@ -75,6 +87,10 @@ class Graph:
     def _dead_ports(self) -> list[int]:
         died = [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
         return self.replaced_ports + died
+
+    def live_ports(self) -> set[int]:
+        """Where the workers that run listen for requests."""
+        return {worker.rpc_port for name, worker in self.workers.items() if self.children[name].status() is None}
 
     def restart_worker(self, name: str) -> Child:
         """Starts a worker in the place of one that has ended: the same host of the pool, other ports."""
@@ -89,12 +105,16 @@ class Graph:
             told |= environment.pool(self.pool.spec, self.pool.machine(list(self.workers).index(name)), self.folder)
         if self.options.connector == "nixl-cxl":
             told |= self._plugin()
-        return self._child(name, workers.worker_command(self.options, self.model, worker), worker.environment() | told)
+        (self.logs / f"{name}.log").unlink(missing_ok=True)
+        return self._child(name, workers.worker_command(self.options, self.model, worker, self.folder), worker.environment() | told)
 
     def _plugin(self) -> dict[str, str]:
-        from kvbm_cxl.nixl import _overlay, find
-
-        return {"NIXL_PLUGIN_DIR": str(_overlay.make_overlay(find(), self.folder / "nixl"))}
+        """As `NIXL_PLUGIN_DIR=$(kvbm-cxl nixl-plugin-dir)`, but in the graph's own folder."""
+        command = [sys.executable, "-m", "kvbm_cxl.cli", "nixl-plugin-dir", "--into", str(self.folder / "nixl")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PLUGIN_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise GraphError(f"kvbm-cxl nixl-plugin-dir: {done.stderr.strip()}; `make python-package` installs the plugin")
+        return {"NIXL_PLUGIN_DIR": done.stdout.strip()}
 
     def wait_until_ready(self) -> float:
         """Waits until all workers are known and one has answered, with progress; seconds it took. Raises GraphError."""

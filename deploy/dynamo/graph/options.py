@@ -24,7 +24,8 @@ class Options:
     model: str = ""
     # Devices, as CXL_POOL has them; empty = a pool of our own in /dev/shm, which goes with the graph.
     pool: str = ""
-    pool_bytes: int = 1 << 30
+    # 0 = 1 GiB, or more where the model's blocks are large.
+    pool_bytes: int = 0
     format_given_pool: bool = False
     router: str = "round-robin"
     discovery: str = "file"
@@ -32,8 +33,9 @@ class Options:
     port: int = 0
     # Where models and logs are kept.
     state: Path = ROOT / "target" / "serve"
-    # Added to every worker's command line, and to the connector's configuration.
+    # Added to every worker's command line, to the frontend's, and to the connector's configuration.
     worker_arguments: tuple[str, ...] = ()
+    frontend_arguments: tuple[str, ...] = ()
     connector_config: dict = field(default_factory=dict)
     # Added to every process's environment.
     environment: dict = field(default_factory=dict)
@@ -70,7 +72,7 @@ def parse(arguments: Sequence[str]) -> Options:
     pool_help = "a formatted pool such as /dev/dax0.0; without it one in /dev/shm that goes with the graph"
     parser.add_argument("--pool", default="", metavar="SPEC", help=pool_help)
     parser.add_argument("--format-pool", action="store_true", help="format the pool that --pool names: what it holds is lost")
-    parser.add_argument("--pool-size", type=_size, default=1 << 30, metavar="SIZE", help="of a pool in /dev/shm (1G)")
+    parser.add_argument("--pool-size", type=_size, default=0, metavar="SIZE", help="of a pool in /dev/shm (1G, or more)")
     parser.add_argument("--router", choices=ROUTERS, default="round-robin", help="how the frontend chooses workers")
     parser.add_argument("--discovery", choices=DISCOVERIES, default="file", help="how processes find each other (file)")
     parser.add_argument("--once", action="store_true", help="ask, verify, end: 0 if everything was as it has to be, else 1")

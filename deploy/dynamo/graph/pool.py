@@ -16,6 +16,10 @@ TIMEOUT_S = 60
 # Seats of the pool's management: one for each worker, so that whichever comes first can let the others in.
 MAX_SEATS = 8
 PAGE = 4096
+# A pool of our own has room for a few of the longest prompts, whatever the model.
+MIN_POOL_BYTES, POOL_BLOCKS = 1 << 30, 128
+# For what routers are told of each block: with blocks of 200 KiB or more enough for all of them.
+DESCRIPTION_CELLS = "2K:1%"
 
 
 def cxlctl_path() -> Path:
@@ -69,10 +73,14 @@ def cell_bytes(block_bytes: int) -> int:
     return -(-block_bytes // PAGE) * PAGE
 
 
-def _format(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool) -> None:
+def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False, announced: bool = False) -> None:
+    """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError.
+
+    announced: with cells for what routers are told of each block.
+    """
     arguments = ["format", "--slots", "32"]
     if block_bytes:
-        arguments += ["--cells", f"{cell_bytes(block_bytes)}:75%"]
+        arguments += ["--cells", f"{cell_bytes(block_bytes)}:75%", *(("--cells", DESCRIPTION_CELLS) if announced else ())]
     if machines:
         seats = list(machines[:MAX_SEATS])
         arguments += ["--seats", str(len(seats)), "--machine", seats[0]]
@@ -83,13 +91,15 @@ def _format(spec: str, block_bytes: int | None, machines: Sequence[str], force: 
 
 def make(options: Options, block_bytes: int | None, note_path) -> Pool:
     """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
+    announced = options.router == "kv" and options.connector == "cxl"
     if options.pool:
         if options.format_given_pool:
-            _format(options.pool, block_bytes, (), force=True)
+            format_pool(options.pool, block_bytes, (), force=True, announced=announced)
         cxlctl(options.pool, "info", "--json")
         return Pool(options.pool, None, ())
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)
-    _format(f"{own},size={options.pool_bytes}", block_bytes, machines, force=False)
+    size_bytes = options.pool_bytes or max(MIN_POOL_BYTES, POOL_BLOCKS * cell_bytes(block_bytes or 0))
+    format_pool(f"{own},size={size_bytes}", block_bytes, machines, announced=announced)
     return Pool(str(own), own, machines)

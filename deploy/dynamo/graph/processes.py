@@ -40,6 +40,10 @@ class Child:
         except OSError as error:
             return f"({error})"
 
+    def text(self) -> str:
+        """All of its log."""
+        return self.log.read_text(errors="replace")
+
     def session(self) -> dict[int, int]:
         """Its session, as `sweep` reads it."""
         return {leader: started for leader, started in self.record.sessions.items() if leader == self.pid}

@@ -11,6 +11,8 @@ from .model import BLOCK_TOKENS, tiny_sentences
 
 MAX_TOKENS = 16
 PREFIX_SENTENCES, ENDING_SENTENCES = 22, 3
+# The plugin tells the pool twice a second what it has counted.
+PLUGIN_TELLS_S = 5
 # Texts have to share whole blocks, so the shared part is some blocks long and ends somewhere within one.
 MIN_SHARED_BLOCKS = 4
 
@@ -58,11 +60,12 @@ def ask(graph, prompt: str) -> Asked:
 
 def _blocks(tokens: int) -> str:
     full, tail = divmod(tokens, BLOCK_TOKENS)
-    return f"{tokens} tokens ({full} blocks" + (f" + {tail} tokens)" if tail else ")")
+    parts = [f"{full} block" + ("" if full == 1 else "s")] if full else []
+    return f"{tokens} tokens ({' + '.join(parts + ([f'{tail} tokens'] if tail else []))})"
 
 
 def _moved(what: str, blocks: int, len_bytes: int, seconds: float) -> str:
-    blocks_said = f"{blocks} blocks, " if blocks else ""
+    blocks_said = f"{blocks} block{'' if blocks == 1 else 's'}, " if blocks else ""
     return f"{what} {blocks_said}{len_bytes / 1e6:.2f} MB in {seconds * 1e3:.1f} ms"
 
 
@@ -103,12 +106,26 @@ def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
         has_to_be("request 1: blocks that decode pulled, the tail among them", first.decode.pulled_blocks, first.blocks)
     else:
         has_to_be("request 1: decode counted transfers", first.decode.transfers > 0 and first.decode.pulled_bytes > 0, True)
+    if graph.options.connector == "nixl-cxl":
+        has_to_be("bytes that the plugin read, as vLLM and as we count them", *_read_bytes(graph))
     shared = _shared_tokens(graph, first.prompt, second.prompt)
     reused = second.prefill.tokens[REUSED] + second.prefill.tokens[PULLED]
     has_to_be("the shared prefix is some blocks long", shared >= MIN_SHARED_BLOCKS * BLOCK_TOKENS, True)
     if graph.options.connector == "cxl" or graph.options.prefill == 1:
         has_to_be("request 2: tokens of the shared prefix that prefill reused", reused, shared)
     return wrong
+
+
+def _read_bytes(graph) -> tuple[int, int]:
+    """Of all transfers so far: what our plugin counted, and what vLLM did."""
+    told = counters.of_role(counters.read(graph), "decode").pulled_bytes
+    deadline = time.monotonic() + PLUGIN_TELLS_S
+    while True:
+        counted = counters.of_plugin(graph.pool)
+        ours = counted["staged_read_bytes"] + counted["pool_read_bytes"]
+        if ours == told or time.monotonic() > deadline:
+            return ours, told
+        time.sleep(0.1)
 
 
 def _shared_tokens(graph, one: str, other: str) -> int:

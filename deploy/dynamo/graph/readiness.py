@@ -34,19 +34,19 @@ def known_ports(port: int) -> set[int]:
 
 
 def wait_until_ready(graph) -> float:
-    """Until all workers are known and a request is answered; seconds it took. Raises GraphError."""
+    """Until all workers that run are known and a request is answered; seconds it took. Raises GraphError."""
     began, shown = time.monotonic(), {}
     while True:
         graph.check()
         passed = time.monotonic() - began
         for name, child in graph.children.items():
-            where = stage(child.tail()) if name != "frontend" else "up"
+            where = stage(child.text()) if name != "frontend" else "up"
             if shown.get(name) != where and name != "frontend":
                 shown[name] = where
                 graph.say(f"  {passed:4.0f} s  {name}: {where}")
         if passed > graph.options.ready_timeout_s:
             raise GraphError(f"not ready after {passed:.0f} s: {shown}; logs in {graph.logs}")
-        if {worker.rpc_port for worker in graph.workers.values()} <= known_ports(graph.port):
+        if graph.live_ports() <= known_ports(graph.port):
             try:
                 graph.ask("ready?", max_tokens=1, timeout_s=60)
                 break

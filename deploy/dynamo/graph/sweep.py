@@ -53,13 +53,16 @@ def members(sessions: dict[int, int]) -> list[Process]:
 
 
 def segments(pid: int) -> set[str]:
-    """Files of /dev/shm that a process maps and that its libraries made there."""
+    """Files of /dev/shm that a process maps and that its libraries made there.
+
+    Compared by inode: the map of whoever made a semaphore has the name that it was made under, which is not the one that stays.
+    """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except OSError:
         return set()
-    paths = {line.split(maxsplit=5)[5].strip() for line in maps.splitlines() if SHM in line}
-    return {path for path in paths if path.startswith(SHM) and path.removeprefix(SHM).startswith(LEFTOVERS)}
+    inodes = {int(line.split()[4]) for line in maps.splitlines() if SHM in line}
+    return {entry.path for entry in os.scandir(SHM) if entry.name.startswith(LEFTOVERS) and entry.inode() in inodes} if inodes else set()
 
 
 class Record:
@@ -109,15 +112,23 @@ class Record:
         return living
 
 
+def _signal(living: list[Process], number: int) -> None:
+    for entry in living:
+        try:
+            os.kill(entry.pid, number)
+        except ProcessLookupError:
+            pass
+
+
 def kill(record: Record, sessions: dict[int, int] | None = None, timeout_s: float = TIMEOUT_S) -> list[int]:
-    """SIGKILL to every process of the sessions until none is left; the numbers of those that did not end in time."""
+    """SIGKILL to every process of the sessions until none is left; the numbers of those that did not end in time.
+
+    They are stopped before, so that none makes a segment between the look at its map and its end.
+    """
     deadline = time.monotonic() + timeout_s
-    while living := record.look(sessions):
-        for entry in living:
-            try:
-                os.kill(entry.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+    while living := members(record.sessions if sessions is None else sessions):
+        _signal(living, signal.SIGSTOP)
+        _signal(record.look(sessions), signal.SIGKILL)
         if time.monotonic() > deadline:
             return [entry.pid for entry in living]
         time.sleep(0.02)

@@ -4,14 +4,16 @@
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from .environment import has_gpu
 from .model import BLOCK_TOKENS, Model
 from .options import Options
 from .ports import Ports
 
-# A tiny cache: what a test needs, several times over.
-CPU_ARGUMENTS = ("--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20), "--dtype", "float32", "--max-model-len", "4096")
+# What the router credits a block of the pool with, in blocks of a worker's own memory. To pull one costs a few percent of computing it, so
+# that load decides which worker is asked, as in Beluga 6.3; Dynamo's default of 0.25 is of disks.
+POOL_HIT_WEIGHT = 0.95
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,11 @@ class Worker:
     system_port: int
     rpc_port: int
     side_channel_port: int
-    events_port: int
 
     @classmethod
     def make(cls, role: str, number: int, ports: Ports) -> "Worker":
         """With ports that nobody else got."""
-        return cls(role, number, *(ports.take() for _ in range(4)))
+        return cls(role, number, *(ports.take() for _ in range(3)))
 
     @property
     def name(self) -> str:
@@ -61,19 +62,26 @@ def kv_transfer_config(options: Options, role: str) -> dict:
     return config | ({"kv_connector_extra_config": extra} if extra else {})
 
 
-def worker_command(options: Options, model: Model, worker: Worker) -> list[str]:
-    """A prefill or decode worker."""
+def kv_events_config(folder: Path, worker: Worker) -> dict:
+    """Where a worker's KV events go, as vLLM's --kv-events-config: to a socket in `folder`, which vLLM binds; tcp it would bind everywhere."""
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{folder}/events-{worker.name}-{worker.rpc_port}"}
+
+
+def worker_command(options: Options, model: Model, worker: Worker, folder: Path) -> list[str]:
+    """A prefill or decode worker, with its sockets in `folder`."""
     command = [sys.executable, "-m", "dynamo.vllm", "--model", model.path, "--served-model-name", model.name]
     command += ["--disaggregation-mode", worker.role, "--block-size", str(BLOCK_TOKENS)]
     command += ["--kv-transfer-config", json.dumps(kv_transfer_config(options, worker.role))]
     if options.router == "kv":
-        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{worker.events_port}"}
-        command += ["--kv-events-config", json.dumps(events)]
-    return command + list(() if has_gpu() else CPU_ARGUMENTS) + list(options.worker_arguments)
+        command += ["--kv-events-config", json.dumps(kv_events_config(folder, worker))]
+    return [*command, *model.engine_flags(), *options.worker_arguments]
 
 
 def frontend_command(options: Options, port: int) -> list[str]:
     """What clients talk to."""
     command = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     # A request whose worker dies goes on elsewhere.
-    return [*command, "--router-mode", options.router, "--migration-limit", "3"]
+    command += ["--router-mode", options.router, "--migration-limit", "3"]
+    if options.router == "kv" and options.connector == "cxl":
+        command += ["--router-disk-cache-hit-weight", str(POOL_HIT_WEIGHT)]
+    return [*command, *options.frontend_arguments]

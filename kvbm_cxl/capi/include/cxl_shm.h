@@ -369,6 +369,63 @@ int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
  * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. */
 int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
+/* ---- Counters ------------------------------------------------------------------------------------------------------------------------ *
+ *
+ * Every host tells the whole pool what its processes counted together, about twice a second; cxlctl shows it (docs/METRICS.md). The library
+ * counts for itself; what a program above it counts, it hands in by these numbers. Those marked "now" rise and fall, all others only
+ * rise. What a process handed in stays in its host's sums when it ends, in whatever way, except for what it handed in during the last 0.1 s
+ * before it was killed; of those marked "now" its share goes. Sums begin anew when the machine restarts.
+ */
+typedef enum cxl_shm_counter {
+    CXL_SHM_COUNT_NIXL_POSTED = 24,               /* transfers that NIXL agents posted */
+    CXL_SHM_COUNT_NIXL_READS = 25,                /* READ transfers that ended well */
+    CXL_SHM_COUNT_NIXL_WRITES = 26,               /* WRITE transfers that ended well */
+    CXL_SHM_COUNT_NIXL_FAILED = 27,               /* transfers that failed */
+    CXL_SHM_COUNT_NIXL_CANCELLED = 28,            /* transfers that were released while they were active */
+    CXL_SHM_COUNT_NIXL_DISCONNECTED = 29,         /* transfers that failed because the peer was gone */
+    CXL_SHM_COUNT_NIXL_POOL_READ_BYTES = 30,      /* bytes copied out of the pool, directly */
+    CXL_SHM_COUNT_NIXL_POOL_WRITTEN_BYTES = 31,   /* bytes copied into the pool or within it, directly */
+    CXL_SHM_COUNT_NIXL_LOCAL_BYTES = 32,          /* bytes copied between memory of one process */
+    CXL_SHM_COUNT_NIXL_STAGED_READ_BYTES = 33,    /* bytes read from other processes over staging */
+    CXL_SHM_COUNT_NIXL_STAGED_WRITTEN_BYTES = 34, /* bytes written to other processes over staging */
+    CXL_SHM_COUNT_NIXL_SERVED_READ_BYTES = 35,    /* bytes gathered for the staged READs of other processes */
+    CXL_SHM_COUNT_NIXL_SERVED_WRITTEN_BYTES = 36, /* bytes scattered for the staged WRITEs of other processes */
+    CXL_SHM_COUNT_NIXL_VRAM_BYTES = 37,           /* bytes copied by GPUs, between their memory and the pool or this process */
+    CXL_SHM_COUNT_NIXL_OBJECTS_WRITTEN = 38,      /* objects published by WRITE */
+    CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED = 39,      /* objects that were there when a WRITE came */
+    CXL_SHM_COUNT_NIXL_OBJECTS_READ = 40,         /* objects read */
+    CXL_SHM_COUNT_NIXL_OBJECTS_MISSED = 41,       /* objects that a READ did not find */
+    CXL_SHM_COUNT_NIXL_OBJECT_WRITTEN_BYTES = 42, /* bytes of the objects published */
+    CXL_SHM_COUNT_NIXL_OBJECT_READ_BYTES = 43,    /* bytes read from objects */
+    CXL_SHM_COUNT_NIXL_FILE_WRITTEN_BYTES = 44,   /* bytes written to files */
+    CXL_SHM_COUNT_NIXL_FILE_READ_BYTES = 45,      /* bytes read from files */
+    CXL_SHM_COUNT_NIXL_NOTIFS_SENT = 46,          /* notifications sent */
+    CXL_SHM_COUNT_NIXL_NOTIFS_RECEIVED = 47,      /* notifications received */
+    CXL_SHM_COUNT_NIXL_NOTIFS_RESENT = 48,        /* notifications sent once more, because a link ended before */
+    CXL_SHM_COUNT_NIXL_LINKS_MADE = 49,           /* links to peers that were made, from either end */
+    CXL_SHM_COUNT_NIXL_LINKS_LOST = 50,           /* links that ended otherwise than by a close of the other end */
+    CXL_SHM_COUNT_NIXL_PEERS_GONE = 51,           /* peers that ended, or could not be reached */
+    CXL_SHM_COUNT_NIXL_REFUSED = 52,              /* requests of peers for memory that is not, or no longer, registered */
+    CXL_SHM_COUNT_NIXL_LINKS = 53,                /* links to peers (now) */
+    CXL_SHM_COUNT_NIXL_STAGING_USED_BYTES = 54,   /* pool memory that staged transfers use (now) */
+    CXL_SHM_COUNT_NIXL_STAGING_BYTES = 55,        /* pool memory that engines hold for staged transfers (now) */
+    CXL_SHM_COUNT_NIXL_ENGINES = 56               /* engines (now) */
+} cxl_shm_counter;
+
+typedef struct cxl_shm_count {
+    uint32_t counter;  /* CXL_SHM_COUNT_... */
+    uint32_t reserved; /* zero */
+    int64_t change;    /* since the last call; negative only of those marked "now" */
+} cxl_shm_count_t;
+
+/* Hands in what was counted: all entries, or none if it fails. For now and then, not for every operation. CXL_SHM_E_INVALID for a number
+ * that is none of those above, and for a counter that would fall; CXL_SHM_E_CLOSED if the handle has not joined. */
+int cxl_shm_count(cxl_pool_t* pool, const cxl_shm_count_t* counts, size_t count);
+
+/* What the host in `slot` has published of a counter: one of those above, or the place of another in docs/METRICS.md (line x 7 + counter).
+ * CXL_SHM_E_NOT_FOUND if it has published none yet, or if the pool was formatted by a version that did not have the counter. */
+int cxl_shm_host_count(cxl_pool_t* pool, uint32_t slot, uint32_t counter, uint64_t* value);
+
 /* ---- Offsets and addresses ----------------------------------------------------------------------------------------------------------- */
 
 /* The offset of an address in the blocks of any open pool; CXL_SHM_NULL_OFFSET for NULL and, with CXL_SHM_E_NOT_IN_POOL as the last status,

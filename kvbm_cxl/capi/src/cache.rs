@@ -7,6 +7,7 @@ use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned, Pulled, Reservation, Reserved, Upkeep, Wish};
 use cxl_pool::copy::{CopyConfig, LocalRange};
 use cxl_pool::host::Host;
+use cxl_pool::metrics::Metrics;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,13 +68,18 @@ fn first_bytes(pieces: &[LocalRange], len_bytes: u64) -> Outcome<Vec<LocalRange>
 
 impl CacheMember {
     /// Opens the cache of this process.
-    pub fn open(host: &Host, options: &CacheOptions) -> Outcome<CacheMember> {
+    pub fn open(host: &Host, options: &CacheOptions, metrics: &Arc<Metrics>) -> Outcome<CacheMember> {
         if options.flags & !CACHE_CHECKSUMS != 0 || options.reserved != 0 {
             return Err(Failure::invalid("cxl_shm_cache_options_t has unknown flags, or its reserved member is not zero"));
         }
         let policy = PolicyKind::ALL.get(options.policy as usize).copied();
         let policy = policy.ok_or_else(|| Failure::invalid(format!("eviction policy {} does not exist", options.policy)))?;
-        let mut config = CacheConfig { policy, checksums: options.flags & CACHE_CHECKSUMS != 0, ..CacheConfig::default() };
+        let mut config = CacheConfig {
+            policy,
+            checksums: options.flags & CACHE_CHECKSUMS != 0,
+            metrics: Some(metrics.clone()),
+            ..CacheConfig::default()
+        };
         if options.low_water_percent != 0 || options.high_water_percent != 0 {
             (config.low_water_percent, config.high_water_percent) = (options.low_water_percent, options.high_water_percent);
         }

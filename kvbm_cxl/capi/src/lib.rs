@@ -10,11 +10,12 @@
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
 //!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies;
-//!   `upkeep`: what the allocator has to do meanwhile.
+//!   `counts`: counters; `upkeep`: what has to be done meanwhile.
 
 mod api;
 mod cache;
 mod copies;
+mod counts;
 mod devices;
 mod handle;
 mod locks;

@@ -2,6 +2,7 @@
 //! A pool and this process's membership in it, as one handle has them.
 
 use crate::cache::CacheMember;
+use crate::counts::Counts;
 use crate::locks::Locks;
 use crate::rings::RingTable;
 use crate::status::{Failure, Outcome, Status};
@@ -43,6 +44,8 @@ pub struct Member {
     pub rings: RingTable,
     /// Blocks.
     pub allocator: Arc<Allocator>,
+    /// What this process counts.
+    pub counts: Counts,
     /// The prefix cache, once it is opened.
     pub cache: ArcSwapOption<CacheMember>,
     /// Keeps the host alive; declared last, because it is needed to the end.
@@ -203,6 +206,7 @@ impl OpenPool {
                 rings: RingTable::new(&host, &allocator),
                 objects: Objects::new(&host),
                 locks: Locks::new(self.pool.layout().geometry()),
+                counts: Counts::of(&host)?,
                 allocator,
                 cache: ArcSwapOption::empty(),
                 host: host.clone(),
@@ -243,7 +247,7 @@ impl OpenPool {
             return stay(Arc::new(member), busy(held));
         }
         *upkeep = None;
-        let Member { host, rings, allocator, cache, _service, .. } = member;
+        let Member { host, rings, allocator, counts, cache, _service, .. } = member;
         rings.end();
         if let Some(cache) = cache.into_inner().and_then(Arc::into_inner) {
             // Its cells are found by whoever takes this host's chunks over, its pins go with the process.
@@ -251,6 +255,8 @@ impl OpenPool {
         }
         // What cannot be given back is found by whoever takes this host's chunks over.
         let _ = Arc::into_inner(allocator).map(Allocator::close);
+        // What this process counted stays in its host's sums. A host that is fenced publishes nothing; a later process of it does then.
+        let _ = counts.publish_last(&host);
         Ok(host.leave()?)
     }
 
@@ -261,7 +267,7 @@ impl OpenPool {
             if member.cache.load().is_some() {
                 return Err(Failure::new(Status::E_EXISTS, "the cache of this pool is open already"));
             }
-            member.cache.store(Some(Arc::new(CacheMember::open(&member.host, options)?)));
+            member.cache.store(Some(Arc::new(CacheMember::open(&member.host, options, &member.counts.metrics)?)));
             Ok(())
         })
     }

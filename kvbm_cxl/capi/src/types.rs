@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::limits::{LINE_BYTES, MAX_OBJECT_NAME_BYTES};
 use cxl_pool::media::MAGIC;
+use cxl_pool::metrics::stats::Stat;
 use std::ffi::c_void;
 
 /// An open pool: a number in the form of a pointer, never followed.
@@ -57,6 +58,39 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_CACHE_S3_FIFO", PolicyKind::S3Fifo as u64),
     ("CXL_SHM_CACHE_SIEVE", PolicyKind::Sieve as u64),
     ("CXL_SHM_CACHE_LEAF_LRU", PolicyKind::LeafLru as u64),
+    ("CXL_SHM_COUNT_NIXL_POSTED", Stat::NixlPosted as u64),
+    ("CXL_SHM_COUNT_NIXL_READS", Stat::NixlReads as u64),
+    ("CXL_SHM_COUNT_NIXL_WRITES", Stat::NixlWrites as u64),
+    ("CXL_SHM_COUNT_NIXL_FAILED", Stat::NixlFailed as u64),
+    ("CXL_SHM_COUNT_NIXL_CANCELLED", Stat::NixlCancelled as u64),
+    ("CXL_SHM_COUNT_NIXL_DISCONNECTED", Stat::NixlDisconnected as u64),
+    ("CXL_SHM_COUNT_NIXL_POOL_READ_BYTES", Stat::NixlPoolReadBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_POOL_WRITTEN_BYTES", Stat::NixlPoolWrittenBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_LOCAL_BYTES", Stat::NixlLocalBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_STAGED_READ_BYTES", Stat::NixlStagedReadBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_STAGED_WRITTEN_BYTES", Stat::NixlStagedWrittenBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_SERVED_READ_BYTES", Stat::NixlServedReadBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_SERVED_WRITTEN_BYTES", Stat::NixlServedWrittenBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_VRAM_BYTES", Stat::NixlVramBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_OBJECTS_WRITTEN", Stat::NixlObjectsWritten as u64),
+    ("CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED", Stat::NixlObjectsExisted as u64),
+    ("CXL_SHM_COUNT_NIXL_OBJECTS_READ", Stat::NixlObjectsRead as u64),
+    ("CXL_SHM_COUNT_NIXL_OBJECTS_MISSED", Stat::NixlObjectsMissed as u64),
+    ("CXL_SHM_COUNT_NIXL_OBJECT_WRITTEN_BYTES", Stat::NixlObjectWrittenBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_OBJECT_READ_BYTES", Stat::NixlObjectReadBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_FILE_WRITTEN_BYTES", Stat::NixlFileWrittenBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_FILE_READ_BYTES", Stat::NixlFileReadBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_NOTIFS_SENT", Stat::NixlNotifsSent as u64),
+    ("CXL_SHM_COUNT_NIXL_NOTIFS_RECEIVED", Stat::NixlNotifsReceived as u64),
+    ("CXL_SHM_COUNT_NIXL_NOTIFS_RESENT", Stat::NixlNotifsResent as u64),
+    ("CXL_SHM_COUNT_NIXL_LINKS_MADE", Stat::NixlLinksMade as u64),
+    ("CXL_SHM_COUNT_NIXL_LINKS_LOST", Stat::NixlLinksLost as u64),
+    ("CXL_SHM_COUNT_NIXL_PEERS_GONE", Stat::NixlPeersGone as u64),
+    ("CXL_SHM_COUNT_NIXL_REFUSED", Stat::NixlRefused as u64),
+    ("CXL_SHM_COUNT_NIXL_LINKS", Stat::NixlLinks as u64),
+    ("CXL_SHM_COUNT_NIXL_STAGING_USED_BYTES", Stat::NixlStagingUsedBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_STAGING_BYTES", Stat::NixlStagingBytes as u64),
+    ("CXL_SHM_COUNT_NIXL_ENGINES", Stat::NixlEngines as u64),
 ];
 
 /// Pools that a process can have open at a time.
@@ -198,6 +232,13 @@ structures! {
         len_bytes: usize,
     }
 
+    /// What a caller counted.
+    "cxl_shm_count_t" Count {
+        counter: u32,
+        reserved: u32,
+        change: i64,
+    }
+
     /// A reserved or pinned block. `ptr` is an address.
     "cxl_shm_block_t" Block {
         struct_size: usize,
@@ -313,6 +354,15 @@ pub unsafe fn write<T: Versioned>(at: *mut T, value: &T) -> Outcome<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every counter that callers count has its number in the header, under its name in reports.
+    #[test]
+    fn counters_are_called_what_reports_call_them() {
+        let named: Vec<(String, u64)> =
+            CONSTANTS.iter().filter_map(|(name, value)| Some((name.strip_prefix("CXL_SHM_COUNT_")?.to_lowercase(), *value))).collect();
+        let given = Stat::ALL.iter().filter(|stat| stat.is_given());
+        assert_eq!(named, given.map(|stat| (stat.name().to_owned(), stat.place() as u64)).collect::<Vec<_>>());
+    }
 
     #[test]
     fn structures_of_other_versions() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The allocator's upkeep on a thread of its own: frees asked for by other processes and hosts, chunks of those that died.
+//! The upkeep on a thread of its own: frees asked for by other processes and hosts, chunks of those that died, counters.
 
 use crate::pool::Member;
 use crate::status::{Failure, Outcome, Status};
@@ -13,6 +13,9 @@ const REST: Duration = Duration::from_millis(10);
 /// How often hosts that died are looked for.
 const ADOPTION: Duration = Duration::from_millis(500);
 
+/// How often this process hands over what it counted.
+const PUBLISHING: Duration = Duration::from_millis(100);
+
 /// Runs the upkeep until it is dropped.
 pub struct Upkeep {
     stop: Option<Sender<()>>,
@@ -25,12 +28,16 @@ impl Upkeep {
         let member: Weak<Member> = Arc::downgrade(member);
         let (stop, stopped) = channel();
         let work = move || {
-            let mut adopted = Instant::now();
+            let (mut adopted, mut published) = (Instant::now(), Instant::now());
             while stopped.recv_timeout(REST) == Err(RecvTimeoutError::Timeout) {
                 let Some(member) = member.upgrade() else { return };
                 member.rings.beat();
                 // A round that fails (this host is fenced, a device is gone) is made up for by a later one; callers meet the same error.
                 let _ = member.allocator.service_round();
+                if published.elapsed() >= PUBLISHING {
+                    let _ = member.counts.publish(&member.host);
+                    published = Instant::now();
+                }
                 if adopted.elapsed() >= ADOPTION {
                     let _ = member.allocator.adopt_dead();
                     adopted = Instant::now();

@@ -86,6 +86,7 @@ fn c_type(rust: &str) -> String {
         "c_void" => "void",
         "u8" => "uint8_t",
         "u32" => "uint32_t",
+        "i64" => "int64_t",
         "u64" => "uint64_t",
         "usize" => "size_t",
         "CxlPool" => "cxl_pool_t",
@@ -102,6 +103,7 @@ fn c_type(rust: &str) -> String {
         "Piece" => "cxl_shm_piece_t",
         "Copy" => "cxl_shm_copy_t",
         "Block" => "cxl_shm_block_t",
+        "Count" => "cxl_shm_count_t",
         other => panic!("no C type is known for {other}"),
     };
     c.to_owned()

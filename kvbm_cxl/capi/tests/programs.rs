@@ -112,6 +112,35 @@ fn kept_blocks_outlive_their_process_and_scratch_blocks_do_not() {
     }
 }
 
+/// Counts of processes that are gone stay, what they held does not; nothing is counted twice when they come back.
+#[test]
+fn hosts_tell_what_their_processes_counted() {
+    let folder = Folder::new();
+    let Some(program) = program(&folder, "counts.c", Link::Shared) else { return };
+    let run = |pool: &str, machine: &str, coherence: &str, args: &[&str]| {
+        let pool = format!("{},size=8M", folder.path(pool).display());
+        let args: Vec<&OsStr> = [args[0], &pool].into_iter().chain(args[1..].iter().copied()).map(OsStr::new).collect();
+        start(&folder, &program, machine, coherence, &args)
+    };
+    succeed(vec![run("native", "one", NATIVE, &["refused"])]);
+    // That one counted three times and left.
+    let mut first = run("native", "one", NATIVE, &["stays", "5"]);
+    succeed(vec![run("native", "two", NATIVE, &["sees", "8", "5"])]);
+    let mut second = run("native", "one", NATIVE, &["stays", "7"]);
+    succeed(vec![run("native", "two", NATIVE, &["sees", "15", "12"])]);
+    second.kill();
+    succeed(vec![run("native", "two", NATIVE, &["sees", "15", "5"])]);
+    first.kill();
+    succeed(vec![run("native", "one", NATIVE, &["leaves", "2"]), run("native", "two", NATIVE, &["sees", "17", "0"])]);
+
+    // Under the emulator every process is a machine.
+    let emulated = "emulated:seed=11";
+    succeed(vec![run("emulated", "one", emulated, &["refused"])]);
+    let mut only = run("emulated", "one", emulated, &["stays", "4"]);
+    succeed(vec![run("emulated", "two", emulated, &["sees", "7", "4"])]);
+    only.kill();
+}
+
 fn cache_hosts(folder: &Folder, program: &Path, coherence: &str, mistake: &str) -> Vec<Running> {
     let pool = format!("{},size=8M", folder.path("pool").display());
     let args = |role| [role, pool.as_str(), mistake].map(OsStr::new);

@@ -84,6 +84,10 @@ pub enum Command {
     Exporter(ExporterArgs),
     /// Watch what every host does with the pool
     Top(TopArgs),
+    /// Tell what the NIXL agents of every host have transferred, and how
+    ///
+    /// Counters since the machines started, as docs/METRICS.md explains them. Rates are in `top`.
+    Nixl,
     /// Print a shell's completions
     Completions(CompletionsArgs),
     /// Write the manual pages

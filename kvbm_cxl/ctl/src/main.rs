@@ -16,6 +16,7 @@ mod fsck;
 mod hosts;
 mod info;
 mod inspect;
+mod nixl;
 mod output;
 mod peer;
 mod pool;
@@ -60,6 +61,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Bench(args) => bench::run(pool, &args, out),
         Command::Exporter(args) => exporter::run(pool, &args, out),
         Command::Top(args) => top::run(pool, &args, out),
+        Command::Nixl => nixl::run(pool, out),
         Command::Completions(args) => docs::completions(&args, out),
         Command::Man(args) => docs::man(&args, out),
     }

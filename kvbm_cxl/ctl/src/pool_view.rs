@@ -17,9 +17,9 @@ pub struct HostView {
 }
 
 impl HostView {
-    /// A counter, if the host has published any.
+    /// A counter, if the host has published it.
     pub fn stat(&self, stat: Stat) -> Option<u64> {
-        self.stats.as_ref().map(|stats| stats.get(stat))
+        self.stats.as_ref().filter(|stats| stats.has(stat)).map(|stats| stats.get(stat))
     }
 }
 
@@ -29,6 +29,8 @@ pub struct PoolView {
     pub at: Instant,
     /// Slots, those included that were never used.
     pub slot_count: usize,
+    /// Lines with counters that each of them has.
+    pub stats_lines: usize,
     /// Slots that were ever used.
     pub hosts: Vec<HostView>,
     /// Manager seats.
@@ -48,7 +50,8 @@ impl PoolView {
         // What an earlier incarnation counted is not this one's, and would make counters go back when this one publishes.
         let of_incarnation = |slot: &SlotInfo, stats: HostStats| (stats.incarnation == slot.incarnation).then_some(stats);
         let hosts = hosts.map(|(slot, stats)| HostView { stats: of_incarnation(&slot, stats), slot }).collect();
-        Ok(PoolView { at: Instant::now(), slot_count, hosts, seats: survey.seats })
+        let stats_lines = pool.layout().geometry().stats_lines as usize;
+        Ok(PoolView { at: Instant::now(), slot_count, stats_lines, hosts, seats: survey.seats })
     }
 
     /// Slots in `state`.

@@ -102,6 +102,46 @@ fn rate(value: Option<f64>) -> String {
     }
 }
 
+/// Bytes that agents moved to or from other processes and storage, as those count that asked for it.
+const MOVED: [Stat; 8] = [
+    Stat::NixlPoolReadBytes,
+    Stat::NixlPoolWrittenBytes,
+    Stat::NixlStagedReadBytes,
+    Stat::NixlStagedWrittenBytes,
+    Stat::NixlObjectReadBytes,
+    Stat::NixlObjectWrittenBytes,
+    Stat::NixlFileReadBytes,
+    Stat::NixlFileWrittenBytes,
+];
+
+/// The hosts with NIXL agents; nothing where there are none.
+fn nixl_text(before: &PoolView, now: &PoolView) -> String {
+    let heads = [
+        "slot", "agents", "posted/s", "reads/s", "writes/s", "failed/s", "moved/s", "staged/s", "served/s", "notifs/s", "links", "staging",
+    ];
+    let mut rows = vec![heads.map(String::from).to_vec()];
+    for pair in Pair::all(before, now).filter(|pair| crate::nixl::has_agents(pair.now)) {
+        let sum =
+            |stats: &[Stat]| stats.iter().map(|stat| pair.rate(*stat)).sum::<Option<f64>>().map_or("-".into(), |rate| bytes(rate as u64));
+        let count = |stat| pair.now.stat(stat).map_or("-".into(), |count| count.to_string());
+        rows.push(vec![
+            pair.now.slot.slot.to_string(),
+            count(Stat::NixlEngines),
+            rate(pair.rate(Stat::NixlPosted)),
+            rate(pair.rate(Stat::NixlReads)),
+            rate(pair.rate(Stat::NixlWrites)),
+            rate(pair.rate(Stat::NixlFailed)),
+            sum(&MOVED),
+            sum(&[Stat::NixlStagedReadBytes, Stat::NixlStagedWrittenBytes]),
+            sum(&[Stat::NixlServedReadBytes, Stat::NixlServedWrittenBytes]),
+            rate(pair.rate(Stat::NixlNotifsSent)),
+            count(Stat::NixlLinks),
+            pair.now.stat(Stat::NixlStagingUsedBytes).map_or("-".into(), bytes),
+        ]);
+    }
+    if rows.len() == 1 { String::new() } else { format!("\nNIXL\n{}", table(&rows)) }
+}
+
 fn text_of(before: &PoolView, now: &PoolView) -> String {
     let heads = [
         "slot",
@@ -142,5 +182,6 @@ fn text_of(before: &PoolView, now: &PoolView) -> String {
         ]);
     }
     let used = now.hosts.len();
-    format!("{}{used} of {} slots were ever used\n", table(&rows), now.slot_count)
+    let nixl = nixl_text(before, now);
+    format!("{}{nixl}{used} of {} slots were ever used\n", table(&rows), now.slot_count)
 }

@@ -261,6 +261,52 @@ fn top_shows_rates_between_its_looks() {
     assert_eq!((code, &once["hosts"][0]["stats"]["published_blocks"]), (0, &4000.into()));
 }
 
+#[test]
+fn nixl_shows_what_agents_transferred() {
+    let bench = Bench::formatted();
+    let _hosts = two_hosts(&bench);
+    assert_eq!(bench.run(&["nixl"]).out, "no host has told of any NIXL agent\n");
+    publish(&bench, 0, 1, 1 << 20);
+    publish(&bench, 1, 1, 7);
+    let (code, shown) = bench.json(&["nixl"]);
+    assert_eq!((code, &shown["lacks_counters"]), (0, &false.into()));
+    let mut shows = 0;
+    for stat in Stat::ALL.iter().filter(|stat| stat.is_given()) {
+        let name = stat.name().strip_prefix("nixl_").expect("what is given is of NIXL agents");
+        let values = [(1 << 20) + stat.place(), 7 + stat.place()];
+        assert_eq!([&shown["hosts"][0]["counters"][name], &shown["hosts"][1]["counters"][name]], values, "{name}");
+        assert_eq!(shown["all"][name], values[0] + values[1], "{name}");
+        shows += 1;
+    }
+    assert_eq!(shown["all"].as_object().unwrap().len(), shows);
+    let text = bench.run(&["nixl"]).out;
+    assert!(text.lines().next().unwrap().contains("slot 1, live") && text.lines().count() == 1 + shows, "{text}");
+    assert!(text.lines().any(|line| line.starts_with("staged read bytes") && line.contains("1.0 MiB") && line.contains("40 B")), "{text}");
+    let top = bench.run(&["top", "--once", "--interval-ms", "50"]).out;
+    assert!(top.contains("\nNIXL\nslot  agents "), "{top}");
+}
+
+/// A pool of an earlier format has fewer lines: what it has no place for is neither shown nor taken for zero.
+#[test]
+fn a_pool_without_room_for_counters_says_so() {
+    let bench = Bench::formatted_before_wide_stats();
+    let _host = bench.host("machine-a");
+    let pool = bench.open();
+    let line = StatsLine { crc: 0, incarnation: 1, counters: std::array::from_fn(|place| 50 + place as u64) };
+    pool.lines().publish(3, line).unwrap();
+    let (code, shown) = bench.json(&["nixl"]);
+    let counters = shown["hosts"][0]["counters"].as_object().unwrap();
+    assert_eq!((code, &shown["lacks_counters"]), (0, &true.into()));
+    let names: Vec<&String> = counters.keys().collect();
+    assert_eq!((counters["posted"].as_u64(), counters["failed"].as_u64(), names.len()), (Some(53), Some(56), 4), "{names:?}");
+    assert!(bench.run(&["nixl"]).out.contains("formatted by an older version"));
+    let metrics = Exporter::start(&bench, &["--max-age-ms", "0"]).metrics();
+    assert_eq!(metrics["cxl_pool_host_nixl_posted_total"].value(&[("slot", "0")]), Some(53.0));
+    assert_eq!(metrics["cxl_pool_host_nixl_links"].value(&[("slot", "0")]), None);
+    let fsck = bench.run(&["fsck"]);
+    assert_eq!(fsck.code, 0, "{}", fsck.out);
+}
+
 /// It goes on until its reader is gone.
 #[test]
 fn top_prints_again_and_again() {

@@ -32,7 +32,7 @@ class DevicePart : public Part {
                 return;
             Status result = has_ended ? copy->result() : Status(NIXL_ERR_CANCELED, {});
             if (result.ok())
-                core->counters.device_bytes.add(len_bytes);
+                core->counters.add(CXL_SHM_COUNT_NIXL_VRAM_BYTES, len_bytes);
             nixl_status_t code = result.ok() || result.code() == NIXL_ERR_CANCELED ? result.code() : report("gpu-copy", result);
             told->done(code);
         }

@@ -12,6 +12,7 @@ class FilePart : public StoragePart {
         LocalPiece piece;
     };
 
+    std::shared_ptr<Core> core_;
     nixl_xfer_op_t operation_;
     std::vector<Step> steps_;
     std::vector<std::shared_ptr<Registration>> files_; // as long as the steps name them
@@ -22,15 +23,17 @@ class FilePart : public StoragePart {
                 operation_ == NIXL_READ ? step.file->read(step.offset, step.piece, stop) : step.file->write(step.offset, step.piece, stop);
             if (!done.ok())
                 return done;
+            core_->counters.add(operation_ == NIXL_READ ? CXL_SHM_COUNT_NIXL_FILE_READ_BYTES : CXL_SHM_COUNT_NIXL_FILE_WRITTEN_BYTES,
+                                step.piece.len_bytes);
         }
         return {};
     }
 
   public:
-    explicit FilePart(nixl_xfer_op_t operation) : operation_(operation) {}
+    FilePart(std::shared_ptr<Core> core, nixl_xfer_op_t operation) : core_(std::move(core)), operation_(operation) {}
     ~FilePart() override { cancel(); }
 
-    Status take(const std::shared_ptr<Core>& core, const Pairs& pairs) {
+    Status take(const Pairs& pairs) {
         for (const Pair& pair : pairs) {
             auto* file = pair.remote->own ? dynamic_cast<const File*>(pair.remote->own->extra.get()) : nullptr;
             if (!file)
@@ -48,15 +51,15 @@ class FilePart : public StoragePart {
                 files_.push_back(pair.remote->own);
             steps_.push_back({file, pair.remote_address, piece});
         }
-        return prepare(core, pairs, "files");
+        return prepare(core_, pairs, "files");
     }
 };
 
 } // namespace
 
 Status make_file_part(const std::shared_ptr<Core>& core, nixl_xfer_op_t operation, Pairs pairs, std::unique_ptr<Part>& part) {
-    auto made = std::make_unique<FilePart>(operation);
-    if (Status taken = made->take(core, pairs); !taken.ok())
+    auto made = std::make_unique<FilePart>(core, operation);
+    if (Status taken = made->take(pairs); !taken.ok())
         return taken;
     part = std::move(made);
     return {};

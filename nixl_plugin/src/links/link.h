@@ -56,6 +56,8 @@ class Link {
     bool has_bell = false;
     /// It is among those that are about to be closed.
     bool is_lost = false;
+    /// ... because this engine has nothing to do with the peer any more.
+    bool is_forgotten = false;
 
     void set_peer(std::string engine_id, std::string agent) {
         engine_id_ = std::move(engine_id);

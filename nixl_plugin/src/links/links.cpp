@@ -25,6 +25,8 @@ constexpr uint64_t BUSY_PAUSE_US = 100;
 constexpr uint64_t RING_NS = 30'000;
 /// An application that calls twice within POLLING_NS polls, and goes on to for DRIVEN_NS, as far as the progress thread is concerned.
 constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
+/// How often on_tick() is called.
+constexpr uint64_t TICK_NS = 250'000'000;
 /// A notification that ended so many links is given up.
 constexpr int SENDS = 5;
 /// Messages taken from a link in one round.
@@ -180,6 +182,10 @@ bool Links::round(uint64_t now) {
     if (!lost_.empty())
         bury_lost();
     wake_peers(now);
+    if (tick_ && now >= tick_ns_) {
+        tick_ns_ = now + TICK_NS;
+        tick_();
+    }
     has_links_.store(!links_.empty(), std::memory_order_relaxed);
     are_rung_.store(std::all_of(links_.begin(), links_.end(), [](const auto& link) { return link->has_bell; }), std::memory_order_relaxed);
     is_busy_.store((service_ && service_->is_busy()) || !revocations_.empty() || !revoking_.empty(), std::memory_order_relaxed);
@@ -293,6 +299,7 @@ Status Links::on_hello(Link& link, Bytes message) {
     link.set_peer(engine_id, agent);
     from.links.push_back(&link);
     link.has_bell = doorbell_ && doorbell_->ring(engine_id);
+    from.is_gone = false;
     set_state(engine_id, PeerState::linked);
     if (service_)
         service_->on_linked(link);
@@ -319,7 +326,7 @@ bool Links::take_connected(uint64_t now) {
             if (to.links.empty()) {
                 to.notes.clear();
                 to.unread.clear();
-                set_state(to.engine_id, PeerState::gone);
+                set_gone(to);
                 log(LogLevel::info, text("CXL: agent ", to.agent, ": ", outcome.status.reason()));
             }
             continue;
@@ -330,6 +337,7 @@ bool Links::take_connected(uint64_t now) {
         to.links.push_back(&link);
         link.has_bell = doorbell_ && doorbell_->ring(to.engine_id);
         greet(link);
+        to.is_gone = false;
         set_state(to.engine_id, PeerState::linked);
         if (service_)
             service_->on_linked(link);
@@ -380,11 +388,15 @@ void Links::bury_lost() {
         // Closed first, so that the other end can see it before anything that it was lent is used for something else.
         link->close(0);
         counts_.gone.fetch_add(1, std::memory_order_relaxed);
+        if (!link->was_closed() && !link->is_forgotten)
+            counts_.lost.fetch_add(1, std::memory_order_relaxed);
         if (auto found = peers_.find(link->engine_id()); found != peers_.end()) {
             Peer& of = *found->second;
             std::erase(of.links, link);
-            if (of.links.empty())
-                set_state(of.engine_id, of.is_connecting ? PeerState::connecting : PeerState::gone);
+            if (of.links.empty() && of.is_connecting)
+                set_state(of.engine_id, PeerState::connecting);
+            else if (of.links.empty())
+                set_gone(of);
             if (!of.is_ours) {
                 if (of.links.empty())
                     erase_peer(of.engine_id);
@@ -392,6 +404,7 @@ void Links::bury_lost() {
                 // The peer may have closed the link without having read them. It knows the ones that it has by their numbers.
                 if (std::erase_if(of.unread, [](const Note& note) { return note.sends >= SENDS; }) > 0)
                     log_once(LogLevel::warn, "note:" + of.engine_id, text("CXL: agent ", of.agent, " does not take a notification"));
+                counts_.notes_resent.fetch_add(of.unread.size(), std::memory_order_relaxed);
                 of.notes.insert(of.notes.begin(), std::make_move_iterator(of.unread.begin()), std::make_move_iterator(of.unread.end()));
                 of.unread.clear();
                 send_notes(of);

@@ -117,6 +117,8 @@ class Links {
     Status revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent);
     /// What to do when a peer revokes: called under the turn until it returns true (nothing under way there any more).
     void on_revoke(std::function<bool(const std::string& engine_id, uint64_t registration)> revoked);
+    /// What to do about four times a second: called under the turn until the links end.
+    void on_tick(std::function<void()> tick);
 
     /// Makes progress if nobody else does just now; true if something was done.
     bool progress();
@@ -142,6 +144,8 @@ class Links {
     /// Counters, for tests and statistics.
     struct Counts {
         std::atomic<uint64_t> rounds{0}, connected{0}, accepted{0}, gone{0}, notes_sent{0}, notes_received{0}, sleeps{0};
+        /// Of the links that are gone, those that neither end closed in good order; peers that ended or could not be reached.
+        std::atomic<uint64_t> lost{0}, peers_gone{0}, notes_resent{0};
     };
     const Counts& counts() const { return counts_; }
 
@@ -176,6 +180,7 @@ class Links {
     void deliver(const std::string& agent, std::string text);
     void forget(const std::string& engine_id, const char* reason);
     void set_state(const std::string& engine_id, PeerState state);
+    void set_gone(Peer& of);
 
     // The progress thread.
     void run();
@@ -187,6 +192,7 @@ class Links {
     Counts counts_;
     Service* service_ = nullptr;
     std::function<bool(const std::string&, uint64_t)> revoked_;
+    std::function<void()> tick_;
     cxl_ring_t listener_ = CXL_SHM_RING_NONE;
     std::unique_ptr<Connector> connector_;
     std::unique_ptr<Doorbell> doorbell_;
@@ -212,7 +218,7 @@ class Links {
         uint64_t link, ticket, registration;
     };
     std::deque<Revoking> revoking_; // asked of us
-    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0;
+    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, tick_ns_ = 0;
     std::vector<std::byte> room_; // for the message that is being received
 
     mutable std::mutex directory_mutex_;

@@ -51,6 +51,13 @@ void Links::set_state(const std::string& engine_id, PeerState state) {
         found->second = state;
 }
 
+void Links::set_gone(Peer& of) {
+    set_state(of.engine_id, PeerState::gone);
+    // Once, however often it is looked for afterwards.
+    if (of.is_ours && !std::exchange(of.is_gone, true))
+        counts_.peers_gone.fetch_add(1, std::memory_order_relaxed);
+}
+
 Status Links::add_peer(const std::string& agent, const std::string& engine_id) {
     if (engine_id.size() != ENGINE_ID_CHARS || engine_id.find('\0') != std::string::npos)
         return {NIXL_ERR_INVALID_PARAM, text("CXL: the engine id of agent ", agent, " has not ", ENGINE_ID_CHARS, " characters")};
@@ -104,10 +111,12 @@ void Links::forget(const std::string& engine_id, const char* reason) {
     // The peer goes on to be served over links that it uses by itself; they end with it.
     bool is_used = false;
     for (Link* link : found->second->links) {
-        if (link->is_used_by_peer)
+        if (link->is_used_by_peer) {
             is_used = true;
-        else
-            lose(*link, why);
+            continue;
+        }
+        link->is_forgotten = true;
+        lose(*link, why);
     }
     if (!is_used && found->second->links.empty())
         erase_peer(engine_id);
@@ -144,6 +153,10 @@ void Links::set_service(Service* service) {
 
 void Links::on_revoke(std::function<bool(const std::string&, uint64_t)> revoked) {
     within_turn([&] { revoked_ = std::move(revoked); });
+}
+
+void Links::on_tick(std::function<void()> tick) {
+    within_turn([&] { tick_ = std::move(tick); });
 }
 
 // ---- Notifications

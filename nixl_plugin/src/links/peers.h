@@ -20,6 +20,8 @@ struct Links::Peer {
     /// Our application named it; else it only connected to us.
     bool is_ours = false;
     bool is_connecting = false;
+    /// It ended, or could not be reached, and was not linked since.
+    bool is_gone = false;
     /// The connections, the one that we send over first. Two after both ends connected at the same moment.
     std::vector<Link*> links;
     /// Why it could not be connected to last, and when.

@@ -153,7 +153,8 @@ Status publish_object(Core& core, const ObjectName& name, const std::vector<Obje
             return cancelled();
         int status = cxl_shm_cache_publish(pool, &name.id, nullptr, list.data(), list.size());
         if (status == CXL_SHM_OK) {
-            core.counters.objects_published.add();
+            core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_WRITTEN);
+            core.counters.add(CXL_SHM_COUNT_NIXL_OBJECT_WRITTEN_BYTES, len_bytes);
             return {};
         }
         if (status == CXL_SHM_E_EXISTS) {
@@ -162,7 +163,7 @@ Status publish_object(Core& core, const ObjectName& name, const std::vector<Obje
             if (there_bytes != len_bytes)
                 return {NIXL_ERR_NOT_ALLOWED, text("CXL: object ", name.text, " is there with ", there_bytes,
                                                    " bytes and cannot change to ", len_bytes, ": evict it, or write to another key")};
-            core.counters.objects_existed.add();
+            core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED);
             return {};
         }
         if (status != CXL_SHM_E_BUSY || std::chrono::steady_clock::now() >= deadline)
@@ -175,7 +176,7 @@ Status read_object(Core& core, const ObjectName& name, const std::vector<ObjectP
     cxl_pool_t* pool = core.pool->handle();
     auto failed = [&](int status) {
         if (status == CXL_SHM_E_NOT_FOUND)
-            core.counters.objects_missed.add();
+            core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_MISSED);
         return pool_failure(status, text("reading object ", name.text));
     };
     Pin pin(pool);
@@ -214,9 +215,12 @@ Status read_object(Core& core, const ObjectName& name, const std::vector<ObjectP
     }
     if (status != CXL_SHM_OK)
         return failed(status);
-    if (published.ok())
-        core.counters.objects_read.add();
-    return published;
+    if (!published.ok())
+        return published;
+    core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_READ);
+    for (const ObjectPiece& piece : pieces)
+        core.counters.add(CXL_SHM_COUNT_NIXL_OBJECT_READ_BYTES, piece.local.len_bytes);
+    return {};
 }
 
 Status query_objects(const Core& core, const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& answers) {

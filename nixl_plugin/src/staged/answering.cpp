@@ -89,6 +89,7 @@ bool Staged::serve_read(Session& at, PeerRequest& request) {
     at.link.send(Writer(kind::data).put(request.part).put(static_cast<int32_t>(status.code())).put(offset).take());
     // A block without data in it was never lent.
     if (status.ok()) {
+        counts_.served_read_bytes.fetch_add(request.len_bytes, std::memory_order_relaxed);
         at.blocks += 1;
         at.lent.emplace(request.part, std::move(block));
     }
@@ -97,6 +98,8 @@ bool Staged::serve_read(Session& at, PeerRequest& request) {
 
 void Staged::serve_write(Session& at, PeerRequest& request) {
     Status status = copy(request);
+    if (status.ok())
+        counts_.served_written_bytes.fetch_add(request.len_bytes, std::memory_order_relaxed);
     at.link.send(Writer(kind::written).put(request.part).put(static_cast<int32_t>(status.code())).take());
 }
 

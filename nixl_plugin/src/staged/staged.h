@@ -50,11 +50,13 @@ class Staged : public Service {
 
     struct Counts {
         std::atomic<uint64_t> parts_asked{0}, parts_served{0}, bytes_read{0}, bytes_written{0}, failed{0}, refused{0}, in_place{0};
+        std::atomic<uint64_t> served_read_bytes{0}, served_written_bytes{0}; // for peers
     };
     const Counts& counts() const { return counts_; }
     /// Staging blocks in use now, and allocated from the pool. For tests and statistics.
     size_t staging_used() const { return staging_.used(); }
     size_t staging_held() const { return staging_.held(); }
+    uint64_t staging_block_bytes() const { return staging_.block_bytes(); }
 
     // Service
     void on_linked(Link& link) override;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool as vLLM's KV connector `CxlConnector`: a prefix cache that every worker of a rack shares, and the hand-over from prefill to decode.
+"""The pool as vLLM's KV connector `CxlConnector`: a prefix cache that a whole rack shares, and the hand-over from prefill to decode.
 
 A prefill worker publishes the blocks of a prompt in the pool before its answer leaves; a decode worker, or any later request with the same
 prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two workers but the pool.
@@ -8,13 +8,15 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 |---|---|
 | `connector` | the class that vLLM makes in its scheduler and in each worker |
 | `scheduler` | what is cached, what is promised and pinned, which blocks are to be saved |
-| `worker` | copies: saves after a step, loads beside it |
+| `worker` | saves after a step, loads beside it |
+| `movers` | how blocks get into the pool and back: copied, or published where they lie |
 | `keys` | what blocks are called: vLLM's hashes, and our own for the last, partly filled block |
 | `identity` | the namespace: what else shapes the bytes of a block |
 | `geometry` | where the bytes of a block lie in vLLM's tensors |
 | `jobs` | threads that copy, with bounds |
 | `pool_access` | one pool per process, opened once, opened again after it was lost |
-| `stats`, `events` | counters for vLLM and Prometheus; KV events for routers |
+| `stats` | counters for vLLM and Prometheus |
+| `events`, `announcer`, `descriptions`, `publisher` | KV events for routers: of all of the pool's blocks, also while the engine is idle |
 | `kv_memory` | the KV cache itself in pool memory |
 | `dynamo_protocol` | Dynamo's side of the hand-over |
 

@@ -37,8 +37,12 @@ class ConnectorConfig:
     """How long decode waits for blocks that prefill says it published while another host is still writing them."""
     copy_timeout_ms: int = 60_000
     """Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
-    events: bool = False
-    """Hand KV events of pool blocks (medium EXTERNAL) to vLLM's event publisher."""
+    events: bool = True
+    """Where vLLM publishes KV events (`--kv-events-config`), publish events of the pool's blocks as well, whoever published them."""
+    events_medium: str = "EXTERNAL"
+    """What these events call the pool. It decides what routers credit it with: Dynamo's takes EXTERNAL as it does DISK."""
+    events_period_ms: int = 500
+    """How often an engine finds out what has changed in the pool."""
     model_id: str = ""
     """What the model is called in the pool. Left out: a fingerprint of its weights. Workers share blocks only under the same one."""
     tenant_salt: str = ""
@@ -67,11 +71,13 @@ class ConnectorConfig:
                 '{"pool": "/dev/dax0.0"}, or in the environment as CXL_POOL'
             )
         at_least = {"workers": 1, "max_inflight_bytes": 1, "max_pinned_blocks": 1, "min_load_tokens": 1, "handover_wait_ms": 0}
-        for name, least in {**at_least, "copy_timeout_ms": 1}.items():
+        for name, least in {**at_least, "copy_timeout_ms": 1, "events_period_ms": 1}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
+        if not self.events_medium:
+            raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
 

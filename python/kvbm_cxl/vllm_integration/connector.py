@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
@@ -11,8 +12,9 @@ from . import pool_access, support
 from .config import ConnectorConfig
 from .events import PoolEvents
 from .metadata import StepMetadata, WorkerHello
+from .publisher import Outlet
 from .scheduler import SchedulerSide
-from .stats import CxlPromMetrics, CxlStats
+from .stats import CxlPromMetrics, CxlStats, Tally
 from .worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -37,16 +39,23 @@ class CxlConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         config = ConnectorConfig.read(transfer.kv_connector_extra_config)
+        has_events = vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events
+        config = replace(config, events=config.events and has_events)
         support.check(vllm_config, kv_cache_config)
         self._access = pool_access.acquire(config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             (group,) = kv_cache_config.kv_cache_groups
-            events = PoolEvents(self._access) if config.events else None
+            events, tally = None, Tally()
+            if config.events:
+                outlet = Outlet()
+                if vllm_config.kv_events_config.publisher == "zmq":
+                    outlet.expect()
+                events = PoolEvents(config, self._access, outlet, tally)
             block_tokens = group.kv_cache_spec.block_size
             self._scheduler = SchedulerSide(
-                config, self._access, block_tokens, transfer.is_kv_producer, transfer.is_kv_consumer, events
+                config, self._access, block_tokens, transfer.is_kv_producer, transfer.is_kv_consumer, events, tally
             )
         else:
             self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access)
@@ -58,6 +67,8 @@ class CxlConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         """Ends copies, unpins, and closes the pool with the process's last connector."""
+        if self._scheduler is not None and self._scheduler.events:
+            self._scheduler.events.close()
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()
@@ -104,6 +115,9 @@ class CxlConnector(KVConnectorBase_V1):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHello]) -> None:
         self._scheduler.greet(metadata)
+        if events := self._scheduler.events:
+            block_bytes = max((hello.block_bytes for hello in metadata.values()), default=0)
+            events.begin(self._scheduler.namespaces, block_bytes, self._scheduler.block_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.matched(request, num_computed_tokens)
@@ -119,6 +133,9 @@ class CxlConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.finished(request)
+
+    def reset_cache(self) -> bool:
+        return self._scheduler.reset()
 
     def take_events(self) -> Iterable["KVCacheEvent"]:
         return self._scheduler.events.take() if self._scheduler.events else ()

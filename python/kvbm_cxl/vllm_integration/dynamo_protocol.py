@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Dynamo's prefill handler asks a connector: the parameters of a prefill request, and what the decode request gets from its answer.
 
-Decode finds blocks by the hashes of its own tokens, so no address crosses over. What does cross over is an expectation (`handover.Expected`):
-a decode worker that does not find what prefill published says so instead of computing it again in silence.
+Decode finds blocks by the hashes of its own tokens, so no address crosses over. What does cross over is an expectation
+(`handover.Expected`): a decode worker that does not find what prefill published says so instead of computing it again in silence.
 """
 
 from typing import Any

@@ -1,124 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV events of pool blocks, in vLLM's classes, for routers that count prefixes (medium EXTERNAL).
+"""KV events of pool blocks, in vLLM's classes, for routers that count prefixes.
 
-A block is announced when every worker has published its part, and taken back when the pool says that it is gone, whoever published or
-evicted it. Routers know blocks by vLLM's whole hash, the pool by its first half, so what was announced is remembered here, with a bound.
+Every engine tells of all blocks of its namespaces, whoever published them: to a router each worker is one that has them, at the price of
+the tier that `events_medium` names. A thread finds out what is there (`announcer`); the forward path never waits for it.
 """
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
-from .keys import block_key
+from .announcer import Announcer, News
+from .config import ConnectorConfig
+from .descriptions import Description, description_bytes
+from .keys import block_key, event_extra_keys
 from .log import logger
 from .pool_access import PoolAccess
+from .publisher import Outlet
+from .stats import Tally
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.request import Request
 
-MEDIUM = "EXTERNAL"
-_MAX_KNOWN = 1 << 18
+# Blocks that were ordered to be published and of which nothing is heard yet. One that is forgotten is described when it is published again.
 _MAX_ORDERED = 1 << 16
-_GONE = ("removed", "evicted")
+# Events that wait for a step. Beyond, rounds wait as well: what changes meanwhile is told then.
+_MAX_WAITING = 1 << 13
+_MAX_BATCH = 256
+# Of the thread's time, rounds take at most one part in so many.
+_IDLE_PARTS = 20
+# Publishers drop what nobody listens to yet: while an engine starts, everything is told again, so many seconds after the beginning.
+_AGAIN_S = (2, 5, 10, 20, 40, 80)
+_END_S = 10
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """What a router is told of one block."""
+def stored_event(description: Description, medium: str) -> "KVCacheEvent":
+    """A block is there."""
+    from vllm.distributed.kv_events import BlockStored
+    from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-    block_hash: bytes
-    parent_hash: bytes | None
-    token_ids: tuple[int, ...]
-    block_tokens: int
-    lora_id: int | None
-    lora_name: str | None
-
-    def stored(self) -> "KVCacheEvent":
-        from vllm.distributed.kv_events import BlockStored
-        from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
-
-        parent = self.parent_hash
-        return BlockStored(
-            block_hashes=[maybe_convert_block_hash(BlockHash(self.block_hash))],
-            parent_block_hash=None if parent is None else maybe_convert_block_hash(BlockHash(parent)),
-            token_ids=list(self.token_ids),
-            block_size=self.block_tokens,
-            lora_id=self.lora_id,
-            lora_name=self.lora_name,
-            medium=MEDIUM,
-        )
+    parent = description.parent_hash
+    return BlockStored(
+        block_hashes=[maybe_convert_block_hash(BlockHash(description.block_hash))],
+        parent_block_hash=None if parent is None else maybe_convert_block_hash(BlockHash(parent)),
+        token_ids=description.token_ids,
+        block_size=len(description.token_ids),
+        lora_id=description.lora_id,
+        lora_name=description.lora_name,
+        medium=medium,
+        extra_keys=None if description.extra_keys is None else [description.extra_keys],
+    )
 
 
-def removed(block_hashes: list[bytes]) -> "KVCacheEvent":
+def removed_event(block_hashes: Sequence[bytes], medium: str) -> "KVCacheEvent":
+    """Blocks are gone."""
     from vllm.distributed.kv_events import BlockRemoved
     from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-    return BlockRemoved(block_hashes=[maybe_convert_block_hash(BlockHash(each)) for each in block_hashes], medium=MEDIUM)
+    return BlockRemoved(block_hashes=[maybe_convert_block_hash(BlockHash(each)) for each in block_hashes], medium=medium)
 
 
-@dataclass
 class PoolEvents:
-    """Events of one engine. Called by the scheduler's thread."""
+    """Events of one engine. All but the thread's own work is called by vLLM's scheduler."""
 
-    access: PoolAccess
-    _ordered: "OrderedDict[bytes, Announcement]" = field(default_factory=OrderedDict)
-    _known: "OrderedDict[bytes, bytes]" = field(default_factory=OrderedDict)
-    _counts: dict[bytes, int] = field(default_factory=dict)
-    _ready: list["KVCacheEvent"] = field(default_factory=list)
-    _listening: "kvbm_cxl.Events | None" = None
+    def __init__(self, config: ConnectorConfig, access: PoolAccess, outlet: Outlet, tally: Tally) -> None:
+        self._config, self._access, self._outlet, self._tally = config, access, outlet, tally
+        self._ordered: OrderedDict[bytes, Description] = OrderedDict()
+        self._counts: dict[bytes, int] = {}
+        self._published: deque[Description] = deque(maxlen=_MAX_ORDERED)
+        self._ready: deque[KVCacheEvent] = deque()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, namespaces: list["kvbm_cxl.Namespace"], block_bytes: int, block_tokens: int) -> None:
+        """Starts the thread, where the pool has small cells for descriptions."""
+        pool = self._access.pool
+        if not namespaces or self._thread is not None or pool is None:
+            return
+        wanted = description_bytes(block_tokens)
+        fitting = min((size for size in pool.cell_bytes if size >= wanted), default=0)
+        if not 0 < fitting < block_bytes:
+            logger.warning(
+                "pool %s has no cells of %d bytes or somewhat more for descriptions of blocks: its blocks are not announced to routers. "
+                "format it with two sizes, `cxlctl format --cells %d:75%% --cells %d:1%%`",
+                self._config.pool,
+                wanted,
+                block_bytes,
+                -(-wanted // 1024) * 1024,
+            )
+            return
+        announcer = Announcer(self._access, namespaces, block_tokens, self._tally)
+        self._thread = threading.Thread(target=self._run, args=(announcer,), name="kvbm-cxl-events", daemon=True)
+        self._thread.start()
 
     def ordered(self, request: "Request", first: int, stop: int, block_tokens: int) -> None:
         """Blocks `first` to `stop` of a request are about to be published."""
+        if self._thread is None:
+            return
         lora = request.lora_request
         for index in range(first, stop):
-            block_hash = bytes(request.block_hashes[index])
-            self._ordered[block_key(block_hash)] = Announcement(
-                block_hash,
-                bytes(request.block_hashes[index - 1]) if index else None,
-                tuple(request.all_token_ids[index * block_tokens : (index + 1) * block_tokens]),
-                block_tokens,
-                lora.lora_int_id if lora else None,
-                lora.lora_name if lora else None,
+            block_hash, start = bytes(request.block_hashes[index]), index * block_tokens
+            self._ordered[block_key(block_hash)] = Description(
+                position=index,
+                block_hash=block_hash,
+                parent_hash=bytes(request.block_hashes[index - 1]) if index else None,
+                token_ids=list(request.all_token_ids[start : start + block_tokens]),
+                lora_id=lora.adapter_id if lora else None,
+                lora_name=lora.name if lora else None,
+                extra_keys=event_extra_keys(request, start, start + block_tokens),
             )
         _trim(self._ordered, _MAX_ORDERED)
 
     def stored(self, stored: Mapping[bytes, int], workers: int) -> None:
-        """Workers have published these keys, so many each."""
+        """Workers have these keys in the pool now, so many each."""
         for key, count in stored.items():
             count += self._counts.pop(key, 0)
             if count < workers:
                 self._counts[key] = count
-            elif announcement := self._ordered.pop(key, None):
-                self._known[key] = announcement.block_hash
-                self._ready.append(announcement.stored())
-        _trim(self._known, _MAX_KNOWN)
+            elif description := self._ordered.pop(key, None):
+                self._published.append(description)
         _trim(self._counts, _MAX_ORDERED)
 
     def take(self) -> list["KVCacheEvent"]:
-        """Events since the last call."""
-        gone = [self._known.pop(key) for key in self._gone() if key in self._known]
-        ready, self._ready = self._ready, []
-        return [*ready, removed(gone)] if gone else ready
+        """Events that have not left yet."""
+        return [self._ready.popleft() for _ in range(len(self._ready))]
 
-    def _gone(self) -> list[bytes]:
-        try:
-            if self._listening is None:
-                self._listening = self.access.call(lambda cache: cache.subscribe())
-            events = self._listening.poll(0)
-        except kvbm_cxl.CxlError as error:
-            logger.debug("events of the pool: %s", error)
-            self._listening = None
-            return []
-        if any(event.kind == "cleared" for event in events):
-            return list(self._known)
-        return [bytes(event.key) for event in events if event.kind in _GONE]
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    # The thread
+
+    def _run(self, announcer: Announcer) -> None:
+        began_s, again_s = time.monotonic(), list(_AGAIN_S)
+        pause_s = 0.0
+        while not self._ending.wait(pause_s):
+            pause_s = self._config.events_period_ms / 1000
+            if len(self._ready) > _MAX_WAITING:
+                continue
+            started_s = time.thread_time()
+            if again_s and time.monotonic() - began_s >= again_s[0]:
+                del again_s[0]
+                announcer.again()
+            published = [self._published.popleft() for _ in range(len(self._published))]
+            try:
+                news = announcer.round(published)
+            except Exception:
+                # Nobody else would ever know that announcing has ended; a router that knows less only routes less well.
+                logger.exception("KV events of the pool: this round failed")
+                continue
+            self._hand_over(news)
+            took_s = time.thread_time() - started_s
+            pause_s = max(pause_s if news.is_all else 0.0, _IDLE_PARTS * took_s if news.is_all else took_s)
+
+    def _hand_over(self, news: News) -> None:
+        medium = self._config.events_medium
+        events = [removed_event(news.removed, medium)] if news.removed else []
+        events += [stored_event(description, medium) for description in news.stored]
+        for first in range(0, len(events), _MAX_BATCH):
+            batch = events[first : first + _MAX_BATCH]
+            # What waits for a step goes first.
+            if self._ready or not self._outlet.publish(batch):
+                self._ready.extend(batch)
 
 
 def _trim(entries: dict, limit: int) -> None:
-    """Forgets the oldest. A block that is forgotten is announced late or not at all; a router then overrates or underrates this pool."""
+    """Forgets the oldest."""
     while len(entries) > limit:
         del entries[next(iter(entries))]

@@ -50,6 +50,7 @@ def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
             "layers": digest("\n".join(group.layer_names)),
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
             "computed": f"{model.dtype}/{model.quantization}",
+            "loaded": loading(vllm_config),
             "config": model_config_digest(model),
             "backend": attention_backend(vllm_config, kv_cache_config),
         },
@@ -59,6 +60,13 @@ def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
 def layer_number(name: str) -> int:
     """The number in a layer's name (`model.layers.7.self_attn.attn`: 7), or 0."""
     return next((int(word) for word in name.split(".") if word.isdigit()), 0)
+
+
+def loading(vllm_config: "VllmConfig") -> str:
+    """How the weights came to be, where that is not from the model's files."""
+    load_format = str(vllm_config.load_config.load_format)
+    # Weights that are made up depend on the seed.
+    return f"dummy/{vllm_config.model_config.seed}" if load_format == "dummy" else "files"
 
 
 def digest(text: str | bytes) -> str:
@@ -81,7 +89,7 @@ def fingerprint(model: "ModelConfig") -> str:
     if commit := _hub_commit(model.model, model.revision):
         return f"hub:{model.model}@{commit}"
     raise ConfigError(
-        f"CxlConnector cannot tell which weights {model.model!r} has: they are neither in a folder nor in the cache of the Hugging Face hub. "
+        f"CxlConnector cannot tell which weights {model.model!r} has: they are neither in a folder nor in the Hugging Face cache. "
         'Give the model a name of your own with kv_connector_extra_config {"model_id": "..."}, a new one for each version of the weights'
     )
 
@@ -89,8 +97,8 @@ def fingerprint(model: "ModelConfig") -> str:
 def weights_digest(folder: Path) -> str:
     """A digest over name, size and samples of every file of weights.
 
-    64 pieces of 4 KiB, evenly spread, of each file: training changes them all, and reading more would hold up the start. `model_id` is for
-    models made to differ in less.
+    64 pieces of 4 KiB, evenly spread, of each file: training changes them all, and reading more would hold up the start. `model_id` is
+    for models made to differ in less.
     """
     files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern) if path.is_file()})
     if not files:

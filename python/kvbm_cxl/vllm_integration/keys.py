@@ -47,6 +47,15 @@ def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:
     return extra or ()
 
 
+def event_extra_keys(request: "Request", start: int, stop: int) -> list[Any] | None:
+    """What vLLM's events say of such a block beside its tokens."""
+    from vllm.v1.core.kv_cache_utils import to_event_extra_keys
+
+    extra = _extra_keys(request, start, stop)
+    (keys,) = (to_event_extra_keys([extra]) if extra else None) or [None]
+    return None if keys is None else list(keys)
+
+
 def encode(value: Any) -> bytes:
     """Bytes of nested tuples of texts, byte strings and numbers, that can be read back and so are never equal for two values."""
     if isinstance(value, str):

@@ -37,6 +37,8 @@ class StepMetadata(KVConnectorMetadata):
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)
     """Finished requests whose blocks vLLM keeps until every worker says that nothing reads them."""
+    writes: list[int] = field(default_factory=list)
+    """With the KV cache in the pool: blocks that this step computes tokens of or loads. They must not be anybody else's while it does."""
     idle: bool = False
     """The step computes nothing."""
 
@@ -49,6 +51,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Every save ordered up to this step is over."""
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
+    damaged: set[bytes] = field(default_factory=set)
+    """Keys of blocks that hold something else than was published."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
 
@@ -56,7 +60,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         stored = dict(self.stored)
         for key, count in other.stored.items():
             stored[key] = stored.get(key, 0) + count
-        return WorkerReport(min(self.saved_step, other.saved_step), self.failed_loads | other.failed_loads, stored)
+        failed, damaged = self.failed_loads | other.failed_loads, self.damaged | other.damaged
+        return WorkerReport(min(self.saved_step, other.saved_step), failed, damaged, stored)
 
 
 @dataclass

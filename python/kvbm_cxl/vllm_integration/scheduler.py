@@ -6,6 +6,7 @@ and saves to the workers; `report` ends loads and unpins; `finished` keeps block
 allocated is unpinned at the end of the step and looked up again, so that pins only wait for copies, never for memory.
 """
 
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import kvbm_cxl
 from .config import ConnectorConfig
 from .events import PoolEvents
 from .handover import Expected, expected_of, wants_publish
-from .keys import block_key, block_keys, tail_key
+from .keys import block_keys, tail_key
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHello, WorkerReport
 from .pool_access import PoolAccess
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+
+# Damaged blocks that are remembered. One that is forgotten fails one more load.
+_MAX_DAMAGED = 4096
 
 
 @dataclass
@@ -92,11 +97,20 @@ class SchedulerSide:
     _step: int = 0
     _saved_step: int = 0
     _foreign_warned: bool = False
+    _era: bytes = b""
+    """Part of every key since the cache was reset."""
+    _damaged: dict[bytes, None] = field(default_factory=dict)
+    """Keys of blocks that have to be evicted, oldest first."""
 
     def greet(self, hellos: Mapping[Any, WorkerHello]) -> None:
         """Learns the namespaces of all workers; before that, nothing is found. Ranks with the same heads have the same one."""
         in_order = [hellos[rank].namespace for rank in sorted(hellos)]
         self._namespaces = [kvbm_cxl.Namespace.from_bytes(namespace) for namespace in dict.fromkeys(in_order)]
+
+    @property
+    def namespaces(self) -> list["kvbm_cxl.Namespace"]:
+        """Those of workers with blocks of their own."""
+        return self._namespaces
 
     @property
     def workers(self) -> int:
@@ -106,9 +120,8 @@ class SchedulerSide:
     # Looking up
 
     def matched(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and whether beside the forward pass: always.
-
-        None: ask again in the next step.
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+        forward pass. None: ask again in the next step.
         """
         tracked = self._track(request)
         self._unpromise(tracked)
@@ -156,12 +169,14 @@ class SchedulerSide:
 
     def _look_up(self, request: "Request", first_block: int) -> Promise:
         """Pins the longest prefix that every rank has, from `first_block` on."""
-        keys = block_keys(request, first_block, len(request.block_hashes))
+        keys = self._sound(self._keys(request, first_block, len(request.block_hashes)))
         prompt_blocks, tail_tokens = divmod(request.num_prompt_tokens, self.block_tokens)
         # A preempted request may have generated full blocks, which lie over the tail.
-        with_tail = self.config.publish_tail and tail_tokens > 0 and len(request.block_hashes) == prompt_blocks
+        with_tail = self.config.publish_tail and tail_tokens > 0 and first_block + len(keys) == len(request.block_hashes) == prompt_blocks
         if with_tail:
-            keys.append(tail_key(request, self.block_tokens))
+            tail = self._sound([self._tail(request)])
+            with_tail = bool(tail)
+            keys += tail
         pins: list[kvbm_cxl.Pins] = []
         found = len(keys)
         try:
@@ -180,6 +195,26 @@ class SchedulerSide:
         tokens = full_blocks * self.block_tokens + (tail_tokens if tail_found else 0)
         return Promise(first_block, keys[:found], tokens, tail_tokens if tail_found else 0, pins)
 
+    def _sound(self, keys: list[bytes]) -> list[bytes]:
+        """The keys up to the first whose block was found damaged and is there still: it would fail whoever loads it, and keeps the right
+        one from being published. Its owner is asked to evict it, which it does when nobody has it pinned."""
+        for index, key in enumerate(keys):
+            if key in self._damaged and not self._evicted(key):
+                return keys[:index]
+        return keys
+
+    def _evicted(self, key: bytes) -> bool:
+        def evict(cache: "kvbm_cxl.Cache") -> bool:
+            there = [namespace for namespace in self._namespaces if any(cache.has(namespace, [key]))]
+            for namespace in there:
+                cache.evict(namespace, key)
+            return not there
+
+        gone = self.access.call(evict)
+        if gone:
+            del self._damaged[key]
+        return gone
+
     def _expectation(self, request: "Request") -> Expected | None:
         expected = expected_of(request.kv_transfer_params)
         if expected is None or not self._namespaces or expected.namespace == str(self._namespaces[0]):
@@ -188,8 +223,8 @@ class SchedulerSide:
         if not self._foreign_warned:
             self._foreign_warned = True
             logger.warning(
-                "prefill published request %s under namespace %s, this engine reads %s: it computes prompts itself. The two differ in model, "
-                "weights, KV type, block size, layout, tensor parallelism, vLLM's attention backend or instruction set",
+                "prefill published request %s under namespace %s, this engine reads %s: it computes prompts itself. The two differ in "
+                "model, weights, KV type, block size, layout, tensor parallelism, vLLM's attention backend or instruction set",
                 request.request_id,
                 expected.namespace,
                 self._namespaces[0],
@@ -223,7 +258,7 @@ class SchedulerSide:
             keys, tail_tokens = promise.keys, promise.tail_tokens
         else:  # vLLM took less than it was offered; it takes whole blocks then.
             keys, tail_tokens = promise.keys[: external_tokens // self.block_tokens], 0
-        parent = block_key(request.block_hashes[start - 1]) if start else None
+        parent = self._parent(request, start)
         self._loads.append(Blocks(request.request_id, keys, block_ids[start : start + len(keys)], parent, tail_tokens))
         tracked.loading = True
         self._promised.discard(request.request_id)
@@ -260,8 +295,21 @@ class SchedulerSide:
             for request_id, new_tokens in output.num_scheduled_tokens.items():
                 if tracked := self._tracked.get(request_id):
                     self._order_save(tracked, new_tokens, output, orders)
+        if self.config.zero_copy:
+            orders.writes = self._writes(output, loads)
         self.tally.gauge("pinned_blocks", self._pinned)
         return orders
+
+    def _writes(self, output: "SchedulerOutput", loads: list[Blocks]) -> list[int]:
+        """Blocks that the step writes to."""
+        written = {block_id for load in loads for block_id in load.block_ids}
+        for request_id, new_tokens in output.num_scheduled_tokens.items():
+            tracked, state = self._tracked.get(request_id), output.kv_connector_block_state
+            block_ids = state.get_block_ids(request_id) if state is not None else None
+            if tracked and block_ids:
+                first = tracked.request.num_computed_tokens
+                written.update(block_ids[0][first // self.block_tokens : -(-(first + new_tokens) // self.block_tokens)])
+        return sorted(written)
 
     def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
@@ -286,9 +334,8 @@ class SchedulerSide:
             if full_blocks > first:
                 orders.saves.append(self._blocks(request, first, full_blocks, block_ids[0]))
             if with_tail:
-                parent = block_key(request.block_hashes[prompt_blocks - 1]) if prompt_blocks else None
-                key = tail_key(request, self.block_tokens)
-                orders.saves.append(Blocks(request.request_id, [key], [block_ids[0][prompt_blocks]], parent, tail_tokens))
+                tail, parent = self._tail(request), self._parent(request, prompt_blocks)
+                orders.saves.append(Blocks(request.request_id, [tail], [block_ids[0][prompt_blocks]], parent, tail_tokens))
             tracked.saved_blocks, tracked.tail_saved = full_blocks, tracked.tail_saved or with_tail
             tracked.last_save_step = self._step
         if completes:
@@ -299,11 +346,36 @@ class SchedulerSide:
                 tracked.last_save_step = 0
 
     def _blocks(self, request: "Request", first: int, stop: int, block_ids: list[int]) -> Blocks:
-        keys = block_keys(request, first, stop)
-        parent = block_key(request.block_hashes[first - 1]) if first else None
-        if self.events:
+        if self.events and not self._era:
             self.events.ordered(request, first, stop, self.block_tokens)
-        return Blocks(request.request_id, keys, block_ids[first:stop], parent)
+        return Blocks(request.request_id, self._keys(request, first, stop), block_ids[first:stop], self._parent(request, first))
+
+    # Names of blocks, since the last reset
+
+    def _keys(self, request: "Request", first: int, stop: int) -> list[bytes]:
+        return [self._named(key) for key in block_keys(request, first, stop)]
+
+    def _tail(self, request: "Request") -> bytes:
+        return self._named(tail_key(request, self.block_tokens))
+
+    def _parent(self, request: "Request", block: int) -> bytes | None:
+        return self._keys(request, block - 1, block)[0] if block else None
+
+    def _named(self, key: bytes) -> bytes:
+        return kvbm_cxl.chain_key(None, [], self._era + key) if self._era else key
+
+    def reset(self) -> bool:
+        """Nothing that was published so far may be found again: vLLM is told so when weights change in place.
+
+        Others may go on with the old weights under the same namespace, so from here on this engine's blocks have names that nobody else
+        knows, until it is started again with weights that its namespace tells apart.
+        """
+        self._era = secrets.token_bytes(16)
+        logger.warning(
+            "the connector's cache was reset: until it is started again, this engine shares no blocks with others, since nobody can tell "
+            "whether they have the same weights"
+        )
+        return True
 
     def report(self, output: "KVConnectorOutput") -> None:
         """What the workers of a step say."""
@@ -319,6 +391,18 @@ class SchedulerSide:
         for request_id in output.finished_recving or ():
             if tracked := self._tracked.get(request_id):
                 self._unpromise(tracked)
+        if isinstance(report, WorkerReport) and report.damaged:
+            self._evict_damaged(report.damaged)
+
+    def _evict_damaged(self, keys: set[bytes]) -> None:
+        self._damaged.update(dict.fromkeys(keys))
+        while len(self._damaged) > _MAX_DAMAGED:
+            del self._damaged[next(iter(self._damaged))]
+        for key in keys & self._damaged.keys():
+            try:
+                self._evicted(key)
+            except kvbm_cxl.CxlError as error:
+                logger.warning("evicting damaged block %s: %s", key.hex(), error)
 
     def finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
         """The request is over. True: vLLM must keep its blocks until every worker has released it."""
@@ -334,7 +418,7 @@ class SchedulerSide:
 
     def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
         request = tracked.request
-        if not tracked.published or not self._namespaces:
+        if not tracked.published or not self._namespaces or self._era:
             return None
         if self.is_consumer and not wants_publish(request.kv_transfer_params):
             return None

@@ -23,6 +23,12 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "lookups": ("result", ("full", "partial", "none", "skipped", "deferred", "error"), "Lookups of requests, by what was found."),
     "handovers": ("result", ("complete", "short", "foreign"), "Requests from prefill, by whether everything that it published was found."),
     "loads": ("result", ("complete", "failed", "cancelled"), "Loads of requests."),
+    "descriptions": (
+        "outcome",
+        ("stored", "exists", "too_long", "no_cell", "no_hint", "over_quota", "busy", "missed", "damaged"),
+        "Descriptions of blocks for routers, published and read.",
+    ),
+    "announced_blocks": ("change", ("stored", "removed"), "Blocks of the pool that routers were told of, whoever published them."),
 }
 GAUGES = {"pinned_blocks": "Blocks that loads of this engine hold in the pool."}
 TIMES = {
@@ -108,7 +114,10 @@ class CxlPromMetrics(KVConnectorPromMetrics):
             name: counter(name=PREFIX + name, documentation=text, labelnames=[*labelnames, label])
             for name, (label, _, text) in COUNTERS.items()
         }
-        self._gauges = {name: gauge(name=PREFIX + name, documentation=text, labelnames=labelnames) for name, text in GAUGES.items()}
+        self._gauges = {
+            name: gauge(name=PREFIX + name, documentation=text, labelnames=labelnames, multiprocess_mode="mostrecent")
+            for name, text in GAUGES.items()
+        }
         self._times = {
             name: histogram(name=PREFIX + name, documentation=text, buckets=_BUCKETS, labelnames=labelnames)
             for name, text in TIMES.items()

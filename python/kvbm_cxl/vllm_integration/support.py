@@ -56,7 +56,7 @@ def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
 def can_be_cached(request: "Request") -> bool:
     """Whether a request's blocks are looked up and published at all.
 
-    A streaming session replaces tokens that were hashed and saved before, so its blocks are left to vLLM. Images, adapters, salts and prompt
-    embeddings are in vLLM's hashes.
+    A streaming session replaces tokens that were hashed and saved before, so its blocks are left to vLLM. Images, adapters, salts and
+    prompt embeddings are in vLLM's hashes.
     """
     return not request.resumable

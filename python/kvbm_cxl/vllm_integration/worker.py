@@ -4,11 +4,12 @@
 Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. Saves are handed to threads when a step has
 computed their blocks, and chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt
 for a decode worker waits for them. Layer by layer would win nothing on top of that: a block is one object of the pool with all its layers,
-of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole CUDA graphs.
+of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole graphs.
 
 Whatever goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from .keys import parents
 from .kv_memory import PoolPlacement, kv_cache_in_pool
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHello, WorkerReport
+from .movers import Mover, mover_for
 from .pool_access import PoolAccess, PoolLost, error_kind
 from .stats import CxlStats, Tally
 
@@ -49,7 +51,8 @@ class _Attached:
     """What is known once vLLM has made its KV cache."""
 
     namespace: "kvbm_cxl.Namespace"
-    layout: "kvbm_cxl.BlockLayout"
+    mover: Mover
+    block_bytes: int
     device: "torch.device"
     publishes: bool
     """Of ranks with the same heads, one publishes."""
@@ -68,9 +71,14 @@ class WorkerSide:
     _orders: StepMetadata | None = None
     _waiting: set[str] = field(default_factory=set)
     """Released requests for which a save is still under way."""
+    _tails: set[str] = field(default_factory=set)
+    """Requests whose tail the last step had published."""
     _failed_blocks: set[int] = field(default_factory=set)
     _failed_loads: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of what threads add to:"""
     _stored: Counter[bytes] = field(default_factory=Counter)
+    _damaged: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
@@ -102,7 +110,8 @@ class WorkerSide:
         rank = self._rank()
         namespace = kvbm_cxl.Namespace(**namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank))
         publishes = rank % self.kv_cache_config.kv_tp_replicas == 0
-        self._attached = _Attached(namespace, layout, device, publishes)
+        mover = mover_for(self.config, self.access, namespace, layout)
+        self._attached = _Attached(namespace, mover, layout.block_bytes, device, publishes)
         logger.info(
             "CxlConnector: %d blocks of %d bytes in %d parts, namespace %s, pool %s",
             block_count,
@@ -130,13 +139,16 @@ class WorkerSide:
 
     def hello(self) -> WorkerHello | None:
         attached = self._attached
-        return WorkerHello(bytes(attached.namespace), attached.layout.block_bytes) if attached else None
+        return WorkerHello(bytes(attached.namespace), attached.block_bytes) if attached else None
 
     # Each step, in this order
 
     def before_overwrite(self, orders: StepMetadata) -> None:
-        """Ends the saves of preempted requests: the step may write to their blocks."""
-        self._saves.wait(orders.preempted)
+        """Ends the saves whose blocks the step may write to: those of preempted requests, and tails, which fill up token by token."""
+        tails, self._tails = self._tails, set()
+        self._saves.wait(orders.preempted | tails)
+        if self._attached is not None and orders.writes:
+            self._attached.mover.before_writes(orders.writes)
 
     def start_loads(self, orders: StepMetadata) -> None:
         self._orders = orders
@@ -149,7 +161,7 @@ class WorkerSide:
 
     def _pieces(self, attached: _Attached, blocks: Blocks) -> Iterable[Blocks]:
         """The same blocks in pieces for several threads."""
-        size = max(_JOB_BYTES // attached.layout.block_bytes, 1)
+        size = max(_JOB_BYTES // attached.block_bytes, 1)
         for start in range(0, len(blocks.keys), size):
             stop = start + size
             parent = blocks.keys[start - 1] if start else blocks.parent
@@ -166,26 +178,19 @@ class WorkerSide:
     def _pull(self, attached: _Attached, blocks: Blocks) -> list[str | None]:
         """The reason of each block's miss, None for hits."""
         try:
-            results = self.access.call(
-                lambda cache: cache.pull_blocks(attached.namespace, blocks.keys, attached.layout, blocks.block_ids)
-            )
+            results = attached.mover.pull(blocks.keys, blocks.block_ids)
         except kvbm_cxl.CxlError as error:
             logger.warning("pulling %d blocks of request %s: %s", len(blocks.keys), blocks.request_id, error)
             results = [error_kind(error)] * len(blocks.keys)
         for reason, count in Counter(results).items():
             self.tally.count("pulled_blocks", reason or "hit", count)
-        self.tally.count("bytes", "pulled", results.count(None) * attached.layout.block_bytes)
-        self._evict_damaged(attached, [key for key, reason in zip(blocks.keys, results) if reason == "checksum"])
+        self.tally.count("bytes", "pulled", results.count(None) * attached.block_bytes)
+        for key, reason in zip(blocks.keys, results):
+            if reason == "checksum":
+                logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespace)
+                with self._lock:
+                    self._damaged.add(key)
         return results
-
-    def _evict_damaged(self, attached: _Attached, keys: list[bytes]) -> None:
-        """A block with the wrong bytes would fail everybody, and keep the right ones from being published."""
-        for key in keys:
-            logger.error("block %s of namespace %s has a wrong checksum: it is evicted", key.hex(), attached.namespace)
-            try:
-                self.access.call(lambda cache: cache.evict(attached.namespace, key))
-            except kvbm_cxl.CxlError as error:
-                logger.warning("evicting block %s: %s", key.hex(), error)
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
@@ -195,13 +200,14 @@ class WorkerSide:
             return
         if orders.saves and attached.publishes:
             ready = devices.fence(attached.device)
+            self._tails = {blocks.request_id for blocks in orders.saves if blocks.tail_tokens}
             for blocks in orders.saves:
                 for piece in self._pieces(attached, blocks):
                     self._submit_save(attached, orders.step, piece, ready)
         self._saves.wait(orders.complete)
 
     def _submit_save(self, attached: _Attached, step: int, blocks: Blocks, ready: devices.Fence) -> None:
-        len_bytes = len(blocks.keys) * attached.layout.block_bytes
+        len_bytes = len(blocks.keys) * attached.block_bytes
         chain = parents(blocks.parent, blocks.keys)
 
         def publish(places: list[int]) -> None:
@@ -212,9 +218,10 @@ class WorkerSide:
             self.tally.time("publish_seconds", time.monotonic() - started_s)
             for outcome, count in Counter(outcomes).items():
                 self.tally.count("published_blocks", outcome, count)
-            self.tally.count("bytes", "published", outcomes.count("stored") * attached.layout.block_bytes)
+            self.tally.count("bytes", "published", outcomes.count("stored") * attached.block_bytes)
             if self.config.events:
-                self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome == "stored")
+                with self._lock:
+                    self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome in ("stored", "exists"))
 
         self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, publish)
 
@@ -226,14 +233,8 @@ class WorkerSide:
             if attempt:
                 time.sleep(0.001 * 2 ** (attempt - 1))
             try:
-                tried = self.access.call(
-                    lambda cache: cache.publish_blocks(
-                        attached.namespace,
-                        [keys[at] for at in places],
-                        attached.layout,
-                        [block_ids[at] for at in places],
-                        parents=[chain[at] for at in places],
-                    )
+                tried = attached.mover.publish(
+                    [keys[at] for at in places], [block_ids[at] for at in places], [chain[at] for at in places]
                 )
             except kvbm_cxl.CxlError as error:
                 logger.warning("publishing %d blocks: %s", len(places), error)
@@ -273,8 +274,10 @@ class WorkerSide:
     def report(self) -> WorkerReport:
         step = self._orders.step if self._orders else 0
         failed, self._failed_loads = self._failed_loads, set()
-        stored, self._stored = self._stored, Counter()
-        return WorkerReport(self._saves.done_step(step), failed, dict(stored))
+        with self._lock:
+            stored, self._stored = self._stored, Counter()
+            damaged, self._damaged = self._damaged, set()
+        return WorkerReport(self._saves.done_step(step), failed, damaged, dict(stored))
 
     def take_stats(self) -> CxlStats | None:
         return self.tally.take()

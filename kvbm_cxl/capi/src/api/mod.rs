@@ -5,6 +5,7 @@ mod block;
 mod cache;
 mod coherence;
 mod copy;
+mod counts;
 mod device;
 mod error;
 mod lock;

@@ -3,10 +3,13 @@
 #![allow(dead_code, missing_docs, reason = "every test program uses a part of it")]
 
 use cxl_pool::device::PoolSpec;
+use cxl_pool::line::Lines;
+use cxl_pool::media::{FIRST_STATS_LINES, Geometry, Layout, Superblock, SuperblockParts, write_regions, write_superblocks};
 use cxl_pool::pool::{OpenOptions, Pool};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
 
 pub const EXE: &str = env!("CARGO_BIN_EXE_cxlctl");
 
@@ -34,6 +37,26 @@ impl Bench {
         let counts = ["--slots", "4", "--seats", "2", "--locks", "64", "--objects", "16", "--chunk", "64K"];
         let ran = bench.run(&[&["format", "--size", "16M", "--cells", "4K:2M", "--cells", "64K:25%"], &counts[..]].concat());
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+        bench
+    }
+
+    /// The same as a program of format 2.0 made it, with fewer stats lines.
+    pub fn formatted_before_wide_stats() -> Bench {
+        let bench = Bench::formatted();
+        let pool = bench.open();
+        let found = pool.superblock();
+        let layout = Layout::new(Geometry { stats_lines: FIRST_STATS_LINES as u32, ..*pool.layout().geometry() }).unwrap();
+        let parts = SuperblockParts {
+            uuid: *found.uuid(),
+            incarnation: found.incarnation() + 1,
+            layout: layout.clone(),
+            coherence: found.coherence(),
+            seats: found.seats(),
+            devices: found.devices(),
+        };
+        let lines = Lines::new(pool.lines().memory().clone(), Arc::new(layout), found.uuid());
+        write_regions(&lines).unwrap();
+        write_superblocks(&**lines.memory(), &Superblock::new(&parts).unwrap()).unwrap();
         bench
     }
 

@@ -5,7 +5,9 @@ use super::Namespace;
 use super::policy::PolicyKind;
 use crate::copy::CopyConfig;
 use crate::error::{Error, Result};
+use crate::metrics::Metrics;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// How the cache of a process behaves.
 #[derive(Clone, Debug)]
@@ -31,6 +33,9 @@ pub struct CacheConfig {
     pub remembered_keys: usize,
     /// How payload is copied; `None` = as `CXL_COPY` says.
     pub copy: Option<CopyConfig>,
+    /// What the cache counts with; `None` = metrics of its own. A membership ([`crate::host::Host`]) has one place among its host's
+    /// counters, so whatever else counts for the same one has to use the same.
+    pub metrics: Option<Arc<Metrics>>,
 }
 
 impl Default for CacheConfig {
@@ -46,6 +51,7 @@ impl Default for CacheConfig {
             upkeep_ms: 500,
             remembered_keys: 1 << 16,
             copy: None,
+            metrics: None,
         }
     }
 }

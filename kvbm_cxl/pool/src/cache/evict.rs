@@ -16,8 +16,9 @@ use crate::host::Op;
 use crate::media::Descriptor;
 use crate::metrics::EvictionReason;
 
-/// Rounds in which the policy is asked for other candidates, because those before were in use.
-const ROUNDS: usize = 8;
+/// Candidates that are looked at for room before it counts as not to be had, because those before were in use: a chain that somebody has
+/// pinned for long lies at the front of the order.
+const LOOKED_AT: usize = 8 * BATCH;
 /// Blocks of a namespace whose pins are looked at together.
 const OFFERED: usize = 256;
 /// Blocks evicted together.
@@ -49,18 +50,16 @@ impl Inner {
     pub(super) fn evict(&self, class: usize, count: usize) -> Result<usize> {
         let op = self.work()?;
         self.host.check_fences(&op)?;
-        let mut freed = 0;
+        let (mut freed, mut looked_at) = (0, 0);
         let mut candidates: Vec<Candidate> = Vec::new();
-        for _ in 0..ROUNDS {
-            if freed >= count {
-                break;
-            }
+        while freed < count && looked_at < LOOKED_AT {
             candidates.clear();
             let tick = self.clock_now();
             held(&self.cells).victims(class, (count - freed).min(BATCH), tick, &mut candidates);
             if candidates.is_empty() {
                 break;
             }
+            looked_at += candidates.len();
             let victims = self.choose(&candidates)?;
             freed += self.retire(&op, victims, Reason::Room)?;
         }

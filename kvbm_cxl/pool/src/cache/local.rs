@@ -9,8 +9,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::host::local_mutex::LocalMutex;
 use crate::limits::{LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_PINS, MAX_PROCESSES};
-use crate::media::{CELLS_PER_PIN, Geometry};
-use crate::metrics::stats::StatsBoard;
+use crate::media::{CELLS_PER_PIN, Geometry, Layout};
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -67,9 +66,20 @@ fn notes_per_process(geometry: &Geometry) -> usize {
     geometry.cell_count().min(MAX_PINS) as usize
 }
 
-/// Bytes of a host's local memory that the cache takes.
-pub(crate) fn local_len_bytes(geometry: &Geometry) -> usize {
+/// Bytes of a host's local memory that the cache takes; a multiple of 64.
+fn local_len_bytes(geometry: &Geometry) -> usize {
     if geometry.cell_chunks() == 0 { 0 } else { Offsets::new(geometry).end }
+}
+
+/// Bytes of a host's local memory that the allocator takes; a multiple of 64.
+fn before_bytes(layout: &Layout) -> usize {
+    (LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * layout.chunks() as usize).next_multiple_of(64) - 64
+}
+
+/// Where the cache's part of a host's local memory ends, and the next one begins: bytes from the first of what layers above the host
+/// share.
+pub(crate) fn local_end_bytes(layout: &Layout) -> usize {
+    before_bytes(layout) + local_len_bytes(layout.geometry())
 }
 
 /// Where the parts lie behind the start of the area.
@@ -79,7 +89,6 @@ struct Offsets {
     notes: usize,
     entries: usize,
     owners: usize,
-    board: usize,
     end: usize,
 }
 
@@ -89,8 +98,8 @@ impl Offsets {
         let notes = rows + geometry.pin_lines() as usize * size_of::<PinRow>();
         let entries = notes + MAX_PROCESSES * size_of::<Notes>();
         let owners = entries + MAX_PROCESSES * notes_per_process(geometry) * size_of::<AtomicU64>();
-        let board = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU32>()).next_multiple_of(64);
-        Offsets { rows, notes, entries, owners, board, end: board + StatsBoard::LEN_BYTES }
+        let end = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU32>()).next_multiple_of(64);
+        Offsets { rows, notes, entries, owners, end }
     }
 }
 
@@ -114,8 +123,8 @@ impl LocalCells {
     pub fn of(host: &Host) -> Result<Self> {
         let layout = host.lines().layout();
         let (start, len_bytes, owner) = host.local_memory_above();
-        let before = (LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * layout.chunks() as usize).next_multiple_of(64) - 64;
-        if len_bytes < before + local_len_bytes(layout.geometry()) {
+        let before = before_bytes(layout);
+        if len_bytes < local_end_bytes(layout) {
             return Err(Error::Invalid("the local memory has no room for the cache: stop the older processes of this machine".into()));
         }
         // SAFETY: `before` lies inside the memory, as just checked.
@@ -128,13 +137,6 @@ impl LocalCells {
                 "the cache's local area has version {found}, this build {VERSION}: stop the older processes of this machine first"
             ))),
         }
-    }
-
-    /// The counters of this host's processes.
-    pub fn board(&self) -> Result<StatsBoard> {
-        // SAFETY: `of` checked that the area with all its parts lies inside the mapping, whose start and parts are aligned to 64; nothing
-        // else uses this part.
-        unsafe { StatsBoard::at(self.start.byte_add(self.offsets.board), self._owner.clone()) }
     }
 
     /// `count` structures of atomics, `at` bytes behind the start.

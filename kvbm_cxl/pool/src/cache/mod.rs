@@ -22,6 +22,7 @@
 //! | `service` | the upkeep that somebody has to run |
 //! | [`events`] | what happened, for listeners |
 //! | [`survey`] | what is in the cache of a pool, and why a key is not |
+//! | `watch` | which blocks of a namespace come and go, whoever publishes them |
 //!
 //! # Example
 //!
@@ -87,15 +88,17 @@ mod pull;
 mod service;
 mod standing;
 pub mod survey;
+mod watch;
 
 pub use cells::Share;
 pub use config::CacheConfig;
-pub(crate) use local::local_len_bytes;
+pub(crate) use local::local_end_bytes;
 pub use lookup::BlockInfo;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
 pub use publish::{Published, Reservation, Reserved, Wish};
 pub use pull::{Pinned, Pulled};
 pub use service::Upkeep;
+pub use watch::{Changes, Watch};
 
 use crate::background::held;
 use crate::copy::{CopyConfig, CopyEngine, LocalRange};
@@ -105,6 +108,7 @@ use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
 use crate::media::{Ask, Geometry, Stripes};
+use crate::metrics::stats::StatsBoard;
 use crate::metrics::{Metrics, MissReason, RefusalReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -146,7 +150,7 @@ struct Inner {
     /// When the service last did what it does less often, and where its scrub stands.
     upkeep_at_ns: AtomicU64,
     scrubbed: AtomicU64,
-    board: crate::metrics::stats::StatsBoard,
+    board: StatsBoard,
     engine: Arc<dyn CopyEngine>,
     events: Events,
     metrics: Arc<Metrics>,
@@ -263,10 +267,10 @@ impl Cache {
             answered: Mutex::new(vec![None; MAX_SLOTS]),
             upkeep_at_ns: AtomicU64::new(0),
             scrubbed: AtomicU64::new(0),
-            board: local.board()?,
+            board: StatsBoard::of(host)?,
             engine,
             events: Events::new(),
-            metrics: Arc::new(Metrics::new()),
+            metrics: config.metrics.clone().unwrap_or_default(),
             local,
             config,
         };

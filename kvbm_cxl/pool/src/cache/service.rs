@@ -125,6 +125,9 @@ impl Inner {
     pub(super) fn shut(self) -> Result<()> {
         self.close_notes();
         self.count_copies();
+        // What counts may be counted with further, for something else: this process holds nothing of the cache any more.
+        self.metrics.pins.set(0);
+        self.metrics.quarantined_cells.set(0);
         // The counts of this process go on in the host's sum; a host that is fenced has nothing to publish.
         let mut result = self.board.publish_round(&self.host, &self.metrics, 0).map(drop);
         let mine: Vec<u64> = held(&self.cells).chunks().collect();

@@ -5,10 +5,12 @@
 //! stand in the memory: every line is verified, every number in it checked before it is used, and all work is bounded by the layout.
 
 mod hosts;
+mod listing;
 mod summary;
 mod why;
 
 pub use hosts::{Claimant, Standing};
+pub use listing::Listed;
 pub use summary::{CacheSummary, ChunkCounts, ClassInfo, HintInfo, NamespaceInfo, OwnerInfo, StateCounts, WaitInfo};
 pub use why::{Explanation, HintSeen, Verdict};
 

@@ -63,7 +63,7 @@ pub fn line_name(layout: &Layout, region: Region, index: u64) -> String {
         Region::FreeAck => pair("FREEACK", geometry.slots.into()),
         Region::ChunkHead => format!("CHUNK[{index}]"),
         Region::KeepMap => pair("KEEP", geometry.keep_lines()),
-        Region::Stats => pair("STATS", STATS_LINES as u64),
+        Region::Stats => pair("STATS", geometry.stats_lines.into()),
         Region::Descriptor => format!("DESC[{index}]"),
         Region::Hint => pair("HINT", geometry.hint_lines_per_stripe()),
         Region::Pin => pair("PIN", geometry.pin_lines()),
@@ -90,7 +90,7 @@ pub fn line_owner(layout: &Layout, region: Region, index: u64) -> String {
         Region::Record => slot(geometry.records()),
         Region::Claim => slot(layout.claim_lines()),
         Region::FreeBox | Region::FreeAck => slot(geometry.slots.into()),
-        Region::Stats => slot(STATS_LINES as u64),
+        Region::Stats => slot(geometry.stats_lines.into()),
         Region::ChunkHead => format!("the owner of chunk {index}"),
         Region::KeepMap => format!("the owner of chunk {}", index / geometry.keep_lines().max(1)),
         Region::Descriptor => format!("the owner of cell chunk {}", index / u64::from(geometry.cells_per_chunk.max(1))),
@@ -350,8 +350,8 @@ impl Fields for KeepMap {
 }
 
 impl Fields for StatsLine {
-    fn fields(&self, _: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let first = index as usize % STATS_LINES * COUNTERS_PER_STATS;
+    fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
+        let first = (index % u64::from(layout.geometry().stats_lines.max(1))) as usize * COUNTERS_PER_STATS;
         let known = self.counters.iter().enumerate().filter_map(|(place, &value)| Some((Stat::at(first + place)?.name(), number(value))));
         std::iter::once(("incarnation", number(self.incarnation))).chain(known).collect()
     }

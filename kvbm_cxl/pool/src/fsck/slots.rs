@@ -21,7 +21,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     owned(view, report, &view.claims.cells, view.lines.layout().claim_lines(), |line| line.incarnation);
     owned(view, report, &view.free_boxes.cells, view.geometry.slots.into(), |line| line.incarnation);
     owned(view, report, &view.free_acks.cells, view.geometry.slots.into(), |line| line.incarnation);
-    owned(view, report, &view.stats.cells, STATS_LINES as u64, |line| line.incarnation);
+    owned(view, report, &view.stats.cells, view.geometry.stats_lines.into(), |line| line.incarnation);
     owned(view, report, &view.cell_claims.cells, view.geometry.cell_claim_lines(), |line| line.incarnation);
     owned(view, report, &view.asks.cells, 1, |line| line.incarnation);
     requests(view, report);

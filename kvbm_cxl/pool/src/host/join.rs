@@ -6,11 +6,12 @@ use super::segment::{Segment, state};
 use super::{Host, HostConfig, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::limits::{DEVICE_HEADER_BYTES, INTENTS, JOINBOXES, LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_NUMBER};
+use crate::limits::{DEVICE_HEADER_BYTES, INTENTS, JOINBOXES, MAX_NUMBER};
 use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::seat;
 use crate::media::{Binding, Identity, Intent, JoinBox};
+use crate::metrics::stats::StatsBoard;
 use crate::platform::{MachineLock, MachineLockGuard, Platform};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -40,9 +41,7 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig,
 pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
     let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
     let geometry = *lines.layout().geometry();
-    let above_bytes = LOCAL_BYTES_ABOVE_HOST
-        + LOCAL_BYTES_PER_CHUNK * lines.layout().chunks() as usize
-        + crate::cache::local_len_bytes(lines.layout().geometry());
+    let above_bytes = crate::cache::local_end_bytes(lines.layout()) + StatsBoard::LEN_BYTES;
     let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry) + above_bytes)?, &geometry)?;
     // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
     let joining =

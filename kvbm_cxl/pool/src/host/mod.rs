@@ -15,7 +15,7 @@ pub use service::Service;
 
 use crate::error::{Error, Result};
 use crate::fault::mutant;
-use crate::limits::MAX_NUMBER;
+use crate::limits::{MAX_NUMBER, MAX_SLOTS};
 use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId, OnFence};
@@ -25,7 +25,7 @@ use local_mutex::{Asker, LocalMutex, Taken};
 use segment::{Segment, state};
 use std::any::Any;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// How a host behaves. The times are counted on this host's own clock.
@@ -257,15 +257,19 @@ impl Host {
     ///
     /// Whoever says so wrongly gives a line two writers. The next service round publishes it if this machine has a manager seat.
     pub fn declare_dead(&self, slot: u16, incarnation: u32) -> Result<()> {
-        let declared = &self.inner.segment.header().declared_dead;
-        let Some(cell) = declared.get(usize::from(slot)).filter(|_| u32::from(slot) < self.inner.geometry().slots) else {
-            return Err(Error::Invalid(format!("slot {slot} does not exist")));
-        };
-        if incarnation >= MAX_NUMBER {
-            return Err(Error::Invalid(format!("incarnation {incarnation} of slot {slot} cannot be: all are below {MAX_NUMBER}")));
-        }
-        cell.fetch_max(incarnation, Ordering::AcqRel);
-        Ok(())
+        self.inner.state_of(&self.inner.segment.header().declared_dead, slot, incarnation)
+    }
+
+    /// Asks that incarnation `incarnation` of `slot` be fenced now instead of when its heartbeat has been missed for long enough: a lease of it
+    /// ran out, say, or its machine reported that it goes down.
+    ///
+    /// Wrong suspicion costs that host a new incarnation and harms no data. It takes effect where this machine has the manager's role, at the
+    /// next service round or whenever the role comes here; the caller therefore says so on every machine that may have it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a slot or an incarnation that cannot be.
+    pub fn suspect(&self, slot: u16, incarnation: u32) -> Result<()> {
+        self.inner.state_of(&self.inner.segment.header().suspected, slot, incarnation)
     }
 
     /// Acquires a lock, through a fence and re-join of this host if need be.
@@ -305,6 +309,18 @@ impl Host {
 impl Inner {
     pub fn geometry(&self) -> &Geometry {
         self.lines.layout().geometry()
+    }
+
+    /// Notes for the manager's work of this machine what was said of an incarnation.
+    fn state_of(&self, statements: &[AtomicU32; MAX_SLOTS], slot: u16, incarnation: u32) -> Result<()> {
+        let Some(statement) = statements.get(usize::from(slot)).filter(|_| u32::from(slot) < self.geometry().slots) else {
+            return Err(Error::Invalid(format!("slot {slot} does not exist")));
+        };
+        if incarnation >= MAX_NUMBER {
+            return Err(Error::Invalid(format!("incarnation {incarnation} of slot {slot} cannot be: all are below {MAX_NUMBER}")));
+        }
+        statement.fetch_max(incarnation, Ordering::AcqRel);
+        Ok(())
     }
 
     pub fn slot(&self) -> u32 {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Version of this structure: processes of different builds must not share a segment that they lay out differently.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// States of the membership.
 pub(crate) mod state {
@@ -70,6 +70,8 @@ pub(crate) struct Header {
     pub heartbeat_at_ns: AtomicU64,
     /// Incarnations that an operator on this machine stated to be dead, by slot.
     pub declared_dead: [AtomicU32; MAX_SLOTS],
+    /// Incarnations that somebody on this machine takes for dead before their heartbeats are missed, by slot.
+    pub suspected: [AtomicU32; MAX_SLOTS],
     pub processes: [ProcessEntry; MAX_PROCESSES],
 }
 

@@ -33,6 +33,8 @@ pub struct Geometry {
     pub objects: u32,
     /// Chunk, in bytes: a power of two of at least 4 KiB.
     pub chunk_bytes: u64,
+    /// Stats lines per slot: [`STATS_LINES`](super::STATS_LINES), or [`FIRST_STATS_LINES`](super::FIRST_STATS_LINES) in older pools.
+    pub stats_lines: u32,
     /// Stripes of the hint table (S), each with a lock; 0 when the pool has no cells.
     pub stripes: u32,
     /// Cells in a cell chunk, a divisor of [`CELLS_PER_PIN`](super::CELLS_PER_PIN); 0 when the pool has no cells.
@@ -53,6 +55,7 @@ impl Geometry {
             locks: DEFAULT_LOCKS as u32,
             objects: DEFAULT_OBJECTS as u32,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
+            stats_lines: super::STATS_LINES as u32,
             stripes: 0,
             cells_per_chunk: 0,
             cells: [CellClass::default(); CELL_CLASSES],
@@ -75,6 +78,9 @@ impl Geometry {
         within("len_bytes", self.len_bytes, 0, 1 << 46)?;
         if !self.chunk_bytes.is_power_of_two() || !self.stripe_bytes.is_power_of_two() {
             return Err(Error::Invalid("chunk_bytes and stripe_bytes must be powers of two".into()));
+        }
+        if ![super::STATS_LINES, super::FIRST_STATS_LINES].contains(&(self.stats_lines as usize)) {
+            return Err(Error::Invalid(format!("{} stats lines per slot are of no format there is", self.stats_lines)));
         }
         self.check_cells()
     }
@@ -261,7 +267,7 @@ impl Layout {
                 Region::FreeBox | Region::FreeAck => slots * slots,
                 Region::ChunkHead => chunks,
                 Region::KeepMap => chunks * geometry.keep_lines(),
-                Region::Stats => slots * super::STATS_LINES as u64,
+                Region::Stats => slots * u64::from(geometry.stats_lines),
                 Region::Descriptor => geometry.cell_count(),
                 Region::Hint => u64::from(geometry.stripes) * geometry.hint_lines_per_stripe(),
                 Region::Pin => slots * geometry.pin_lines(),

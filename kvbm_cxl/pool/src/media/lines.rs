@@ -23,8 +23,10 @@ pub const CHUNKS_PER_CLAIM: usize = 448;
 pub const BLOCKS_PER_KEEP: usize = 448;
 /// Blocks in one free-box line.
 pub const BLOCKS_PER_FREE_BOX: usize = 6;
-/// Stats lines per slot.
-pub const STATS_LINES: usize = 4;
+/// Stats lines per slot of pools that are formatted now.
+pub const STATS_LINES: usize = 10;
+/// Stats lines per slot of pools that were formatted before counters of transfers came (format 2.0).
+pub const FIRST_STATS_LINES: usize = 4;
 /// Counters in one stats line.
 pub const COUNTERS_PER_STATS: usize = 7;
 
@@ -486,7 +488,7 @@ pub struct KeepMap {
 }
 media_line!(KeepMap, KeepMap { crc @ 0, incarnation @ 4, bits @ 8 }, |line| within([line.incarnation]));
 
-/// STATS\[s\]\[i\]: line s * STATS_LINES + i: counters 7i to 7i+6 of [`crate::metrics::stats::Stat`]. Nothing depends on them.
+/// STATS\[s\]\[i\]: line s * stats_lines + i: counters 7i to 7i+6 of [`crate::metrics::stats::Stat`]. Nothing depends on them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct StatsLine {

@@ -24,7 +24,7 @@
 //! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
-//! | `Stats` | N x 4 | slot owner | operators | next round of the host |
+//! | `Stats` | N x 10, N x 4 in pools of format 2.0 | slot owner | operators | next round of the host |
 //! | `Descriptor` | E, one per cell of the prefix cache | owner of the cell chunk | everybody | adoption (CACHE.md section 7) |
 //! | `Hint` | H | holder of the stripe lock | everybody | inserted again by the owner's scrub |
 //! | `Pin` | N x ceil(E/112) | slot owner | cell owners | void with the incarnation in it |
@@ -51,7 +51,7 @@ pub use lines::*;
 pub use stripes::{Piece, Stripes};
 pub use superblock::{
     CoherenceMode, DeviceRecord, KNOWN_COMPAT, KNOWN_INCOMPAT, KNOWN_RO_COMPAT, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockParts,
-    VERSION, uuid_text,
+    VERSION, WIDE_STATS, uuid_text,
 };
 
 /// A region of metadata lines. The numbers are part of the format.

@@ -6,7 +6,7 @@
 //!
 //! Feature bits, for a program that does not know one: **compat** - ignore it; **ro-compat** - read, never write; **incompat** - refuse.
 
-use super::{CellClass, Geometry, Layout, Region, Stripes};
+use super::{CellClass, FIRST_STATS_LINES, Geometry, Layout, Region, STATS_LINES, Stripes};
 use crate::error::{Error, Result};
 use crate::limits::{CELL_CLASSES, MAX_DEVICES, MAX_SEATS};
 use crate::platform::MachineId;
@@ -17,13 +17,15 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 /// The first bytes of every device of a pool.
 pub const MAGIC: [u8; 8] = *b"kvbmcxl\0";
 /// Version of the format. A program reads pools of its own major version only; what a minor version adds is told by feature bits.
-pub const VERSION: (u16, u16) = (2, 0);
+pub const VERSION: (u16, u16) = (2, 1);
 /// Compat feature bits that this program knows.
 pub const KNOWN_COMPAT: u64 = 0;
 /// Ro-compat feature bits that this program knows.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Incompat feature bits that this program knows.
-pub const KNOWN_INCOMPAT: u64 = 0;
+pub const KNOWN_INCOMPAT: u64 = WIDE_STATS;
+/// Incompat, since 2.1: a slot has [`STATS_LINES`] stats lines, not [`FIRST_STATS_LINES`]. What lies behind them lies elsewhere.
+pub const WIDE_STATS: u64 = 1;
 
 const REGION_ENTRIES: usize = 32;
 const NAME_BYTES: usize = 104;
@@ -179,6 +181,7 @@ impl Superblock {
         (raw.major, raw.minor) = VERSION;
         raw.uuid = parts.uuid;
         raw.incarnation = parts.incarnation;
+        raw.incompat = if geometry.stats_lines as usize == STATS_LINES { WIDE_STATS } else { 0 };
         raw.layout_digest = parts.layout.digest();
         raw.len_bytes = geometry.len_bytes;
         raw.stripe_bytes = geometry.stripe_bytes;
@@ -376,6 +379,7 @@ fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
         locks: raw.locks,
         objects: raw.objects,
         chunk_bytes: raw.chunk_bytes,
+        stats_lines: if raw.incompat & WIDE_STATS != 0 { STATS_LINES as u32 } else { FIRST_STATS_LINES as u32 },
         stripes: raw.stripes,
         cells_per_chunk: raw.cells_per_chunk,
         cells: raw.cell_table.map(|entry| CellClass { cell_bytes: entry.cell_bytes, chunks: entry.chunks }),

@@ -39,6 +39,9 @@ macro_rules! metrics {
         #[derive(Debug, Default)]
         pub struct Metrics {
             $(#[doc = concat!("`", $name, "`: ", $help)] pub $field: $kind,)*
+            /// What layers above this crate count. It goes to the host's lines in the pool ([`stats`]), and is not rendered here: those
+            /// layers have names of their own for it.
+            pub given: stats::Given,
         }
 
         impl Metrics {

@@ -9,20 +9,27 @@
 //! Nothing in the pool depends on these lines. Their counters are of one moment within a line; between lines no order holds.
 
 mod board;
+mod given;
 
 pub use board::StatsBoard;
+pub use given::Given;
 
 use super::{Direction, Engine, Kind, Metrics, MissReason};
 use crate::error::{Error, Result};
 use crate::line::Lines;
-use crate::media::{COUNTERS_PER_STATS, STATS_LINES, StatsLine};
+use crate::media::{COUNTERS_PER_STATS, Region, STATS_LINES, StatsLine};
 
 /// Counters that the lines of a slot have room for.
 pub const STATS: usize = STATS_LINES * COUNTERS_PER_STATS;
 
-/// Makes the list of counters, each with its place in the lines of a slot, which is part of the format.
+/// Makes the list of counters, each with its place in the lines of a slot, which is part of the format. Those without a value are counted
+/// by layers above.
 macro_rules! stats {
-    ($($variant:ident = $place:literal, $name:literal, $kind:ident, $help:literal, $value:expr;)*) => {
+    (@value $place:literal, $value:expr) => { $value };
+    (@value $place:literal,) => { |metrics| metrics.given.get($place) };
+    (@is_given $value:expr) => { false };
+    (@is_given) => { true };
+    ($($variant:ident = $place:literal, $name:literal, $kind:ident, $help:literal $(, $value:expr)?;)*) => {
         /// A counter that a host publishes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
@@ -49,11 +56,16 @@ macro_rules! stats {
                 match self { $(Stat::$variant => $help,)* }
             }
 
+            /// Whether a layer above this crate counts it, with [`Given`].
+            pub const fn is_given(self) -> bool {
+                match self { $(Stat::$variant => stats!(@is_given $($value)?),)* }
+            }
+
             /// What a process has counted of it.
             pub fn of(self, metrics: &Metrics) -> u64 {
                 match self {
                     $(Stat::$variant => {
-                        let value: fn(&Metrics) -> u64 = $value;
+                        let value: fn(&Metrics) -> u64 = stats!(@value $place, $($value)?);
                         value(metrics)
                     })*
                 }
@@ -94,6 +106,39 @@ stats! {
         |m| missed(m, &[MissReason::FencedOwner, MissReason::FencedDuring, MissReason::HostFenced]);
     MissesDamaged = 23, "misses_damaged", Counter, "Misses because a line, a checksum or the memory is bad: look at the devices.",
         |m| missed(m, &[MissReason::BadLine, MissReason::Checksum, MissReason::Device]);
+    NixlPosted = 24, "nixl_posted", Counter, "Transfers that NIXL agents posted.";
+    NixlReads = 25, "nixl_reads", Counter, "READ transfers that ended well.";
+    NixlWrites = 26, "nixl_writes", Counter, "WRITE transfers that ended well.";
+    NixlFailed = 27, "nixl_failed", Counter, "Transfers that failed.";
+    NixlCancelled = 28, "nixl_cancelled", Counter, "Transfers that were released while they were active.";
+    NixlDisconnected = 29, "nixl_disconnected", Counter, "Transfers that failed because the peer was gone.";
+    NixlPoolReadBytes = 30, "nixl_pool_read_bytes", Counter, "Bytes copied out of the pool, directly.";
+    NixlPoolWrittenBytes = 31, "nixl_pool_written_bytes", Counter, "Bytes copied into the pool or within it, directly.";
+    NixlLocalBytes = 32, "nixl_local_bytes", Counter, "Bytes copied between memory of one process.";
+    NixlStagedReadBytes = 33, "nixl_staged_read_bytes", Counter, "Bytes read from other processes over staging.";
+    NixlStagedWrittenBytes = 34, "nixl_staged_written_bytes", Counter, "Bytes written to other processes over staging.";
+    NixlServedReadBytes = 35, "nixl_served_read_bytes", Counter, "Bytes gathered for the staged READs of other processes.";
+    NixlServedWrittenBytes = 36, "nixl_served_written_bytes", Counter, "Bytes scattered for the staged WRITEs of other processes.";
+    NixlVramBytes = 37, "nixl_vram_bytes", Counter, "Bytes copied by GPUs, between their memory and the pool or this process.";
+    NixlObjectsWritten = 38, "nixl_objects_written", Counter, "Objects published by WRITE.";
+    NixlObjectsExisted = 39, "nixl_objects_existed", Counter, "Objects that were there when a WRITE came.";
+    NixlObjectsRead = 40, "nixl_objects_read", Counter, "Objects read.";
+    NixlObjectsMissed = 41, "nixl_objects_missed", Counter, "Objects that a READ did not find.";
+    NixlObjectWrittenBytes = 42, "nixl_object_written_bytes", Counter, "Bytes of the objects published.";
+    NixlObjectReadBytes = 43, "nixl_object_read_bytes", Counter, "Bytes read from objects.";
+    NixlFileWrittenBytes = 44, "nixl_file_written_bytes", Counter, "Bytes written to files.";
+    NixlFileReadBytes = 45, "nixl_file_read_bytes", Counter, "Bytes read from files.";
+    NixlNotifsSent = 46, "nixl_notifs_sent", Counter, "Notifications sent.";
+    NixlNotifsReceived = 47, "nixl_notifs_received", Counter, "Notifications received.";
+    NixlNotifsResent = 48, "nixl_notifs_resent", Counter, "Notifications sent once more, because a link ended before.";
+    NixlLinksMade = 49, "nixl_links_made", Counter, "Links to peers that were made, from either end.";
+    NixlLinksLost = 50, "nixl_links_lost", Counter, "Links that ended otherwise than by a close of the other end.";
+    NixlPeersGone = 51, "nixl_peers_gone", Counter, "Peers that ended, or could not be reached.";
+    NixlRefused = 52, "nixl_refused", Counter, "Requests of peers for memory that is not, or no longer, registered.";
+    NixlLinks = 53, "nixl_links", Gauge, "Links to peers now.";
+    NixlStagingUsedBytes = 54, "nixl_staging_used_bytes", Gauge, "Pool memory that staged transfers use now.";
+    NixlStagingBytes = 55, "nixl_staging_bytes", Gauge, "Pool memory that engines hold for staged transfers now.";
+    NixlEngines = 56, "nixl_engines", Gauge, "Engines now.";
 }
 
 /// A gauge is shared by threads that add to it in any order, and may be below zero for a moment.
@@ -126,11 +171,18 @@ pub struct HostStats {
     pub incarnation: u32,
     /// Lines of this slot that do not verify or cannot be read; their counters are zero here.
     pub damaged_lines: usize,
+    /// Places that the pool has lines for.
+    places: usize,
     values: [u64; STATS],
 }
 
 impl HostStats {
-    /// A counter.
+    /// Whether the pool has room for a counter: those formatted by older programs have fewer lines.
+    pub fn has(&self, stat: Stat) -> bool {
+        stat.place() < self.places
+    }
+
+    /// A counter; zero where the pool has no room for it.
     pub fn get(&self, stat: Stat) -> u64 {
         self.values.get(stat.place()).copied().unwrap_or(0)
     }
@@ -142,20 +194,28 @@ impl HostStats {
 /// Those of the memory, except where only single lines fail.
 pub fn read_all(lines: &Lines) -> Result<Vec<HostStats>> {
     let slots = lines.layout().geometry().slots as u16;
-    let mut fetched: Vec<Result<StatsLine>> = Vec::with_capacity(STATS_LINES);
-    (0..slots).map(|slot| read(lines, slot, &mut fetched)).collect()
+    (0..slots).map(|slot| read(lines, slot)).collect()
 }
 
-fn read(lines: &Lines, slot: u16, fetched: &mut Vec<Result<StatsLine>>) -> Result<HostStats> {
-    let indexes: [u64; STATS_LINES] = std::array::from_fn(|line| u64::from(slot) * STATS_LINES as u64 + line as u64);
-    if lines.fetch_many(&indexes, fetched).is_err() {
+/// Reads what the host in `slot` published.
+///
+/// # Errors
+/// [`Error::OutOfRange`] when there is no such slot; as [`read_all`].
+pub fn read(lines: &Lines, slot: u16) -> Result<HostStats> {
+    let line_count = u64::from(lines.layout().geometry().stats_lines);
+    let first = u64::from(slot) * line_count;
+    lines.layout().line_offset(Region::Stats, first)?;
+    let indexes: Vec<u64> = (first..first + line_count).collect();
+    let mut fetched: Vec<Result<StatsLine>> = Vec::with_capacity(indexes.len());
+    if lines.fetch_many(&indexes, &mut fetched).is_err() {
         // Poison ends a whole batch; line by line it is only the line itself.
-        *fetched = indexes.iter().map(|&index| lines.fetch(index)).collect();
+        fetched = indexes.iter().map(|&index| lines.fetch(index)).collect();
     }
-    let mut stats = HostStats { slot, incarnation: 0, damaged_lines: 0, values: [0; STATS] };
+    let mut stats =
+        HostStats { slot, incarnation: 0, damaged_lines: 0, places: line_count as usize * COUNTERS_PER_STATS, values: [0; STATS] };
     let newest = fetched.iter().flatten().map(|line| line.incarnation).max().unwrap_or(0);
     stats.incarnation = newest;
-    for (line, counters) in fetched.drain(..).zip(stats.values.as_chunks_mut().0) {
+    for (line, counters) in fetched.into_iter().zip(stats.values.as_chunks_mut().0) {
         match line {
             // Lines of the incarnation before are those that this one has not come to yet.
             Ok(line) if line.incarnation == newest => *counters = line.counters,

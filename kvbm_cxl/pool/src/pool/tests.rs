@@ -213,7 +213,7 @@ fn garbage_and_newer_formats_are_refused_and_an_unknown_ro_compat_bit_reads_only
     bench.patch_superblock(0, 56, &8u64.to_le_bytes());
     assert!(refusal(open_read_only(&bench.spec())).contains("incompat bits 0x8"));
     bench.patch_superblock(0, 8, &7u16.to_le_bytes());
-    assert!(refusal(open(&bench.spec())).contains("version 7.0 is newer"));
+    assert!(refusal(open(&bench.spec())).contains("version 7.1 is newer"));
     bench.patch(0, 0, b"#!/bin/sh\n");
     assert!(refusal(open(&bench.spec())).contains("foreign"));
 }

@@ -120,3 +120,27 @@ fn a_process_that_closes_behind_the_others_takes_nothing_from_them() {
     assert_eq!((first.cache.usage().owned, third.cache.usage().owned), (56, 0), "two processes with one chunk");
     assert_eq!((first.count(100..156, 1000), third.count(100..156, 1000)), (56, 56));
 }
+
+#[test]
+fn a_suspected_host_that_still_beats_is_fenced_and_joins_again() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let manager = bench.member(1);
+    let suspect = bench.member(2);
+    suspect.publish(0..4, 1000);
+    let (slot, incarnation) = (suspect.host.slot(), suspect.host.incarnation());
+    // Of an incarnation that is over, or of nobody: no effect, or an error.
+    manager.host.suspect(slot, incarnation - 1).unwrap();
+    assert!(matches!(manager.host.suspect(4, 1), Err(Error::Invalid(_))));
+    assert!(matches!(manager.host.suspect(slot, u32::MAX), Err(Error::Invalid(_))));
+    manager.host.suspect(slot, incarnation).unwrap();
+    await_fence(&manager, slot, incarnation);
+    let deadline = Instant::now() + PATIENCE;
+    while suspect.host.incarnation() == incarnation || suspect.host.enter().is_err() {
+        assert!(Instant::now() < deadline, "the host did not join again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // The new incarnation is not the one that was suspected: it keeps its slot and is heard.
+    assert_eq!(suspect.host.slot(), slot);
+    suspect.publish(10..14, 1000);
+    assert_eq!(manager.count(10..14, 1000), 4);
+}

@@ -3,6 +3,7 @@
 //! answer is a defined one, and nothing hangs. The hosts are emulated by machine identities of their own within this process, except where
 //! a process has to be killed.
 
+mod batch;
 mod bench;
 mod damage;
 mod events;
@@ -13,6 +14,7 @@ mod processes;
 mod publish;
 mod quota;
 mod room;
+mod watch;
 
 /// Not a test of its own: the program of processes that are killed.
 #[test]

@@ -5,7 +5,9 @@ use super::Active;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
+use crate::limits::MAX_NUMBER;
 use crate::media::{Geometry, Grant, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
+use std::sync::atomic::Ordering;
 
 /// Most doublings of the patience with one host. Without them a host that is too slow for the time-out would be fenced for ever.
 pub(super) const MAX_LENIENCY: u32 = 6;
@@ -114,7 +116,13 @@ impl Inner {
         Ok(news)
     }
 
-    /// Fences every host whose heartbeat stands still for too long on this manager's clock.
+    /// Whether somebody on this machine asked for the fence of this incarnation.
+    fn is_suspected(&self, slot: u32, incarnation: u32) -> bool {
+        let suspected = self.segment.header().suspected.get(slot as usize);
+        suspected.is_some_and(|up_to| (incarnation..MAX_NUMBER).contains(&up_to.load(Ordering::Acquire)))
+    }
+
+    /// Fences every host whose heartbeat stands still for too long on this manager's clock, or that somebody on this machine suspects.
     pub(super) fn suspect_hosts(&self, active: &mut Active, now_ns: u64) -> Result<()> {
         if mutant!("no_suspicion") {
             return Ok(());
@@ -124,7 +132,8 @@ impl Inner {
             let view = &active.hosts[slot as usize];
             let patience_ns = (self.config.suspect_ms * 1_000_000) << view.leniency;
             let still_ns = now_ns.saturating_sub(view.moved_at_ns);
-            if still_ns <= patience_ns || active.standings[slot as usize].fenced >= incarnation {
+            let is_suspected = still_ns > patience_ns || self.is_suspected(slot, incarnation);
+            if !is_suspected || active.standings[slot as usize].fenced >= incarnation {
                 continue;
             }
             let identity: Identity = match self.lines.fetch(slot.into()) {

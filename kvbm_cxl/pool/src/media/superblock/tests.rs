@@ -87,8 +87,8 @@ fn each_kind_of_wrong_has_its_own_reason() {
         (b"\x7fELF".repeat(2000), "foreign"),
         (good[..SUPERBLOCK_BYTES - 1].to_vec(), "truncated"),
         (vec![], "truncated"),
-        (altered(&good, 8, &3u16.to_le_bytes()), "version 3.0 is newer"),
-        (altered(&good, 8, &1u16.to_le_bytes()), "version 1.0 is older"),
+        (altered(&good, 8, &3u16.to_le_bytes()), "version 3.1 is newer"),
+        (altered(&good, 8, &1u16.to_le_bytes()), "version 1.1 is older"),
         (altered(&good, 56, &4u64.to_le_bytes()), "incompat bits 0x4"),
         (altered(&good, 16, &[0; 16]), "UUID or incarnation is zero"),
         (altered(&good, 32, &[0; 8]), "UUID or incarnation is zero"),
@@ -147,13 +147,30 @@ fn a_torn_write_in_either_order_is_no_pool() {
 fn feature_bits_of_a_newer_minor_version() {
     let good = bytes_of(&Superblock::new(&parts(1, 1)).unwrap());
     let compat = Superblock::decode("x", &altered(&good, 40, &1u64.to_le_bytes())).unwrap();
-    assert_eq!((compat.features(), compat.unknown_ro_compat()), ([1, 0, 0], 0));
+    assert_eq!((compat.features(), compat.unknown_ro_compat()), ([1, 0, WIDE_STATS], 0));
     let ro_compat = Superblock::decode("x", &altered(&good, 48, &2u64.to_le_bytes())).unwrap();
     assert_eq!(ro_compat.unknown_ro_compat(), 2);
     let minor = Superblock::decode("x", &altered(&good, 10, &9u16.to_le_bytes())).unwrap();
     assert_eq!(minor.version(), (2, 9));
     let reserved = altered(&good, 4000, &[1, 2, 3]);
     assert_eq!(Superblock::decode("x", &reserved).unwrap().encode(), reserved);
+}
+
+/// Pools of format 2.0 have fewer stats lines, and no feature bit that says so.
+#[test]
+fn pools_from_before_counters_of_transfers_open_as_they_are() {
+    let mut first = parts(1, 1);
+    let geometry = Geometry { stats_lines: FIRST_STATS_LINES as u32, ..*first.layout.geometry() };
+    first.layout = Layout::new(geometry).unwrap();
+    let bytes = altered(&bytes_of(&Superblock::new(&first).unwrap()), 10, &0u16.to_le_bytes());
+    let found = Superblock::decode("x", &bytes).unwrap();
+    assert_eq!((found.version(), found.features(), found.layout()), ((2, 0), [0; 3], &first.layout));
+    let lines = |layout: &Layout| layout.span(Region::Stats).lines;
+    let now = bytes_of(&Superblock::new(&parts(1, 1)).unwrap());
+    assert_eq!(lines(found.layout()) * STATS_LINES as u64, lines(&parts(1, 1).layout) * FIRST_STATS_LINES as u64);
+    // The bit alone says it: with the other one the layout is not that of the region table.
+    assert!(reason(&altered(&bytes, 56, &WIDE_STATS.to_le_bytes())).contains("layout"));
+    assert!(reason(&altered(&now, 56, &[0; 8])).contains("layout"));
 }
 
 #[test]
@@ -216,6 +233,7 @@ proptest! {
             devices, seats, slots, locks, objects,
             stripe_bytes: 1 << stripe,
             chunk_bytes: 1 << chunk,
+            stats_lines: if hardware { STATS_LINES as u32 } else { FIRST_STATS_LINES as u32 },
             len_bytes: u64::from(devices) * (DEVICE_HEADER_BYTES + (rounds << stripe)),
             stripes: if cells[0].chunks == 0 { 0 } else { stripes },
             cells_per_chunk: if cells[0].chunks == 0 { 0 } else { [1, 2, 7, 14, 56, 112][per_chunk] },
@@ -264,6 +282,7 @@ proptest! {
             stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
             chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },
             len_bytes: lens[2] >> shifts.2,
+            stats_lines: if is_wild == 6 { number(2) } else { STATS_LINES as u32 },
             stripes: if is_wild == 3 { stripes } else { stripes % 20 },
             cells_per_chunk: if is_wild == 4 { per_chunk } else { [0, 1, 7, 112][per_chunk as usize % 4] },
             cells: if is_wild == 5 { wild_cells } else { tame },

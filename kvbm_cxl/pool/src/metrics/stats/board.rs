@@ -24,15 +24,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Version of the structure: processes of different builds must not share a board that they lay out differently.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What one process counted, or all that are gone.
 #[repr(C, align(64))]
-#[derive(Default)]
 struct Row {
     /// Tag of the process; 0 = nobody's.
     tag: AtomicU32,
     values: [AtomicU64; STATS],
+}
+
+impl Default for Row {
+    fn default() -> Self {
+        Row { tag: AtomicU32::new(0), values: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
 }
 
 impl Row {
@@ -88,6 +93,20 @@ unsafe impl Sync for StatsBoard {}
 impl StatsBoard {
     /// Bytes that a board takes; its start is aligned to 64.
     pub const LEN_BYTES: usize = size_of::<Area>();
+
+    /// The board of `host`, behind what its other layers share.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when another build laid it out.
+    pub fn of(host: &Host) -> Result<Self> {
+        let (start, len_bytes, owner) = host.local_memory_above();
+        let before = crate::cache::local_end_bytes(host.lines().layout());
+        if len_bytes < before + Self::LEN_BYTES {
+            return Err(Error::Invalid("the local memory has no room for counters: stop the older processes of this machine".into()));
+        }
+        // SAFETY: the board lies inside the mapping, as just checked, on a multiple of 64 as its start is; nothing else uses this part.
+        unsafe { Self::at(start.byte_add(before), owner) }
+    }
 
     /// The board at `start`, which is all zero or a board already; `owner` keeps it mapped.
     ///
@@ -238,6 +257,7 @@ impl StatsBoard {
     }
 
     fn publish(&self, host: &Host, incarnation: u32) -> Result<()> {
+        let line_count = host.lines().layout().geometry().stats_lines;
         let mut lines = [StatsLine { incarnation, ..StatsLine::default() }; STATS_LINES];
         for stat in Stat::ALL {
             let (line, counter) = (stat.place() / lines[0].counters.len(), stat.place() % lines[0].counters.len());
@@ -245,8 +265,8 @@ impl StatsBoard {
                 *place = self.total(*stat);
             }
         }
-        let first = u64::from(host.slot()) * STATS_LINES as u64;
-        for (index, line) in (first..).zip(lines) {
+        let first = u64::from(host.slot()) * u64::from(line_count);
+        for (index, line) in (first..).zip(lines).take(line_count as usize) {
             host.lines().write(index, line)?;
             point!("stats.written");
         }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong between a host, its pool and etcd.
+
+/// Result of every fallible call of this program.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a host could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// etcd does not answer, or refuses.
+    #[error("{what}: {source}")]
+    Etcd {
+        /// What was attempted, where.
+        what: String,
+        /// Its answer.
+        source: etcd_client::Error,
+    },
+    /// etcd gave no answer in time.
+    #[error("{what}: no answer within {timeout_ms} ms")]
+    Timeout {
+        /// What was attempted, where.
+        what: String,
+        /// The deadline that passed.
+        timeout_ms: u64,
+    },
+    /// Something else than this program wrote to one of its keys.
+    #[error("etcd key {key} holds no host ({reason}): delete it, or choose another --prefix")]
+    Value {
+        /// The key.
+        key: String,
+        /// What is wrong with its value.
+        reason: String,
+    },
+    /// Every slot is another machine's.
+    #[error("all {slots} slots of the pool are leased: wait for a host to leave, or format the pool with more")]
+    NoSlot {
+        /// How many the pool has.
+        slots: u32,
+    },
+    /// The pool and etcd do not agree on who has a slot.
+    #[error("the pool has bound slot {slot} to this machine, but etcd has leased it to machine {machine}: end the host there first")]
+    Foreign {
+        /// The slot.
+        slot: u16,
+        /// Who has it in etcd.
+        machine: String,
+    },
+    /// A second keeper on one machine.
+    #[error("process {pid} keeps slot {slot} for this machine already: one keeper a machine is enough")]
+    KeptAlready {
+        /// The slot.
+        slot: u16,
+        /// The process.
+        pid: u32,
+    },
+    /// The pool's own error.
+    #[error(transparent)]
+    Pool(#[from] cxl_pool::Error),
+    /// The command cannot be run, or the operating system refused something.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was attempted.
+        what: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}

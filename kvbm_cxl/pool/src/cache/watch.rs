@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which blocks of a namespace are in the pool, whoever published them, told as changes: for those who tell others, such as routers.
+//!
+//! Events ([`super::events`]) are of one process's own blocks. Of all hosts' blocks there is no stream, but their descriptors can be read:
+//! a look reads those of the cells in use, and compares. What came and went between two looks is not told.
+
+use super::survey::{CacheView, Listed};
+use super::{BlockKey, Cache, Namespace};
+use crate::error::{Error, Result};
+use std::collections::{HashMap, HashSet};
+
+/// What changed between two looks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Keys that are there now, with all companions, and were not before.
+    pub added: Vec<BlockKey>,
+    /// Keys of which this is no longer so.
+    pub removed: Vec<BlockKey>,
+    /// Keys of blocks of this process's host that were alone, without a companion, at this look and the one before.
+    pub alone: Vec<BlockKey>,
+}
+
+/// A memory of the last look. It holds nothing in the pool.
+pub struct Watch {
+    namespace: Namespace,
+    companions: Vec<Namespace>,
+    class: usize,
+    told: HashSet<BlockKey>,
+    alone: HashSet<BlockKey>,
+}
+
+impl Cache {
+    /// The blocks of a namespace that a pull may get, whoever published them, in cells of the size that a block of `len_bytes` takes.
+    /// Advice: they may go right afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when no cell holds a block of that length; those of the memory, except where only single lines fail.
+    pub fn list(&self, namespace: Namespace, len_bytes: u64) -> Result<Vec<Listed>> {
+        let class = self.class_of(len_bytes)?;
+        CacheView::load(self.inner.lines())?.blocks(namespace, class)
+    }
+
+    fn class_of(&self, len_bytes: u64) -> Result<usize> {
+        let none = || Error::Invalid(format!("no cell of the pool holds a block of {len_bytes} bytes"));
+        self.inner.class_holding(len_bytes).ok_or_else(none)
+    }
+
+    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size. A block counts while there is a
+    /// block of the same key in every one of `companions`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when no cell holds a block of that length.
+    pub fn watch(&self, namespace: Namespace, len_bytes: u64, companions: &[Namespace]) -> Result<Watch> {
+        let class = self.class_of(len_bytes)?;
+        Ok(Watch { namespace, companions: companions.to_vec(), class, told: HashSet::new(), alone: HashSet::new() })
+    }
+}
+
+impl Watch {
+    /// What has changed since the last look; at the first one everything is new.
+    ///
+    /// # Errors
+    /// Those of the memory; then the next look tells what this one would have.
+    pub fn look(&mut self, cache: &Cache) -> Result<Changes> {
+        let inner = &cache.inner;
+        let listed = CacheView::load(inner.lines())?.blocks(self.namespace, self.class)?;
+        let owners: HashMap<BlockKey, u16> = listed.iter().map(|block| (block.key, block.owner)).collect();
+        let keys: Vec<BlockKey> = owners.keys().copied().collect();
+        let mut complete = vec![true; keys.len()];
+        for &companion in &self.companions {
+            let mut places = complete.iter_mut();
+            inner.look_up_all(companion, &keys, |found| {
+                if let Some(place) = places.next() {
+                    *place &= found.is_some();
+                }
+                true
+            })?;
+        }
+        let of = |wanted: bool| keys.iter().zip(&complete).filter(move |&(_, &is)| is == wanted).map(|(&key, _)| key);
+        let there: HashSet<BlockKey> = of(true).collect();
+        let alone: HashSet<BlockKey> = of(false).filter(|key| owners.get(key) == Some(&inner.host.slot())).collect();
+        let changes = Changes {
+            added: there.difference(&self.told).copied().collect(),
+            removed: self.told.difference(&there).copied().collect(),
+            alone: alone.intersection(&self.alone).copied().collect(),
+        };
+        (self.told, self.alone) = (there, alone);
+        Ok(changes)
+    }
+}

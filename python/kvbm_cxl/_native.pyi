@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool and its prefix cache: what `kvbm_cxl` takes from its compiled part.
+
+Every call may be made from any thread and lets the other threads of the interpreter run while it touches the pool. Every failure is a
+`CxlError`; arguments of a wrong type are a TypeError. A handle belongs to the process that opened it: in a fork it raises ForkedError.
+
+Memory that payload is copied from or to ("data", "into") is an object with the buffer protocol (bytes, bytearray, memoryview, numpy array),
+a tensor (anything with torch's data_ptr, nbytes, is_contiguous and device), or a list or tuple of these, taken in order as one block. It is
+used where it lies: contiguous, in memory of the host, outside of the pool, and unchanged by others until the call returns.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeAlias
+
+from typing_extensions import Buffer
+
+Coherence = Literal["software", "hardware"]
+Stored = Literal["stored", "exists", "busy"]
+"""stored: every host can pull it. exists: it was there, or somebody is just writing it. busy: it was there and is about to go."""
+Outcome = Literal["stored", "exists", "busy", "no_cell", "no_hint", "over_quota"]
+"""As Stored; or why there was no room: no cell free or to be evicted, no place in the hint table, the namespace's quota used up."""
+MissReason = Literal[
+    "absent", "bad_line", "free", "writing", "evicting", "retiring", "other_key", "namespace", "fenced_owner", "fenced_during", "changed",
+    "checksum", "length", "pins_full", "host_fenced", "device_error",
+]  # fmt: skip
+"""Why a block was not served: docs/METRICS.md tells what each means."""
+
+class Tensor(Protocol):
+    """What a tensor has to have, as torch's do; torch itself is not needed."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> Any: ...
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+Memory: TypeAlias = Buffer | Tensor | Sequence[Buffer | Tensor]
+
+def format_pool(spec: str, *, cells: str = "1M:75%", coherence: Coherence = "software", force: bool = False) -> None:
+    """Formats the devices of a pool, once in its life.
+
+    spec: devices as CXL_POOL names them: "/dev/dax0.0,/dev/dax1.0", "/dev/shm/kv,size=1G" (the size is of each device; a missing file is
+    made). cells: sizes of cache cells, each with its share of the pool: "64K:20%,1M:55%", "192K:1G"; a block takes a cell of the smallest
+    size that holds it; "none" for a pool without a cache. coherence: "hardware" only where all hosts are cache-coherent to one another.
+    force: overwrite what is on the devices.
+
+    Raises NotAPoolError (the devices hold something, or cannot be used), InvalidError.
+    """
+
+def pool_info(spec: str | None = None) -> dict[str, Any]:
+    """What a pool was formatted with, without joining it: uuid, incarnation, coherence, memory (how it is reached), len_bytes, data_bytes,
+    chunk_bytes, slots, locks, objects, cells (list of cell_bytes and count), devices (list of name, len_bytes, numa_node).
+
+    Raises NotAPoolError, InvalidError.
+    """
+
+def chain_key(parent: bytes | None, tokens: Sequence[int], extra: bytes | None = None) -> bytes:
+    """Key (16 bytes) of a block: a hash over its tokens (numbers below 2**32) and, by its parent's key, all tokens before them.
+
+    parent: key of the block before, None for the first of a sequence. extra: whatever else makes the block differ, such as the hash of an
+    image among its tokens. Raises InvalidError.
+    """
+
+class Namespace:
+    """How the bytes of blocks were made: a digest of every number that shapes them besides tokens. Blocks of two namespaces never meet.
+
+    Texts are compared byte for byte. first_layer, layer_count, kv_head_count are this worker's. layout: order of the dimensions within a
+    block. adapters: LoRA, in the order in which they apply, each with its revision. tenant_salt keeps tenants apart that share a model.
+    extra: whatever else shapes the bytes.
+    """
+
+    def __new__(
+        cls,
+        *,
+        model: str,
+        revision: str = "",
+        dtype: str,
+        first_layer: int = 0,
+        layer_count: int,
+        kv_head_count: int,
+        head_size: int,
+        block_tokens: int,
+        layout: str,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        adapters: Sequence[str] = (),
+        tenant_salt: bytes = b"",
+        extra: Mapping[str, str] = {},
+    ) -> Self: ...
+    @classmethod
+    def from_bytes(cls, digest: bytes) -> Namespace:
+        """The namespace of a digest, as bytes(namespace) gives it (16 bytes)."""
+
+    def __bytes__(self) -> bytes: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object) -> bool: ...
+
+class BlockLayout:
+    """Where the blocks of a paged KV cache lie in memory of this process.
+
+    parts: (address, stride_bytes, len_bytes) each; block i of a part lies at address + i * stride_bytes and is len_bytes long. A block of
+    the cache is its parts in order. Parts do not overlap. owner: kept alive as long as the layout, as whatever has the memory must be.
+    Raises InvalidError.
+    """
+
+    def __new__(
+        cls,
+        parts: Sequence[tuple[int, int, int]],
+        block_count: int,
+        *,
+        owner: object | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
+    ) -> Self: ...
+    @classmethod
+    def of_tensors(cls, tensors: Iterable[Tensor | Buffer]) -> BlockLayout:
+        """Of tensors or arrays with blocks in dimension 0, one part each: shape (block_count, ...), each block contiguous. Keeps them."""
+
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, over all parts."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def owner(self) -> object | None: ...
+    def __len__(self) -> int: ...
+
+class BlockInfo:
+    """A block that a lookup found: its cell, its length in bytes, the host slot that owns it."""
+
+    @property
+    def cell(self) -> int: ...
+    @property
+    def len_bytes(self) -> int: ...
+    @property
+    def owner(self) -> int: ...
+
+class PullResult:
+    """What became of a pull; true when it is a hit. After a miss the destination may hold anything."""
+
+    @property
+    def hit(self) -> bool: ...
+    @property
+    def len_bytes(self) -> int:
+        """Length of the block; 0 after a miss."""
+
+    @property
+    def reason(self) -> MissReason | None: ...
+    def __bool__(self) -> bool: ...
+
+class CellUsage:
+    """Cells of this process: all (owned), with nothing in them (free), with a block (ready), held back until it is proven that nobody else
+    writes to them (quarantined)."""
+
+    @property
+    def owned(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def ready(self) -> int: ...
+    @property
+    def quarantined(self) -> int: ...
+
+class Pins:
+    """Blocks that stay until this is released: by release(), by the end of a with statement, by closing the cache, or with the object.
+
+    They stay as long as this host is not fenced; a pull verifies its block in any case.
+    """
+
+    def __len__(self) -> int:
+        """Blocks pinned: the leading ones of the chain."""
+
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+class Event:
+    """What happened to a block of this process.
+
+    kind: "stored"; "removed", because somebody asked for it, or it can no longer be vouched for; "evicted", to make room; "cleared", a
+    whole namespace; "lost": `lost` events before the next one were dropped because nobody took them in time: take a new snapshot.
+    """
+
+    @property
+    def kind(self) -> Literal["stored", "removed", "evicted", "cleared", "lost"]: ...
+    @property
+    def sequence(self) -> int | None:
+        """Rises by one with each event of a cache."""
+
+    @property
+    def namespace(self) -> Namespace | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def parent(self) -> bytes | None: ...
+    @property
+    def cell(self) -> int | None: ...
+    @property
+    def len_bytes(self) -> int | None: ...
+    @property
+    def lost(self) -> int: ...
+
+class Events(Iterator[Event]):
+    """A listener. Iterating waits for events until the cache is closed."""
+
+    def poll(self, timeout_ms: int = 0) -> list[Event]:
+        """What has happened since; waits up to timeout_ms for the first event. Raises ClosedError once the cache is closed and everything
+        before was told."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Event: ...
+
+class Changes:
+    """What changed between two looks of a Watch. Keys of 16 bytes, in no order."""
+
+    @property
+    def added(self) -> list[bytes]:
+        """There now, with all companions, and not before."""
+
+    @property
+    def removed(self) -> list[bytes]:
+        """Of these it is no longer so."""
+
+    @property
+    def alone(self) -> list[bytes]:
+        """Blocks of this host that were without a companion at this look and the one before."""
+
+class Watch:
+    """A memory of which blocks of a namespace were there, whoever published them. It keeps nothing in the pool, nor the cache open."""
+
+    def look(self) -> Changes:
+        """What has changed since the last look; at the first one everything is new. What came and went in between is not told.
+
+        Reads a line for each cell in use of the size that is watched, and looks up every block in every companion. Raises ClosedError.
+        """
+
+class Cache:
+    """The prefix cache, as one process uses it. Pool.cache() opens it."""
+
+    def publish(self, ns: Namespace, key: bytes, data: Memory, *, parent: bytes | None = None) -> Stored:
+        """Publishes a block. key: 16 bytes. parent: key of the block before it in its chain, for eviction policies and listeners.
+
+        Raises FullError when there is no room (kinds no_cell, no_hint, over_quota), InvalidError when it is larger than the largest cell,
+        FencedError.
+        """
+
+    def pull(self, ns: Namespace, key: bytes, into: Memory) -> PullResult:
+        """Copies a block into memory, which may be longer than the block, and verifies it. Raises InvalidError when it is shorter."""
+
+    def lookup(self, ns: Namespace, key: bytes) -> BlockInfo | None:
+        """Whether a block is there. Advice: it may go right afterwards."""
+
+    def lookup_chain(self, ns: Namespace, keys: Iterable[bytes]) -> int:
+        """How many leading blocks of a chain are there. Advice, as lookup."""
+
+    def has(self, ns: Namespace, keys: Iterable[bytes]) -> list[bool]:
+        """Which of several blocks are there, chained or not. Advice, as lookup."""
+
+    def watch(self, ns: Namespace, len_bytes: int, *, companions: Sequence[Namespace] = ()) -> Watch:
+        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes. A block
+        counts while there is one of the same key in every companion. Raises InvalidError when no cell is large enough."""
+
+    def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
+        """Pins the leading blocks of a chain that are there. Raises FullError when this process has too many pins (65536)."""
+
+    def publish_blocks(
+        self,
+        ns: Namespace,
+        keys: Iterable[bytes],
+        layout: BlockLayout,
+        block_ids: Iterable[int],
+        *,
+        parents: Iterable[bytes | None] | None = None,
+    ) -> list[Outcome]:
+        """Publishes blocks from where they lie: block_ids[i] of the layout under keys[i]; one outcome each, in order.
+
+        Blocks are reserved, copied and committed in batches of 64, so that misses, fences and flushes overlap and the first are there for
+        others before the last are copied. After an error blocks of earlier batches are there, those of its own batch are not.
+        """
+
+    def pull_blocks(self, ns: Namespace, keys: Iterable[bytes], layout: BlockLayout, block_ids: Iterable[int]) -> list[MissReason | None]:
+        """Pulls blocks to where they belong: keys[i] to block_ids[i] of the layout, each named once; None for a verified hit, else why not.
+
+        A missed block's memory may hold anything. A block of another length than the layout's is a miss ("length").
+        """
+
+    def evict(self, ns: Namespace, key: bytes) -> bool:
+        """Evicts a block, whoever owns it: true when it was this process's and is gone, else its owner is asked to. Pinned blocks stay."""
+
+    def clear(self, ns: Namespace | None = None) -> int:
+        """Evicts the blocks of a namespace, or all, of every host, as far as they are not pinned; returns how many were this process's."""
+
+    def usage(self) -> CellUsage: ...
+    def pinned(self) -> int:
+        """Blocks that this process has pinned."""
+
+    def metrics(self) -> dict[str, Any]:
+        """What this process counted: numbers by name, by name and label's value where there is a label, NAME_count and NAME_sum (seconds or
+        bytes) of histograms. docs/METRICS.md tells what each means."""
+
+    def prometheus(self) -> str:
+        """The same as text for Prometheus (version 0.0.4)."""
+
+    def subscribe(self, capacity: int | None = None) -> Events:
+        """Listens to what happens to this process's blocks from now on; capacity: events that wait before the oldest are lost (4096)."""
+
+    def close(self) -> None:
+        """Waits for calls under way, releases every pin, leaves the blocks to other processes. Later calls raise ClosedError.
+
+        Raises TimeoutError_ when calls do not end in time: it closes with the last of them.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
+
+class PoolMemory(Buffer):
+    """Memory of the pool, mapped in this process, writable: torch.frombuffer(memory, dtype=...), numpy.frombuffer(memory), memoryview().
+
+    What is stored in it reaches other hosts by flush(), and what they stored is read after a flush() here. Unnamed memory is given back
+    with the object; what has a name stays until free(). The host stays joined as long as somebody has memory of it.
+    """
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def offset(self) -> int:
+        """Offset in the pool, the same on every host."""
+
+    @property
+    def len_bytes(self) -> int: ...
+    @property
+    def name(self) -> str | None: ...
+    def __len__(self) -> int: ...
+    def flush(self, offset: int = 0, len_bytes: int | None = None) -> None:
+        """Writes what this host's caches hold of it back, and drops it there, so that what is read next comes from the memory."""
+
+    def free(self) -> None:
+        """Gives it back, and its name. Whoever holds views or tensors of it must have dropped them: InvalidError where that can be seen."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Pool:
+    """A pool that this process has joined as part of its host; a thread of its own keeps it alive there.
+
+    spec: as of format_pool; None = the environment variable CXL_POOL. slot: host slot to ask for; a wish. join_timeout_ms: deadline of
+    joining and closing (10 s). heartbeat_ms (50), suspect_ms (1000): a host whose heartbeat did not move for suspect_ms is taken for dead.
+
+    Raises NotAPoolError, SlotInUseError, TimeoutError_, InvalidError.
+    """
+
+    def __new__(
+        cls,
+        spec: str | None = None,
+        *,
+        slot: int | None = None,
+        join_timeout_ms: int | None = None,
+        heartbeat_ms: int | None = None,
+        suspect_ms: int | None = None,
+    ) -> Self: ...
+    @property
+    def spec(self) -> str:
+        """Its devices."""
+
+    @property
+    def uuid(self) -> str: ...
+    @property
+    def coherence(self) -> Coherence: ...
+    @property
+    def memory(self) -> str:
+        """What the memory is reached with."""
+
+    @property
+    def cell_bytes(self) -> list[int]:
+        """Sizes of cells in bytes, smallest first; the last is the largest block."""
+
+    @property
+    def slot(self) -> int:
+        """This host's slot."""
+
+    @property
+    def incarnation(self) -> int:
+        """This host's incarnation now."""
+
+    def cache(
+        self,
+        *,
+        policy: Literal["lru", "s3-fifo", "sieve", "leaf-lru"] = "lru",
+        checksums: bool = True,
+        low_water_percent: int | None = None,
+        high_water_percent: int | None = None,
+        quotas: Mapping[Namespace, int] = {},
+        lock_timeout_ms: int | None = None,
+        service_ms: int | None = None,
+        upkeep_ms: int | None = None,
+        remembered_keys: int | None = None,
+        copy: str | None = None,
+    ) -> Cache:
+        """Opens the cache of this process; one at a time for each Pool.
+
+        policy: order of eviction. checksums: of every payload, computed as it is copied in, compared as it is copied out. The background
+        evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of cells that a
+        namespace may take of this process's. copy: as CXL_COPY, for example "engine=cpu,workers=3".
+
+        Raises InvalidError (no cells in the pool, or numbers that cannot be), ExistsError, FencedError.
+        """
+
+    def allocate(self, len_bytes: int, *, name: str | None = None, kept: bool = True) -> PoolMemory:
+        """Allocates memory of the pool; its content is undefined. kept: it outlives this process, until it is given back. name (at most 24
+        bytes): under which every host finds it. Raises FullError, ExistsError, InvalidError."""
+
+    def find(self, name: str) -> PoolMemory:
+        """The memory that a name stands for. Raises NotFoundError."""
+
+    def prometheus(self) -> str:
+        """What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter`; a second old."""
+
+    def close(self) -> None:
+        """Closes the cache, waits for calls under way and leaves the pool; while somebody has memory of it, the last of that leaves.
+
+        Raises TimeoutError_ when calls do not end in time: it closes with the last of them.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs and libraries that the wheel carries."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parents[1]
+
+
+def _first(places: list[Path], how: str) -> Path:
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(f"{places[0].name} is at none of {', '.join(map(str, places))}: install a wheel of kvbm-cxl, or run `{how}`")
+
+
+def cxlctl_path() -> Path:
+    """The program cxlctl: of this package, or, in a checkout, the one that was built last. Raises FileNotFoundError."""
+    return _first([_PACKAGE / "bin" / "cxlctl", _CHECKOUT / "target" / "release" / "cxlctl"], "make build")
+
+
+def c_library_path() -> Path:
+    """The C interface libcxl_shm.so, found as cxlctl_path finds the program. Raises FileNotFoundError."""
+    return _first([_PACKAGE / "lib" / "libcxl_shm.so", _CHECKOUT / "target" / "release" / "libcxl_shm.so"], "make build")
+
+
+def cxlctl() -> NoReturn:
+    """Becomes the program cxlctl, with this program's arguments."""
+    try:
+        path = cxlctl_path()
+    except FileNotFoundError as error:
+        sys.exit(f"cxlctl: {error}")
+    os.execv(path, ["cxlctl", *sys.argv[1:]])

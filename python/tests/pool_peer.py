@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other process of the tests: reads calls as lines of JSON and answers each with one line."""
+
+import json
+import sys
+
+import kvbm_cxl
+import numpy
+import pools
+
+
+class Calls:
+    def __init__(self, spec):
+        self.pool = pools.opened(spec)
+        self.cache = self.pool.cache()
+        self.pins = []
+        self.kept = []
+
+    def publish(self, model, seed, count, len_bytes):
+        """Publishes a chain, block by block."""
+        ns, keys = pools.namespace(model), pools.chain(count, seed)
+        return [self.cache.publish(ns, key, pools.payload(key, len_bytes)) for key in keys]
+
+    def stream(self, model, seed, len_bytes):
+        """Publishes blocks of a chain without end, in batches; says after each how many are there."""
+        ns, done, batch = pools.namespace(model), 0, 16
+        keys = pools.chain(4096, seed)
+        blocks = numpy.empty((batch, len_bytes), numpy.uint8)
+        layout = kvbm_cxl.BlockLayout.of_tensors([blocks])
+        while True:
+            some = keys[done % 4096 :][:batch]
+            for place, key in enumerate(some):
+                blocks[place] = numpy.frombuffer(pools.payload(key, len_bytes), numpy.uint8)
+            self.cache.publish_blocks(ns, some, layout, range(len(some)))
+            done += len(some)
+            print(json.dumps(done), flush=True)
+
+    def right(self, model, seed, count, len_bytes):
+        """How many blocks of a chain are hits, all with the right bytes."""
+        ns, hits = pools.namespace(model), 0
+        for key in pools.chain(count, seed):
+            into = bytearray(len_bytes)
+            if self.cache.pull(ns, key, into):
+                assert bytes(into) == pools.payload(key, len_bytes)
+                hits += 1
+        return hits
+
+    def pin(self, model, seed, count):
+        self.pins.append(self.cache.pin_chain(pools.namespace(model), pools.chain(count, seed)))
+        return len(self.pins[-1])
+
+    def release(self):
+        for pins in self.pins:
+            pins.release()
+        return self.cache.pinned()
+
+    def store(self, name, text):
+        memory = self.pool.allocate(len(text), name=name)
+        memoryview(memory)[:] = text.encode()
+        memory.flush()
+        self.kept.append(memory)
+        return memory.offset
+
+    def load(self, name):
+        memory = self.pool.find(name)
+        memory.flush()
+        return bytes(memory).decode()
+
+    def slot(self):
+        return self.pool.slot
+
+
+def main():
+    calls = Calls(sys.argv[1])
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        print(json.dumps(getattr(calls, name)(*arguments)), flush=True)
+    calls.kept.clear()
+    calls.pool.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock NixlConnector over the plugin: the same texts, every byte through the pool, counted on both sides."""
+
+import leftovers
+import pytest
+from graph import counters, question
+from graph.counters import COMPUTED, PULLED
+from graph.model import BLOCK_TOKENS
+from serving import blocks, serving, tokens
+
+PROMPTS = [tokens(f"nixl {number}", length) for number, length in enumerate([100, BLOCK_TOKENS, 700, 3000])]
+BURST = [tokens(f"nixl burst {number}", 500 + 40 * number) for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving([*PROMPTS, *BURST], connector="nixl-cxl") as one:
+        yield one
+
+
+def test_the_round_of_make_serve_finds_everything_right(served):
+    round_ = [question.ask(served.graph, prompt) for prompt in question.prompts(served.graph)]
+    assert question.verify(served.graph, round_, [asked.answer.text for asked in round_]) == []
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_a_prompt_is_staged_through_the_pool(served, prompt):
+    before, counted = counters.read(served.graph), counters.of_plugin(served.graph.pool)
+    served.ask(prompt)
+    after = counters.settled(served.graph, before)
+    decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
+    assert decode.tokens[COMPUTED] == 0 and decode.tokens[PULLED] == len(prompt)
+    # The connector moves whole blocks; what one engine reads the other one has gathered. Hosts publish what they count twice a second.
+    len_bytes = blocks(prompt) * served.graph.model.block_bytes
+    wanted = {"reads": decode.transfers, "staged_read_bytes": len_bytes, "served_read_bytes": len_bytes, "failed": 0}
+
+    def moved():
+        now = counters.of_plugin(served.graph.pool)
+        return {name: now[name] - counted[name] for name in wanted}
+
+    leftovers.wait_for(lambda: moved() == wanted, 10, f"{moved()} is not {wanted}")
+    assert decode.transfers >= 1
+
+
+def test_requests_at_the_same_time_are_all_right(served):
+    before = counters.read(served.graph)
+    assert served.ask_all(BURST, at_once=4) == []
+    after = counters.settled(served.graph, before, len(BURST))
+    decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
+    assert decode.tokens[COMPUTED] == 0 and decode.failed == 0

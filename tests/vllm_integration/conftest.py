@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the vLLM connector. They need vLLM and the compiled part of the package (`make serve` makes both); elsewhere none runs."""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+# Before vLLM is imported: one process, no network, one thread.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+    HF_HUB_OFFLINE="1",
+    VLLM_HOST_IP="127.0.0.1",
+    GLOO_SOCKET_IFNAME="lo",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
+)
+os.environ.setdefault("VLLM_CACHE_ROOT", tempfile.mkdtemp(prefix="kvbm-cxl-vllm-"))
+
+
+def _is_installed(package: str) -> bool:
+    """Whether there is such a package: a folder of that name that happens to lie on the path is none."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+def _is_compiled() -> bool:
+    import kvbm_cxl
+
+    try:
+        return kvbm_cxl.chain_key is not None
+    except ImportError:
+        return False
+
+
+sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "dynamo")]
+if not _is_installed("kvbm_cxl"):
+    sys.path.insert(0, str(ROOT / "python"))
+    importlib.invalidate_caches()
+if not (_is_installed("vllm") and _is_compiled()):
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import kvbm_cxl
+    import pytest
+
+    @pytest.fixture(scope="session", autouse=True)
+    def folder():
+        """What the tests write: gone afterwards, with vLLM's cache."""
+        with tempfile.TemporaryDirectory(prefix="kvbm-cxl-") as made:
+            os.environ["CXL_STATE_DIR"] = made
+            yield Path(made)
+        if Path(os.environ["VLLM_CACHE_ROOT"]).name.startswith("kvbm-cxl-vllm-"):
+            shutil.rmtree(os.environ["VLLM_CACHE_ROOT"], ignore_errors=True)
+
+    @pytest.fixture
+    def make_pool():
+        """A function that makes pools in shared memory: `make_pool(size="64M", cells="512K:75%")` returns the path."""
+        made = []
+
+        def make(size: str = "96M", cells: str = "512K:75%") -> str:
+            path = f"/dev/shm/kvbm-cxl-test-{uuid.uuid4().hex[:12]}"
+            made.append(path)
+            kvbm_cxl.format_pool(f"{path},size={size}", cells=cells)
+            return path
+
+        yield make
+        for path in made:
+            Path(path).unlink(missing_ok=True)
+
+    @pytest.fixture
+    def pool(make_pool) -> str:
+        """A pool for 512 KiB blocks, which are those of the tiny model."""
+        return make_pool()
+
+    @pytest.fixture(scope="session")
+    def model(folder) -> str:
+        """Folder of a tiny random model."""
+        from tiny_model import tiny_model
+
+        return str(tiny_model(folder / "model"))

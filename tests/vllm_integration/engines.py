@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM engines in the test's own process, one after the other, and what they count."""
+
+import gc
+import mmap
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+BLOCK_TOKENS = 128
+BLOCK_BYTES = 512 << 10
+
+
+def prompt(length: int, seed: int) -> dict:
+    """A prompt of `length` tokens; other seeds share no block with it."""
+    choose = random.Random(seed)
+    return {"prompt_token_ids": [choose.randrange(10, 2000) for _ in range(length)]}
+
+
+class Engine:
+    """An engine that runs. Made by `engine`."""
+
+    def __init__(self, llm) -> None:
+        self.llm = llm
+        self._before: dict[str, float] = {}
+
+    @property
+    def core(self):
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def scheduler_side(self):
+        return self.core.scheduler.connector._scheduler
+
+    @property
+    def worker_side(self):
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()._worker
+
+    def outputs(self, prompts: list[dict], max_tokens: int = 8, **sampling) -> list:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **sampling)
+        return self.llm.generate(prompts, params, use_tqdm=False)
+
+    def texts(self, prompts: list[dict], max_tokens: int = 8, **sampling) -> list[list[int]]:
+        """Tokens of greedy answers."""
+        return [list(output.outputs[0].token_ids) for output in self.outputs(prompts, max_tokens, **sampling)]
+
+    def counted(self) -> dict[str, float]:
+        """What was counted since the last call: ours as "name/label", vLLM's external hits as "external_hits", tokens as "source/NAME"."""
+        # Counts of a step leave with the next one.
+        now = self._all()
+        since = {name: value - self._before.get(name, 0) for name, value in now.items()}
+        self._before = now
+        return {name: value for name, value in since.items() if value}
+
+    def _all(self) -> dict[str, float]:
+        found = {}
+        for metric in self.llm.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is None:
+                continue
+            labels = {key: text for key, text in metric.labels.items() if key not in ("engine", "model_name")}
+            if metric.name.startswith("vllm:kvbm_cxl_"):
+                label = "/" + next(iter(labels.values())) if labels else ""
+                found[metric.name.removeprefix("vllm:kvbm_cxl_") + label] = value
+            elif metric.name == "vllm:external_prefix_cache_hits":
+                found["external_hits"] = value
+            elif metric.name == "vllm:prompt_tokens_by_source":
+                found["source/" + next(iter(labels.values()))] = value
+        return found
+
+    def settle(self) -> None:
+        """Steps until nothing is left to do, so that late counts are in."""
+        for _ in range(3):
+            self.llm.llm_engine.step()
+
+
+@contextmanager
+def engine(model: str, role: str | None, pool: str = "", policy: str = "recompute", blocks: int = 64, **options) -> Iterator[Engine]:
+    """An engine with `blocks` blocks of KV cache; `role` None: without a connector. `extra`: the connector's options, others are vLLM's."""
+    from vllm import LLM
+
+    register()
+    extra = options.pop("extra", {})
+    if role is not None:
+        options["kv_transfer_config"] = {
+            "kv_connector": CONNECTOR_NAME,
+            "kv_role": role,
+            "kv_load_failure_policy": policy,
+            "kv_connector_extra_config": {"pool": pool, **extra},
+        }
+        if "tensor_parallel_size" in options:  # Workers are processes of their own, where nobody has registered anything.
+            options["kv_transfer_config"]["kv_connector_module_path"] = "kvbm_cxl.vllm_integration.connector"
+    settings = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **options}
+    llm = None
+    try:
+        llm = LLM(model=model, kv_cache_memory_bytes=blocks * BLOCK_BYTES, **settings)
+        yield Engine(llm)
+    finally:
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+        # An engine that did not start is a process that ends; this one goes on.
+        ensure_kv_transfer_shutdown()
+        del llm
+        gc.collect()
+
+
+def flip_bytes(pool: str, payload: bytes, offsets: Iterable[int]) -> None:
+    """Changes bytes of a block's payload in the pool's file, behind everybody's back."""
+    with open(pool, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        for start in range(0, len(payload), 64):
+            piece = payload[start : start + 64]
+            found = memory.find(piece) if len(set(piece)) > 16 else -1
+            if found >= 0 and memory.find(piece, found + 1) < 0:  # Nothing but this block has these bytes.
+                break
+        else:
+            raise AssertionError("the block does not lie in the pool")
+        assert memory[found - start : found - start + len(payload)] == payload
+        for offset in offsets:
+            memory[found - start + offset] ^= 0xFF

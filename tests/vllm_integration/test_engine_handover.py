@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole engines: what prefill publishes decode pulls, to the last token, and the text is that of an engine without the pool."""
+
+import pytest
+from engines import BLOCK_BYTES, BLOCK_TOKENS, engine, prompt
+
+# Shorter than a block, a tail of 1 and of 127 tokens, whole blocks without a tail, several chunks of prefill.
+LENGTHS = (37, 128, 129, 255, 256, 1000)
+PROMPTS = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
+BLOCKS = sum(-(-length // BLOCK_TOKENS) for length in LENGTHS)
+TOKENS = sum(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def texts(model):
+    """Answers of an engine without a connector."""
+    with engine(model, None) as plain:
+        return plain.texts(PROMPTS)
+
+
+def test_decode_pulls_every_token_of_the_prompt(model, pool, texts):
+    with engine(model, "kv_producer", pool, max_num_batched_tokens=384) as prefill:
+        params = [output.kv_transfer_params for output in prefill.outputs(PROMPTS, max_tokens=1)]
+        counted = prefill.counted()
+    assert [each["kvbm_cxl"]["tokens"] for each in params] == list(LENGTHS)
+    assert counted["published_blocks/stored"] == BLOCKS
+    assert counted["bytes/published"] == BLOCKS * BLOCK_BYTES
+    assert counted["prompt_tokens/computed"] == TOKENS and "external_hits" not in counted
+
+    with engine(model, "kv_consumer", pool) as decode:
+        answers = []
+        for each, handed_over in zip(PROMPTS, params):
+            answers += decode.texts([each], extra_args={"kv_transfer_params": handed_over})
+        counted = decode.counted()
+        assert answers == texts
+        assert counted["prompt_tokens/pulled"] == counted["external_hits"] == counted["source/external_kv_transfer"] == TOKENS
+        assert "prompt_tokens/computed" not in counted and "source/local_compute" not in counted
+        assert counted["pulled_blocks/hit"] == BLOCKS and counted["bytes/pulled"] == BLOCKS * BLOCK_BYTES
+        assert counted["handovers/complete"] == counted["loads/complete"] == len(LENGTHS)
+        assert "published_blocks/stored" not in counted, "a consumer publishes nothing"
+        assert decode.scheduler_side._pinned == 0 and decode.scheduler_side.access.call(lambda cache: cache.pinned()) == 0
+        assert not decode.scheduler_side._tracked
+
+
+def test_a_fresh_engine_reuses_what_another_computed(model, pool, texts):
+    """kv_both, all prompts in one batch, prefill in chunks; then a second engine with nothing of its own."""
+    with engine(model, "kv_both", pool, max_num_batched_tokens=256) as first:
+        assert first.texts(PROMPTS) == texts
+        first.settle()
+        # With its answer, the prompt of 255 tokens fills a block.
+        assert first.counted()["published_blocks/stored"] == BLOCKS + 1
+        # vLLM has them itself now: nothing is pulled, nothing is published twice.
+        assert first.texts(PROMPTS) == texts
+        counted = first.counted()
+        assert "published_blocks/stored" not in counted and counted["published_blocks/exists"] == BLOCKS + 1
+        assert counted["prompt_tokens/reused"] >= sum(length // BLOCK_TOKENS * BLOCK_TOKENS for length in (129, 255, 1000))
+    with engine(model, "kv_both", pool) as second:
+        assert second.texts(PROMPTS) == texts
+        counted = second.counted()
+        assert counted["external_hits"] == counted["prompt_tokens/pulled"] == TOKENS
+        assert "published_blocks/stored" not in counted
+        # A prompt that begins like another one but ends otherwise: its shared blocks are vLLM's own by now, its end is computed.
+        longer = {"prompt_token_ids": PROMPTS[5]["prompt_token_ids"][:900] + prompt(200, 99)["prompt_token_ids"]}
+        mine = second.texts([longer])
+        second.settle()
+        counted = second.counted()
+        assert counted["prompt_tokens/reused"] == 896 and counted["prompt_tokens/computed"] == 204
+        assert counted["published_blocks/stored"] == 2, "blocks 7 and 8, the tail included; the 7 before them are there"
+    with engine(model, None) as plain:
+        assert plain.texts([longer]) == mine
+
+
+def test_prompts_with_a_common_prefix_in_one_batch(model, pool, texts):
+    """All at once, both while the prefix is computed and while it is pulled."""
+    prefix = prompt(512, 7)["prompt_token_ids"]
+    batch = [{"prompt_token_ids": prefix + prompt(100 + each, 100 + each)["prompt_token_ids"]} for each in range(4)]
+    with engine(model, None) as plain:
+        expected = plain.texts(batch)
+    with engine(model, "kv_producer", pool) as prefill:
+        prefill.texts(batch, max_tokens=1)
+        counted = prefill.counted()
+        assert counted["published_blocks/stored"] == 4 + 4, "the prefix once, and four tails"
+    with engine(model, "kv_consumer", pool) as decode:
+        assert decode.texts(batch) == expected
+        counted = decode.counted()
+        assert counted["external_hits"] == sum(len(each["prompt_token_ids"]) for each in batch)
+        assert decode.scheduler_side.access.call(lambda cache: cache.pinned()) == 0
+
+
+def test_salts_keep_requests_apart(model, pool):
+    """A tail shorter than a block has no hash of vLLM's behind it: the salt has to be in our own, too."""
+    asked = [prompt(300, 5), prompt(60, 6)]
+    salted = [{**each, "cache_salt": "one tenant"} for each in asked]
+    with engine(model, "kv_producer", pool) as prefill:
+        prefill.texts(salted, max_tokens=1)
+        assert prefill.counted()["published_blocks/stored"] == 4
+    with engine(model, "kv_consumer", pool) as decode:
+        decode.texts(asked)
+        decode.texts([{**each, "cache_salt": "another"} for each in asked])
+        counted = decode.counted()
+        assert "external_hits" not in counted and counted["lookups/none"] == 4
+        decode.texts(salted)
+        assert decode.counted()["external_hits"] == 360
+
+
+def test_prompt_logprobs_are_computed(model, pool):
+    asked = [prompt(300, 8)]
+    with engine(model, "kv_both", pool) as both:
+        both.texts(asked)
+        both.llm.reset_prefix_cache()
+        both.counted()
+        (output,) = both.outputs(asked, prompt_logprobs=1)
+        assert len(output.prompt_logprobs) == 300
+        counted = both.counted()
+        assert "external_hits" not in counted and counted["lookups/skipped"] == 1
+        both.llm.reset_prefix_cache()
+        both.texts(asked)
+        assert both.counted()["external_hits"] == 300

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where blocks lie: for every physical order that vLLM 0.31 knows, the parts of a block are its bytes, each once."""
+
+import itertools
+
+import pytest
+import torch
+from kvbm_cxl.vllm_integration.geometry import GeometryError, block_parts, cache_tensors
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 5, 2, 4, 6
+
+
+def _views(layout: KVCacheLayout, kernel_blocks: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One allocation with a different number in every place, and a view per layer, as vLLM makes them."""
+    sizes = (LAYERS, BLOCKS * kernel_blocks, HEADS, TOKENS, CONTENT)
+    physical = tuple(sizes[dim] for dim in layout.stride_order)
+    memory = torch.arange(torch.Size(sizes).numel(), dtype=torch.int32).reshape(physical)
+    logical = memory.permute(tuple(layout.stride_order.index(dim) for dim in range(5)))
+    return memory, [logical[layer] for layer in range(LAYERS)]
+
+
+def _gathered(memory: torch.Tensor, parts, block: int) -> list[int]:
+    numbers = memory.flatten().tolist()
+    found = []
+    for part in parts:
+        start = part.address + block * part.stride_bytes - memory.data_ptr()
+        assert start % 4 == 0 and part.len_bytes % 4 == 0
+        found += numbers[start // 4 : (start + part.len_bytes) // 4]
+    return found
+
+
+@pytest.mark.parametrize(("layout", "kernel_blocks"), itertools.product(KVCacheLayout, (1, 3)))
+def test_a_block_is_all_of_its_bytes(layout, kernel_blocks):
+    memory, views = _views(layout, kernel_blocks)
+    parts = block_parts(views, BLOCKS)
+    seen = []
+    for block in range(BLOCKS):
+        pages = [view[block * kernel_blocks : (block + 1) * kernel_blocks] for view in views]
+        mine = _gathered(memory, parts, block)
+        assert sorted(mine) == sorted(number for page in pages for number in page.flatten().tolist())
+        seen += mine
+    assert sorted(seen) == list(range(memory.numel()))
+
+
+def test_pages_that_lie_together_are_one_part():
+    for layout, expected in (("LBHNC", LAYERS), ("LBNHC", LAYERS), ("BLHNC", 1), ("BLNHC", 1), ("LHBNC", LAYERS * HEADS)):
+        _, views = _views(KVCacheLayout[layout])
+        assert len(block_parts(views, BLOCKS)) == expected, layout
+    _, views = _views(KVCacheLayout.LBHNC, kernel_blocks=3)
+    assert len(block_parts(views, BLOCKS)) == LAYERS
+
+
+def test_layers_follow_one_another_in_their_order():
+    memory, views = _views(KVCacheLayout.LBHNC)
+    named = {f"layer.{layer}": view for layer, view in enumerate(views)}
+    names = ["layer.2", "layer.0", "layer.1"]
+    parts = block_parts(cache_tensors(named, names), BLOCKS)
+    assert _gathered(memory, parts, 1) == [number for layer in (2, 0, 1) for number in views[layer][1].flatten().tolist()]
+
+
+def test_layers_that_share_a_cache_are_counted_once():
+    _, views = _views(KVCacheLayout.LBHNC)
+    assert len(cache_tensors({"a": views[0], "b": views[1], "c": views[0]}, ["a", "b", "c"])) == 2
+    with pytest.raises(GeometryError, match="no KV cache for d"):
+        cache_tensors({"a": views[0]}, ["a", "d"])
+
+
+def test_shapes_without_blocks_are_refused():
+    with pytest.raises(GeometryError, match="has no 4 blocks"):
+        block_parts([torch.zeros(6, 2, 3)], 4)
+    with pytest.raises(GeometryError, match="has no 0 blocks"):
+        block_parts([torch.zeros(6, 2, 3)], 0)
+    overlapping = torch.zeros(100).as_strided((4, 3, 5), (20, 2, 1))
+    with pytest.raises(GeometryError, match="overlap"):
+        block_parts([overlapping], 4)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The namespace: anything that shapes the bytes of a block changes it, the place of a model does not. And what is refused at start."""
+
+import shutil
+from types import SimpleNamespace
+
+import kvbm_cxl
+import numpy
+import pytest
+import torch
+from kvbm_cxl.vllm_integration import identity, support
+from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from safetensors.numpy import save_file
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A function that makes a model's folder: `weights("name", seed)`."""
+
+    def make(name: str, seed: int):
+        folder = tmp_path / name
+        folder.mkdir()
+        random = numpy.random.default_rng(seed)
+        for part in range(2):
+            save_file({"w": random.standard_normal((300, 1000), numpy.float32)}, folder / f"model-{part}.safetensors")
+        return folder
+
+    return make
+
+
+def test_a_model_is_known_by_its_weights(weights, tmp_path):
+    first, second = weights("first", 1), weights("second", 2)
+    digest = identity.weights_digest(first)
+    assert digest == identity.weights_digest(weights("again", 1)) and digest != identity.weights_digest(second)
+    copy = tmp_path / "copy"
+    shutil.copytree(first, copy)
+    assert identity.weights_digest(copy) == digest
+    # Trained a little more: all numbers differ a little.
+    nudged = numpy.random.default_rng(1).standard_normal((300, 1000), numpy.float32) * numpy.float32(1.0001)
+    save_file({"w": nudged}, copy / "model-0.safetensors")
+    assert identity.weights_digest(copy) != digest
+    (copy / "model-1.safetensors").unlink()
+    assert identity.weights_digest(copy) != digest
+
+
+def test_a_file_that_grew_is_another(weights):
+    folder = weights("grows", 1)
+    digest = identity.weights_digest(folder)
+    with (folder / "model-0.safetensors").open("ab") as file:
+        file.write(b"\0")
+    assert identity.weights_digest(folder) != digest
+
+
+def test_a_model_without_weights_at_hand_needs_a_name(tmp_path):
+    with pytest.raises(ConfigError, match="no weights.*model_id"):
+        identity.weights_digest(tmp_path)
+    with pytest.raises(ConfigError, match="cannot tell which weights.*model_id"):
+        identity.fingerprint(SimpleNamespace(model="nobody/has-this-model", revision=None))
+
+
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+SLIDING = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64)
+LAYERS = [f"model.layers.{layer}.self_attn.attn" for layer in range(3)]
+
+
+class HfConfig(SimpleNamespace):
+    def to_dict(self):
+        return dict(vars(self))
+
+
+def _vllm_config(**changes) -> SimpleNamespace:
+    values = {
+        "model": "m",
+        "revision": None,
+        "hf_config": HfConfig(rope_theta=1e4, _name_or_path="/here"),
+        "dtype": torch.bfloat16,
+        "quantization": None,
+        "cache_dtype": "auto",
+        "tensor_parallel_size": 2,
+        "hash": "sha256",
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "speculative_config": None,
+        "calculate_kv_scales": False,
+        "load_format": "auto",
+        "seed": 0,
+    } | changes
+    pick = lambda *names: SimpleNamespace(**{name: values[name] for name in names})  # noqa: E731
+    cache = pick("cache_dtype", "calculate_kv_scales")
+    cache.prefix_caching_hash_algo = values["hash"]
+    return SimpleNamespace(
+        model_config=pick("model", "revision", "hf_config", "dtype", "quantization", "seed"),
+        load_config=pick("load_format"),
+        cache_config=cache,
+        parallel_config=pick("tensor_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
+        speculative_config=values["speculative_config"],
+    )
+
+
+def _cache_config(spec=SPEC, layers=LAYERS, layout="LBHNC", replicas=1, groups=1) -> KVCacheConfig:
+    made = [KVCacheGroupSpec(layers, spec) for _ in range(groups)]
+    return KVCacheConfig(8, [], made, kv_cache_layout=layout, kv_tp_replicas=replicas)
+
+
+def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", options=None, **changes) -> str:
+    monkeypatch.setattr(identity, "attention_backend", lambda *_: backend)
+    config = ConnectorConfig.read({"pool": "p", "model_id": "the model", **(options or {})})
+    return str(kvbm_cxl.Namespace(**identity.namespace_fields(_vllm_config(**changes), cache or _cache_config(), config, rank)))
+
+
+def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
+    def spec(**changes):
+        return _cache_config(FullAttentionSpec(**{**vars_of(SPEC), **changes}))
+
+    def vars_of(made):
+        return {"block_size": made.block_size, "num_kv_heads": made.num_kv_heads, "head_size": made.head_size, "dtype": made.dtype}
+
+    mine = _namespace(monkeypatch)
+    assert mine == _namespace(monkeypatch), "and nothing else does"
+    assert mine == _namespace(monkeypatch, hf_config=HfConfig(rope_theta=1e4, _name_or_path="/elsewhere"))
+    assert mine == _namespace(monkeypatch, load_format="safetensors", seed=7)
+    others = {
+        "rank": _namespace(monkeypatch, rank=1),
+        "ranks": _namespace(monkeypatch, tensor_parallel_size=4),
+        "KV type": _namespace(monkeypatch, cache_dtype="fp8_e4m3"),
+        "KV type of the tensor": _namespace(monkeypatch, cache=spec(dtype=torch.float32)),
+        "computed in": _namespace(monkeypatch, dtype=torch.float16),
+        "quantization": _namespace(monkeypatch, quantization="awq"),
+        "block size": _namespace(monkeypatch, cache=spec(block_size=32)),
+        "heads": _namespace(monkeypatch, cache=spec(num_kv_heads=4)),
+        "head size": _namespace(monkeypatch, cache=spec(head_size=128)),
+        "layout": _namespace(monkeypatch, cache=_cache_config(layout="LBNHC")),
+        "layers": _namespace(monkeypatch, cache=_cache_config(layers=LAYERS[1:])),
+        "names of layers": _namespace(monkeypatch, cache=_cache_config(layers=LAYERS[::-1])),
+        "backend": _namespace(monkeypatch, backend="CPU_ATTN/amx"),
+        "rope": _namespace(monkeypatch, hf_config=HfConfig(rope_theta=1e6)),
+        "revision": _namespace(monkeypatch, revision="v2"),
+        "hash": _namespace(monkeypatch, hash="sha256_cbor"),
+        "model": _namespace(monkeypatch, options={"model_id": "another"}),
+        "made-up weights": _namespace(monkeypatch, load_format="dummy"),
+        "other made-up weights": _namespace(monkeypatch, load_format="dummy", seed=1),
+        "tenant": _namespace(monkeypatch, options={"tenant_salt": "s"}),
+    }
+    assert len({mine, *others.values()}) == 1 + len(others), others
+
+
+def test_ranks_with_the_same_heads_share_a_namespace(monkeypatch):
+    names = [_namespace(monkeypatch, rank=rank, cache=_cache_config(replicas=2), tensor_parallel_size=4) for rank in range(4)]
+    assert names[0] == names[1] != names[2] == names[3]
+
+
+def test_layer_numbers():
+    assert [identity.layer_number(name) for name in (*LAYERS, "lm.layers.17.attn.3", "attn")] == [0, 1, 2, 17, 0]
+
+
+def test_what_is_supported():
+    support.check(_vllm_config(), _cache_config())
+    mla = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+    support.check(_vllm_config(hash="sha256_cbor"), _cache_config(mla))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cache", "words"),
+    (
+        ({}, {"groups": 2}, "2 KV cache groups.*--disable-hybrid-kv-cache-manager"),
+        ({}, {"spec": SLIDING}, "SlidingWindowSpec"),
+        ({}, {"spec": MambaSpec(block_size=16, shapes=((1, 2),), dtypes=(torch.float32,))}, "MambaSpec"),
+        ({"decode_context_parallel_size": 2}, {}, "context parallelism"),
+        ({"prefill_context_parallel_size": 2}, {}, "context parallelism"),
+        ({"speculative_config": object()}, {}, "speculative decoding"),
+        ({"calculate_kv_scales": True}, {}, "--calculate-kv-scales"),
+        ({"hash": "xxhash"}, {}, "--prefix-caching-hash-algo xxhash: use sha256"),
+    ),
+)
+def test_what_is_refused(changes, cache, words):
+    with pytest.raises(ConfigError, match=words):
+        support.check(_vllm_config(**changes), _cache_config(**cache))

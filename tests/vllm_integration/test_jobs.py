@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies beside the forward pass: who waits for what, and the bounds."""
+
+import threading
+import time
+
+import pytest
+from kvbm_cxl.vllm_integration.jobs import CopyTimeout, Loads, Saves
+
+
+class Gate:
+    """A job that ends when it is told to, and says with what it was begun."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.places = threading.Event(), threading.Event(), None
+
+    def __call__(self, places) -> None:
+        self.places = places
+        self.begun.set()
+        assert self.go_on.wait(30)
+
+
+@pytest.fixture
+def saves():
+    made = Saves(2, 1000, 300)
+    yield made
+    made.close()
+
+
+def _eventually(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_steps_and_requests_end_with_their_last_save(saves):
+    first, second = Gate(), Gate()
+    saves.submit(("a", 1), [b"k1"], 10, first)
+    saves.submit(("a", 2), [b"k2"], 10, second)
+    assert saves.busy("a") and not saves.busy("b") and saves.done_step(5) == 0
+    second.go_on.set()
+    _eventually(lambda: b"k2" not in saves._by_key)
+    assert saves.busy("a") and saves.done_step(5) == 0
+    first.go_on.set()
+    saves.wait(["a"])
+    assert not saves.busy("a") and saves.done_step(5) == 5
+
+
+def test_a_key_under_way_is_not_published_twice_but_waited_for(saves):
+    gate, other = Gate(), Gate()
+    other.go_on.set()
+    saves.submit(("a", 1), [b"k1", b"k2"], 20, gate)
+    saves.submit(("b", 1), [b"k1", b"k3"], 20, other)
+    assert other.begun.wait(30) and other.places == [1]
+    assert saves.busy("b")
+    with pytest.raises(CopyTimeout, match="request b .*cxlctl doctor"):
+        saves.wait(["b"])
+    gate.go_on.set()
+    saves.wait(["a", "b"])
+    assert gate.places == [0, 1]
+
+
+def test_all_keys_under_way_need_no_job(saves):
+    gate = Gate()
+    saves.submit(("a", 1), [b"k1"], 10, gate)
+    saves.submit(("b", 2), [b"k1"], 10, lambda places: pytest.fail("published twice"))
+    gate.go_on.set()
+    saves.wait(["b"])
+    assert saves.done_step(2) == 2
+
+
+def test_bytes_under_way_are_bounded(saves):
+    gate = Gate()
+    saves.submit(("a", 1), [b"k1"], 900, gate)
+    with pytest.raises(CopyTimeout, match="room"):
+        saves.submit(("b", 1), [b"k2"], 101, lambda places: None)
+    released = threading.Timer(0.05, gate.go_on.set)
+    released.start()
+    saves.submit(("b", 1), [b"k2"], 101, lambda places: None)
+    assert gate.go_on.is_set()
+    saves.submit(("c", 1), [b"k3"], 5000, lambda places: None)
+    saves.wait("abc")
+    assert saves._bytes == 0
+
+
+def test_a_job_that_raises_is_over_too(saves):
+    def raises(places):
+        raise OSError("what else may happen")
+
+    saves.submit(("a", 1), [b"k1"], 10, raises)
+    saves.wait(["a"])
+    assert saves._bytes == 0 and saves.done_step(1) == 1
+
+
+def test_loads_end_when_all_their_jobs_have():
+    loads = Loads(2)
+    gate = threading.Event()
+
+    def slow():
+        assert gate.wait(30)
+        return set()
+
+    loads.submit("a", [([1, 2], slow), ([3], lambda: {3})])
+    assert loads.take_done(0.01) == []
+    gate.set()
+    _eventually(lambda: loads._done)
+    (done,) = loads.take_done()
+    assert done.request_id == "a" and done.failed_blocks == {3} and not done.cancelled
+    assert loads.take_done() == []
+    loads.close()
+
+
+def test_a_load_that_raises_has_filled_nothing():
+    loads = Loads(1)
+
+    def raises():
+        raise OSError("what else may happen")
+
+    loads.submit("a", [([1, 2], raises)])
+    _eventually(lambda: loads._done)
+    assert loads.take_done()[0].failed_blocks == {1, 2}
+    loads.close()
+
+
+def test_what_has_not_begun_of_a_cancelled_load_is_left_out():
+    loads = Loads(1)
+    begun, gate = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert gate.wait(30)
+        return set()
+
+    loads.submit("a", [([1], slow), ([2], lambda: pytest.fail("begun after it was cancelled"))])
+    assert begun.wait(30)
+    loads.cancel(["a", "unknown"])
+    gate.set()
+    _eventually(lambda: loads._done)
+    (done,) = loads.take_done()
+    assert done.cancelled and done.failed_blocks == {2}
+    loads.close()
+
+
+def test_one_load_of_a_request_at_a_time():
+    loads = Loads(1)
+    gate = threading.Event()
+    loads.submit("a", [([1], lambda: (gate.wait(30), set())[1])])
+    with pytest.raises(RuntimeError, match="being loaded already"):
+        loads.submit("a", [([1], set)])
+    gate.set()
+    loads.close()

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side by itself, on a real pool, with requests of vLLM's."""
+
+import time
+from types import SimpleNamespace
+
+import kvbm_cxl
+import pytest
+from kvbm_cxl.vllm_integration import handover, pool_access
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
+from kvbm_cxl.vllm_integration.keys import block_keys, tail_key
+from kvbm_cxl.vllm_integration.metadata import WorkerHello, WorkerReport
+from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
+from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, request, tokens
+
+
+def _namespace(rank: int) -> kvbm_cxl.Namespace:
+    return kvbm_cxl.Namespace(
+        model="m", dtype="d", layer_count=1, kv_head_count=1, head_size=8, block_tokens=BLOCK_TOKENS, layout="l", tp_rank=rank, tp_size=3
+    )
+
+
+class Bench:
+    """A scheduler's side with a pool of its own."""
+
+    def __init__(self, pool: str, *, ranks: int = 1, producer: bool = True, consumer: bool = True, **options) -> None:
+        self.config = ConnectorConfig.read({"pool": pool, **options})
+        self.access = pool_access.acquire(self.config)
+        self.side = SchedulerSide(self.config, self.access, BLOCK_TOKENS, producer, consumer)
+        self.namespaces = [_namespace(rank) for rank in range(ranks)]
+        self.side.greet({(0, rank): WorkerHello(bytes(namespace), 4096) for rank, namespace in enumerate(self.namespaces)})
+
+    def publish(self, asked, blocks: int, *, tail: bool = False, ranks: int | None = None) -> None:
+        keys = block_keys(asked, 0, blocks) + ([tail_key(asked, BLOCK_TOKENS)] if tail else [])
+        for namespace in self.namespaces[:ranks]:
+            for key in keys:
+                self.access.call(lambda cache: cache.publish(namespace, key, key * 16))
+
+    @property
+    def pinned(self) -> int:
+        return self.access.call(lambda cache: cache.pinned())
+
+    def admit(self, asked, blocks: list[int] | None = None):
+        """Looks a request up and admits it, as vLLM does for one that fits; the load that was ordered."""
+        external, beside = self.side.matched(asked, 0)
+        self.side.allocated(asked, allocation(blocks or list(range(100, 100 + 64))), external)
+        return external, beside, self.side.step(Scheduled())
+
+    def finish_load(self, *names: str, failed: bool = False, saved_step: int = 0) -> None:
+        report = WorkerReport(saved_step, set(names) if failed else set())
+        self.side.report(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=set(names), finished_sending=None))
+
+    def counts(self) -> dict[str, int]:
+        stats = self.side.take_stats()
+        return stats.data["counters"] if stats else {}
+
+
+@pytest.fixture
+def bench(make_pool):
+    benches = []
+
+    def make(**options) -> Bench:
+        benches.append(Bench(make_pool(size="64M", cells="64K:75%"), **options))
+        return benches[-1]
+
+    yield make
+    for each in benches:
+        each.side.close()
+        assert each.pinned == 0, "nothing stays pinned"
+        each.access.release()
+
+
+def test_nothing_is_promised_of_an_empty_pool(bench):
+    here = bench()
+    assert here.side.matched(request("a", tokens(100)), 0) == (0, False)
+    assert here.counts() == {"lookups/none": 1} and here.pinned == 0
+
+
+@pytest.mark.parametrize(("published", "tail", "found"), ((6, True, 100), (6, False, 96), (3, True, 48), (1, False, 16), (0, True, 0)))
+def test_the_longest_prefix_is_promised(bench, published, tail, found):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, published, tail=tail)
+    assert here.side.matched(asked, 0) == (found, found > 0)
+    assert here.pinned == (published + (tail and published == 6))
+    here.side.step(Scheduled())
+    assert here.pinned == 0, "a promise that vLLM did not take up is unpinned when the step is scheduled"
+    assert here.side.matched(asked, 0) == (found, found > 0), "and may be asked for again"
+
+
+def test_only_what_vllm_does_not_have_is_promised(bench):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 32) == (68, True)
+    here.side.allocated(asked, allocation(list(range(7))), 68)
+    (load,) = here.side.step(Scheduled()).loads
+    assert load.keys == [*block_keys(asked, 2, 6), tail_key(asked, BLOCK_TOKENS)]
+    assert load.block_ids == [2, 3, 4, 5, 6] and load.tail_tokens == 4 and load.parent == block_keys(asked, 1, 2)[0]
+    assert here.pinned == 5, "pinned until the load is over"
+    here.finish_load("a")
+    assert here.pinned == 0
+    assert here.counts() == {"lookups/full": 1, "prompt_tokens/pulled": 68, "prompt_tokens/reused": 32}
+
+
+def test_only_a_tail_is_missing(bench):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 96) == (4, True)
+    assert here.side.matched(request("b", tokens(96)), 96) == (0, False)
+
+
+def test_vllm_may_take_less_than_it_is_offered(bench):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 0) == (100, True)
+    here.side.allocated(asked, allocation(list(range(7))), 96)
+    (load,) = here.side.step(Scheduled()).loads
+    assert load.keys == block_keys(asked, 0, 6) and load.tail_tokens == 0 and load.block_ids == list(range(6))
+
+
+def test_every_rank_must_have_a_block(bench):
+    here, asked = bench(ranks=3), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 0) == (100, True) and here.pinned == 21
+    other = request("b", tokens(100, 1))
+    here.publish(other, 2, ranks=3)
+    here.publish(other, 6, ranks=1)
+    assert here.side.matched(other, 0) == (32, True)
+    third = request("c", tokens(100, 2))
+    here.publish(third, 6, ranks=2)
+    assert here.side.matched(third, 0) == (0, False), "a rank has none of it"
+
+
+def test_ranks_with_the_same_heads_are_looked_up_once(bench):
+    here = bench()
+    one = WorkerHello(bytes(here.namespaces[0]), 4096)
+    here.side.greet({(0, 0): one, (0, 1): one})
+    assert here.side.workers == 1
+
+
+def test_nothing_is_found_before_the_workers_are_known(bench):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6)
+    here.side.greet({})
+    assert here.side.matched(asked, 0) == (0, False)
+
+
+def test_a_prompt_of_one_token_is_not_loaded(bench):
+    """vLLM computes the last token anyway, and would ask for it again and again."""
+    here, asked = bench(), request("a", tokens(1))
+    here.publish(asked, 0, tail=True)
+    assert here.side.matched(asked, 0) == (0, False)
+    two = request("b", tokens(2))
+    here.publish(two, 0, tail=True)
+    assert here.side.matched(two, 0) == (2, True)
+
+
+def test_requests_that_must_not_be_cached(bench):
+    here, ids = bench(), tokens(100)
+    here.publish(request("a", ids), 6, tail=True)
+    with_logprobs = request("b", ids, sampling={"prompt_logprobs": 1})
+    session = request("c", ids, resumable=True)
+    assert with_logprobs.skip_reading_prefix_cache
+    assert here.side.matched(with_logprobs, 0) == here.side.matched(session, 0) == (0, False)
+    assert here.counts()["lookups/skipped"] == 2
+    here.side.allocated(session, allocation(list(range(7))), 0)
+    session.num_computed_tokens = 0
+    assert not here.side.step(Scheduled({"c": 100}, {"c": list(range(7))})).saves
+
+
+def test_short_hits_are_computed(bench):
+    here, asked = bench(min_load_tokens=33), request("a", tokens(100))
+    here.publish(asked, 2)
+    assert here.side.matched(asked, 0) == (0, False)
+    here.publish(asked, 3)
+    assert here.side.matched(asked, 0) == (48, True)
+
+
+def test_tails_can_be_left_out(bench):
+    here, asked = bench(publish_tail=False), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 0) == (96, True)
+
+
+def test_pins_are_bounded(bench):
+    here = bench(max_pinned_blocks=10)
+    first, second = (request(name, tokens(100, seed)) for seed, name in enumerate("ab"))
+    here.publish(first, 6, tail=True)
+    here.publish(second, 6, tail=True)
+    here.admit(first)
+    assert here.side.matched(second, 0) == (None, False), "asked again when the load of the first is over"
+    assert here.pinned == 7 and here.counts()["lookups/deferred"] == 1
+    here.finish_load("a")
+    assert here.side.matched(second, 0) == (100, True)
+
+
+def test_a_request_beyond_the_bound_has_its_turn_alone(bench):
+    here, asked = bench(max_pinned_blocks=3), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 0) == (100, True)
+
+
+def test_a_failed_load_is_not_tried_again(bench):
+    """With its first block bad vLLM asks anew, and the block is bad still."""
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    here.admit(asked)
+    here.finish_load("a", failed=True)
+    assert here.side.matched(asked, 0) == (0, False) and here.pinned == 0
+
+
+def test_an_aborted_request_is_unpinned(bench):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    here.admit(asked)
+    assert here.pinned == 7
+    assert here.side.finished(asked) == (False, None), "vLLM keeps the blocks of a load by itself"
+    assert here.pinned == 0
+    here.finish_load("a")
+
+
+def _run(here, asked, new_tokens: int, *, blocks=None, preempted=()):
+    """A step that computes `new_tokens` more of a request."""
+    name, count = asked.request_id, -(-(asked.num_computed_tokens + new_tokens) // BLOCK_TOKENS)
+    orders = here.side.step(Scheduled({name: new_tokens}, {name: blocks or list(range(10, 10 + count))}, set(preempted)))
+    asked.num_computed_tokens += new_tokens
+    return orders
+
+
+def _begin(here, asked):
+    here.side.matched(asked, 0)
+    here.side.allocated(asked, allocation([]), 0)
+
+
+def test_blocks_are_saved_as_chunks_complete_them(bench):
+    here, asked = bench(consumer=False), request("a", tokens(100))
+    _begin(here, asked)
+    (save,) = _run(here, asked, 40).saves
+    assert (save.keys, save.block_ids, save.parent) == (block_keys(asked, 0, 2), [10, 11], None)
+    (save,) = _run(here, asked, 40).saves
+    assert (save.keys, save.block_ids, save.parent) == (block_keys(asked, 2, 5), [12, 13, 14], block_keys(asked, 1, 2)[0])
+    orders = _run(here, asked, 20)
+    full, tail = orders.saves
+    assert (full.keys, full.block_ids) == (block_keys(asked, 5, 6), [15])
+    assert (tail.keys, tail.block_ids, tail.tail_tokens) == ([tail_key(asked, BLOCK_TOKENS)], [16], 4)
+    assert tail.parent == block_keys(asked, 5, 6)[0] and orders.complete == {"a"}
+    delay, params = here.side.finished(asked)
+    assert not delay, "the last step waited for them"
+    assert handover.expected_of(params) == handover.Expected(100, str(here.namespaces[0]))
+
+
+def test_a_prompt_of_whole_blocks_is_complete_without_a_tail(bench):
+    here, asked = bench(consumer=False), request("a", tokens(96))
+    _begin(here, asked)
+    orders = _run(here, asked, 96)
+    (save,) = orders.saves
+    assert save.keys == block_keys(asked, 0, 6) and orders.complete == {"a"}
+
+
+def test_a_prompt_shorter_than_a_block_is_a_tail(bench):
+    here, asked = bench(consumer=False), request("a", tokens(7))
+    _begin(here, asked)
+    (save,) = _run(here, asked, 7).saves
+    assert save.keys == [tail_key(asked, BLOCK_TOKENS)] and save.block_ids == [10] and save.parent is None
+
+
+def test_what_vllm_had_itself_is_offered_to_the_pool_once(bench):
+    """The pool may have lost it since the other request published it."""
+    here, asked = bench(), request("a", tokens(100))
+    here.side.matched(asked, 64)
+    here.side.allocated(asked, allocation([]), 0)
+    asked.num_computed_tokens = 64
+    saves = _run(here, asked, 36, blocks=list(range(7))).saves
+    assert [key for save in saves for key in save.keys] == [*block_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)]
+    asked.append_output_token_ids([1])
+    assert not _run(here, asked, 1, blocks=list(range(7))).saves
+
+
+@pytest.mark.parametrize("generated", (True, False))
+def test_generated_blocks_are_saved_if_wanted(bench, generated):
+    here, asked = bench(publish_generated=generated), request("a", tokens(30))
+    _begin(here, asked)
+    _run(here, asked, 30)
+    saved = []
+    for token in range(20):
+        asked.append_output_token_ids([token])
+        saved += [key for save in _run(here, asked, 1).saves for key in save.keys]
+    # Of 50 tokens the last has no KV yet: 49 do, which is 3 blocks.
+    assert saved == (block_keys(asked, 1, 3) if generated else [])
+
+
+def test_with_the_kv_cache_in_the_pool_workers_are_told_what_a_step_writes(bench):
+    here, asked, loaded = bench(zero_copy=True), request("a", tokens(100)), request("b", tokens(40, 1))
+    _begin(here, asked)
+    assert _run(here, asked, 40, blocks=list(range(10, 20))).writes == [10, 11, 12]
+    assert _run(here, asked, 8, blocks=list(range(10, 20))).writes == [12]
+    here.publish(loaded, 2)
+    here.side.matched(loaded, 0)
+    here.side.allocated(loaded, allocation([30, 31, 32]), 32)
+    assert _run(here, asked, 20, blocks=list(range(10, 20))).writes == [13, 14, 30, 31]
+    here.finish_load("b")
+    plain = bench()
+    _begin(plain, asked)
+    assert plain.side.step(Scheduled({"a": 1}, {"a": [1]})).writes == []
+
+
+def test_a_consumer_saves_nothing(bench):
+    here, asked = bench(producer=False), request("a", tokens(100))
+    _begin(here, asked)
+    orders = _run(here, asked, 100)
+    assert not orders.saves and not orders.complete and here.side.finished(asked) == (False, None)
+
+
+def test_both_waits_only_for_whom_another_worker_waits(bench):
+    here = bench()
+    alone, handed_over = request("a", tokens(100)), request("b", tokens(100, 1), handover.prefill_params())
+    for asked in (alone, handed_over):
+        _begin(here, asked)
+    assert _run(here, alone, 100).complete == set() and _run(here, handed_over, 100).complete == {"b"}
+    assert here.side.finished(handed_over)[0] is False and here.side.finished(handed_over) == (False, None)
+    assert here.side.finished(alone) == (True, None), "its blocks are being copied"
+    orders = here.side.step(Scheduled())
+    assert orders.release == {"a"} and orders.idle and here.side.step(Scheduled()).release == set()
+
+
+def test_blocks_are_free_at_once_when_their_copies_are_over(bench):
+    here, asked = bench(), request("a", tokens(100))
+    _begin(here, asked)
+    step = _run(here, asked, 100).step
+    here.finish_load(saved_step=step)
+    assert here.side.finished(asked) == (False, None)
+
+
+def test_a_preempted_request_is_not_waited_for_twice(bench):
+    """The workers end its saves before the step that may overwrite its blocks."""
+    here, asked = bench(), request("a", tokens(100))
+    _begin(here, asked)
+    _run(here, asked, 100)
+    asked.num_computed_tokens = 0
+    assert here.side.step(Scheduled(preempted_req_ids={"a"})).preempted == {"a"}
+    assert here.side.finished(asked) == (False, None)
+
+
+def test_a_preempted_request_comes_back_by_way_of_the_pool(bench):
+    """With what it generated; blocks that were saved are not offered again."""
+    here, asked = bench(), request("a", tokens(40))
+    _begin(here, asked)
+    _run(here, asked, 40)
+    asked.append_output_token_ids(tokens(30, 1))
+    _run(here, asked, 29)
+    here.publish(asked, 4)
+    asked.num_computed_tokens = 0
+    here.side.step(Scheduled(preempted_req_ids={"a"}))
+    # Its prompt's tail lies under a full block now.
+    external, beside, orders = here.admit(asked)
+    assert (external, beside) == (64, True) and orders.loads[0].keys == block_keys(asked, 0, 4)
+    here.finish_load("a")
+    asked.num_computed_tokens = 64
+    assert not _run(here, asked, 6).saves
+
+
+def test_decode_waits_a_little_for_what_prefill_announced(bench):
+    """Blocks that a third host was publishing when prefill found them "exists"."""
+    here = bench(handover_wait_ms=400)
+    asked = request("a", tokens(100), handover.Expected(100, str(here.namespaces[0])).to_params())
+    here.publish(asked, 4)
+    assert here.side.matched(asked, 0) == (None, False) and here.pinned == 0
+    here.publish(asked, 6, tail=True)
+    assert here.admit(asked)[0] == 100
+    assert here.counts()["handovers/complete"] == 1
+    late = request("b", tokens(100, 1), handover.Expected(100, str(here.namespaces[0])).to_params())
+    here.publish(late, 4)
+    deadline = time.monotonic() + 30
+    while (answer := here.side.matched(late, 0)) == (None, False):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert answer == (64, True), "and then takes what there is"
+    here.side.allocated(late, allocation(list(range(7))), 64)
+    assert here.counts()["handovers/short"] == 1
+    here.finish_load("a", "b")
+
+
+def test_after_a_reset_nothing_of_before_is_found(bench):
+    """Weights may have changed: this engine's blocks get other names, and nobody is told to expect them."""
+    here, asked = bench(consumer=False), request("a", tokens(100))
+    here.publish(asked, 6, tail=True)
+    assert here.side.matched(asked, 0) == (100, True) and here.side.reset()
+    assert here.side.matched(asked, 0) == (0, False)
+    here.side.allocated(asked, allocation([]), 0)
+    saves = _run(here, asked, 100).saves
+    fresh = [key for save in saves for key in save.keys]
+    assert len(set(fresh)) == 7 and not set(fresh) & {*block_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)}
+    assert saves[1].parent == fresh[5] and here.side.finished(asked) == (False, None)
+    for key in fresh:
+        here.access.call(lambda cache: cache.publish(here.namespaces[0], key, key))
+    assert here.side.matched(request("b", tokens(100)), 0) == (100, True), "what it publishes from here on it finds"
+    assert here.side.reset() and here.side.matched(request("c", tokens(100)), 0) == (0, False)
+
+
+def test_prefill_of_another_kind_is_named(bench, caplog):
+    here = bench()
+    for name in "ab":
+        asked = request(name, tokens(100), handover.Expected(100, "cd" * 16).to_params())
+        assert here.side.matched(asked, 0) == (0, False), "it does not wait for what it cannot read"
+    assert here.counts()["handovers/foreign"] == 2
+    warnings = [record.getMessage() for record in caplog.records if "computes prompts itself" in record.getMessage()]
+    assert len(warnings) == 1 and "cd" * 16 in warnings[0] and str(here.namespaces[0]) in warnings[0]
+
+
+def test_a_lost_pool_is_a_miss(bench):
+    here, asked = bench(), request("a", tokens(100))
+    here.publish(asked, 6)
+    opened, here.access._opened = here.access._opened, None
+    here.access._retry_at = time.monotonic() + 600
+    assert here.side.matched(asked, 0) == (0, False)
+    assert here.counts()["lookups/error"] == 1
+    here.access._opened = opened
+    assert here.side.matched(asked, 0) == (96, True)

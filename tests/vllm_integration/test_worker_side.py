@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's side by itself: memory of its own in place of vLLM's KV cache, a real pool, every block different."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import kvbm_cxl
+import pytest
+import torch
+from kvbm_cxl.vllm_integration import pool_access, worker
+from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.jobs import CopyTimeout
+from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata, WorkerReport
+
+LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 2, 12, 2, 16, 32
+NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count": HEADS, "head_size": CONTENT // 2, "block_tokens": TOKENS}
+
+
+class Bench:
+    """A worker's side over memory that is filled with random numbers."""
+
+    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, **options) -> None:
+        monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
+        monkeypatch.setattr(worker.WorkerSide, "_rank", staticmethod(lambda: rank))
+        config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, **options})
+        group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)])
+        kv_cache_config = SimpleNamespace(kv_cache_groups=[group], num_blocks=BLOCKS, kv_tp_replicas=replicas)
+        self.access = pool_access.acquire(config)
+        self.side = worker.WorkerSide(None, kv_cache_config, config, self.access)
+        random = torch.Generator().manual_seed(seed)
+        self.memory = torch.randn(LAYERS, BLOCKS, HEADS, TOKENS, CONTENT, generator=random)
+        self.step = 0
+        try:
+            self.side.attach({name: self.memory[layer] for layer, name in enumerate(group.layer_names)})
+        except ConfigError:
+            self.close()
+            raise
+
+    def orders(self, **orders) -> StepMetadata:
+        self.step += 1
+        return StepMetadata(self.step, **orders)
+
+    def run(self, *, finished=(), **orders) -> tuple[set[str], set[str], set[int], WorkerReport]:
+        """A step as vLLM runs it: what is saved, what is loaded, blocks that failed, and the report."""
+        step = self.orders(**orders)
+        self.side.before_overwrite(step)
+        self.side.start_loads(step)
+        self.side.save(step)
+        saved, loaded = self.side.ended(set(finished))
+        return saved, loaded, self.side.take_failed_blocks(), self.side.report()
+
+    def load(self, name: str, keys, block_ids) -> tuple[set[int], WorkerReport]:
+        """Loads and waits; the blocks that failed, and the report that says so."""
+        _, loaded, failed, report = self.run(loads=[Blocks(name, keys, block_ids)])
+        deadline = time.monotonic() + 30
+        while name not in loaded:
+            assert not failed and not report.failed_loads, "failures are told with the end of their load"
+            assert time.monotonic() < deadline
+            _, loaded, failed, report = self.run(idle=True)
+        return failed, report
+
+    def counts(self) -> dict[str, int]:
+        stats = self.side.take_stats()
+        return stats.data["counters"] if stats else {}
+
+    def close(self) -> None:
+        self.side.close()
+        self.access.release()
+
+
+@pytest.fixture
+def bench(make_pool, monkeypatch):
+    benches = []
+    path = make_pool(size="64M", cells="64K:75%")
+
+    def make(**options) -> Bench:
+        benches.append(Bench(path, monkeypatch, **options))
+        return benches[-1]
+
+    yield make
+    for each in benches:
+        each.close()
+
+
+KEYS = [kvbm_cxl.chain_key(None, [number]) for number in range(BLOCKS)]
+
+
+def test_blocks_come_back_where_they_are_wanted(bench):
+    here, there = bench(seed=1), bench(seed=2)
+    assert here.side.hello().namespace == there.side.hello().namespace
+    here.run(saves=[Blocks("a", KEYS[:4], [7, 2, 9, 0])], complete={"a"})
+    untouched = there.memory.clone()
+    failed, report = there.load("b", KEYS[:4], [1, 11, 5, 3])
+    assert not failed and not report.failed_loads and not report.damaged
+    for source, target in zip((7, 2, 9, 0), (1, 11, 5, 3)):
+        assert torch.equal(there.memory[:, target], here.memory[:, source])
+    rest = [block for block in range(BLOCKS) if block not in (1, 11, 5, 3)]
+    assert torch.equal(there.memory[:, rest], untouched[:, rest])
+    block_bytes = LAYERS * HEADS * TOKENS * CONTENT * 4
+    assert here.counts() == {"published_blocks/stored": 4, "bytes/published": 4 * block_bytes}
+    assert there.counts() == {"pulled_blocks/hit": 4, "bytes/pulled": 4 * block_bytes, "loads/complete": 1}
+
+
+def test_what_the_pool_has_is_not_copied_again(bench):
+    here = bench()
+    here.run(saves=[Blocks("a", KEYS[:4], [0, 1, 2, 3])], complete={"a"})
+    here.counts()
+    here.run(saves=[Blocks("b", KEYS[2:6], [2, 3, 4, 5])], complete={"b"})
+    counted = here.counts()
+    assert counted["published_blocks/exists"] == 2 and counted["published_blocks/stored"] == 2
+    assert counted["bytes/published"] == 2 * here.side.hello().block_bytes
+
+
+def test_missing_blocks_fail_and_the_others_are_filled(bench):
+    here, there = bench(seed=1), bench(seed=2)
+    here.run(saves=[Blocks("a", [KEYS[0], KEYS[2]], [0, 2])], complete={"a"})
+    failed, report = there.load("b", KEYS[:3], [5, 6, 7])
+    assert failed == {6} and report.failed_loads == {"b"}
+    assert torch.equal(there.memory[:, 5], here.memory[:, 0]) and torch.equal(there.memory[:, 7], here.memory[:, 2])
+    counted = there.counts()
+    assert counted["pulled_blocks/absent"] == 1 and counted["pulled_blocks/hit"] == 2 and counted["loads/failed"] == 1
+    assert there.side.take_failed_blocks() == set() and there.run(idle=True)[3].failed_loads == set(), "told once"
+
+
+def test_a_pool_that_fails_is_a_load_that_fails_and_a_save_that_is_counted(bench, monkeypatch):
+    here = bench()
+
+    def lost(_):
+        raise pool_access.PoolLost("p")
+
+    monkeypatch.setattr(here.access, "call", lost)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
+    failed, report = here.load("b", KEYS[:2], [3, 4])
+    assert failed == {3, 4} and report.failed_loads == {"b"}
+    assert here.counts() == {"published_blocks/lost": 2, "pulled_blocks/lost": 2, "loads/failed": 1}
+
+
+def test_damage_is_told(bench, monkeypatch):
+    here = bench()
+    call = here.access.call
+    wrong = SimpleNamespace(pull_blocks=lambda ns, keys, layout, ids: [None, "checksum", "changed"])
+    monkeypatch.setattr(here.access, "call", lambda operation: operation(wrong))
+    failed, report = here.load("a", KEYS[:3], [1, 2, 3])
+    assert failed == {2, 3} and report.damaged == {KEYS[1]}
+    monkeypatch.setattr(here.access, "call", call)
+
+
+class Slow:
+    """Holds up the publishing of a worker's side."""
+
+    def __init__(self, bench: Bench, monkeypatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        publish = bench.side._publish
+
+        def slow(*arguments):
+            self.begun.set()
+            assert self.go_on.wait(30)
+            return publish(*arguments)
+
+        monkeypatch.setattr(bench.side, "_publish", slow)
+
+
+def test_a_step_that_completes_a_prompt_waits_for_all_its_blocks(bench, monkeypatch):
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    report = here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])[3]
+    assert report.saved_step == 0, "an earlier chunk is published beside the next one"
+    done = []
+    step = threading.Thread(target=lambda: done.append(here.run(saves=[Blocks("a", KEYS[2:4], [2, 3])], complete={"a"})))
+    step.start()
+    assert slow.begun.wait(30)
+    step.join(0.1)
+    assert step.is_alive()
+    slow.go_on.set()
+    step.join(30)
+    assert done[0][3].saved_step == 2
+    assert here.access.call(lambda cache: cache.has(here.side._attached.namespace, KEYS[:4])) == [True] * 4
+
+
+def test_a_request_that_shares_blocks_waits_for_whoever_publishes_them(bench, monkeypatch):
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    assert slow.begun.wait(30)
+    step = threading.Thread(target=lambda: here.run(saves=[Blocks("b", KEYS[:2], [0, 1])], complete={"b"}))
+    step.start()
+    step.join(0.1)
+    assert step.is_alive()
+    slow.go_on.set()
+    step.join(30)
+    assert not step.is_alive() and here.counts()["published_blocks/stored"] == 2
+
+
+def test_blocks_of_a_preempted_request_are_not_overwritten_while_they_are_read(bench, monkeypatch):
+    here = bench(workers=1)
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    assert slow.begun.wait(30)
+    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders(preempted={"a"})))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    slow.go_on.set()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
+    """The next step puts a generated token into the same block."""
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5), Blocks("b", KEYS[2:3], [2])])
+    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders()))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    slow.go_on.set()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    here.side.before_overwrite(here.orders())
+
+
+def test_a_mover_is_told_what_a_step_writes(bench, monkeypatch):
+    here, told = bench(), []
+    mover = here.side._attached.mover
+    monkeypatch.setattr(type(mover), "before_writes", lambda self, block_ids: told.append(block_ids))
+    here.run(writes=[3, 4])
+    here.run()
+    assert told == [[3, 4]]
+
+
+def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch):
+    here = bench()
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    saved, _, _, _ = here.run(release={"a", "never saved"}, finished={"a"}, idle=True)
+    assert saved == {"never saved"}
+    slow.go_on.set()
+    deadline = time.monotonic() + 30
+    while not saved & {"a"}:
+        assert time.monotonic() < deadline
+        saved = here.run(idle=True)[0]
+    assert here.run(idle=True)[0] == set(), "told once"
+
+
+def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch):
+    here = bench(copy_timeout_ms=50)
+    slow = Slow(here, monkeypatch)
+    with pytest.raises(CopyTimeout, match="50 ms"):
+        here.run(saves=[Blocks("a", KEYS[:1], [0])], complete={"a"})
+    slow.go_on.set()
+
+
+def test_a_cancelled_load_is_reported(bench, monkeypatch):
+    """vLLM frees the blocks of an aborted request when its load is over, and not before."""
+    monkeypatch.setattr(worker, "_JOB_BYTES", 1)
+    here = bench(workers=1)
+    begun, go_on = threading.Event(), threading.Event()
+    pull = here.side._pull
+
+    def slow(*arguments):
+        begun.set()
+        assert go_on.wait(30)
+        return pull(*arguments)
+
+    monkeypatch.setattr(here.side, "_pull", slow)
+    here.run(loads=[Blocks("a", KEYS[:5], [0, 1, 2, 3, 4])])
+    assert begun.wait(30)
+    assert here.run(finished={"a"})[1] == set()
+    go_on.set()
+    deadline = time.monotonic() + 30
+    loaded = set()
+    while not loaded:
+        assert time.monotonic() < deadline
+        loaded = here.run(idle=True)[1]
+    counted = here.counts()
+    assert loaded == {"a"} and counted["loads/cancelled"] == 1 and counted["pulled_blocks/absent"] == 1
+
+
+def test_long_chains_go_in_pieces(bench, monkeypatch):
+    here, there = bench(seed=1), bench(seed=2)
+    monkeypatch.setattr(worker, "_JOB_BYTES", 3 * here.side.hello().block_bytes)
+    parents = []
+    publish = here.side._publish
+    monkeypatch.setattr(here.side, "_publish", lambda at, keys, ids, chain: parents.append((keys, chain)) or publish(at, keys, ids, chain))
+    here.run(saves=[Blocks("a", KEYS[:8], list(range(8)), parent=KEYS[9])], complete={"a"})
+    assert sorted((len(keys), chain[0]) for keys, chain in parents) == sorted([(3, KEYS[9]), (3, KEYS[2]), (2, KEYS[5])])
+    assert all(chain[1:] == keys[:-1] for keys, chain in parents)
+    assert there.load("b", KEYS[:8], list(range(4, 12)))[0] == set()
+    assert torch.equal(there.memory[:, 4:12], here.memory[:, :8])
+
+
+def test_a_block_about_to_go_is_tried_again(bench, monkeypatch):
+    here = bench()
+    answers = iter((["stored", "busy", "busy"], ["exists", "busy"], ["stored"]))
+    asked = []
+
+    def publish_blocks(ns, keys, layout, ids, parents):
+        asked.append((keys, ids, parents))
+        return next(answers)
+
+    monkeypatch.setattr(here.access, "call", lambda operation: operation(SimpleNamespace(publish_blocks=publish_blocks)))
+    here.run(saves=[Blocks("a", KEYS[:3], [5, 6, 7], parent=None)], complete={"a"})
+    assert asked == [(KEYS[:3], [5, 6, 7], [None, *KEYS[:2]]), (KEYS[1:3], [6, 7], KEYS[:2]), ([KEYS[2]], [7], [KEYS[1]])]
+    counted = here.counts()
+    assert counted["published_blocks/stored"] == 2 and counted["published_blocks/exists"] == 1
+    monkeypatch.undo()
+
+
+def test_of_ranks_with_the_same_heads_one_publishes(bench):
+    second = bench(replicas=2, rank=1)
+    second.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
+    assert second.counts() == {}
+    first = bench(replicas=2, rank=2)
+    first.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
+    assert first.counts()["published_blocks/stored"] == 2
+
+
+def test_reports_of_several_workers(bench):
+    both = WorkerReport(4, {"a"}, {b"x"}, {b"k": 1, b"l": 1}).aggregate(WorkerReport(3, {"b"}, {b"y"}, {b"k": 1}))
+    assert both == WorkerReport(3, {"a", "b"}, {b"x", b"y"}, {b"k": 2, b"l": 1})
+
+
+def test_a_pool_with_too_small_cells_is_refused(make_pool, monkeypatch):
+    with pytest.raises(ConfigError, match=r"takes 8192 bytes.*cells .* \[4096\].*--cells 64K:75%"):
+        Bench(make_pool(size="64M", cells="4K:75%"), monkeypatch)
+    assert not pool_access._registry
+
+
+def test_memory_of_other_devices_is_refused():
+    with pytest.raises(ConfigError, match="CPUs and CUDA"):
+        worker.devices.check(torch.device("xpu"))
+    assert worker.devices.check(torch.device("cuda", 1)) == "cuda"
