@@ -115,14 +115,15 @@ impl Inner {
             });
         }
         let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
+        let cells: Vec<u64> = blocks.iter().map(Pinned::cell).collect();
         drop(blocks);
-        for (place, verdict) in places.into_iter().zip(verdicts) {
+        for ((place, cell), verdict) in places.into_iter().zip(cells).zip(verdicts) {
             answers[place] = match verdict {
                 None => continue,
                 Some(MissReason::Changed) => self.pull_block(namespace, keys[place], |block| list_of(place, block))?,
                 Some(reason) => {
                     if reason == MissReason::TakenBack {
-                        self.ask_to_forget(namespace, keys[place])?;
+                        self.forget(cell, namespace, keys[place])?;
                     }
                     Pulled::Miss(reason)
                 }

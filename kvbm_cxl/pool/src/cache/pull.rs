@@ -235,8 +235,9 @@ impl Inner {
                 None => return Ok(Pulled::Hit { len_bytes: block.len_bytes() }),
                 Some(MissReason::Changed) => miss = MissReason::Changed,
                 Some(MissReason::TakenBack) => {
+                    let cell = block.cell();
                     drop(block);
-                    self.ask_to_forget(namespace, key)?;
+                    self.forget(cell, namespace, key)?;
                     return Ok(Pulled::Miss(MissReason::TakenBack));
                 }
                 Some(other) => return Ok(Pulled::Miss(other)),
