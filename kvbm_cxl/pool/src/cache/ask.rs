@@ -41,22 +41,31 @@ impl Inner {
         self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
     }
 
-    /// Asks whoever has it to remove a reference to a block that was taken back, so that somebody can publish the key again, if this process
-    /// has not asked for another one just now.
-    pub(super) fn ask_to_forget(&self, namespace: Namespace, key: BlockKey) -> Result<()> {
+    /// Sees to it that the reference in a cell goes, whose block was taken back, so that somebody can publish the key again. Where the cell
+    /// is another process's, that one is asked, unless this process has asked for another one just now.
+    pub(super) fn forget(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<()> {
+        let (is_mine, found) = {
+            let own = held(&self.cells);
+            (own.state(cell).is_some(), own.ready(cell))
+        };
+        let of_key = |found: &Descriptor| (found.kind, found.key, found.namespace) == (Descriptor::REFERENCE, key.0, namespace.0);
+        let done = match found {
+            Some(found) if of_key(&found) => self.remove_cells(vec![cell]).map(drop),
+            _ if is_mine => Ok(()),
+            _ => self.ask_to_forget(namespace, key),
+        };
+        // It was only a favour.
+        if done.as_ref().is_err_and(Error::is_fenced) { Ok(()) } else { done }
+    }
+
+    fn ask_to_forget(&self, namespace: Namespace, key: BlockKey) -> Result<()> {
         let now_ns = self.host.platform().now_ns().max(1);
         let last_ns = self.asked_forget_ns.load(Ordering::Relaxed);
         if last_ns != 0 && now_ns.saturating_sub(last_ns) < FORGET_PERIOD_NS {
             return Ok(());
         }
         self.asked_forget_ns.store(now_ns, Ordering::Relaxed);
-        let of_key = |block: &Descriptor| (block.kind, block.key, block.namespace) == (Descriptor::REFERENCE, key.0, namespace.0);
-        let asked = match self.remove_blocks(of_key) {
-            Ok(0) => self.ask(Ask::EVICT, 0, key, namespace),
-            other => other.map(drop),
-        };
-        // It was only a favour.
-        if asked.as_ref().is_err_and(Error::is_fenced) { Ok(()) } else { asked }
+        self.ask(Ask::EVICT, 0, key, namespace)
     }
 
     fn asks(&self) -> Result<Vec<Option<Ask>>> {

@@ -29,8 +29,8 @@ impl Cache {
     /// ([`MissReason::Length`]).
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool itself; a
-    /// stream or event that `local` names is there. After [`Error::Timeout`] this holds until
+    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors
@@ -119,14 +119,15 @@ impl Inner {
             });
         }
         let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
+        let cells: Vec<u64> = blocks.iter().map(Pinned::cell).collect();
         drop(blocks);
-        for (place, verdict) in places.into_iter().zip(verdicts) {
+        for ((place, cell), verdict) in places.into_iter().zip(cells).zip(verdicts) {
             answers[place] = match verdict {
                 None => continue,
                 Some(MissReason::Changed) => self.pull_block(namespace, keys[place], |block| list_of(place, block))?,
                 Some(reason) => {
                     if reason == MissReason::TakenBack {
-                        self.ask_to_forget(namespace, keys[place])?;
+                        self.forget(cell, namespace, keys[place])?;
                     }
                     Pulled::Miss(reason)
                 }
@@ -141,8 +142,8 @@ impl Reservation {
     /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
     ///
     /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself; a stream or event that
-    /// `local` names is there. After [`Error::Timeout`] this holds until
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors

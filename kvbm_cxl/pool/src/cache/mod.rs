@@ -383,7 +383,8 @@ impl Cache {
     /// Copies a block into pieces by address, in order, which have the block's length together.
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, and it is not memory of the pool itself.
+    /// Until this returns each range may be written, nobody else uses it, and it is not memory of the pool, but for
+    /// blocks of a [region](lent) of this process that are not lent.
     ///
     /// # Errors
     /// As [`Cache::pull`].

@@ -397,7 +397,8 @@ impl Reservation {
     /// As [`Reservation::fill`], by address.
     ///
     /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool itself.
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process.
     pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
         let mut list = WriteList::new();
         let mut at = self.offset;

@@ -235,8 +235,9 @@ impl Inner {
                 None => return Ok(Pulled::Hit { len_bytes: block.len_bytes() }),
                 Some(MissReason::Changed) => miss = MissReason::Changed,
                 Some(MissReason::TakenBack) => {
+                    let cell = block.cell();
                     drop(block);
-                    self.ask_to_forget(namespace, key)?;
+                    self.forget(cell, namespace, key)?;
                     return Ok(Pulled::Miss(MissReason::TakenBack));
                 }
                 Some(other) => return Ok(Pulled::Miss(other)),
@@ -322,8 +323,8 @@ impl Pinned {
         self.descriptor.owner
     }
 
-    /// Where this process maps the block, for use in place; `None` where there is no mapping, and of a lent block. Drop what this host's caches may hold of it
-    /// first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
+    /// Where this process maps the block, for use in place; `None` where there is no mapping, and of a lent block. Drop what this host's
+    /// caches may hold of it first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
     pub fn address(&self) -> Option<NonNull<u8>> {
         if self.is_lent() {
             return None;
@@ -364,7 +365,8 @@ impl Pinned {
     /// A list that scatters the block over pieces by address, in order; to be given to [`Pinned::copy`].
     ///
     /// # Safety
-    /// Until the last use of the list each range may be written, nobody else uses it, and it is not memory of the pool itself.
+    /// Until the last use of the list each range may be written, nobody else uses it, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the pieces are not as long as the block.

@@ -48,7 +48,7 @@ impl Native {
     /// The whole line is mapped, and the part lies inside it.
     unsafe fn copy_part(&self, to: *mut u8, part: &[u8]) {
         let flush = self.line_flush();
-        // SAFETY: what the caller promises; `part` is no pool memory, so the two cannot overlap.
+        // SAFETY: what the caller promises; `part` is no pool memory that is written here, so the two do not overlap.
         unsafe {
             if let Some(flush) = flush {
                 arch::flush_line(flush, to);
@@ -164,7 +164,8 @@ impl Coherence for Native {
         let (head, rest) = source.split_at(head.min(source.len()));
         let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
         // SAFETY: the range lies in the mapping. `to + head` starts a line, unless nothing is left; the part before it and the tail each
-        // lie inside one line, which is mapped as a whole. The source is the caller's memory and cannot be the pool's.
+        // lie inside one line, which is mapped as a whole. The source is the caller's memory, or memory of the
+        // pool that nobody writes meanwhile.
         unsafe {
             if !head.is_empty() {
                 self.copy_part(to, head);
@@ -179,8 +180,8 @@ impl Coherence for Native {
 
     fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
         let from = self.faults.enter(offset, destination.len() as u64)?;
-        // SAFETY: the range lies in the mapping, and the destination is the caller's memory. Bytes that another host changes meanwhile may
-        // come out mixed; whoever reads them verifies.
+        // SAFETY: the range lies in the mapping, and the destination is the caller's alone and does not overlap it. Bytes that another host
+        // changes meanwhile may come out mixed; whoever reads them verifies.
         unsafe { std::ptr::copy_nonoverlapping(from, destination.as_mut_ptr(), destination.len()) };
         self.faults.leave(offset, destination.len() as u64)
     }

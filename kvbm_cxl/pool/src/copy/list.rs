@@ -145,9 +145,9 @@ impl<'m> WriteList<'m> {
     /// Adds bytes that go to the pool offset `offset`, by address.
     ///
     /// # Safety
-    /// Until the last use of this list the range may be read, nobody writes to it, and it is not memory of the pool itself. Ranges that
-    /// adjoin may be read as one. It lies where [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until
-    /// [`super::CopyEngine::is_settled`].
+    /// Until the last use of this list the range may be read, nobody writes to it, and it is not memory of the pool, but for such that this
+    /// process alone writes ([`crate::cache::lent`]) and the list does not write. Ranges that adjoin may be read as one. It lies where
+    /// [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, source: LocalRange) {
         append(&mut self.pieces, offset, source.address.as_ptr().expose_provenance(), source.len_bytes);
     }
@@ -249,8 +249,9 @@ impl<'m> ReadList<'m> {
     ///
     /// # Safety
     /// Until the last use of this list the range may be written, nobody else reads or writes it, no other list used in the same call names
-    /// it, and it is not memory of the pool itself. Ranges that adjoin may be written as one. It lies where [`ReadList::place`] says, and
-    /// after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
+    /// it, and it is not memory of the pool, but for such that this process alone writes and no other host reads ([`crate::cache::lent`]),
+    /// and that the list does not read. Ranges that adjoin may be written as one. It lies where [`ReadList::place`] says, and after a
+    /// [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, destination: LocalRange) {
         self.has_raw |= destination.len_bytes > 0;
         append(&mut self.pieces, offset, destination.address.as_ptr().expose_provenance(), destination.len_bytes);

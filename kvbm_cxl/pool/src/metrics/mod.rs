@@ -74,7 +74,7 @@ metrics! {
     lent_total: Counter = "cxl_cache_lent_total", "Blocks lent: published where they lie, without a copy.";
     lent_bytes_total: Counter = "cxl_cache_lent_bytes_total", "Payload of the blocks lent.";
     taken_back_total: Counter = "cxl_cache_taken_back_total", "Lent blocks taken back, so that their memory may be written again.";
-    lent_pulled_total: Counter = "cxl_cache_lent_pulled_total", "Blocks pulled from where they were lent, which are among the blocks pulled.";
+    lent_pulled_total: Counter = "cxl_cache_lent_pulled_total", "Blocks pulled from where they were lent, among those pulled.";
     lent_pulled_bytes_total: Counter = "cxl_cache_lent_pulled_bytes_total", "Payload of these blocks.";
     pull_seconds: Histogram<Time> = "cxl_cache_pull_seconds", "Time of a pull, or of a batch of pulls, misses included.";
     hits_total: Counter = "cxl_cache_hits_total", "Blocks asked for, by lookup or pull, and found.";

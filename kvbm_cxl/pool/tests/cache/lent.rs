@@ -277,6 +277,8 @@ fn what_a_killed_process_lent_is_served_until_its_memory_is_reaped() {
     });
     assert_eq!(allocator.usage().kept_bytes, 0);
     assert!((0..u64::from(BLOCKS)).all(|number| pull(&member, number) == Err(MissReason::TakenBack)));
+    // The references went with that look: the keys are free again.
+    assert_eq!(member.cache.usage().ready, 0);
     // Of another machine: its caches may hold what it wrote, so the memory stays until that machine is stated to be off.
     let child = Process::start(&bench, 2, "native");
     let slot = 1 - member.host.slot();

@@ -297,8 +297,8 @@ fn taken_back_while_being_lent(seed: u64) -> std::result::Result<Stats, Failure>
     play.run()
 }
 
-/// Z3: a block of which the engine has never written a part is pulled as its own host sees it. The memory had another life, which the host's
-/// cache remembers.
+/// Z3: a block of which the engine has never written a part is pulled as its own host sees it. The memory had another life, which the
+/// host's cache remembers.
 fn bytes_never_written(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut play = Play::new(seed, 2, 3);
     play.role(0, |me| {

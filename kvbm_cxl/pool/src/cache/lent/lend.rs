@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lending and taking back (LENT.md section 3).
 //!
-//! A block that is lent is in the memory before its line says LENT, and its line says LENT before its reference can be seen. A block that is
-//! taken back has a line that says HELD before the engine's first store. Whoever finds LENT in the line after a copy has therefore copied
-//! bytes that nobody wrote to.
+//! A block that is lent is in the memory before its line says LENT, and its line says LENT before its reference can be seen. A block
+//! that is taken back has a line that says HELD before the engine's first store. Whoever finds LENT in the line after a copy has
+//! therefore copied bytes that nobody wrote to.
 
 use super::super::cells::State as CellState;
 use super::super::publish::Form;

@@ -71,8 +71,8 @@ impl LentRegion {
     /// Makes a region, which outlives this process until somebody [reaps](reap) it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size that cannot be meant; [`Error::Full`] when the pool has no room; [`Error::Fenced`], [`Error::Timeout`];
-    /// those of the memory.
+    /// [`Error::Invalid`] for a size that cannot be meant; [`Error::Full`] when the pool has no room; [`Error::Fenced`],
+    /// [`Error::Timeout`]; those of the memory.
     pub fn create(cache: &Cache, allocator: &Arc<Allocator>, size: RegionSize) -> Result<LentRegion> {
         let parts_most = u16::try_from(size.parts).ok().filter(|&parts| parts > 0);
         let parts_most = parts_most.ok_or_else(|| Error::Invalid(format!("a block has 1 to {MAX_PARTS} parts, not {}", size.parts)))?;

@@ -14,8 +14,8 @@ use crate::fault::{mutant, point};
 use crate::host::{Host, fence};
 use crate::platform::ProcessId;
 
-/// Frees the regions of dead processes among the kept blocks that this process has from them; returns how many. To be called now and then by
-/// every process with an allocator.
+/// Frees the regions of dead processes among the kept blocks that this process has from them; returns how many. To be called now and then
+/// by every process with an allocator.
 ///
 /// # Errors
 /// [`Error::Fenced`], [`Error::Timeout`]; those of the memory.

@@ -126,7 +126,7 @@ impl Shape {
                 return Err("parts of two blocks that overlap");
             }
             starts.push(len_bytes);
-            len_bytes += part.len_bytes;
+            len_bytes = len_bytes.saturating_add(part.len_bytes);
         }
         starts.push(len_bytes);
         if len_bytes > u64::from(u32::MAX) {
@@ -238,4 +238,77 @@ impl Shapes {
 /// Turns a shape that an engine asked for into an error that says why it cannot be.
 pub(super) fn refused(reason: &'static str) -> Error {
     Error::Invalid(format!("a region for lent blocks: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::Geometry;
+
+    fn place(blocks: u32, parts_most: u16, len_bytes: u64) -> Place {
+        Place { region: 64, nonce: 1, blocks, parts_most, len_bytes }
+    }
+
+    fn part(start_bytes: u64, stride_bytes: u64, len_bytes: u64) -> Part {
+        Part { start_bytes, stride_bytes, len_bytes }
+    }
+
+    #[test]
+    fn stretches_of_a_block_are_its_bytes_in_order() {
+        let shape = Shape::new(place(3, 4, 1000), vec![part(0, 100, 60), part(400, 50, 50), part(60, 100, 7)]).unwrap();
+        assert_eq!(shape.block_bytes(), 117);
+        for block in 0..3 {
+            let all: Vec<u64> = shape.ranges(block).flat_map(|(offset, len_bytes)| offset..offset + len_bytes).collect();
+            for at in 0..117 {
+                for len_bytes in 0..=117 - at {
+                    let found: Vec<u64> = shape
+                        .stretches(block, at, len_bytes as usize)
+                        .flat_map(|(offset, len_bytes)| offset..offset + len_bytes as u64)
+                        .collect();
+                    assert_eq!(found, all[at as usize..(at + len_bytes) as usize], "{len_bytes} bytes from {at} of block {block}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn everything_has_a_place_of_its_own() {
+        let place = place(5, 3, 100);
+        let of_parts = (0..2).map(|line| place.part_line(line));
+        let lines: Vec<u64> = [place.region].into_iter().chain(of_parts).chain((0..5).map(|block| place.standing(block))).collect();
+        assert_eq!(lines, (0..8).map(|line| place.region + line * 64).collect::<Vec<_>>());
+        assert!(place.memory() >= place.region + 8 * 64 && place.memory().is_multiple_of(MEMORY_ALIGN));
+        assert!(place.end() - place.region <= place.wanted_bytes());
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused() {
+        let layout = Layout::new(Geometry::with_len(64 << 20)).unwrap();
+        let region = layout.data_offset();
+        let fits = Place { region, ..place(4, 2, 1000) };
+        assert!(fits.check(&layout).is_ok());
+        for bad in [
+            Place { region: 64, ..fits },
+            Place { region: region + 1, ..fits },
+            Place { blocks: 0, ..fits },
+            Place { blocks: u32::MAX, ..fits },
+            Place { len_bytes: 0, ..fits },
+            Place { len_bytes: u64::MAX, ..fits },
+            Place { len_bytes: 64 << 20, ..fits },
+        ] {
+            assert!(bad.check(&layout).is_err(), "{bad:?}");
+        }
+        for parts in [
+            vec![],
+            vec![part(0, 10, 10); 3],
+            vec![part(0, 10, 0)],
+            vec![part(0, 10, 11)],
+            vec![part(991, 3, 3)],
+            vec![part(0, u64::MAX, 8)],
+            vec![part(u64::MAX, 10, 10)],
+            vec![part(0, 10, u64::MAX)],
+        ] {
+            assert!(Shape::new(fits, parts.clone()).is_err(), "{parts:?}");
+        }
+    }
 }
