@@ -31,7 +31,10 @@ const Row rows[] = {
      0,
      no_limit},
     {{"worker_threads", "2", "Threads that copy large transfers, started with the first one."}, &Options::worker_threads, 1, 64},
-    {{"spin_us", "20", "How long the progress thread polls after the last activity before it sleeps, in microseconds."},
+    {{"spin_us", "20",
+      "How long the progress thread polls after the last activity before it sleeps, in microseconds; ten times as long while a staged "
+      "transfer "
+      "is under way."},
      &Options::spin_us,
      0,
      1'000'000},

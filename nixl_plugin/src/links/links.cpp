@@ -19,12 +19,15 @@ constexpr uint64_t HELLO_NS = 5'000'000'000;
 constexpr uint64_t RETRY_NS = 50'000'000;
 /// A link that was silent for QUIET_NS is looked at every QUIET_POLL_NS only.
 constexpr uint64_t QUIET_NS = 1'000'000, QUIET_POLL_NS = 5'000;
-/// Longest sleep while something is under way.
-constexpr uint64_t BUSY_PAUSE_US = 100;
+/// Longest sleep while something is under way, and by how much longer than otherwise it is polled for then: a part of a large transfer
+/// takes longer than an answer to a small one.
+constexpr uint64_t BUSY_PAUSE_US = 100, BUSY_SPINS = 10;
 /// How long an answer may take before the peer is woken.
 constexpr uint64_t RING_NS = 30'000;
 /// An application that calls twice within POLLING_NS polls, and goes on to for DRIVEN_NS, as far as the progress thread is concerned.
 constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
+/// Longest sleep while an application polls and something is under way: it may stop polling.
+constexpr uint64_t DRIVEN_PAUSE_US = 500;
 /// How often on_tick() is called.
 constexpr uint64_t TICK_NS = 250'000'000;
 /// A notification that ended so many links is given up.
@@ -105,6 +108,10 @@ void Links::shut_down() {
     });
 }
 
+uint64_t Links::spin_ns() const {
+    return options_.spin_us * 1'000 * (is_busy_.load(std::memory_order_relaxed) ? BUSY_SPINS : 1);
+}
+
 // ---- The turn
 
 bool Links::turn() {
@@ -125,11 +132,22 @@ bool Links::turn() {
 }
 
 bool Links::progress() {
-    uint64_t now = now_ns(), before = application_ns_.exchange(now, std::memory_order_relaxed);
-    // Called again and again, not now and then: the progress thread would only be in the way.
-    if (now < before + POLLING_NS)
+    uint64_t now = now_ns(), before = application_ns_.load(std::memory_order_relaxed);
+    // Called again and again, not now and then: the progress thread would only be in the way, during a call that copies as well.
+    bool is_polling = now < before + POLLING_NS;
+    if (is_polling)
         driven_ns_.store(now, std::memory_order_relaxed);
-    return turn();
+    struct Call {
+        std::atomic<int>& calls;
+        explicit Call(std::atomic<int>& of) : calls(of) { calls.fetch_add(1, std::memory_order_relaxed); }
+        ~Call() { calls.fetch_sub(1, std::memory_order_relaxed); }
+    } call(calls_);
+    bool did = turn();
+    uint64_t end = did ? now_ns() : now;
+    application_ns_.store(end, std::memory_order_relaxed);
+    if (is_polling && did)
+        driven_ns_.store(end, std::memory_order_relaxed);
+    return did;
 }
 
 void Links::post(std::function<void()> work) {
@@ -430,7 +448,7 @@ void Links::wake_peers(uint64_t now) {
         if (!link->has_bell || !link->is_known())
             continue;
         // Whoever was heard just now is awake, most likely: it may have slept since it said that. So who does not answer is rung once, too.
-        bool may_sleep = has_sent && now - link->heard_ns > options_.spin_us * 1'000 && now - link->rung_ns > RING_NS;
+        bool may_sleep = has_sent && now - link->heard_ns > spin_ns() && now - link->rung_ns > RING_NS;
         bool is_silent = link->sent_ns >= link->heard_ns && now - link->sent_ns > RING_NS && link->rung_ns < link->sent_ns;
         if (!may_sleep && !is_silent)
             continue;
@@ -458,23 +476,22 @@ void Links::run_until_stopped() {
     while (!stop_.load(std::memory_order_relaxed)) {
         uint64_t now = now_ns();
         // While the application polls by itself, this thread keeps out of its way.
-        bool is_driven = now < driven_ns_.load(std::memory_order_relaxed) + DRIVEN_NS;
+        bool is_driven = calls_.load(std::memory_order_relaxed) > 0 || now < driven_ns_.load(std::memory_order_relaxed) + DRIVEN_NS;
         if (!is_driven && turn()) {
             active_ns = now;
             pause_us = std::max<uint64_t>(options_.spin_us, 1);
             continue;
         }
-        if (!is_driven && now - active_ns < options_.spin_us * 1'000) {
-            std::this_thread::yield();
+        // Without giving the core away: where others want it, it would be gone for much longer than a sleep that a peer's bell ends.
+        if (!is_driven && now - active_ns < spin_ns())
             continue;
-        }
         counts_.sleeps.fetch_add(1, std::memory_order_relaxed);
         bool rang = false;
         uint64_t most_us = !has_links_.load(std::memory_order_relaxed) ? options_.accept_pause_us
                            : are_rung_.load(std::memory_order_relaxed) ? options_.rung_pause_us
                                                                        : options_.pause_us;
         if (is_busy_.load(std::memory_order_relaxed))
-            most_us = std::min(most_us, BUSY_PAUSE_US);
+            most_us = std::min(most_us, is_driven ? DRIVEN_PAUSE_US : BUSY_PAUSE_US);
         pause_us = std::min(std::max<uint64_t>(pause_us, 1) * 2, most_us);
         if (doorbell_)
             rang = doorbell_->rest(pause_us);

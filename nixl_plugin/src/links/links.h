@@ -175,6 +175,8 @@ class Links {
     void lose(Link& link, const Status& reason);
     void bury_lost();
     void wake_peers(uint64_t now);
+    /// How long it is polled for after the last activity, here and, most likely, by a peer.
+    uint64_t spin_ns() const;
     void erase_peer(const std::string& engine_id);
     void send_notes(Peer& peer);
     void deliver(const std::string& agent, std::string text);
@@ -201,6 +203,7 @@ class Links {
     std::mutex turn_;
     std::atomic<int> waiting_{0};
     std::atomic<uint64_t> application_ns_{0}, driven_ns_{0};
+    std::atomic<int> calls_{0}; // of progress(), now
     std::atomic<bool> has_links_{false}, are_rung_{false}, is_busy_{false}, must_accept_{true};
 
     std::mutex posted_mutex_;

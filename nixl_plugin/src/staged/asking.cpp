@@ -212,6 +212,8 @@ Status Staged::on_data(Session& at, Reader& reader) {
     }
     at.parts.erase(found);
     part_done(*transfer, len_bytes, copied);
+    // Before the next data are copied, which may be there already: the peer would run out of work meanwhile, and sleep.
+    issue(at, now_ns());
     return {};
 }
 
