@@ -170,6 +170,7 @@ impl Pool {
             upkeep_ms: upkeep_ms.unwrap_or(defaults.upkeep_ms).min(MAX_MS),
             remembered_keys: remembered_keys.unwrap_or(defaults.remembered_keys),
             copy: copy.map(str::parse).transpose().map_err(Failure::Pool)?,
+            ..defaults
         };
         let slot = self.call(py, |member| {
             // Held while it opens: two caches of one membership would write each other's lines.
