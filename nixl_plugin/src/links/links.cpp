@@ -448,7 +448,7 @@ void Links::wake_peers(uint64_t now) {
         if (!link->has_bell || !link->is_known())
             continue;
         // Whoever was heard just now is awake, most likely: it may have slept since it said that. So who does not answer is rung once, too.
-        bool may_sleep = has_sent && now - link->heard_ns > spin_ns() && now - link->rung_ns > RING_NS;
+        bool may_sleep = has_sent && now - link->heard_ns > options_.spin_us * 1'000 && now - link->rung_ns > RING_NS;
         bool is_silent = link->sent_ns >= link->heard_ns && now - link->sent_ns > RING_NS && link->rung_ns < link->sent_ns;
         if (!may_sleep && !is_silent)
             continue;

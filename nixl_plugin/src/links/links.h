@@ -175,7 +175,7 @@ class Links {
     void lose(Link& link, const Status& reason);
     void bury_lost();
     void wake_peers(uint64_t now);
-    /// How long it is polled for after the last activity, here and, most likely, by a peer.
+    /// How long the progress thread polls after the last activity.
     uint64_t spin_ns() const;
     void erase_peer(const std::string& engine_id);
     void send_notes(Peer& peer);

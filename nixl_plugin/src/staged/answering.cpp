@@ -7,6 +7,11 @@
 
 namespace kvbm_cxl {
 
+namespace {
+/// Behind a part of a write that is this large there will be another one, most likely, and so soon: it is not worth sleeping.
+constexpr uint64_t LARGE_BYTES = 64 << 10, MORE_NS = 200'000;
+} // namespace
+
 Status Staged::on_request(Session& at, Direction direction, Reader& reader) {
     PeerRequest request;
     request.direction = direction;
@@ -57,9 +62,11 @@ Status Staged::on_taken(Session& at, Reader& reader) {
     return {};
 }
 
-bool Staged::serve(Session& at) {
+bool Staged::serve(Session& at, uint64_t now) {
     bool did = false;
     if (!at.writes.empty()) {
+        if (at.writes.front().len_bytes >= LARGE_BYTES)
+            more_until_ns_ = now + MORE_NS;
         serve_write(at, at.writes.front());
         at.writes.pop_front();
         counts_.parts_served.fetch_add(1, std::memory_order_relaxed);

@@ -221,7 +221,7 @@ bool Staged::work(uint64_t now) {
         staging_.trim(now);
     }
     // Every session in turn, beginning with another one every time, one part each.
-    bool is_busy = !unplaced_.empty();
+    bool is_busy = !unplaced_.empty() || now < more_until_ns_;
     auto next = sessions_.upper_bound(first_session_);
     for (size_t i = 0; i < sessions_.size(); ++i, ++next) {
         if (next == sessions_.end())
@@ -230,7 +230,7 @@ bool Staged::work(uint64_t now) {
         if (i == 0)
             first_session_ = next->first;
         if (!at.link.is_lost) {
-            did |= serve(at);
+            did |= serve(at, now);
             did |= issue(at, now);
         }
         is_busy |= !at.parts.empty() || !at.active.empty() || !at.reads.empty() || !at.writes.empty() || !at.lent.empty();

@@ -85,7 +85,7 @@ class Staged : public Service {
     // The answering side.
     Status on_request(Session& session, Direction direction, Reader& reader);
     Status on_taken(Session& session, Reader& reader);
-    bool serve(Session& session);
+    bool serve(Session& session, uint64_t now);
     bool serve_read(Session& session, PeerRequest& request);
     void serve_write(Session& session, PeerRequest& request);
     Status copy(const PeerRequest& request);
@@ -102,6 +102,7 @@ class Staged : public Service {
     std::vector<std::shared_ptr<Transfer>> unplaced_;       // wait for a link
     uint64_t first_session_ = 0;                            // whose turn it is
     uint64_t expire_ns_ = 0;
+    uint64_t more_until_ns_ = 0; // until then a peer's next part of a write is expected
 };
 
 } // namespace kvbm_cxl
