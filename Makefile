@@ -134,7 +134,7 @@ serve-ready: .venv/installed ## What `make serve` runs: vLLM, Dynamo and NIXL fr
 	@$(MAKE) --no-print-directory python-package
 
 .PHONY: serve
-serve: serve-ready ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from; ONCE=1 verifies and ends
+serve: serve-ready $(if $(filter etcd,$(DISCOVERY)),build-member) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from; ONCE=1 verifies and ends
 	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
 		--discovery $(DISCOVERY) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
 
@@ -182,8 +182,12 @@ test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL whee
 test-serve: serve-ready ## The launcher, and one graph of a prefill and a decode worker
 	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_launcher.py tests/graph/test_one_by_one.py
 
+.PHONY: test-connector
+test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process
+	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
+
 .PHONY: test-graph
-test-graph: serve-ready ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
+test-graph: serve-ready build-member ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
 	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
 
 .PHONY: test-nixl-cpp
@@ -278,3 +282,7 @@ perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transf
 .PHONY: perf-routing
 perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
 	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py
+
+.PHONY: perf-serve
+perf-serve: serve-ready ## Dynamo graphs with CxlConnector, NixlConnector over the plugin and over UCX: bytes, transfer times, first tokens
+	@$(RATIOS) perf-serve --timeout-s 7200 -- .venv/serve/bin/python perf/serve.py

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from . import environment, pool, processes, workers
+from . import environment, etcd, pool, processes, workers
 from .client import Answer, ask, get
 from .discovery import KeepAlive
 from .errors import GraphError
@@ -61,6 +61,7 @@ class Graph:
             own = self.pool.own
             self.say(f"pool {self.pool.spec}" + (f", {own.stat().st_size >> 20} MiB, goes with the graph" if own else ""))
         self.environment = environment.common(options, self.folder)
+        self.etcd_port = self._start_etcd() if options.discovery == "etcd" else None
         self.port = options.port or self.ports.take()
         roles = [("prefill", number) for number in range(options.prefill)] + [("decode", number) for number in range(options.decode)]
         self.workers = {worker.name: worker for worker in (Worker.make(role, number, self.ports) for role, number in roles)}
@@ -84,6 +85,19 @@ class Graph:
         self.children[name] = child
         return child
 
+    def _start_etcd(self) -> int:
+        port, peer_port = self.ports.take(), self.ports.take()
+        server = self._child("etcd", etcd.server_command(port, peer_port, self.folder / "etcd"), {})
+        etcd.wait_until_up(server, port)
+        self.environment["ETCD_ENDPOINTS"] = etcd.url(port)
+        return port
+
+    def _keep_slot(self, name: str, told: dict[str, str]) -> None:
+        """Has the host of a worker hold its slot of the pool by a lease, before the worker joins."""
+        keeper = f"keeper-{name}"
+        if keeper not in self.children:
+            etcd.wait_until_joined(self._child(keeper, etcd.keeper_command(self.etcd_port), told))
+
     def _dead_ports(self) -> list[int]:
         died = [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
         return self.replaced_ports + died
@@ -103,6 +117,8 @@ class Graph:
         worker, told = self.workers[name], {}
         if self.pool:
             told |= environment.pool(self.pool.spec, self.pool.machine(list(self.workers).index(name)), self.folder)
+            if self.etcd_port:
+                self._keep_slot(name, told)
         if self.options.connector == "nixl-cxl":
             told |= self._plugin()
         (self.logs / f"{name}.log").unlink(missing_ok=True)

@@ -39,9 +39,9 @@ def wait_until_ready(graph) -> float:
     while True:
         graph.check()
         passed = time.monotonic() - began
-        for name, child in graph.children.items():
-            where = stage(child.text()) if name != "frontend" else "up"
-            if shown.get(name) != where and name != "frontend":
+        for name in graph.workers:
+            where = stage(graph.children[name].text())
+            if shown.get(name) != where:
                 shown[name] = where
                 graph.say(f"  {passed:4.0f} s  {name}: {where}")
         if passed > graph.options.ready_timeout_s:
