@@ -51,6 +51,32 @@ def test_a_model_is_known_by_its_weights(weights, tmp_path):
     assert identity.weights_digest(copy) != digest
 
 
+def test_one_small_tensor_among_large_ones_makes_another_model(tmp_path):
+    def make(name: str, bias: float):
+        random = numpy.random.default_rng(1)
+        tensors = {f"layers.{layer}.w": random.standard_normal((100, 3000), numpy.float32) for layer in range(40)}
+        tensors["layers.17.bias"] = numpy.full(8, bias, numpy.float32)
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        return identity.weights_digest(tmp_path / name)
+
+    assert make("first", 0.5) == make("again", 0.5) != make("other", 0.25)
+
+
+def test_a_header_that_makes_no_sense_is_sampled_like_any_file(weights):
+    folder = weights("damaged", 1)
+    path = folder / "model-0.safetensors"
+    good, seen = path.read_bytes(), {identity.weights_digest(folder)}
+    for header in (b"[]", b'{"w": 1}', b'{"w": {"data_offsets": [0, 99999999999]}}', b'{"w": {"data_offsets": ["a", "b"]}}', b"\xff\xfe"):
+        path.write_bytes(len(header).to_bytes(8, "little") + header + good[8 + len(header) :])
+        seen.add(identity.weights_digest(folder))
+    path.write_bytes(b"\xff" * 8 + good[8:])
+    seen.add(identity.weights_digest(folder))
+    path.write_bytes(b"")
+    seen.add(identity.weights_digest(folder))
+    assert len(seen) == 8
+
+
 def test_a_file_that_grew_is_another(weights):
     folder = weights("grows", 1)
     digest = identity.weights_digest(folder)

@@ -8,7 +8,7 @@ of a model share blocks, and a model that was replaced in place does not find th
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .config import ConfigError, ConnectorConfig
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_SAMPLES = 64
+_SAMPLES, _SAMPLES_A_TENSOR = 64, 3
 _SAMPLE_BYTES = 4096
+# As the format has it: a length of 8 bytes, then a header in JSON with every tensor's place.
+_SAFETENSORS, _MAX_HEADER_BYTES = ".safetensors", 100 << 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 # Fields of a model's configuration that say where it came from, not what it is.
 _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "name_or_path")
@@ -97,8 +99,9 @@ def fingerprint(model: "ModelConfig") -> str:
 def weights_digest(folder: Path) -> str:
     """A digest over name, size and samples of every file of weights.
 
-    64 pieces of 4 KiB, evenly spread, of each file: training changes them all, and reading more would hold up the start. `model_id` is
-    for models made to differ in less.
+    Of safetensors three pieces of every tensor, and the header that lists them; of other files 64 pieces, evenly spread. Training changes
+    them all, replacing a layer or an adapter merged into some layers changes those tensors, and reading more would hold up the start.
+    `model_id` is for models made to differ in less.
     """
     files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern) if path.is_file()})
     if not files:
@@ -116,11 +119,31 @@ def _sampled(path: Path) -> bytes:
     size = path.stat().st_size
     samples = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        last = max(size - _SAMPLE_BYTES, 0)
-        for offset in sorted({last * index // (_SAMPLES - 1) for index in range(_SAMPLES)}):
-            file.seek(offset)
-            samples.update(file.read(_SAMPLE_BYTES))
+        header, tensors = _tensors(file, size) if path.suffix == _SAFETENSORS else (b"", [])
+        samples.update(header)
+        for start, stop, count in [(*tensor, _SAMPLES_A_TENSOR) for tensor in tensors] or [(0, size, _SAMPLES)]:
+            last = max(stop - start - _SAMPLE_BYTES, 0)
+            for offset in sorted({last * index // (count - 1) for index in range(count)}):
+                file.seek(start + offset)
+                samples.update(file.read(min(_SAMPLE_BYTES, stop - start - offset)))
     return samples.digest()
+
+
+def _tensors(file: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """The header of a file of safetensors, and where each tensor begins and ends; nothing of a file that is none."""
+    len_bytes = int.from_bytes(file.read(8), "little")
+    if not 0 < len_bytes <= min(_MAX_HEADER_BYTES, size - 8):
+        return b"", []
+    header = file.read(len_bytes)
+    try:
+        named = json.loads(header)
+        places = sorted(tuple(tensor["data_offsets"]) for name, tensor in named.items() if name != "__metadata__")
+        stretches = [(8 + len_bytes + start, 8 + len_bytes + stop) for start, stop in places]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return b"", []
+    if any(not (type(start) is type(stop) is int and 8 + len_bytes <= start <= stop <= size) for start, stop in stretches):
+        return b"", []
+    return header, stretches
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
