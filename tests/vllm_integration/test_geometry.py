@@ -51,6 +51,14 @@ def test_pages_that_lie_together_are_one_part():
     assert len(block_parts(views, BLOCKS)) == LAYERS
 
 
+def test_parts_follow_one_another_as_they_lie():
+    """Padding behind every token and every head."""
+    padded = torch.arange(400, dtype=torch.int32).as_strided((4, 2, 3, 4), (100, 40, 10, 1))
+    parts = block_parts([padded], 4)
+    assert [(part.address - padded.data_ptr()) // 4 for part in parts] == [0, 10, 20, 40, 50, 60]
+    assert {(part.stride_bytes, part.len_bytes) for part in parts} == {(400, 16)}
+
+
 def test_layers_follow_one_another_in_their_order():
     memory, views = _views(KVCacheLayout.LBHNC)
     named = {f"layer.{layer}": view for layer, view in enumerate(views)}

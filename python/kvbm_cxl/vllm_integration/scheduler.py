@@ -409,8 +409,8 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return False, None
-        # Aborted in a load, vLLM keeps the blocks until the workers report the load's end, and must not be told twice to free them.
-        delay = tracked.last_save_step > self._saved_step and not tracked.loading
+        # In a load nothing is being saved: what a preemption interrupted has ended by then, and vLLM keeps the blocks by itself.
+        delay = tracked.last_save_step > self._saved_step
         self._unpromise(tracked)
         if delay:
             self._release.add(request.request_id)
