@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the vLLM connector. They need vLLM and the compiled part of the package (`make serve` makes both); elsewhere none runs."""
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -23,7 +24,6 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
 )
-os.environ.setdefault("VLLM_CACHE_ROOT", tempfile.mkdtemp(prefix="kvbm-cxl-vllm-"))
 
 
 def _is_installed(package: str) -> bool:
@@ -52,14 +52,17 @@ else:
     import kvbm_cxl
     import pytest
 
+    # vLLM reads it when it is imported. With the session's own, nothing of another one is reused.
+    _cache = tempfile.mkdtemp(prefix="kvbm-cxl-vllm-")
+    os.environ["VLLM_CACHE_ROOT"] = _cache
+    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+
     @pytest.fixture(scope="session", autouse=True)
     def folder():
-        """What the tests write: gone afterwards, with vLLM's cache."""
+        """What the tests write: gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="kvbm-cxl-") as made:
             os.environ["CXL_STATE_DIR"] = made
             yield Path(made)
-        if Path(os.environ["VLLM_CACHE_ROOT"]).name.startswith("kvbm-cxl-vllm-"):
-            shutil.rmtree(os.environ["VLLM_CACHE_ROOT"], ignore_errors=True)
 
     @pytest.fixture
     def make_pool():

@@ -6,6 +6,7 @@ import mmap
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
@@ -98,7 +99,7 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
         if "tensor_parallel_size" in options:  # Workers are processes of their own, where nobody has registered anything.
             options["kv_transfer_config"]["kv_connector_module_path"] = "kvbm_cxl.vllm_integration.connector"
     settings = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **options}
-    llm = None
+    llm, before = None, set(_left_by_ranks())
     try:
         llm = LLM(model=model, kv_cache_memory_bytes=blocks * BLOCK_BYTES, **settings)
         yield Engine(llm)
@@ -109,6 +110,13 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
         ensure_kv_transfer_shutdown()
         del llm
         gc.collect()
+        # Workers of several ranks are ended before they remove what they talk through.
+        for path in set(_left_by_ranks()) - before:
+            path.unlink(missing_ok=True)
+
+
+def _left_by_ranks() -> Iterable[Path]:
+    return Path("/dev/shm").glob("vllm_dist_*cpushm_*")
 
 
 def flip_bytes(pool: str, payload: bytes, offsets: Iterable[int]) -> None:

@@ -344,4 +344,4 @@ def test_memory_that_cannot_be_copied_from_is_refused(bench, monkeypatch):
 def test_memory_of_other_devices_is_refused():
     with pytest.raises(ConfigError, match="CPUs and CUDA"):
         worker.devices.check(torch.device("xpu"))
-    assert worker.devices.check(torch.device("cuda", 1)) == "cuda"
+    assert worker.devices.check(torch.device("cuda", 1)) == "cuda:1"
