@@ -129,9 +129,13 @@ install-capi: build ## Install the C interface under PREFIX
 # What is fetched and what is built wait for different things, so they go side by side.
 .PHONY: serve-ready
 serve-ready: .venv/installed ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
-	@$(MAKE) --no-print-directory .venv/serve-installed & fetched=$$!; \
+	@$(MAKE) --no-print-directory .venv/serve-imported & fetched=$$!; \
 	$(MAKE) --no-print-directory build-plugin; built=$$?; wait $$fetched && exit $$built
 	@$(MAKE) --no-print-directory python-package
+
+.venv/serve-imported: .venv/serve-installed deploy/dynamo/graph/imports.py
+	$(STEP) 'bytecode' env -u PYTHONDONTWRITEBYTECODE CUDA_VISIBLE_DEVICES= .venv/serve/bin/python deploy/dynamo/graph/imports.py
+	@touch $@
 
 .PHONY: serve
 serve: serve-ready $(if $(filter etcd,$(DISCOVERY)),build-member) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from; ONCE=1 verifies and ends

@@ -8,7 +8,7 @@ from .options import ROOT, Options
 
 HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
 # Settings of the caller that would reach into the graph: it says all of them itself.
-DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_")
+DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_", "PYTHONDONTWRITEBYTECODE")
 
 
 def has_gpu() -> bool:
