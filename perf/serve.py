@@ -4,15 +4,15 @@
 
 Each connector gets the same graph (two prefill workers, one decode worker, round robin, the tiny model, the same CPU-only shims) and the
 same requests. Three parts:
-- static inputs as TraCT section 5.1 has them, as far as 4096 positions allow: prompts of 1500 and 3000 tokens, unlike each other, three tokens of
-  output, one request at a time: bytes, connector time and time to first token of the hand-over alone;
-- shared prefixes: a prefix of 3000 tokens with two endings, so that round robin sends them to different prefill workers: the second one has to
-  compute the prefix again, or finds it in the pool;
+- static inputs as TraCT section 5.1 has them, as far as 4096 positions allow: prompts of 1500 and 3000 tokens, unlike each other, three
+  tokens of output, one request at a time: bytes, connector time and time to first token of the hand-over alone;
+- shared prefixes: a prefix of 3000 tokens with two endings, so that round robin sends them to different prefill workers: the second one
+  has to compute the prefix again, or finds it in the pool;
 - a workload of the shape of TraCT's table 1, scaled to the positions there are, several clients at once: throughput, and what was written.
 
-Connector time is what the connector's own metrics say of transfers to decode, from the order until the engine has seen the end. A request counts
-only if decode computed nothing of it, and if all connectors answered it with the same text. On few cores, times from end to end are mostly
-scheduling: they are comparable within a run only.
+Connector time is what the connector's own metrics say of transfers to decode, from the order until the engine has seen the end. A request
+counts only if decode computed nothing of it, and if all connectors answered it with the same text. On few cores, times from end to end are
+mostly scheduling: they are comparable within a run only.
 """
 
 import argparse
@@ -180,8 +180,8 @@ def report(connector: str, measured: Measured) -> None:
     times = [f"{statistics.median(part) * 1e3:.0f} ms" for part in (measured.ttft_first, measured.ttft_second)]
     print(f"  prefix    of {PREFIX_TOKENS} tokens: first token {times[0]}, at the other prefill worker {times[1]}")
     print(
-        f"  workload  {len(measured.texts)} requests in all; {measured.mixed_tokens} prompt tokens in {measured.mixed_s:.1f} s; prefill computed "
-        f"{prefill.tokens[COMPUTED]}, pulled {prefill.tokens[PULLED]}, reused {prefill.tokens[REUSED]}; published "
+        f"  workload  {measured.mixed_tokens} prompt tokens in {measured.mixed_s:.1f} s; prefill computed {prefill.tokens[COMPUTED]}, "
+        f"pulled {prefill.tokens[PULLED]}, reused {prefill.tokens[REUSED]}; published "
         f"{prefill.published_bytes / 1e6:.1f} MB; to decode {decode.pulled_bytes / 1e6:.1f} MB"
     )
 

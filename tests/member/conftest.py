@@ -71,7 +71,11 @@ class Etcd:
         """Every key with its value and lease."""
         everything = base64.b64encode(b"\0").decode()
         found = self.call("kv/range", key=everything, range_end=everything).get("kvs", [])
-        return {base64.b64decode(pair["key"]).decode(): (base64.b64decode(pair["value"]).decode(), int(pair.get("lease", 0))) for pair in found}
+
+        def text(pair, field):
+            return base64.b64decode(pair[field]).decode()
+
+        return {text(pair, "key"): (text(pair, "value"), int(pair.get("lease", 0))) for pair in found}
 
     def put(self, key, value):
         self.call("kv/put", key=base64.b64encode(key.encode()).decode(), value=base64.b64encode(value.encode()).decode())
@@ -94,7 +98,8 @@ class Keeper:
         self.log = bench.folder / f"keeper-{machine}-{time.monotonic_ns()}.log"
         program = [TARGET / "cxl-member", "--endpoints", bench.etcd.url, "--ttl-s", str(TTL_S), "--timeout-ms", "2000", *command]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, env=bench.environment(machine))
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": log}
+            self.process = subprocess.Popen(program, env=bench.environment(machine), **pipes)
         bench.processes.append(self.process)
 
     def joined(self):
@@ -121,7 +126,8 @@ class Bench:
         return {**os.environ, **changed}
 
     def cxlctl(self, *arguments, machine="a"):
-        done = subprocess.run([TARGET / "cxlctl", *arguments], env=self.environment(machine), capture_output=True, text=True, timeout=PATIENCE_S)
+        command = [TARGET / "cxlctl", *arguments]
+        done = subprocess.run(command, env=self.environment(machine), capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -12,7 +12,8 @@ def test_hosts_get_their_slots_by_lease_and_give_them_back(bench):
     one, two = bench.keep("a"), bench.keep("b")
     slots = {keeper.joined()["slot"]: keeper for keeper in (one, two)}
     assert sorted(slots) == [0, 1]
-    holders = await_that(lambda: (found := bench.etcd.holders()) if all(h["incarnation"] for h in bench.etcd.holders().values()) else None, "joined")
+    await_that(lambda: all(holder["incarnation"] for holder in bench.etcd.holders().values()), "joined")
+    holders = bench.etcd.holders()
     assert {slot: holder["pid"] for slot, holder in holders.items()} == {slot: keeper.process.pid for slot, keeper in slots.items()}
     assert len({holder["machine"] for holder in holders.values()}) == 2
     assert one.end() == 0
@@ -34,7 +35,11 @@ def test_a_lease_that_ends_fences_a_host_that_still_beats(bench):
     assert f"the lease of slot {slot}" in manager.log.read_text()
     renewed = await_that(lambda: bench.etcd.holders().get(slot), "no new lease")
     assert renewed["pid"] == other.process.pid
-    await_that(lambda: bench.etcd.holders()[slot]["incarnation"] == bench.slot(slot)["incarnation"], "the incarnation in etcd is an old one")
+
+    def is_up_to_date():
+        return bench.etcd.holders()[slot]["incarnation"] == bench.slot(slot)["incarnation"]
+
+    await_that(is_up_to_date, "the incarnation in etcd is an old one")
     assert (other.process.poll(), manager.process.poll()) == (None, None)
 
 

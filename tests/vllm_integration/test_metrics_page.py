@@ -10,7 +10,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 
 def test_the_page_has_every_metric():
     rows = [
-        f"| `{PREFIX}{name}_total` | counter | `{label}`: {', '.join(values)} | {text} |" for name, (label, values, text) in COUNTERS.items()
+        f"| `{PREFIX}{name}_total` | counter | `{label}`: {', '.join(values)} | {text} |"
+        for name, (label, values, text) in COUNTERS.items()
     ]
     rows += [f"| `{PREFIX}{name}` | gauge | - | {text} |" for name, text in GAUGES.items()]
     rows += [f"| `{PREFIX}{name}` | histogram | - | {text} |" for name, text in TIMES.items()]

@@ -33,7 +33,8 @@ def server_command(port: int, peer_port: int, folder: Path) -> list[str]:
     """A server alone, which listens on 127.0.0.1 and keeps what it has below `folder`."""
     client, peer = url(port), url(peer_port)
     listen = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
-    return [str(programs()[0]), "--data-dir", str(folder), *listen, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+    alone = ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+    return [str(programs()[0]), "--data-dir", str(folder), *listen, *alone]
 
 
 def keeper_command(port: int) -> list[str]:

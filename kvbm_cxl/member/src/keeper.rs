@@ -74,8 +74,8 @@ impl Keeper {
         self.etcd.lease_slot(&self.keys, slot, &self.holder, self.lease, revision).await
     }
 
-    /// Joins the pool with the leased slot as its wish. The pool has the last word: where other processes of this machine are in it already,
-    /// their slot is this one's as well, and the lease follows.
+    /// Joins the pool with the leased slot as its wish. The pool has the last word: where other processes of this machine are in it
+    /// already, their slot is this one's as well, and the lease follows.
     ///
     /// # Errors
     /// [`Error::Foreign`] when etcd has leased that slot to another machine; those of the join and of etcd.

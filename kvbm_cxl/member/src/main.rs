@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cxl-member`: one process a host that ties its slot in a pool to a lease of etcd.
 //!
-//! Where a cluster has etcd (Dynamo's does), operators want to see there which host has which slot, and want a host that is gone to be fenced
-//! when its lease runs out instead of when the pool's own patience ends. The keeper leases a slot, joins the pool with it, keeps the lease
-//! and watches the others': an expired one is a suspicion, which makes the pool's manager fence that incarnation. Every other process of the
-//! host joins as ever; they share the slot with the keeper.
+//! Where a cluster has etcd (Dynamo's does), operators want to see there which host has which slot, and want a host that is gone to be
+//! fenced when its lease runs out instead of when the pool's own patience ends. The keeper leases a slot, joins the pool with it, keeps the
+//! lease and watches the others': an expired one is a suspicion, which makes the pool's manager fence that incarnation. Every other process
+//! of the host joins as ever; they share the slot with the keeper.
 //!
 //! etcd decides nothing about data. While it is away nothing changes; what it says wrongly costs a host a new incarnation.
 

@@ -89,7 +89,8 @@ const RULES: &[(&str, &str, Breaks)] = &[
 ];
 /// Rules whose loss does no harm, with the reason.
 const HARMLESS: &[(&str, &str)] = &[];
-/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, lent.rs and, where a device takes part, copy.rs and copy_gpu.rs.
+/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, lent.rs and, where a device takes part, copy.rs and
+/// copy_gpu.rs.
 const ELSEWHERE: [&str; 6] = ["alloc.", "objects.", "locks.", "ring.", "lent.", "copy.dma_"];
 /// Seeds per scenario after which a mutant has survived.
 const MAX_SEEDS: u64 = 1 << 14;

@@ -260,11 +260,11 @@ impl Host {
         self.inner.state_of(&self.inner.segment.header().declared_dead, slot, incarnation)
     }
 
-    /// Asks that incarnation `incarnation` of `slot` be fenced now instead of when its heartbeat has been missed for long enough: a lease of it
-    /// ran out, say, or its machine reported that it goes down.
+    /// Asks that incarnation `incarnation` of `slot` be fenced now instead of when its heartbeat has been missed for long enough: a lease
+    /// of it ran out, say, or its machine reported that it goes down.
     ///
-    /// Wrong suspicion costs that host a new incarnation and harms no data. It takes effect where this machine has the manager's role, at the
-    /// next service round or whenever the role comes here; the caller therefore says so on every machine that may have it.
+    /// Wrong suspicion costs that host a new incarnation and harms no data. It takes effect where this machine has the manager's role, at
+    /// the next service round or whenever the role comes here; the caller therefore says so on every machine that may have it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a slot or an incarnation that cannot be.

@@ -4,7 +4,7 @@
 use crate::bench::*;
 use cxl_pool::Error;
 use cxl_pool::cache::{BlockKey, Pulled, Reservation, Reserved, Wish};
-use cxl_pool::copy::LocalRange;
+use cxl_pool::copy::{LocalPlace, LocalRange};
 use cxl_pool::metrics::MissReason;
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ fn halves(block: &mut [u8]) -> [LocalRange; 2] {
 
 fn pull(member: &Member, keys: &[BlockKey], blocks: &mut [Vec<u8>]) -> cxl_pool::Result<Vec<Pulled>> {
     // SAFETY: every block is a vector of its own, and nobody else uses them.
-    unsafe { member.cache.pull_all_raw(SPACE, keys, |place, _| halves(&mut blocks[place])) }
+    unsafe { member.cache.pull_all_raw(SPACE, keys, LocalPlace::Host, |place, _| halves(&mut blocks[place])) }
 }
 
 fn publish(member: &Member, numbers: std::ops::Range<u64>, len_bytes: usize) {
@@ -31,7 +31,7 @@ fn publish(member: &Member, numbers: std::ops::Range<u64>, len_bytes: usize) {
     let mut reservations: Vec<Reservation> = reserved.into_iter().map(cell).collect();
     let mut blocks: Vec<Vec<u8>> = numbers.map(|number| bytes(number, len_bytes)).collect();
     // SAFETY: nobody writes to the blocks before the call returns.
-    unsafe { Reservation::fill_all_raw(&mut reservations, |place| halves(&mut blocks[place])) }.unwrap();
+    unsafe { Reservation::fill_all_raw(&mut reservations, LocalPlace::Host, |place| halves(&mut blocks[place])) }.unwrap();
     member.cache.commit_all(reservations).unwrap();
 }
 
@@ -82,7 +82,7 @@ fn one_destination_for_two_pieces_is_refused() {
     let mut block = vec![0; LEN];
     let same = LocalRange { address: NonNull::from(&mut block[..]).cast(), len_bytes: LEN / 2 };
     // SAFETY: the block is this test's alone; that both pieces are the same memory is what the call has to notice before it writes.
-    let pulled = unsafe { member.cache.pull_all_raw(SPACE, &[key(0)], |_, _| [same, same]) };
+    let pulled = unsafe { member.cache.pull_all_raw(SPACE, &[key(0)], LocalPlace::Host, |_, _| [same, same]) };
     assert!(matches!(pulled, Err(Error::Invalid(_))), "{pulled:?}");
     assert_eq!(member.cache.pinned(), 0);
     member.leave();
@@ -102,11 +102,11 @@ fn blocks_that_do_not_fit_their_reservations_are_refused_before_any_is_written()
     let (ten, eleven) = ([range(10)], [range(11)]);
     let mut two = [reserve(&member, 0), reserve(&member, 1)];
     // SAFETY: nobody writes to the block.
-    let refused = unsafe { Reservation::fill_all_raw(&mut two, |place| if place == 0 { ten } else { eleven }) };
+    let refused = unsafe { Reservation::fill_all_raw(&mut two, LocalPlace::Host, |place| if place == 0 { ten } else { eleven }) };
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     let mut strangers = [reserve(&member, 2), reserve(&other, 3)];
     // SAFETY: as above.
-    let refused = unsafe { Reservation::fill_all_raw(&mut strangers, |_| ten) };
+    let refused = unsafe { Reservation::fill_all_raw(&mut strangers, LocalPlace::Host, |_| ten) };
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     drop((two, strangers));
     assert_eq!(member.count(0..4, 10), 0);

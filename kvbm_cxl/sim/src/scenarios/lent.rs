@@ -150,6 +150,9 @@ fn plan(cluster: &mut Cluster, half_written: bool) -> Plan {
     }
 }
 
+/// What one thread decided to lend and another one is to, with the region.
+type Offers = Rc<RefCell<VecDeque<(Rc<LentRegion>, Offer)>>>;
+
 /// One process.
 struct Engine<'a> {
     env: &'a Env,
@@ -161,7 +164,7 @@ struct Engine<'a> {
     /// What each block was last written with.
     content: Vec<Option<(Name, usize)>>,
     /// What another thread is to lend.
-    offers: Rc<RefCell<VecDeque<(Rc<LentRegion>, Offer)>>>,
+    offers: Offers,
 }
 
 fn main(env: &Env, ledger: &Shared, plan: &Plan) -> Result<()> {
@@ -235,7 +238,7 @@ fn upkeep(env: &Env, plan: &Plan, cache: &Cache, allocator: &Allocator, region: 
 }
 
 /// Lends what the engine has offered.
-fn lend(env: &Env, plan: &Plan, offers: &Rc<RefCell<VecDeque<(Rc<LentRegion>, Offer)>>>, busy: &Cell<bool>) -> Result<()> {
+fn lend(env: &Env, plan: &Plan, offers: &Offers, busy: &Cell<bool>) -> Result<()> {
     while busy.get() || !offers.borrow().is_empty() {
         let next = offers.borrow_mut().pop_front();
         match next {
