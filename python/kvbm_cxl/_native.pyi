@@ -36,13 +36,13 @@ class Tensor(Protocol):
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
 
-class GpuStream(Protocol):
+class _GpuStream(Protocol):
     """A stream of a GPU, as torch.cuda.Stream; not needed for itself."""
 
     @property
     def cuda_stream(self) -> int: ...
 
-class GpuEvent(Protocol):
+class _GpuEvent(Protocol):
     """An event of a GPU that was recorded, as torch.cuda.Event."""
 
     @property
@@ -287,7 +287,7 @@ class Cache:
         block_ids: Iterable[int],
         *,
         parents: Iterable[bytes | None] | None = None,
-        after: GpuStream | GpuEvent | None = None,
+        after: _GpuStream | _GpuEvent | None = None,
     ) -> list[Outcome]:
         """Publishes blocks from where they lie: block_ids[i] of the layout under keys[i]; one outcome each, in order.
 
@@ -306,7 +306,7 @@ class Cache:
         layout: BlockLayout,
         block_ids: Iterable[int],
         *,
-        after: GpuStream | GpuEvent | None = None,
+        after: _GpuStream | _GpuEvent | None = None,
     ) -> list[MissReason | None]:
         """Pulls blocks to where they belong: keys[i] to block_ids[i] of the layout, each named once; None for a verified hit, else why not.
 

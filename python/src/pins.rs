@@ -20,9 +20,8 @@ impl PinSet {
     /// Gives them back.
     pub fn release(&self) {
         if let Ok(pinned) = self.0.get("the pins") {
-            // Dropped behind the lock: giving back publishes lines.
-            let taken = std::mem::take(&mut *held(pinned));
-            drop(taken);
+            // Under the lock, so that whoever closes the cache meanwhile waits for the last of them: a pin keeps the cache open.
+            held(pinned).clear();
         }
     }
 

@@ -14,7 +14,7 @@ from kvbm_cxl import _native, errors
 from pools import ROOT
 
 STUB = ast.parse((ROOT / "python" / "kvbm_cxl" / "_native.pyi").read_text())
-CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name != "Tensor"}
+CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name != "Tensor" and node.name[0] != "_"}
 FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
 # What every object has, or what pickle and the interpreter ask for.
 EVERYWHERE = set(dir(object)) | {"__doc__", "__module__", "__reduce__", "__release_buffer__", "__buffer__", "__repr__"}
