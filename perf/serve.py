@@ -134,9 +134,8 @@ def _shared(graph: Graph, requests: Requests, measured: Measured) -> None:
             raise Wrong(f"{graph.options.connector}: a prompt that is like no other was found in a cache: {prefill.tokens}")
         measured.ttft_first.append(answer.ttft_s)
         answer, prefill, _ = _ask(graph, second, STATIC_OUTPUT, measured)
-        found = prefill.tokens[PULLED] if graph.options.connector == "cxl" else 0
-        shared = PREFIX_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
-        if prefill.tokens[REUSED] or found != (shared if graph.options.connector == "cxl" else 0):
+        pulled = PREFIX_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS if graph.options.connector == "cxl" else 0
+        if prefill.tokens[REUSED] or prefill.tokens[PULLED] != pulled:
             raise Wrong(f"{graph.options.connector}: the second request was not the other worker's, or did not pull: {prefill.tokens}")
         measured.ttft_second.append(answer.ttft_s)
 

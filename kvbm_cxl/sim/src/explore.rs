@@ -116,6 +116,29 @@ pub fn strike_points(
     unvisited
 }
 
+/// As [`strike_points`], with a machine and a process that crash and come back, and a host and a thread that pause: `seeds` of each first,
+/// then `rare_seeds` at the points that only few seeds visit.
+///
+/// # Panics
+/// As [`strike_points`], and when no run visited one of the points.
+pub fn strike_all_points(
+    points: &[&'static str],
+    seeds: u64,
+    rare_seeds: u64,
+    scenario: impl Fn(u64, Planned) -> Result<Stats, Failure> + Sync,
+) {
+    let restart_after_ns = Some(1_000_000);
+    let faults = [
+        Fault::CrashMachine { restart_after_ns },
+        Fault::CrashProcess { restart_after_ns },
+        Fault::PauseHost { for_ns: 30_000_000 },
+        Fault::PauseThread { for_ns: 30_000_000 },
+    ];
+    let rare = strike_points(points, &faults, seeds, &scenario);
+    let unvisited = strike_points(&rare, &faults, rare_seeds, &scenario);
+    assert_eq!(unvisited, [""; 0], "no run came by there");
+}
+
 /// Runs `scenario` on the seeds of `range`, with the rule `mutant` dropped if one is named.
 ///
 /// # Errors

@@ -99,7 +99,7 @@ mod view;
 mod world;
 
 pub use config::{Chances, Fault, Planned, SimHost, SimProcess, When, WorldConfig, WritePath};
-pub use explore::{Kill, Scenario, Summary, explore, mutation_table, run_mutant, search, strike_points};
+pub use explore::{Kill, Scenario, Summary, explore, mutation_table, run_mutant, search, strike_all_points, strike_points};
 pub use outcome::{Failure, Stats};
 pub use random::Random;
 pub use view::View;

@@ -2,7 +2,7 @@
 //! The allocator on simulated hosts.
 
 use cxl_sim::scenarios::alloc;
-use cxl_sim::{Fault, explore, mutation_table, names, strike_points};
+use cxl_sim::{explore, mutation_table, names, strike_all_points};
 
 /// Names of the allocator.
 fn of_alloc(names: Vec<&'static str>) -> Vec<&'static str> {
@@ -17,18 +17,7 @@ fn no_block_has_two_owners_and_none_is_lost() {
 #[test]
 fn a_crash_or_pause_at_any_point_of_the_allocator_is_survived() {
     let points = of_alloc(names::of_pool().expect("the pool's sources").points);
-    let restart_after_ns = Some(1_000_000);
-    let faults = [
-        Fault::CrashMachine { restart_after_ns },
-        Fault::CrashProcess { restart_after_ns },
-        Fault::PauseHost { for_ns: 30_000_000 },
-        Fault::PauseThread { for_ns: 30_000_000 },
-    ];
-    let run = |seed, planned| alloc::run_with(seed, Some(planned));
-    // Some of them lie on paths that few seeds take.
-    let rare = strike_points(&points, &faults, 8, run);
-    let unvisited = strike_points(&rare, &faults, 300, run);
-    assert_eq!(unvisited, [""; 0], "no run came by there");
+    strike_all_points(&points, 8, 300, |seed, planned| alloc::run_with(seed, Some(planned)));
 }
 
 #[test]
