@@ -31,6 +31,9 @@ STEP := @scripts/step
 CARGO_FLAGS := --locked -q -j$(JOBS)
 # cxl-sim compiles the named faults into cxl-pool. Cargo unifies features within one command, so the simulator always gets its own.
 SHIPPED := -p cxl-pool -p cxl-capi -p cxlctl
+# With the Python extension: its crates ask for more features of crates that all share, and the pool would be compiled a second time for them.
+RELEASED := $(SHIPPED) -p kvbm-cxl-python
+PYO3_ENV := PYO3_BUILD_EXTENSION_MODULE=1
 SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SECONDS) \
 	cargo test $(CARGO_FLAGS) -p cxl-pool --test soak -- --nocapture
 PROTOC_ENV := PROTOC=$(CURDIR)/scripts/protoc
@@ -99,8 +102,8 @@ setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 	$(STEP) 'cross linker' scripts/setup requirements-cross.lock
 
 .PHONY: build
-build: ## Build the release programs and the C API libraries
-	$(STEP) 'release build' cargo build $(CARGO_FLAGS) --release $(SHIPPED)
+build: ## Build the release programs, the C API libraries and the Python extension
+	$(STEP) 'release build' env $(PYO3_ENV) cargo build $(CARGO_FLAGS) --release $(RELEASED)
 
 # With the programs: cargo would unify other features for the C interface alone, and build it anew whenever the two take turns.
 .PHONY: build-plugin
@@ -195,14 +198,12 @@ test-graph: serve-ready build-member ## All tests of graphs: 2P2D, workers kille
 	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
 
 .PHONY: test-nixl-cpp
-test-nixl-cpp: ## C++ tests of the NIXL plugin
-	$(STEP) 'static library of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+test-nixl-cpp: build ## C++ tests of the NIXL plugin
 	$(STEP) 'NIXL plugin and its tests' scripts/nixl-plugin target/nixl_tests all
 	$(STEP) 'ctest' scripts/nixl-ctest target/nixl_tests
 
 .PHONY: test-nixl-sanitizers
-test-nixl-sanitizers: ## The same under ASan and UBSan, and under TSan
-	$(STEP) 'static library of the C interface' cargo build $(CARGO_FLAGS) --release -p cxl-capi
+test-nixl-sanitizers: build ## The same under ASan and UBSan, and under TSan
 	$(STEP) 'ASan and UBSan build' scripts/nixl-plugin target/nixl_asan all -DKVBM_CXL_SANITIZE=address,undefined
 	$(STEP) 'ctest, ASan and UBSan' scripts/nixl-ctest target/nixl_asan
 	$(STEP) 'TSan build' scripts/nixl-plugin target/nixl_tsan all -DKVBM_CXL_SANITIZE=thread
@@ -259,24 +260,20 @@ perf-line: ## Publish and fetch of one line
 perf-lock: ## Lock: sticky, contended, handed over
 perf-alloc: ## Allocator: blocks and chunks
 perf-rpc: ## Calls between two processes
-perf-line perf-lock perf-alloc perf-rpc: perf-%: .venv/installed
-	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+perf-line perf-lock perf-alloc perf-rpc: perf-%: build .venv/installed
 	@$(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
 
 .PHONY: perf-copy
-perf-copy: .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
-	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+perf-copy: build .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
 	@$(RATIOS) perf-copy -- target/release/cxlctl bench copy --ratios
 
 .PHONY: perf-pool
-perf-pool: .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
-	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+perf-pool: build .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
 	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxlctl bench pool --ratios \
 		--ucx '.venv/bin/python perf/ucx_peer.py'
 
 .PHONY: perf-hit-rate
-perf-hit-rate: .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
-	$(STEP) 'build cxlctl' cargo build $(CARGO_FLAGS) --release -p cxlctl
+perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
 	@$(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf
 
 .PHONY: perf-nixl
