@@ -125,6 +125,18 @@ python-package: build build-plugin .venv/installed ## Build the wheel of package
 	$(if $(wildcard .venv/serve-installed),$(STEP) 'Python package in .venv/serve' .venv/bin/uv pip install --quiet \
 		--python .venv/serve/bin/python --no-deps --no-index --reinstall target/wheels/kvbm_cxl-*.whl)
 
+.venv/lab/ready: scripts/setup-lab tests/lab/cxl_lab/image.py $(wildcard tests/lab/guest/*) | .venv/installed
+	$(if $(wildcard .venv/lab/root/boot),,$(STEP) 'QEMU and Linux for the lab (150 MB)' scripts/setup-lab .venv/lab)
+	$(STEP) 'image of the virtual hosts' .venv/bin/python tests/lab/cxl_lab/image.py .venv/lab/root .venv/lab
+	@touch $@
+
+.PHONY: lab
+lab: .venv/lab/ready build-lab ## Set up the lab: virtual hosts on one emulated CXL memory (Debian packages, unpacked, not installed); scripts/lab uses it
+
+.PHONY: build-lab
+build-lab: build
+	$(STEP) 'agent of the lab' cargo build $(CARGO_FLAGS) --release -p lab-agent
+
 .PHONY: install-capi
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
