@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts of a lab with a pool on their memory, and programs in them that do what a test says."""
+
+import json
+import os
+import signal
+import time
+
+from cxl_lab import ROOT, LabError
+from cxl_lab.lab import Lab
+
+CXLCTL = ROOT / "target" / "release" / "cxlctl"
+PYTHON = ROOT / ".venv" / "bin" / "python"
+PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", ROOT / "tests" / "lab"]
+# Generous: the processors are emulated, and the machine may have other work.
+CALL_TIMEOUT_S = 120
+CELLS = "64K:60%"
+
+
+class Raised(LabError):
+    """A call raised an error in the host; `kind` is its name."""
+
+    def __init__(self, kind, text):
+        super().__init__(text)
+        self.kind = kind
+
+
+class Peer:
+    """A program in a host that has joined the pool: `peer("publish", "tiny", 7, 16, 65536)`. `tests/lab/peer.py` lists the calls.
+
+    Every wait raises HostGone where the host ends.
+    """
+
+    def __init__(self, host, spec, environment=None, **options):
+        """Starts it; `ready` waits until it has joined. `options`: of `kvbm_cxl.Pool`."""
+        paths = os.pathsep.join(map(str, PATHS))
+        # No package that is installed is needed, and looking for them takes a second in an emulated processor.
+        words = [PYTHON, "-S", ROOT / "tests" / "lab" / "peer.py", spec, json.dumps(options)]
+        self.host, self.process = host, host.start(words, {"PYTHONPATH": paths, **(environment or {})})
+
+    def ready(self, timeout_s=CALL_TIMEOUT_S):
+        """Waits until it has joined the pool. Raises Failed where it cannot."""
+        assert self.answer(timeout_s) == "ready"
+        return self
+
+    def send(self, name, *arguments):
+        """Asks for something without waiting for the answer."""
+        self.process.write(json.dumps([name, *arguments]).encode() + b"\n")
+
+    def answer(self, timeout_s=CALL_TIMEOUT_S):
+        """The answer to the oldest call that has none yet. Raises Raised where the call raised an error."""
+        answer = json.loads(self.process.read_line(timeout_s))
+        if "raised" in answer:
+            raise Raised(answer["raised"], f"{self.host}: {answer['text']}")
+        return answer["is"]
+
+    def __call__(self, name, *arguments, timeout_s=CALL_TIMEOUT_S):
+        self.send(name, *arguments)
+        return self.answer(timeout_s)
+
+    def until(self, name, reached, timeout_s=CALL_TIMEOUT_S):
+        """Waits until the progress of work in the background satisfies `reached`; that progress."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            progress = self("progress", name)
+            if reached(progress):
+                return progress
+            if "raised" in progress or time.monotonic() > deadline:
+                raise LabError(f"{self.host}: {name} came to {progress}")
+            time.sleep(0.05)
+
+    def signal(self, number):
+        """Sends it a signal."""
+        self.process.signal(number)
+
+    def kill(self, timeout_s=CALL_TIMEOUT_S):
+        """Ends it at once; the host goes on."""
+        self.process.signal(signal.SIGKILL)
+        self.process.wait(timeout_s)
+
+    def end(self, timeout_s=CALL_TIMEOUT_S):
+        """Lets it leave the pool and end."""
+        self.process.end_input()
+        self.process.finish(timeout_s)
+
+
+class Rack:
+    """The hosts of a lab, used by one test after the other."""
+
+    def __init__(self, lab: Lab):
+        self.lab, self.spec = lab, ""
+
+    def __getitem__(self, name):
+        return self.lab[name]
+
+    def heal(self):
+        """Ends what runs in the hosts, and boots those that are gone or broken."""
+        sick = [host.name for host in self.lab.hosts if not self._well(host)]
+        for name in sick:
+            self.lab[name].kill()
+        if sick:
+            self.lab.boot(*sick)
+        self.spec = ",".join(self.lab.hosts[0].devices)
+
+    def _well(self, host):
+        if not host.alive():
+            return False
+        try:
+            host.resume()
+            if not host.agent.ready(30):
+                return False
+            running = host.agent.running()
+            for process in running:
+                process.signal(signal.SIGKILL)
+            for process in running:
+                process.wait(60)
+            return all(host.run(["test", "-e", device], check=False).status == 0 for device in host.devices)
+        except LabError:
+            return False
+
+    def reboot(self, *names):
+        """Cuts the power of these hosts, or of all, and boots them."""
+        names = names or [host.name for host in self.lab.hosts]
+        for name in names:
+            self.lab[name].kill()
+        self.lab.boot(*names)
+
+    def cxlctl(self, name, *words, environment=None, status=0, timeout_s=CALL_TIMEOUT_S):
+        """Runs cxlctl with the pool in a host; what it printed. It has to end with this exit status."""
+        done = self.lab[name].run([CXLCTL, *words], {"CXL_POOL": self.spec, **(environment or {})}, timeout_s, check=False)
+        what = f"cxlctl {' '.join(map(str, words))} in {name}"
+        assert done.status == status, f"{what}: exit status {done.status}\n{done.output[-3000:]}{done.error[-3000:]}"
+        return done
+
+    def format(self, *words, cells=CELLS, name="A"):
+        """Makes the pool anew, whatever is on the devices."""
+        self.cxlctl(name, "format", "--force", "--cells", cells, *words)
+
+    def start(self, name, environment=None, **options):
+        """Starts a peer in a host, without waiting until it has joined."""
+        return Peer(self.lab[name], self.spec, environment, **options)
+
+    def peers(self, names="AB", **options):
+        """Peers in these hosts that have joined."""
+        started = [self.start(name, **options) for name in names]
+        return [peer.ready() for peer in started]
+
+    def fsck(self, name="A", status=0):
+        """Checks the pool; what cxlctl printed."""
+        return self.cxlctl(name, "fsck", status=status).output
+
+    def story(self):
+        """What the hosts wrote on their consoles."""
+        return "\n".join(f"{host}, {'up' if host.alive() else 'down'}:\n{host.story()}" for host in self.lab.hosts)
