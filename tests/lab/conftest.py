@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 
 from cxl_lab import FOLDER, ROOT, LabError  # noqa: E402
 from cxl_lab.host import AGENT  # noqa: E402
-from cxl_lab.lab import NAMESPACES, Lab  # noqa: E402
+from cxl_lab.lab import NAMES, NAMESPACES, Lab  # noqa: E402
 from cxl_lab.namespace import children  # noqa: E402
 from rack import CXLCTL, Rack  # noqa: E402
 
@@ -63,36 +63,40 @@ class Racks:
         self.folder = ROOT / "target" / "lab" / f"tests-{os.getpid()}"
         self.up, self.number, self.broke = {}, 0, False
 
-    def get(self, mode, hosts, **options):
-        """A rack of this kind, healed; with a pool nobody has formatted yet."""
+    def get(self, mode, names="AB"):
+        """The rack of this mode with these hosts up, healed, and with a pool nobody has formatted yet."""
         if reason := reason_to_skip(mode):
             pytest.skip(reason)
-        kind = (mode, hosts, *sorted(options.items()))
-        rack = self.up.pop(kind, None)
+        rack = self.up.pop(mode, None)
         if rack is None:
             while len(self.up) >= self.MOST:
                 self.up.pop(next(iter(self.up))).lab.close()
             self.number += 1
             try:
-                rack = Rack(Lab(hosts, mode, memory_mb=MEMORY_MB, folder=self.folder / f"{self.number}-{mode}", **options))
+                rack = Rack(Lab(len(NAMES), mode, memory_mb=MEMORY_MB, folder=self.folder / f"{self.number}-{mode}"))
             except LabError as error:
                 if mode == NAMESPACES:
                     pytest.skip(str(error))
                 raise
         # The one that was used last is the last to go.
-        self.up[kind] = rack
-        rack.heal()
+        self.up[mode] = rack
+        rack.heal(names)
+        return rack
+
+    def formatted(self, mode, names="AB", **options):
+        """The same with a new pool."""
+        rack = self.get(mode, names)
+        rack.format(**options)
         return rack
 
     def story(self, item):
         """Where the logs are, the seed, and what the hosts of the test wrote last."""
         self.broke = True
         text = f"logs: {self.folder}\n"
-        for name, value in item.funcargs.items():
-            if name == "seed":
-                text += f"seed: SEED={value} shows the same data and choices\n"
-            elif isinstance(value, Rack):
-                text += value.story()
+        if "seed" in item.funcargs:
+            text += f"seed: SEED={item.funcargs['seed']} gives the same data\n"
+        for rack in list(self.up.values())[-1:]:
+            text += rack.story()
         return text
 
     def close(self):
@@ -116,21 +120,17 @@ def racks(request):
 
 @pytest.fixture
 def seed():
-    """Shapes data and choices of a test; the environment variable SEED gives it again."""
+    """Shapes the data of a test; the environment variable SEED gives it again."""
     return int(os.environ.get("SEED") or random.randrange(1 << 31))
 
 
 @pytest.fixture
 def pair(racks):
     """Hosts A and B on one CXL device, and a new pool on it."""
-    rack = racks.get("cxl", 2)
-    rack.format()
-    return rack
+    return racks.formatted("cxl")
 
 
 @pytest.fixture(params=["cxl", NAMESPACES])
 def either_pair(racks, request):
     """Hosts A and B, virtual or of namespaces, and a new pool on their memory."""
-    rack = racks.get(request.param, 2)
-    rack.format()
-    return rack
+    return racks.formatted(request.param)

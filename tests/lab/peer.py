@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that runs in a host of the lab: `peer.py SPEC OPTIONS`. Reads calls as lines of JSON and answers each with one line.
+"""The program that runs in a host of the lab: `peer.py SPEC OPTIONS`; `lines.py` says how it is asked.
 
 Beside what the peer of the Python package's tests can do: locks and a counter in the pool, and work in the background.
 """
@@ -8,8 +8,8 @@ import itertools
 import json
 import sys
 import threading
-import traceback
 
+import lines
 import pool_peer
 import pools
 from pool_api import PoolHandle
@@ -189,16 +189,8 @@ class Calls(pool_peer.Calls):
 
 
 def main():
-    """An answer is {"is": what the call gave}, or {"raised": the kind of the error, "text": all of it}."""
     calls = Calls(sys.argv[1], **json.loads(sys.argv[2]))
-    print(json.dumps({"is": "ready"}), flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        try:
-            answer = {"is": getattr(calls, name)(*arguments)}
-        except Exception as error:
-            answer = {"raised": type(error).__name__, "text": traceback.format_exc()}
-        print(json.dumps(answer), flush=True)
+    lines.serve(calls)
     calls.leave()
 
 

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 
+import lines
 from cxl_lab import ROOT, LabError
 from cxl_lab.lab import Lab
 
 CXLCTL = ROOT / "target" / "release" / "cxlctl"
 PYTHON = ROOT / ".venv" / "bin" / "python"
-PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", ROOT / "tests" / "lab"]
+LAB = ROOT / "tests" / "lab"
+PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", LAB]
 # Generous: the processors are emulated, and the machine may have other work.
 CALL_TIMEOUT_S = 120
 CELLS = "64K:60%"
@@ -26,30 +28,28 @@ class Raised(LabError):
 
 
 class Peer:
-    """A program in a host that has joined the pool: `peer("publish", "tiny", 7, 16, 65536)`. `tests/lab/peer.py` lists the calls.
+    """A program in a host that is asked through lines: `peer("publish", "tiny", 7, 16, 65536)`. `peer.py` and `nixl_peer.py` have the calls.
 
     Every wait raises HostGone where the host ends.
     """
 
-    def __init__(self, host, spec, environment=None, **options):
-        """Starts it; `ready` waits until it has joined. `options`: of `kvbm_cxl.Pool`."""
-        paths = os.pathsep.join(map(str, PATHS))
-        # No package that is installed is needed, and looking for them takes a second in an emulated processor.
-        words = [PYTHON, "-S", ROOT / "tests" / "lab" / "peer.py", spec, json.dumps(options)]
-        self.host, self.process = host, host.start(words, {"PYTHONPATH": paths, **(environment or {})})
+    def __init__(self, host, words, environment=None):
+        """Starts it: a Python program and its arguments."""
+        self.host = host
+        self.process = host.start([PYTHON, *words], {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), **(environment or {})})
 
     def ready(self, timeout_s=CALL_TIMEOUT_S):
-        """Waits until it has joined the pool. Raises Failed where it cannot."""
+        """Waits until it can be asked; a peer has joined the pool then. Raises LabError where it cannot."""
         assert self.answer(timeout_s) == "ready"
         return self
 
     def send(self, name, *arguments):
         """Asks for something without waiting for the answer."""
-        self.process.write(json.dumps([name, *arguments]).encode() + b"\n")
+        self.process.write(lines.line([name, *arguments]))
 
     def answer(self, timeout_s=CALL_TIMEOUT_S):
         """The answer to the oldest call that has none yet. Raises Raised where the call raised an error."""
-        answer = json.loads(self.process.read_line(timeout_s))
+        answer = lines.parse(self.process.read_line(timeout_s))
         if "raised" in answer:
             raise Raised(answer["raised"], f"{self.host}: {answer['text']}")
         return answer["is"]
@@ -93,14 +93,14 @@ class Rack:
     def __getitem__(self, name):
         return self.lab[name]
 
-    def heal(self):
-        """Ends what runs in the hosts, and boots those that are gone or broken."""
-        sick = [host.name for host in self.lab.hosts if not self._well(host)]
-        for name in sick:
-            self.lab[name].kill()
-        if sick:
-            self.lab.boot(*sick)
-        self.spec = ",".join(self.lab.hosts[0].devices)
+    def heal(self, names):
+        """Ends what runs in these hosts, boots those that are gone or broken, and ends the others."""
+        for host in self.lab.hosts:
+            if host.name not in names or not self._well(host):
+                host.kill()
+        if down := [name for name in names if not self.lab[name].alive()]:
+            self.lab.boot(*down)
+        self.spec = ",".join(self.lab[names[0]].devices)
 
     def _well(self, host):
         if not host.alive():
@@ -118,9 +118,8 @@ class Rack:
         except LabError:
             return False
 
-    def reboot(self, *names):
-        """Cuts the power of these hosts, or of all, and boots them."""
-        names = names or [host.name for host in self.lab.hosts]
+    def reboot(self, names):
+        """Cuts the power of these hosts, and boots them."""
         for name in names:
             self.lab[name].kill()
         self.lab.boot(*names)
@@ -133,12 +132,20 @@ class Rack:
         return done
 
     def format(self, *words, cells=CELLS, name="A"):
-        """Makes the pool anew, whatever is on the devices."""
-        self.cxlctl(name, "format", "--force", "--cells", cells, *words)
+        """Makes the pool anew, whatever is on the devices. `cells`: sizes with their shares, separated by commas."""
+        sizes = [word for size in cells.split(",") for word in ("--cells", size)]
+        self.cxlctl(name, "format", "--force", *sizes, *words)
 
     def start(self, name, environment=None, **options):
-        """Starts a peer in a host, without waiting until it has joined."""
-        return Peer(self.lab[name], self.spec, environment, **options)
+        """Starts a peer in a host, without waiting until it has joined. `options`: of `kvbm_cxl.Pool`."""
+        # Only the machine of a seat can let the others in, and its program may start later.
+        options = {"join_timeout_ms": 1000 * CALL_TIMEOUT_S, **options}
+        # No package that is installed is needed, and looking for them takes a second in an emulated processor.
+        return Peer(self.lab[name], ["-S", LAB / "peer.py", self.spec, json.dumps(options)], environment)
+
+    def start_nixl(self, name):
+        """Starts a NIXL worker in a host."""
+        return Peer(self.lab[name], [LAB / "nixl_peer.py"], {"CXL_POOL": self.spec, "NIXL_LOG_LEVEL": "WARN"})
 
     def peers(self, names="AB", **options):
         """Peers in these hosts that have joined."""
@@ -149,6 +156,19 @@ class Rack:
         """Checks the pool; what cxlctl printed."""
         return self.cxlctl(name, "fsck", status=status).output
 
+    def exchange(self, seed, count=24, len_bytes=40_000):
+        """A and B publish and pull each other's blocks, and leave a sound pool."""
+        peers = self.peers()
+        for number, (one, other) in enumerate((peers, peers[::-1])):
+            chain = (f"model-{number}", seed + number, count, len_bytes)
+            assert one("publish", *chain) == ["stored"] * count
+            assert other("outcomes", *chain) == ["hit"] * count
+        # Of the other's namespace and chain nothing is a hit.
+        assert set(peers[0]("outcomes", "model-0", seed + 1, count, len_bytes)) == {"absent"}
+        for peer in peers:
+            peer.end()
+        assert "0 errors" in self.fsck("B")
+
     def story(self):
         """What the hosts wrote on their consoles."""
-        return "\n".join(f"{host}, {'up' if host.alive() else 'down'}:\n{host.story()}" for host in self.lab.hosts)
+        return "\n".join(f"{host}, {'up' if host.alive() else 'down'}:\n{host.story()}" for host in self.lab.hosts if host.machine)

@@ -13,16 +13,14 @@ BLOCK_BYTES = 4096
 
 @pytest.fixture
 def rack(racks):
-    rack = racks.get(NAMESPACES, 2)
-    rack.format()
-    return rack
+    return racks.formatted(NAMESPACES)
 
 
 def test_a_rack_is_healed(rack, racks):
     idle = rack["A"].start(["sleep", "600"])
     rack["A"].pause()
     rack["B"].kill()
-    assert racks.get(NAMESPACES, 2) is rack
+    assert racks.get(NAMESPACES) is rack
     assert idle.wait(10) == -signal.SIGKILL
     assert [rack[name].run(["hostname"]).output for name in "AB"] == ["A\n", "B\n"]
 
