@@ -43,7 +43,7 @@ def held(said, rounds):
 
 
 def count_with_ours(peers):
-    """Peers count at the same time under one lock of the pool, each at least OURS times: what they did, and where the counter stands then."""
+    """Peers count at the same time under one lock of the pool, each at least OURS times: how often they did, where the counter stands."""
     lock, counter = peers[0]("new_counter")
     for peer in peers:
         peer("start_counting", "count", lock, counter)

@@ -17,12 +17,12 @@ def test_the_order_of_striped_devices_does_not_matter(racks, seed):
     told = json.loads(rack.cxlctl("A", "info", "--json").output)
     assert [device["name"] for device in told["devices"]] == [a, b]
     first = rack.start("A").ready()
-    assert first("publish", "tiny", seed, 40, 65536) == ["stored"] * 40
+    assert first("publish", "tiny", seed, 16, 65536) == ["stored"] * 16
     rack.spec = f"{b},{a}"
     second = rack.start("B").ready()
-    assert second("outcomes", "tiny", seed, 40, 65536) == ["hit"] * 40
-    assert second("publish", "tiny", seed + 1, 40, 65536) == ["stored"] * 40
-    assert first("outcomes", "tiny", seed + 1, 40, 65536) == ["hit"] * 40
+    assert second("outcomes", "tiny", seed, 16, 65536) == ["hit"] * 16
+    assert second("publish", "tiny", seed + 1, 16, 65536) == ["stored"] * 16
+    assert first("outcomes", "tiny", seed + 1, 16, 65536) == ["hit"] * 16
     for peer in (first, second):
         peer.end()
     assert "0 errors" in rack.fsck("B")
