@@ -168,7 +168,7 @@ clean: ## Remove .venv and target
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-python test-nixl test-serve ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-lab-itself test-python test-nixl test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy
@@ -234,6 +234,18 @@ test-member: build-member build ## Hosts whose slots are leased in etcd: leases 
 	$(STEP) 'clippy, cxl-member' env $(PROTOC_ENV) cargo clippy $(CARGO_FLAGS) -p cxl-member --all-targets -- -D warnings
 	$(STEP) 'cargo test, cxl-member' env $(PROTOC_ENV) cargo test $(CARGO_FLAGS) -p cxl-member
 	$(STEP) 'pytest, cxl-member' .venv/bin/python -m pytest -q tests/member
+
+.PHONY: test-lab-itself
+test-lab-itself: build-lab .venv/installed ## The lab's own parts, without virtual hosts (seconds)
+	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py
+
+.PHONY: test-lab
+test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (10 minutes)
+	$(STEP) 'pytest, lab' .venv/bin/python -m pytest -q tests/lab
+
+.PHONY: test-lab-smoke
+test-lab-smoke: lab python-extension ## Two virtual hosts exchange blocks (half a minute)
+	$(STEP) 'pytest, two virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_smoke.py
 
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++

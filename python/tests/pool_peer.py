@@ -5,13 +5,12 @@ import json
 import sys
 
 import kvbm_cxl
-import numpy
 import pools
 
 
 class Calls:
-    def __init__(self, spec):
-        self.pool = pools.opened(spec)
+    def __init__(self, spec, **options):
+        self.pool = pools.opened(spec, **options)
         self.cache = self.pool.cache()
         self.pins = []
         self.kept = []
@@ -25,12 +24,12 @@ class Calls:
         """Publishes blocks of a chain without end, in batches; says after each how many are there."""
         ns, done, batch = pools.namespace(model), 0, 16
         keys = pools.chain(4096, seed)
-        blocks = numpy.empty((batch, len_bytes), numpy.uint8)
-        layout = kvbm_cxl.BlockLayout.of_tensors([blocks])
+        blocks = bytearray(batch * len_bytes)
+        layout = kvbm_cxl.BlockLayout.of_tensors([memoryview(blocks).cast("B", (batch, len_bytes))])
         while True:
             some = keys[done % 4096 :][:batch]
             for place, key in enumerate(some):
-                blocks[place] = numpy.frombuffer(pools.payload(key, len_bytes), numpy.uint8)
+                blocks[place * len_bytes : (place + 1) * len_bytes] = pools.payload(key, len_bytes)
             self.cache.publish_blocks(ns, some, layout, range(len(some)))
             done += len(some)
             print(json.dumps(done), flush=True)

@@ -33,8 +33,18 @@ class Options(ctypes.Structure):
     ]
 
 
+class LockInfo(ctypes.Structure):
+    """cxl_lock_info_t"""
+
+    _fields_ = [("struct_size", ctypes.c_size_t), ("recovered", ctypes.c_uint32), ("grant", ctypes.c_uint32)]
+
+
 class PoolError(RuntimeError):
-    """A call of the library failed."""
+    """A call of the library failed; `status` says how."""
+
+    def __init__(self, text, status=0):
+        super().__init__(text)
+        self.status = status
 
 
 def _load():
@@ -51,6 +61,10 @@ def _load():
         "cxl_shm_get_range": (ctypes.c_int, [pointer, ctypes.c_uint64, size, ctypes.POINTER(pointer)]),
         "cxl_shm_copy_in": (ctypes.c_int, [pointer, pointer, size]),
         "cxl_shm_copy_out": (ctypes.c_int, [pointer, pointer, size]),
+        "cxl_shm_allocate_lock_ex": (ctypes.c_int, [pointer, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint32)]),
+        "cxl_shm_acquire_lock_ex": (ctypes.c_int, [pointer, ctypes.c_uint32, ctypes.c_uint64, ctypes.POINTER(LockInfo)]),
+        "cxl_shm_release_lock_ex": (ctypes.c_int, [pointer, ctypes.c_uint32]),
+        "cxl_shm_lock_repaired": (ctypes.c_int, [pointer, ctypes.c_uint32]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -61,15 +75,16 @@ def _load():
 class PoolHandle:
     """An open pool."""
 
-    def __init__(self, spec, flags=0):
+    def __init__(self, spec, flags=0, **options):
+        """`options`: fields of Options."""
         self.library = _load()
-        options = Options(struct_size=ctypes.sizeof(Options), flags=flags)
+        options = Options(struct_size=ctypes.sizeof(Options), flags=flags, **options)
         self.handle = ctypes.c_void_p()
         self._done(self.library.cxl_shm_open(spec.encode(), options, ctypes.byref(self.handle)), f"open {spec}")
 
     def _done(self, status, what):
         if status:
-            raise PoolError(f"{what}: {status} {self.library.cxl_shm_last_error().decode()}")
+            raise PoolError(f"{what}: {status} {self.library.cxl_shm_last_error().decode()}", status)
 
     def alloc(self, len_bytes, flags=0):
         """The address of a new block in this process."""
@@ -96,6 +111,36 @@ class PoolHandle:
     def copy_out(self, data, address):
         """Reads what is in the memory now to a numpy array."""
         self._done(self.library.cxl_shm_copy_out(data.ctypes.data, address, data.nbytes), "copy out")
+
+    def write(self, address, data):
+        """Writes bytes past the caches."""
+        self._done(self.library.cxl_shm_copy_in(address, data, len(data)), "copy in")
+
+    def read(self, address, len_bytes):
+        """The bytes that are in the memory now."""
+        data = ctypes.create_string_buffer(len_bytes)
+        self._done(self.library.cxl_shm_copy_out(data, address, len_bytes), "copy out")
+        return data.raw
+
+    def new_lock(self, timeout_ms):
+        """The number of a lock that nobody has yet."""
+        lock = ctypes.c_uint32()
+        self._done(self.library.cxl_shm_allocate_lock_ex(self.handle, timeout_ms, ctypes.byref(lock)), "allocate a lock")
+        return lock.value
+
+    def acquire(self, lock, timeout_ms):
+        """Acquires a lock; true where what it protects must be repaired first."""
+        info = LockInfo(struct_size=ctypes.sizeof(LockInfo))
+        self._done(self.library.cxl_shm_acquire_lock_ex(self.handle, lock, timeout_ms, ctypes.byref(info)), f"acquire lock {lock}")
+        return bool(info.recovered)
+
+    def release(self, lock):
+        """Releases a lock that this thread holds."""
+        self._done(self.library.cxl_shm_release_lock_ex(self.handle, lock), f"release lock {lock}")
+
+    def repaired(self, lock):
+        """What the lock protects is whole again."""
+        self._done(self.library.cxl_shm_lock_repaired(self.handle, lock), f"repair under lock {lock}")
 
     def close(self):
         self._done(self.library.cxl_shm_close(self.handle), "close")

@@ -92,12 +92,14 @@ class Process:
         self.agent.send(SIGNAL, self.number, struct.pack("<i", number))
 
     def read_line(self, timeout_s: float) -> str:
-        """The next line that it prints, without its end; raises LabError where none comes."""
+        """The next line that it prints, without its end. Raises HostGone where the host ended, LabError where no line comes."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while (end := self._printed[OUTPUT].find(b"\n", self._read)) < 0:
+                if self.status is None and self.refused is None and self.agent.gone:
+                    raise HostGone(self.story("its host is gone"))
                 if self._ended():
-                    raise LabError(self.story("ended without another line"))
+                    raise LabError(self.story(self.refused or "ended without another line"))
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)) and time.monotonic() >= deadline:
                     raise LabError(self.story(f"no line within {timeout_s:.0f} s"))
             line = self._printed[OUTPUT][self._read : end].decode(errors="replace")
@@ -163,7 +165,7 @@ class Agent:
             with self._sending:
                 self._channel.sendall(HEADER.pack(kind, number, len(payload)) + payload)
         except OSError as error:
-            raise HostGone(f"{self.name}: {error}") from error
+            raise HostGone(f"host {self.name} is gone: {error}") from error
 
     def _receive(self) -> None:
         try:
@@ -212,6 +214,10 @@ class Agent:
         self._processes[process.number] = process
         self.send(START, process.number, "\0".join([folder or self.folder, str(len(pairs)), *pairs, *words]).encode())
         return process
+
+    def running(self) -> list[Process]:
+        """Commands that were started and have not ended."""
+        return [process for process in list(self._processes.values()) if not process._ended()]
 
     def close(self) -> None:
         """Ends the channel, and with it all that runs in the host."""
