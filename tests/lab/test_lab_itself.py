@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 
@@ -19,6 +20,7 @@ from conftest import HERE
 from cxl_lab import ROOT, LabError, control, image
 from cxl_lab.agent import ERROR, EXIT, HEADER, OUTPUT, PING, PONG, START, Agent, Failed, HostGone
 from cxl_lab.ethernet import Hub
+from cxl_lab.forward import Forward
 from cxl_lab.host import AGENT, environment, spawn
 from cxl_lab.lab import Lab
 from cxl_lab.namespace import children
@@ -351,6 +353,39 @@ def test_a_host_that_is_paused_stands_still(hosts):
     with pytest.raises(HostGone):
         ticks.wait(20)
     assert not a.alive() and b.run(["true"]).status == 0
+
+
+# Says its port, and answers everybody with all that was sent, backwards.
+SERVER = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    client, _ = server.accept()
+    with client, client.makefile("rb") as sent:
+        client.sendall(sent.read()[::-1])
+"""
+
+
+def test_a_port_of_a_host_is_reached_from_here(hosts):
+    server = hosts[0].start([sys.executable, "-Sc", SERVER])
+    port = int(server.read_line(20))
+    forward = Forward(hosts[0], port)
+    try:
+        data = os.urandom(200_000)
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), 20) as client:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                with client.makefile("rb") as answer:
+                    assert answer.read() == data[::-1]
+        hosts[0].kill()
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            assert client.recv(1) == b""
+    finally:
+        forward.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 20)
 
 
 @needs_agent
