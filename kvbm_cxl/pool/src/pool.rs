@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as one process opens it: devices, superblock, layout and lines together.
 
-use crate::coherence::{Coherence, CoherenceOptions, FaultMap, MappedMemory, Mapping, over_mapping};
+use crate::coherence::{Coherence, CoherenceOptions, FaultMap, LineSum, MappedMemory, Mapping, over_mapping};
 use crate::device::{Access, Device, DeviceInfo, PoolSpec, Sysfs, map, map_header, mapping_limit};
 use crate::error::{Error, Result};
 use crate::host::{Host, HostConfig};
@@ -462,6 +462,14 @@ impl Coherence for ReadOnly {
 
     fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
         self.0.store_streaming(source, destination);
+    }
+
+    fn sums_copies(&self) -> bool {
+        self.0.sums_copies()
+    }
+
+    fn copy_out_summed(&self, offset: u64, destination: &mut [u8], sum: &mut LineSum) -> Result<()> {
+        self.0.copy_out_summed(offset, destination, sum)
     }
 
     fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
