@@ -5,14 +5,28 @@
 Each connector gets the same graph (two prefill workers, one decode worker, round robin, the tiny model, the same CPU-only shims) and the
 same requests. Three parts:
 - static inputs as TraCT section 5.1 has them, as far as 4096 positions allow: prompts of 1500 and 3000 tokens, unlike each other, three
-  tokens of output, one request at a time: bytes, connector time and time to first token of the hand-over alone;
+  tokens of output, one request at a time: bytes, transfer time and time to first token of the hand-over alone;
 - shared prefixes: a prefix of 3000 tokens with two endings, so that round robin sends them to different prefill workers: the second one
   has to compute the prefix again, or finds it in the pool;
 - a workload of the shape of TraCT's table 1, scaled to the positions there are, several clients at once: throughput, and what was written.
 
-Connector time is what the connector's own metrics say of transfers to decode, from the order until the engine has seen the end. A request
-counts only if decode computed nothing of it, and if all connectors answered it with the same text. On few cores, times from end to end are
-mostly scheduling: they are comparable within a run only.
+Transfer time is what the connectors' own metrics say of reads by decode, in both cases from the order of a read until it is over as the
+connector knows it, with the engine's way there and back left out:
+- ours (`kvbm_cxl_pull_seconds`) begins when the worker is given the order and ends when the last block is verified: pins, flushes, copy and
+  checksums are in it. The lookup before it (`kvbm_cxl_lookup_seconds`) is not, nor that the engine is told (`kvbm_cxl_noticed_seconds`);
+- NIXL's (`nixl_xfer_time_seconds`) begins when the worker posts the read and ends when NIXL finds it complete: it looks when the post
+  ends and whenever the engine asks. Reads between processes of one machine are mostly over when the post returns (compare
+  `nixl_post_time_seconds`), which then holds up the engine; for the others the wait for the engine to ask is in the figure. The preparation
+  of descriptors and the handshake are not in it. Nothing is verified.
+`transfer_time_noticed_vs_ucx` adds to ours the time until the engine was told. A hand-over through the pool copies twice:
+`transfer_and_publish_time_vs_ucx` adds what prefill took to publish, of which NIXL has no counterpart: its blocks stay where they are until
+decode has read them. UCX's progress thread pauses as the shims for few cores have it, which can make its time longer than elsewhere.
+
+Bytes to decode depend on what decode has itself when a request comes. With several clients, requests with a prefix in common arrive while
+the first of them is still being read: CxlConnector waits for that and reads the prefix once, NixlConnector reads it for each.
+
+A request counts only if decode computed nothing of it, and if all connectors answered it with the same text. On few cores, times from end
+to end are mostly scheduling: they are comparable within a run only.
 """
 
 import argparse
@@ -87,6 +101,8 @@ class Measured:
     texts: list[str] = field(default_factory=list)
     static_bytes: int = 0
     static_s: float = 0
+    static_noticed_s: float = 0
+    static_published_s: float = 0
     ttft: dict[int, list[float]] = field(default_factory=dict)
     ttft_first: list[float] = field(default_factory=list)
     ttft_second: list[float] = field(default_factory=list)
@@ -96,8 +112,22 @@ class Measured:
 
     @property
     def s_per_gb(self) -> float:
-        """Connector time of the static inputs."""
-        return self.static_s / (self.static_bytes / 1e9)
+        """Transfer time of the static inputs."""
+        return self.static_s / self._gb
+
+    @property
+    def noticed_s_per_gb(self) -> float:
+        """The same until the engine was told."""
+        return (self.static_s + self.static_noticed_s) / self._gb
+
+    @property
+    def published_s_per_gb(self) -> float:
+        """The same with what prefill took to publish them."""
+        return (self.static_s + self.static_published_s) / self._gb
+
+    @property
+    def _gb(self) -> float:
+        return self.static_bytes / 1e9
 
 
 def _spent(graph: Graph, before: dict[str, Counts], requests: int) -> dict[str, Counts]:
@@ -120,10 +150,12 @@ def _ask(graph: Graph, prompt: list[int], output: int, measured: Measured):
 def _static(graph: Graph, requests: Requests, measured: Measured) -> None:
     for length, prompts in requests.static.items():
         for prompt in prompts:
-            answer, _, decode = _ask(graph, prompt, STATIC_OUTPUT, measured)
+            answer, prefill, decode = _ask(graph, prompt, STATIC_OUTPUT, measured)
             measured.ttft.setdefault(length, []).append(answer.ttft_s)
             measured.static_bytes += decode.pulled_bytes
             measured.static_s += decode.pulled_s
+            measured.static_noticed_s += decode.noticed_s
+            measured.static_published_s += prefill.published_s
 
 
 def _shared(graph: Graph, requests: Requests, measured: Measured) -> None:
@@ -176,6 +208,9 @@ def report(connector: str, measured: Measured) -> None:
     static = ", ".join(f"{length}: {statistics.median(times) * 1e3:.0f} ms" for length, times in measured.ttft.items())
     print(f"{connector}")
     print(f"  static    {measured.static_bytes / 1e6:.1f} MB to decode, {measured.s_per_gb * 1e3:.0f} ms per GB; first token {static}")
+    if measured.static_noticed_s:
+        noticed, published = measured.noticed_s_per_gb * 1e3, measured.published_s_per_gb * 1e3
+        print(f"            until noticed {noticed:.0f} ms per GB, with publishing {published:.0f} ms per GB")
     times = [f"{statistics.median(part) * 1e3:.0f} ms" for part in (measured.ttft_first, measured.ttft_second)]
     print(f"  prefix    of {PREFIX_TOKENS} tokens: first token {times[0]}, at the other prefill worker {times[1]}")
     print(
@@ -194,6 +229,8 @@ def ratios(by: dict[str, Measured]) -> dict[str, float]:
     median = statistics.median
     return {
         "transfer_time_vs_ucx": ucx.s_per_gb / ours.s_per_gb,
+        "transfer_time_noticed_vs_ucx": ucx.s_per_gb / ours.noticed_s_per_gb,
+        "transfer_and_publish_time_vs_ucx": ucx.s_per_gb / ours.published_s_per_gb,
         "transfer_time_nixl_cxl_vs_ucx": ucx.s_per_gb / plugin.s_per_gb,
         "bytes_vs_ucx": ucx.mixed["decode"].pulled_bytes / ours.mixed["decode"].pulled_bytes,
         "written_of_missed": ours.mixed["prefill"].published_bytes / (missed_blocks * block_bytes),

@@ -186,6 +186,11 @@ impl Pool {
         Ok(Cache::over(slot))
     }
 
+    #[pyo3(signature = (*, timeout_ms=10_000))]
+    fn map_ahead(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<u64> {
+        self.call(py, |member| Ok(member.pool.map_ahead(timeout_ms.min(MAX_MS))))
+    }
+
     #[pyo3(signature = (len_bytes, *, name=None, kept=true))]
     fn allocate(&self, py: Python<'_>, len_bytes: u64, name: Option<String>, kept: bool) -> PyResult<PoolMemory> {
         self.call(py, |member| PoolMemory::allocate(member, len_bytes, name, kept))

@@ -3,6 +3,7 @@
 
 import os
 import time
+import uuid
 from pathlib import Path
 
 import kvbm_cxl
@@ -266,6 +267,22 @@ def test_a_slow_listener_is_told_what_it_lost(cache):
     published(cache, chain(10))
     lost, *rest = events.poll()
     assert lost.kind == "lost" and lost.lost == 6 and [event.sequence for event in rest] == [6, 7, 8, 9]
+
+
+def test_memory_is_mapped_ahead(spec):
+    """That of shared memory, which has all of it from the start."""
+    name = f"/dev/shm/kvbm-cxl-test-{uuid.uuid4().hex[:12]}"
+    with pools.opened(spec) as elsewhere:
+        assert elsewhere.map_ahead() in (0, 48 << 20), "a file that may lie on a disk"
+    try:
+        kvbm_cxl.format_pool(f"{name},size=32M", cells="64K:50%")
+        with pools.opened(name) as pool, pool.cache() as cache:
+            assert pool.map_ahead(timeout_ms=0) == 0
+            assert 0 < pool.map_ahead() <= 32 << 20
+            published(cache, chain(3))
+            assert all(pulled(cache, key) == payload(key, 5000) for key in chain(3))
+    finally:
+        os.unlink(name)
 
 
 def test_metrics_are_those_of_the_text(cache, pool):

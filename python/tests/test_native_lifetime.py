@@ -39,6 +39,7 @@ def calls_of(pool, cache):
         "pool.cache": lambda: pool.cache(),
         "pool.allocate": lambda: pool.allocate(64),
         "pool.find": lambda: pool.find("name"),
+        "pool.map_ahead": lambda: pool.map_ahead(),
         "pool.prometheus": lambda: pool.prometheus(),
         "pool.slot": lambda: pool.slot,
         "pool.incarnation": lambda: pool.incarnation,

@@ -111,6 +111,26 @@ def test_loads_end_when_all_their_jobs_have():
     loads.close()
 
 
+def test_the_first_job_can_be_the_callers_own():
+    loads, threads = Loads(1), []
+
+    def job():
+        threads.append(threading.current_thread() is threading.main_thread())
+        return set()
+
+    loads.submit("a", [([1], job)], here=True)
+    assert threads == [True] and [load.request_id for load in loads.take_done()] == ["a"], "over when submit returns"
+
+    def raises():
+        raise OSError("what else may happen")
+
+    loads.submit("b", [([2, 3], raises), ([4], job)], here=True)
+    _eventually(lambda: loads._done)
+    (done,) = loads.take_done()
+    assert done.failed_blocks == {2, 3} and threads == [True, False] and done.started_s <= done.ended_s
+    loads.close()
+
+
 def test_a_load_that_raises_has_filled_nothing():
     loads = Loads(1)
 

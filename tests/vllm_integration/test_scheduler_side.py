@@ -199,6 +199,38 @@ def test_a_request_beyond_the_bound_has_its_turn_alone(bench):
     assert here.side.matched(asked, 0) == (100, True)
 
 
+def test_a_prefix_that_is_being_loaded_is_waited_for(bench):
+    """vLLM has the blocks itself then: they are pulled once, and lie in its memory once."""
+    here = bench()
+    prefix = tokens(64)
+    first, second = (request(name, prefix + tokens(40, seed)) for seed, name in enumerate("ab", 1))
+    for asked in (first, second):
+        here.publish(asked, 6, tail=True)
+    here.admit(first)
+    assert here.side.matched(second, 0) == (None, False) and here.pinned == 7
+    assert here.side.matched(second, 16) == (None, False), "the next one is on its way as well"
+    assert here.side.matched(second, 64) == (40, True), "these are of nobody else"
+    assert here.side.matched(request("c", tokens(100, 9)), 0) == (0, False)
+    here.finish_load("a")
+    assert here.counts()["lookups/deferred"] == 2 and not here.side._loading
+    assert here.side.matched(second, 64) == (40, True)
+
+
+def test_whoever_waits_goes_on_when_the_load_does_not_come(bench):
+    here = bench()
+    asked = [request(name, tokens(100)) for name in "abc"]
+    here.publish(asked[0], 6, tail=True)
+    here.admit(asked[0])
+    assert here.side.matched(asked[1], 0) == (None, False)
+    here.side.finished(asked[0])
+    assert here.side.matched(asked[1], 0) == (100, True)
+    here.side.allocated(asked[1], allocation(list(range(7))), 100)
+    assert here.side.matched(asked[2], 0) == (None, False)
+    assert here.side.matched(asked[2], 96) == (4, True), "nobody shares a tail"
+    here.finish_load("b", failed=True)
+    assert here.side.matched(asked[2], 0) == (100, True) and not here.side._loading
+
+
 def test_a_failed_load_is_not_tried_again(bench):
     """With its first block bad vLLM asks anew, and the block is bad still."""
     here, asked = bench(), request("a", tokens(100))

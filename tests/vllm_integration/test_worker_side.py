@@ -112,6 +112,53 @@ def test_what_the_pool_has_is_not_copied_again(bench):
     assert counted["bytes/published"] == 2 * here.side.hello().block_bytes
 
 
+def test_a_step_that_computes_nothing_copies_itself(bench, monkeypatch):
+    """Nobody has to be woken, and the engine learns of the end in the same step. Of several loads and pieces it takes one."""
+    monkeypatch.setattr(worker, "_LOAD_JOB_BYTES", 2 * 8192)
+    here, there = bench(seed=1), bench(seed=2)
+    here.run(saves=[Blocks("a", KEYS[:6], [0, 1, 2, 3, 4, 5])], complete={"a"})
+    threads = {}
+    pull = there.side._pull
+
+    def noted(attached, blocks):
+        threads[blocks.block_ids[0]] = threading.current_thread() is threading.main_thread()
+        return pull(attached, blocks)
+
+    monkeypatch.setattr(there.side, "_pull", noted)
+    _, loaded, failed, _ = there.run(loads=[Blocks("b", KEYS[:2], [10, 11])], idle=True)
+    assert loaded == {"b"} and not failed and threads == {10: True}
+    assert torch.equal(there.memory[:, 10:12], here.memory[:, 0:2])
+    there.load("c", KEYS[:2], [8, 9])
+    assert threads[8] is False, "a step that computes leaves it to threads"
+    loads = [Blocks("d", KEYS[:2], [0, 1]), Blocks("e", KEYS[2:6], [2, 3, 4, 5])]
+    loaded = there.run(loads=loads, idle=True)[1]
+    deadline = time.monotonic() + 30
+    while loaded != {"d", "e"}:
+        assert time.monotonic() < deadline
+        loaded |= there.run(idle=True)[1]
+    assert {first: threads[first] for first in (0, 2, 4)} == {0: False, 2: True, 4: False}
+    assert torch.equal(there.memory[:, :6], here.memory[:, :6])
+
+
+def test_the_end_of_a_load_and_its_notice_are_timed_apart(bench):
+    here, there = bench(seed=1), bench(seed=2)
+    here.run(saves=[Blocks("a", KEYS[:4], [0, 1, 2, 3])], complete={"a"})
+    there.side.start_loads(there.orders(loads=[Blocks("b", KEYS[:4], [4, 5, 6, 7])]))
+    deadline = time.monotonic() + 30
+    while not there.side._loads._done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.2)
+    assert there.side.ended(set())[1] == {"b"}
+    times = there.side.take_stats().data["times"]
+    assert len(times["pull_seconds"]) == len(times["noticed_seconds"]) == 1
+    assert times["noticed_seconds"][0] >= 0.2 and times["pull_seconds"][0] > 0
+    there.side.start_loads(there.orders(loads=[Blocks("c", KEYS[:4], [0, 1, 2, 3])], idle=True))
+    assert there.side.ended(set())[1] == {"c"}
+    times = there.side.take_stats().data["times"]
+    assert times["noticed_seconds"][0] < 0.2, "its time began with this load's end"
+
+
 def test_missing_blocks_fail_and_the_others_are_filled(bench):
     here, there = bench(seed=1), bench(seed=2)
     here.run(saves=[Blocks("a", [KEYS[0], KEYS[2]], [0, 2])], complete={"a"})
@@ -254,7 +301,7 @@ def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch):
 
 def test_a_cancelled_load_is_reported(bench, monkeypatch):
     """vLLM frees the blocks of an aborted request when its load is over, and not before."""
-    monkeypatch.setattr(worker, "_JOB_BYTES", 1)
+    monkeypatch.setattr(worker, "_LOAD_JOB_BYTES", 1)
     here = bench(workers=1)
     begun, go_on = threading.Event(), threading.Event()
     pull = here.side._pull
@@ -280,7 +327,8 @@ def test_a_cancelled_load_is_reported(bench, monkeypatch):
 
 def test_long_chains_go_in_pieces(bench, monkeypatch):
     here, there = bench(seed=1), bench(seed=2)
-    monkeypatch.setattr(worker, "_JOB_BYTES", 3 * here.side.hello().block_bytes)
+    for name in ("_SAVE_JOB_BYTES", "_LOAD_JOB_BYTES"):
+        monkeypatch.setattr(worker, name, 3 * here.side.hello().block_bytes)
     parents = []
     publish = here.side._publish
     monkeypatch.setattr(here.side, "_publish", lambda at, keys, ids, chain: parents.append((keys, chain)) or publish(at, keys, ids, chain))

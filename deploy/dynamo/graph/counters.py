@@ -61,6 +61,7 @@ class Counts:
     pulled_blocks: int = 0
     pulled_bytes: int = 0
     pulled_s: float = 0
+    noticed_s: float = 0
     transfers: int = 0
 
     def _with(self, other: "Counts", sign: int) -> "Counts":
@@ -90,6 +91,7 @@ def of_sample(sample: Sample) -> Counts:
         pulled_blocks=int(sample.sum(f"{OURS}pulled_blocks_total", result="hit")),
         pulled_bytes=int(sample.sum(f"{OURS}bytes_total", direction="pulled") + sample.sum(f"{NIXL}bytes_transferred_sum")),
         pulled_s=sample.sum(f"{OURS}pull_seconds_sum") + sample.sum(f"{NIXL}xfer_time_seconds_sum"),
+        noticed_s=sample.sum(f"{OURS}noticed_seconds_sum"),
         transfers=int(sample.sum(f"{NIXL}bytes_transferred_count")),
     )
 

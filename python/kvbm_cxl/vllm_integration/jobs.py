@@ -122,13 +122,15 @@ class Load:
     pending: int
     """Jobs that have not ended."""
     started_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+    """When its last job ended."""
     failed_blocks: set[int] = field(default_factory=set)
     cancelled: bool = False
 
 
 @dataclass
 class Loads:
-    """Loads under way. As with `Saves`, one thread gives orders and others copy."""
+    """Loads under way. As with `Saves`, one thread gives orders and others copy; while it has nothing else to do, it copies, too."""
 
     threads: int
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -138,15 +140,22 @@ class Loads:
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-load")
 
-    def submit(self, request_id: str, jobs: list[tuple[list[int], Callable[[], set[int]]]]) -> None:
-        """Starts a request's load: for each job the blocks that it fills, and what returns those that it could not."""
+    def submit(self, request_id: str, jobs: list[tuple[list[int], Callable[[], set[int]]]], here: bool = False) -> None:
+        """Starts a request's load: for each job the blocks that it fills, and what returns those that it could not.
+
+        here: the calling thread does the first one, which is over when this returns: nobody has to be woken for it, and nobody waits for
+        the interpreter's lock.
+        """
         load = Load(request_id, len(jobs))
         with self._changed:
             if request_id in self._loads:
                 raise RuntimeError(f"request {request_id} is being loaded already")
             self._loads[request_id] = load
-        for block_ids, job in jobs:
+        own = 1 if here else 0
+        for block_ids, job in jobs[own:]:
             self._pool.submit(self._run, load, block_ids, job)
+        for block_ids, job in jobs[:own]:
+            self._run(load, block_ids, job)
 
     def _run(self, load: Load, block_ids: list[int], job: Callable[[], set[int]]) -> None:
         failed = set(block_ids)
@@ -161,6 +170,7 @@ class Loads:
                 load.failed_blocks |= failed
                 load.pending -= 1
                 if load.pending == 0:
+                    load.ended_s = time.monotonic()
                     del self._loads[load.request_id]
                     self._done.append(load)
                     self._changed.notify_all()

@@ -3,11 +3,13 @@
 
 A request's way: `matched` looks up the longest cached prefix and pins it; `allocated` turns the promise into a load; `step` hands loads
 and saves to the workers; `report` ends loads and unpins; `finished` keeps blocks that are still being read. What was promised but not
-allocated is unpinned at the end of the step and looked up again, so that pins only wait for copies, never for memory.
+allocated is unpinned at the end of the step and looked up again, so that pins only wait for copies, never for memory. A request whose
+prefix is being loaded for another one waits for that: vLLM then has the blocks itself, once.
 """
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,6 +64,8 @@ class Tracked:
     request: "Request"
     promise: Promise | None = None
     loading: bool = False
+    loading_keys: list[bytes] = field(default_factory=list)
+    """Of full blocks."""
     load_failed: bool = False
     saved_blocks: int = 0
     """Full blocks, from the first, that were handed to the workers."""
@@ -92,6 +96,8 @@ class SchedulerSide:
     _tracked: dict[str, Tracked] = field(default_factory=dict)
     _promised: set[str] = field(default_factory=set)
     _loads: list[Blocks] = field(default_factory=list)
+    _loading: Counter[bytes] = field(default_factory=Counter)
+    """Keys of full blocks that are being loaded, and for how many requests."""
     _release: set[str] = field(default_factory=set)
     _pinned: int = 0
     _step: int = 0
@@ -129,12 +135,16 @@ class SchedulerSide:
         if tracked.load_failed or request.skip_reading_prefix_cache or not can_be_cached(request):
             self.tally.count("lookups", "skipped")
             return 0, False
+        first_block = computed_tokens // self.block_tokens
+        if any(key in self._loading for key in self._keys(request, first_block, min(first_block + 1, len(request.block_hashes)))):
+            self.tally.count("lookups", "deferred")
+            return None, False
         if tracked.asked_s is None:
             tracked.asked_s = time.monotonic()
             tracked.expected = self._expectation(request)
         started_s = time.perf_counter()
         try:
-            promise = self._look_up(request, computed_tokens // self.block_tokens)
+            promise = self._look_up(request, first_block)
         except kvbm_cxl.CxlError as error:
             logger.debug("lookup for request %s: %s", request.request_id, error)
             self.tally.count("lookups", "error")
@@ -239,6 +249,9 @@ class SchedulerSide:
 
     def _unpromise(self, tracked: Tracked) -> None:
         promise, tracked.promise, tracked.loading = tracked.promise, None, False
+        if tracked.loading_keys:
+            self._loading -= Counter(tracked.loading_keys)
+            tracked.loading_keys = []
         if promise:
             self._pinned -= promise.pinned
             promise.release()
@@ -261,6 +274,9 @@ class SchedulerSide:
         parent = self._parent(request, start)
         self._loads.append(Blocks(request.request_id, keys, block_ids[start : start + len(keys)], parent, tail_tokens))
         tracked.loading = True
+        # Nobody waits for a tail: vLLM shares no block that is not full.
+        tracked.loading_keys = keys[: len(keys) - (tail_tokens > 0)]
+        self._loading.update(tracked.loading_keys)
         self._promised.discard(request.request_id)
 
     def _count_admission(self, tracked: Tracked, external_tokens: int) -> None:

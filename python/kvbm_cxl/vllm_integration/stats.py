@@ -33,7 +33,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
 GAUGES = {"pinned_blocks": "Blocks that loads of this engine hold in the pool."}
 TIMES = {
     "lookup_seconds": "Duration of a request's lookup.",
-    "pull_seconds": "Duration of a request's load, from its order to its last block.",
+    "pull_seconds": "Duration of a request's load, from its order to its last block, verified.",
+    "noticed_seconds": "Time from the end of a request's load until the engine asked and was told.",
     "publish_seconds": "Duration of publishing a batch of blocks, waiting included.",
 }
 # 10 us to 10 s.

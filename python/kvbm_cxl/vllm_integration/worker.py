@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's side: copies between the KV cache and the pool.
 
-Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. Saves are handed to threads when a step has
+Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. In a step that computes nothing the engine's
+own thread copies as well, since it would only wait for the others. Saves are handed to threads when a step has
 computed their blocks, and chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt
 for a decode worker waits for them. Layer by layer would win nothing on top of that: a block is one object of the pool with all its layers,
 of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole graphs.
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 
 
 # Bytes that one thread copies before another may take over: large enough to make its overhead vanish.
-_JOB_BYTES = 8 << 20
+_SAVE_JOB_BYTES = 8 << 20
+# The same of loads: nobody finds a part of one, and the pool's own threads share the work of each. An engine without computation is held up
+# by one of these, some milliseconds.
+_LOAD_JOB_BYTES = 16 << 20
 # A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
 _BUSY_TRIES = 5
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
@@ -107,6 +111,9 @@ class WorkerSide:
         parts = [(part.address, part.stride_bytes, part.len_bytes) for part in block_parts(tensors, block_count)]
         layout = kvbm_cxl.BlockLayout(parts, block_count, owner=tensors, device=devices.check(device))
         self._check_cells(layout.block_bytes)
+        if pool := self.access.pool:
+            # Now, while nobody waits for an answer. The scheduler's process copies no blocks.
+            pool.map_ahead()
         rank = self._rank()
         namespace = kvbm_cxl.Namespace(**namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank))
         publishes = rank % self.kv_cache_config.kv_tp_replicas == 0
@@ -156,12 +163,15 @@ class WorkerSide:
         if attached is None or not orders.loads:
             return
         ready = devices.fence(attached.device)
+        last = orders.loads[-1]
         for blocks in orders.loads:
-            self._loads.submit(blocks.request_id, [self._load_job(attached, piece, ready) for piece in self._pieces(attached, blocks)])
+            jobs = [self._load_job(attached, piece, ready) for piece in self._pieces(attached, blocks, _LOAD_JOB_BYTES)]
+            # The last one's: by then all others are on their way.
+            self._loads.submit(blocks.request_id, jobs, here=orders.idle and blocks is last)
 
-    def _pieces(self, attached: _Attached, blocks: Blocks) -> Iterable[Blocks]:
-        """The same blocks in pieces for several threads."""
-        size = max(_JOB_BYTES // attached.block_bytes, 1)
+    def _pieces(self, attached: _Attached, blocks: Blocks, len_bytes: int) -> Iterable[Blocks]:
+        """The same blocks in pieces of `len_bytes` for several threads."""
+        size = max(len_bytes // attached.block_bytes, 1)
         for start in range(0, len(blocks.keys), size):
             stop = start + size
             parent = blocks.keys[start - 1] if start else blocks.parent
@@ -182,15 +192,21 @@ class WorkerSide:
         except kvbm_cxl.CxlError as error:
             logger.warning("pulling %d blocks of request %s: %s", len(blocks.keys), blocks.request_id, error)
             results = [error_kind(error)] * len(blocks.keys)
-        for reason, count in Counter(results).items():
-            self.tally.count("pulled_blocks", reason or "hit", count)
-        self.tally.count("bytes", "pulled", results.count(None) * attached.block_bytes)
-        for key, reason in zip(blocks.keys, results):
+        hits = results.count(None)
+        self.tally.count("pulled_blocks", "hit", hits)
+        self.tally.count("bytes", "pulled", hits * attached.block_bytes)
+        if hits < len(results):
+            self._count_misses(attached, blocks.keys, results)
+        return results
+
+    def _count_misses(self, attached: _Attached, keys: list[bytes], results: list[str | None]) -> None:
+        for reason, count in Counter(filter(None, results)).items():
+            self.tally.count("pulled_blocks", reason, count)
+        for key, reason in zip(keys, results):
             if reason == "checksum":
                 logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespace)
                 with self._lock:
                     self._damaged.add(key)
-        return results
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
@@ -202,7 +218,7 @@ class WorkerSide:
             ready = devices.fence(attached.device)
             self._tails = {blocks.request_id for blocks in orders.saves if blocks.tail_tokens}
             for blocks in orders.saves:
-                for piece in self._pieces(attached, blocks):
+                for piece in self._pieces(attached, blocks, _SAVE_JOB_BYTES):
                     self._submit_save(attached, orders.step, piece, ready)
         self._saves.wait(orders.complete)
 
@@ -259,7 +275,8 @@ class WorkerSide:
         loaded = set()
         for load in self._loads.take_done(0.0 if saved else idle_s):
             loaded.add(load.request_id)
-            self.tally.time("pull_seconds", time.monotonic() - load.started_s)
+            self.tally.time("pull_seconds", load.ended_s - load.started_s)
+            self.tally.time("noticed_seconds", time.monotonic() - load.ended_s)
             self.tally.count("loads", "cancelled" if load.cancelled else "failed" if load.failed_blocks else "complete")
             if load.failed_blocks:
                 self._failed_blocks |= load.failed_blocks

@@ -6,6 +6,7 @@
 
 use super::Submission;
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite, arm_line_bytes};
+use super::line_sum::LineSum;
 use crate::limits::LINE_BYTES;
 use crate::line::Line;
 use std::arch::asm;
@@ -128,6 +129,17 @@ pub(super) unsafe fn stream_lines(_choice: LineCopy, to: *mut u8, from: *const u
     // SAFETY: what the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, lines * LINE_BYTES) }
 }
+
+/// Whether [`stream_lines_summed`] copies: not here, where copies and sums are made in turn.
+pub(super) fn sums_copies(_choice: LineCopy) -> bool {
+    false
+}
+
+/// Never called, because [`sums_copies`] says no.
+///
+/// # Safety
+/// Nothing is touched.
+pub(super) unsafe fn stream_lines_summed(_to: *mut u8, _from: *const u8, _lines: usize, _sum: &mut LineSum) {}
 
 /// There is no such device here, so that nothing is ever taken.
 ///

@@ -19,6 +19,7 @@ mod bare;
 mod emulated;
 mod faultmap;
 mod instructions;
+mod line_sum;
 mod mapping;
 mod native;
 mod options;
@@ -29,6 +30,7 @@ pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
 pub use faultmap::{BadRange, FaultMap, LostDevice};
 pub use instructions::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
+pub use line_sum::LineSum;
 pub use mapping::{Mapping, Segment};
 pub use native::Native;
 pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
@@ -99,6 +101,17 @@ pub trait Coherence: Send + Sync {
     /// half, for callers that look at the bytes on the way.
     fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
         destination.copy_from_slice(source);
+    }
+
+    /// Whether [`Coherence::copy_out_summed`] is made here: the CPU needs the instructions for it.
+    fn sums_copies(&self) -> bool {
+        false
+    }
+
+    /// As [`Coherence::copy_out_streaming`], in one pass with a checksum of the bytes that are delivered. Only for whole lines whose
+    /// destination starts a line, and where [`Coherence::sums_copies`]; anything else is [`crate::Error::Invalid`].
+    fn copy_out_summed(&self, _offset: u64, _destination: &mut [u8], _sum: &mut LineSum) -> Result<()> {
+        Err(crate::Error::Invalid("no copy with a checksum is made here".into()))
     }
 
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).

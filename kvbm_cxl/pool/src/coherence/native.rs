@@ -4,8 +4,8 @@
 use super::arch;
 use super::faultmap::FaultMap;
 use super::instructions::{CpuFeatures, Instructions, LineFlush};
-use super::{Coherence, lines_of};
-use crate::error::Result;
+use super::{Coherence, LineSum, lines_of};
+use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use crate::line::Line;
 use std::ptr::NonNull;
@@ -197,6 +197,21 @@ impl Coherence for Native {
         let len = source.len().min(destination.len());
         // SAFETY: a shared and an exclusive slice do not overlap.
         unsafe { self.stream(source.as_ptr(), &mut destination[..len]) };
+    }
+
+    fn sums_copies(&self) -> bool {
+        arch::sums_copies(self.instructions.copy)
+    }
+
+    fn copy_out_summed(&self, offset: u64, destination: &mut [u8], sum: &mut LineSum) -> Result<()> {
+        let to = destination.as_mut_ptr();
+        if !self.sums_copies() || !(to as usize).is_multiple_of(LINE_BYTES) || !destination.len().is_multiple_of(LINE_BYTES) {
+            return Err(Error::Invalid(format!("a copy with a checksum of {} bytes to {to:?}: it takes whole lines", destination.len())));
+        }
+        let from = self.faults.enter(offset, destination.len() as u64)?;
+        // SAFETY: the range lies in the mapping, the destination starts a line and does not overlap it, and the CPU has the instructions.
+        unsafe { arch::stream_lines_summed(to, from, destination.len() / LINE_BYTES, sum) };
+        self.faults.leave(offset, destination.len() as u64)
     }
 
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {

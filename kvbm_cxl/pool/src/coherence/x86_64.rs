@@ -5,6 +5,7 @@
 
 use super::Submission;
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite};
+use super::line_sum::{LineSum, PRIME32_1};
 use crate::limits::LINE_BYTES;
 use crate::line::Line;
 use std::arch::asm;
@@ -135,6 +136,20 @@ pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8
     unsafe { copy_lines(choice, to, from, lines) }
 }
 
+/// Whether [`stream_lines_summed`] is made with the instructions of this choice.
+pub(super) fn sums_copies(choice: LineCopy) -> bool {
+    choice == LineCopy::Avx512
+}
+
+/// As [`stream_lines`], and adds every line to `sum`: each is loaded once, so that what is summed is what is delivered.
+///
+/// # Safety
+/// As for [`copy_lines`] where [`sums_copies`].
+pub(super) unsafe fn stream_lines_summed(to: *mut u8, from: *const u8, lines: usize, sum: &mut LineSum) {
+    // SAFETY: what the caller promises.
+    unsafe { stream_summed_avx512(to, from, lines, sum) }
+}
+
 /// Submits a descriptor (Intel SDM vol. 2: ENQCMD sets ZF when the device had no room).
 ///
 /// # Safety
@@ -257,4 +272,47 @@ unsafe fn stream_sse2(to: *mut u8, from: *const u8, lines: usize) {
         // SAFETY: as in `stream_avx512`; SSE2 is part of x86-64.
         unsafe { _mm_stream_si128(to.add(offset).cast(), _mm_loadu_si128(from.add(offset).cast())) };
     }
+}
+
+/// Lines whose loads are under way ahead of the one that is summed.
+const AHEAD_LINES: usize = 64;
+
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_summed_avx512(to: *mut u8, from: *const u8, lines: usize, sum: &mut LineSum) {
+    // SAFETY: 64 readable bytes.
+    let mut sums = unsafe { _mm512_loadu_si512(sum.sums.as_ptr().cast()) };
+    let mut line = 0;
+    while line < lines {
+        let run = sum.next_run(lines - line);
+        for step in 0..run.lines {
+            let at = (line + step) * LINE_BYTES;
+            let data: __m512i;
+            // SAFETY: the caller promises `lines` lines at both ends, `to` aligned; a key and the seven words behind it lie in the secret
+            // for every line of a run. A prefetch reads nothing, wherever it points. Assembly, so that the line is loaded exactly once.
+            let key = unsafe {
+                asm!(
+                    "prefetcht0 [{from} + {ahead}]", "vmovdqu64 {data}, [{from}]",
+                    from = in(reg) from.add(at), data = out(zmm_reg) data, ahead = const AHEAD_LINES * LINE_BYTES,
+                    options(nostack, preserves_flags)
+                );
+                _mm512_stream_si512(to.add(at).cast(), data);
+                _mm512_loadu_si512(run.keys.as_ptr().add(step * size_of::<u64>()).cast())
+            };
+            let keyed = _mm512_xor_si512(data, key);
+            let product = _mm512_mul_epu32(keyed, _mm512_srli_epi64::<32>(keyed));
+            // Each word goes into the sum of its neighbour as it is.
+            sums = _mm512_add_epi64(sums, _mm512_add_epi64(product, _mm512_shuffle_epi32::<0b01_00_11_10>(data)));
+        }
+        if let Some(key) = run.scramble {
+            // SAFETY: the last eight words of the secret.
+            let key = unsafe { _mm512_loadu_si512(key.as_ptr().cast()) };
+            let mixed = _mm512_xor_si512(_mm512_xor_si512(sums, _mm512_srli_epi64::<47>(sums)), key);
+            let prime = _mm512_set1_epi64(PRIME32_1 as i64);
+            let high = _mm512_mul_epu32(_mm512_srli_epi64::<32>(mixed), prime);
+            sums = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64::<32>(high));
+        }
+        line += run.lines;
+    }
+    // SAFETY: 64 writable bytes.
+    unsafe { _mm512_storeu_si512(sum.sums.as_mut_ptr().cast(), sums) };
 }

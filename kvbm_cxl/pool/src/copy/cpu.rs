@@ -8,7 +8,7 @@ use super::list::{Piece, ReadList, WriteList};
 use super::order::Order;
 use super::spread::{Crew, Task};
 use super::{CopyEngine, Outcome};
-use crate::coherence::Coherence;
+use crate::coherence::{Coherence, LineSum};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use crate::media::Stripes;
@@ -315,6 +315,23 @@ impl<'s, 'p> Walk<'s, 'p> {
     }
 }
 
+/// The checksum of one list while it is pulled.
+enum Sum {
+    /// Of whole lines, in one pass with their copy.
+    Lines(LineSum),
+    /// Of anything, between two copies.
+    Bytes(Running),
+}
+
+impl Sum {
+    fn finish(self) -> Result<u64> {
+        match self {
+            Sum::Lines(sum) => sum.finish().ok_or_else(|| Error::Invalid("a list was summed in part".into())),
+            Sum::Bytes(sum) => Ok(sum.finish()),
+        }
+    }
+}
+
 /// A pull of some lists.
 pub(super) struct Pull<'c> {
     memory: &'c dyn Coherence,
@@ -333,7 +350,7 @@ impl<'c> Pull<'c> {
     /// Copies shares out of the pool: while one window is copied, the flushes of the next are under way.
     pub(super) fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
         let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
-        let mut sums: Vec<Option<Running>> = shares.iter().map(|_| self.checksum.start()).collect();
+        let mut sums: Vec<Option<Sum>> = shares.iter().map(|share| self.sum_of(share)).collect();
         let (mut flushing, mut copying) = (Walk::new(shares), Walk::new(shares));
         self.flush_window(&mut flushing, &mut failed);
         while !copying.is_at_end() {
@@ -350,7 +367,7 @@ impl<'c> Pull<'c> {
             }
         }
         self.order.pulled(self.memory, self.streams);
-        let fates = failed.into_iter().zip(sums).map(|(failed, sum)| failed.map_or(Ok(sum.map(|sum| sum.finish())), Err));
+        let fates = failed.into_iter().zip(sums).map(|(failed, sum)| failed.map_or(sum.map(Sum::finish).transpose(), Err));
         shares.iter().map(|share| share.list).zip(fates).collect()
     }
 
@@ -384,7 +401,19 @@ impl<'c> Pull<'c> {
         }
     }
 
-    fn copy_part(&self, part: &Piece, sum: Option<&mut Running>) -> Result<()> {
+    /// A checksum for a list, if one is wanted: in the same pass as the copy where every piece is whole lines for the destination.
+    fn sum_of(&self, share: &Share<'_>) -> Option<Sum> {
+        let running = self.checksum.start()?;
+        let is_lines = |piece: &Piece| {
+            let ends = [piece.address(), piece.len_bytes];
+            piece.len_bytes >= STREAM_PIECE_BYTES && ends.iter().all(|end| end.is_multiple_of(LINE_BYTES))
+        };
+        let summed = self.streams && self.memory.sums_copies() && share.pieces.iter().all(is_lines);
+        let lines = summed.then(|| LineSum::of(total_bytes(std::slice::from_ref(share)))).flatten();
+        Some(lines.map_or(Sum::Bytes(running), Sum::Lines))
+    }
+
+    fn copy_part(&self, part: &Piece, sum: Option<&mut Sum>) -> Result<()> {
         // SAFETY: a part of a read list that the engine's caller holds mutably; the parts of a walk do not overlap.
         let destination = unsafe { part.destination() };
         let streams = self.streams && destination.len() >= STREAM_PIECE_BYTES;
@@ -393,6 +422,10 @@ impl<'c> Pull<'c> {
                 true => self.memory.copy_out_streaming(part.offset, destination),
                 false => self.memory.copy_out(part.offset, destination),
             };
+        };
+        let sum = match sum {
+            Sum::Lines(sum) => return self.memory.copy_out_summed(part.offset, destination, sum),
+            Sum::Bytes(sum) => sum,
         };
         let mut bounce = streams.then_some([0u8; STREAM_PIECE_BYTES]);
         let mut offset = part.offset;

@@ -2,8 +2,9 @@
 //! Random lists against a plain model, hostile lists, engines over the CPU's own instructions and over an emulated host.
 
 use super::*;
-use crate::coherence::{CoherenceOptions, FaultMap, MappedMemory, over_mapping};
+use crate::coherence::{CoherenceOptions, FaultMap, LineSum, MappedMemory, over_mapping};
 use crate::device::{Access, Device, Sysfs, map_part};
+use crate::line::Line;
 use crate::media::Stripes;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -198,6 +199,57 @@ fn a_checksum_does_not_depend_on_how_lists_are_cut() {
             assert!(found == blocks, "{text}, {:?}", engine.config());
         }
     }
+}
+
+/// Memory of whole lines.
+fn lines(len: usize) -> Vec<Line> {
+    vec![Line([0; 64]); len / 64]
+}
+
+#[test]
+fn blocks_of_whole_lines_are_summed_as_they_are_copied() {
+    for text in TEXTS {
+        let Some([writer, reader]) = hosts(text) else { continue };
+        let can = cfg!(target_arch = "x86_64") && crate::coherence::CpuFeatures::detect().avx512;
+        assert_eq!(reader.memory.sums_copies(), text == "native" && can, "{text}");
+        let mut state = 23;
+        for engine in engines() {
+            for (len, cut) in [(4096, 1), (8192, 2), (4096 * 5 + 64, 1), (1 << 20, 8), ((1 << 20) + 960, 3), (300 << 10, 75)] {
+                // Also where the block does not start a line of the pool.
+                for offset in [4096u64, 4096 + 8] {
+                    let bytes = pattern(splitmix(&mut state), len);
+                    engine.publish(&*writer.memory, &WriteList::gather(offset, [&bytes[..]]), Checksum::Off).unwrap();
+                    let mut found = lines(len);
+                    let mut parts: Vec<&mut [u8]> = Vec::new();
+                    let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
+                    for _ in 1..cut {
+                        let (now, behind) = rest.split_at_mut(len / cut / 64 * 64);
+                        (rest, parts) = (behind, parts.into_iter().chain([now]).collect());
+                    }
+                    parts.push(rest);
+                    let mut list = ReadList::scatter(offset, parts);
+                    let sum = engine.pull(&*reader.memory, &mut list, Checksum::Xxh3).unwrap();
+                    assert_eq!(sum, Some(checksum_of(&bytes)), "{text}, {len} bytes in {cut}, {:?}", engine.config());
+                    assert!(bytemuck::cast_slice::<Line, u8>(&found) == bytes);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_with_a_sum_takes_whole_lines_of_the_pool() {
+    let [pool, _] = hosts("native").unwrap();
+    if !pool.memory.sums_copies() {
+        return;
+    }
+    let mut found = lines(4096);
+    let found: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
+    let mut sum = LineSum::of(4096).unwrap();
+    assert!(matches!(pool.memory.copy_out_summed(0, &mut found[1..65], &mut sum), Err(Error::Invalid(_))));
+    assert!(matches!(pool.memory.copy_out_summed(0, &mut found[..63], &mut sum), Err(Error::Invalid(_))));
+    assert!(matches!(pool.memory.copy_out_summed(POOL_BYTES - 64, &mut found[..128], &mut sum), Err(Error::OutOfRange { .. })));
+    assert!(pool.memory.copy_out_summed(64, found, &mut sum).is_ok() && sum.finish().is_some(), "what was refused was not summed");
 }
 
 #[test]

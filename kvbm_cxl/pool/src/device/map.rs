@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Mapping devices into one linear range of this process.
 
-use super::{Access, Device, DeviceKind};
+use super::{Access, Device, DeviceInfo, DeviceKind};
 use crate::coherence::{Mapping, Segment};
 use crate::error::{Error, Result};
 use crate::limits::DEVICE_HEADER_BYTES;
 use crate::media::Stripes;
+use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A reserved range of addresses with the devices mapped into it.
 struct Range {
@@ -169,6 +172,40 @@ pub fn map(devices: &[Device], stripes: &Stripes, mapping_limit: u64) -> Result<
     }
     let names = devices.iter().map(|device| device.info().name.clone()).collect();
     Ok(Mapping { base: range.start, len_bytes: stripes.len_bytes(), devices: names, segments, owner: Arc::new(range) })
+}
+
+/// Has the system enter the pages of a mapping of this process into its tables now, instead of when each is first touched, until it has
+/// taken `timeout_ms`; the bytes entered. Advice: where the system does not take it, pages are entered as they always were.
+pub fn map_ahead(start: NonNull<u8>, len_bytes: u64, timeout_ms: u64) -> u64 {
+    const STEP_BYTES: u64 = 64 << 20;
+    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+    let mut entered = 0;
+    for offset in (0..len_bytes).step_by(STEP_BYTES as usize) {
+        if Instant::now() >= deadline {
+            break;
+        }
+        let (at, step) = (start.as_ptr().wrapping_add(offset as usize), STEP_BYTES.min(len_bytes - offset));
+        // SAFETY: advice about pages whose content stays as it is; where there is no mapping it is refused.
+        if unsafe { libc::madvise(at.cast(), step as usize, libc::MADV_POPULATE_READ) } == 0 {
+            entered += step;
+        }
+    }
+    entered
+}
+
+/// Whether all of a device's memory is there, so that touching it takes none: not that of a file with holes, or of one on a disk.
+pub fn is_in_memory(info: &DeviceInfo) -> bool {
+    if info.kind != DeviceKind::File {
+        return true;
+    }
+    let Ok(file) = File::open(&info.name) else { return false };
+    let reserved = file.metadata().map_or(0, |found| found.blocks().saturating_mul(512));
+    let mut facts = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the descriptor is open, there is room for what the kernel writes, and that is looked at where the call succeeded.
+    let is_tmpfs = unsafe {
+        libc::fstatfs(file.as_raw_fd(), facts.as_mut_ptr()) == 0 && facts.assume_init().f_type as u64 == libc::TMPFS_MAGIC as u64
+    };
+    is_tmpfs && reserved >= info.len_bytes
 }
 
 fn check_alignment(devices: &[Device], stripes: &Stripes) -> Result<()> {

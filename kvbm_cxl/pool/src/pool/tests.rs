@@ -449,3 +449,39 @@ fn a_format_that_stops_anywhere_leaves_no_pool() {
         assert!(matches!(pool.check_not_replaced(), Err(Error::Replaced { .. })));
     }
 }
+
+/// Page faults of this thread so far that took no device.
+fn faults() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: room for one; all of it is zero before.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: as above, zeros or what the system said.
+    unsafe { usage.assume_init() }.ru_minflt
+}
+
+#[test]
+fn memory_is_mapped_ahead_where_it_takes_no_more_of_it() {
+    let bench = Bench::formatted(1);
+    let touch = |pool: &Pool| {
+        let before = faults();
+        for page in 0..SIZE / 4096 {
+            pool.lines().memory().copy_out(page * 4096, &mut [0]).unwrap();
+        }
+        faults() - before
+    };
+    let open = |bench: &Bench, read_only| Pool::open(&bench.spec_of(&[0]), &OpenOptions { read_only, ..OpenOptions::default() }).unwrap();
+    let mapped = open(&bench, false);
+    assert_eq!((mapped.map_ahead(60_000), touch(&mapped)), (mapped.lines().memory().len_bytes(), 0));
+    for late in [open(&bench, true), open(&bench, false)] {
+        assert_eq!(late.map_ahead(0), 0);
+        assert!(touch(&late) > 0);
+    }
+
+    let holes = Bench::new(1);
+    File::create(&holes.paths[0]).unwrap().set_len(SIZE).unwrap();
+    Pool::format(&holes.spec_of(&[0]), &options()).unwrap();
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&holes.paths[0]).unwrap());
+    let had = blocks();
+    assert_eq!((open(&holes, false).map_ahead(60_000), blocks()), (0, had));
+    assert!(had * 512 < SIZE);
+}
