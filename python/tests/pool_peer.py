@@ -5,6 +5,7 @@ import json
 import sys
 
 import kvbm_cxl
+import lending
 import numpy
 import pools
 
@@ -65,6 +66,29 @@ class Calls:
         memory = self.pool.find(name)
         memory.flush()
         return bytes(memory).decode()
+
+    def lend(self, model, seed):
+        """Lends a chain's blocks where they lie."""
+        self.kept.append(lending.region_of(self.cache))
+        region, blocks = self.kept[-1]
+        keys = pools.chain(lending.BLOCKS, seed)
+        for block, key in enumerate(keys):
+            lending.fill(blocks, block, pools.payload(key, lending.BLOCK_BYTES))
+        return region.offer(pools.namespace(model), keys, range(lending.BLOCKS)).lend()
+
+    def rewrite(self, checksums):
+        """Writes its blocks, lends them and takes them back, without end."""
+        self.cache.close()
+        ns, number = pools.namespace("lent"), 0
+        region, blocks = lending.region_of(self.pool.cache(checksums=checksums))
+        keys = [lending.written(block) for block in range(lending.BLOCKS)]
+        while True:
+            for block, key in enumerate(keys):
+                number += 1
+                content = lending.version(block, number)
+                region.take_back([block])
+                lending.fill(blocks, block, content)
+                region.offer(ns, [key], [block]).lend()
 
     def slot(self):
         return self.pool.slot
