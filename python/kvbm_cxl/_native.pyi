@@ -6,8 +6,8 @@ Every call may be made from any thread and lets the other threads of the interpr
 
 Memory that payload is copied from or to ("data", "into") is an object with the buffer protocol (bytes, bytearray, memoryview, numpy array),
 a tensor (anything with torch's data_ptr, nbytes, is_contiguous and device), or a list or tuple of these, taken in order as one block. It is
-used where it lies: contiguous, in memory of the host, outside of the pool (a LentRegion has calls of its own), and unchanged by others until
-the call returns.
+used where it lies: contiguous, in memory of the host, outside of the pool (a LentRegion has calls of its own), and unchanged by others
+until the call returns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -276,9 +276,9 @@ class Cache:
         """Which of several blocks are there, chained or not. Advice, as lookup."""
 
     def watch(self, ns: Namespace, len_bytes: int, *, companions: Sequence[Namespace] = ()) -> Watch:
-        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes, and those
-        that are lent. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that no block
-        can have."""
+        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes, and
+        those that are lent. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that
+        no block can have."""
 
     def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
         """Pins the leading blocks of a chain that are there. Raises FullError when this process has too many pins (65536)."""
@@ -392,8 +392,8 @@ class LentRegion:
         after the cache was closed there is nothing to take back. Returns how many were lent. If it raises, they must not be written."""
 
     def pull_blocks(self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int]) -> list[MissReason | None]:
-        """Pulls blocks to where they belong in this region, as Cache.pull_blocks. Nobody else uses them meanwhile. Raises InvalidError for a
-        block that is lent, offered, or named twice, before anything is written."""
+        """Pulls blocks to where they belong in this region, as Cache.pull_blocks. Nobody else uses them meanwhile. Raises InvalidError for
+        a block that is lent, offered, or named twice, before anything is written."""
 
     def publish_blocks(
         self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int], *, parents: Iterable[bytes | None] | None = None

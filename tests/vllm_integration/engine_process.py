@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a process of its own, beside that of the test: what it does is told in lines of JSON. Run as a program it is that process."""
+"""An engine in a process of its own, beside that of the test, which tells it what to do in lines of JSON; as a program, that process."""
 
 import json
 import os

@@ -47,8 +47,8 @@ def test_decode_pulls_every_token_from_where_prefill_computed_it(model, pool, te
 
 
 class Audit:
-    """Looks at every byte of an engine's KV cache before and after every step: what changed has to be what its worker was told to take back,
-    or the target of a load."""
+    """Looks at every byte of an engine's KV cache before and after every step: what changed has to be what its worker was told to take
+    back, or the target of a load."""
 
     def __init__(self, running) -> None:
         runner = running.core.model_executor.driver_worker.worker.model_runner

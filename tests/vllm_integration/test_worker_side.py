@@ -373,7 +373,12 @@ def test_long_chains_go_in_pieces(bench, monkeypatch):
     monkeypatch.setattr(worker, "_JOB_BYTES", 3 * here.side.hello().block_bytes)
     parents = []
     begin = here.side._begin
-    monkeypatch.setattr(here.side, "_begin", lambda at, keys, ids, chain, tail: parents.append((keys, chain)) or begin(at, keys, ids, chain, tail))
+
+    def noted(at, keys, ids, chain, is_tail):
+        parents.append((keys, chain))
+        return begin(at, keys, ids, chain, is_tail)
+
+    monkeypatch.setattr(here.side, "_begin", noted)
     here.run(saves=[Blocks("a", KEYS[:8], list(range(8)), parent=KEYS[9])], complete={"a"})
     assert sorted((len(keys), chain[0]) for keys, chain in parents) == sorted([(3, KEYS[9]), (3, KEYS[2]), (2, KEYS[5])])
     assert all(chain[1:] == keys[:-1] for keys, chain in parents)

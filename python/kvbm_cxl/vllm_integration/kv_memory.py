@@ -21,7 +21,7 @@ _SMALLEST_BYTES = 1 << 20
 
 
 class PoolPlacement(TorchFunctionMode):
-    """While it is entered, large zeroed byte tensors for the CPU lie in the pool. To be left with at least one placed, else `ConfigError`."""
+    """While it is entered, large zeroed byte tensors for the CPU lie in the pool. Left without any, it raises `ConfigError`."""
 
     def __init__(self, access: PoolAccess, block_count: int, parts: int) -> None:
         """`block_count`: blocks of the KV cache; `parts`: at most so many pieces has each of them."""

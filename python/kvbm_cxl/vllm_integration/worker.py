@@ -135,7 +135,7 @@ class WorkerSide:
             return None
         regions = self._placement.regions if self._placement else []
         if len(regions) != 1:
-            raise ConfigError(f"zero_copy: vLLM allocated its KV cache in {len(regions)} pieces in the pool instead of one; leave zero_copy out")
+            raise ConfigError(f"zero_copy: vLLM allocated its KV cache in {len(regions)} pieces instead of one; leave zero_copy out")
         return regions[0]
 
     def _check_cells(self, block_bytes: int) -> None:

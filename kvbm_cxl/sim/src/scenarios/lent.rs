@@ -329,7 +329,7 @@ impl Engine<'_> {
         match self.env.below(3) {
             0 => region.take_back_all()?,
             _ => region.take_back(&[block])?,
-        }
+        };
         let name = self.name();
         let (number, bytes) = self.ledger.borrow_mut().publication(name, self.plan.block_bytes());
         let mut at = 0;

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Tries to keep the block of a region while this host is fenced again and again.
 const KEEP_TRIES: usize = 16;
 
-/// Memory of the pool that this process alone writes. Once it is dropped without [`RegionMemory::free`] it is nobody's until this process ends.
+/// Memory of the pool that this process alone writes. Dropped without [`RegionMemory::free`] it is nobody's until this process ends.
 pub struct RegionMemory {
     host: Host,
     allocator: Arc<Allocator>,

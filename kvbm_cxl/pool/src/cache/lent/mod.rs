@@ -54,9 +54,9 @@ pub struct RegionSize {
 
 /// Blocks of memory of the pool that this process alone writes, and can lend.
 ///
-/// All methods may be called from any thread. The memory outlives the region as long as somebody holds it ([`LentRegion::memory`]). A region
-/// that is dropped without [`LentRegion::close`] stays what it is until this process ends: lent blocks can be pulled, and the memory is
-/// nobody else's.
+/// All methods may be called from any thread. The memory outlives the region as long as somebody holds it ([`LentRegion::memory`]). A
+/// region that is dropped without [`LentRegion::close`] stays what it is until this process ends: lent blocks can be pulled, and the
+/// memory is nobody else's.
 pub struct LentRegion {
     cache: Cache,
     memory: Arc<RegionMemory>,
