@@ -16,12 +16,12 @@ const WHAT: &str = "the memory";
 
 /// A block, and the membership that it keeps alive.
 struct Block {
+    /// Of a region whose blocks can be lent: how it is given back. Declared first: it uses the allocator, which ends with the membership.
+    region: Option<Arc<RegionMemory>>,
     member: Arc<Member>,
     offset: u64,
     len_bytes: u64,
     name: Option<String>,
-    /// Of a region whose blocks can be lent: how it is given back.
-    region: Option<Arc<RegionMemory>>,
     /// What is not given back stays for others, under its name.
     is_freed: AtomicBool,
 }
@@ -118,7 +118,7 @@ impl PoolMemory {
     fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>, region: Option<Arc<RegionMemory>>) -> Outcome<Self> {
         let address = member.pool.lines().memory().address(offset, len_bytes).map_or(0, |address| address.addr().get());
         member.blocks.fetch_add(1, Ordering::AcqRel);
-        let block = Native::new(Block { member, offset, len_bytes, name, region, is_freed: AtomicBool::new(false) });
+        let block = Native::new(Block { region, member, offset, len_bytes, name, is_freed: AtomicBool::new(false) });
         if address == 0 {
             return Err(Failure::Own("DeviceError", "no_address", "the pool has no address in this process".into()));
         }

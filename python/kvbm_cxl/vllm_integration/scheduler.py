@@ -301,7 +301,8 @@ class SchedulerSide:
         return orders
 
     def _writes(self, output: "SchedulerOutput", loads: list[Blocks]) -> list[int]:
-        """Blocks that the step writes to: every request's that it computes tokens of, ours or not, loads, and what vLLM clears and copies."""
+        """Blocks that the step writes to: of every request that it computes tokens of, ours or not, of loads, and what vLLM clears and
+        copies to."""
         written = {block_id for load in loads for block_id in load.block_ids}
         written.update(output.new_block_ids_to_zero or ())
         written.update(target for _, target in output.kv_cache_block_copies or ())
