@@ -6,7 +6,8 @@ Every call may be made from any thread and lets the other threads of the interpr
 
 Memory that payload is copied from or to ("data", "into") is an object with the buffer protocol (bytes, bytearray, memoryview, numpy array),
 a tensor (anything with torch's data_ptr, nbytes, is_contiguous and device), or a list or tuple of these, taken in order as one block. It is
-used where it lies: contiguous, in memory of the host, outside of the pool, and unchanged by others until the call returns.
+used where it lies: contiguous, in memory of the host, outside of the pool (a LentRegion has calls of its own), and unchanged by others
+until the call returns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,9 +21,11 @@ Stored = Literal["stored", "exists", "busy"]
 """stored: every host can pull it. exists: it was there, or somebody is just writing it. busy: it was there and is about to go."""
 Outcome = Literal["stored", "exists", "busy", "no_cell", "no_hint", "over_quota"]
 """As Stored; or why there was no room: no cell free or to be evicted, no place in the hint table, the namespace's quota used up."""
+Lent = Literal["lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back"]
+"""As Outcome, of a block that was to be lent. lent: every host can pull it from where it lies. taken_back: before it was lent."""
 MissReason = Literal[
     "absent", "bad_line", "free", "writing", "evicting", "retiring", "other_key", "namespace", "fenced_owner", "fenced_during", "changed",
-    "checksum", "length", "pins_full", "host_fenced", "device_error",
+    "checksum", "length", "pins_full", "host_fenced", "device_error", "taken_back",
 ]  # fmt: skip
 """Why a block was not served: docs/METRICS.md tells what each means."""
 
@@ -273,8 +276,9 @@ class Cache:
         """Which of several blocks are there, chained or not. Advice, as lookup."""
 
     def watch(self, ns: Namespace, len_bytes: int, *, companions: Sequence[Namespace] = ()) -> Watch:
-        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes. A block
-        counts while there is one of the same key in every companion. Raises InvalidError when no cell is large enough."""
+        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes, and
+        those that are lent. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that
+        no block can have."""
 
     def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
         """Pins the leading blocks of a chain that are there. Raises FullError when this process has too many pins (65536)."""
@@ -315,6 +319,13 @@ class Cache:
         still write to them: use their memory for nothing else before is_settled.
         """
 
+    def lent_region(self, len_bytes: int, block_count: int, *, parts: int = 1) -> LentRegion:
+        """Makes memory of the pool for a paged KV cache of block_count blocks, whose blocks can be lent. parts: room for so many parts of a
+        block. Its content is undefined. Memory of regions whose process of this machine died is given back first.
+
+        Raises FullError, InvalidError (numbers that cannot be), FencedError.
+        """
+
     def is_settled(self, timeout_ms: int = 0) -> bool:
         """Whether nothing of a call that raised TimeoutError_ can still happen to the memory that it named; waits for that so long."""
 
@@ -346,6 +357,58 @@ class Cache:
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
+
+class LentRegion:
+    """A paged KV cache in memory of the pool, which this process alone writes, and whose blocks are published where they lie.
+
+    To lend a block is a promise: from offer() on nobody writes to it until take_back() has returned. Readers on any host pull it like any
+    other block of the cache; one that is taken back is a miss ("taken_back"). Closing the cache, or dropping the region, takes all back.
+    The memory goes on being this process's as long as somebody has views or tensors of it. A region keeps its cache open.
+    """
+
+    @property
+    def memory(self) -> PoolMemory:
+        """What the blocks lie in: torch.frombuffer(region.memory, dtype=...)."""
+
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, over all parts; 0 before set_layout."""
+
+    def set_layout(self, layout: BlockLayout) -> None:
+        """Says where the blocks lie in the memory, once, before the first is offered. Raises InvalidError for a layout of other memory, of
+        another number of blocks, or of more parts than there is room for."""
+
+    def offer(
+        self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int], *, parents: Iterable[bytes | None] | None = None
+    ) -> LentOffer:
+        """Promises not to write to blocks, which are whole now, until they are taken back. Called by the thread that decides about writes;
+        LentOffer.lend does the rest on any thread. One that is lent under the same key may be offered again. Raises InvalidError for a
+        block that is lent under another key, offered, or being filled."""
+
+    def take_back(self, block_ids: Iterable[int]) -> int:
+        """Takes blocks back: they may be written as soon as this returns, whatever readers are at. Others of them stay as they are, and
+        after the cache was closed there is nothing to take back. Returns how many were lent. If it raises, they must not be written."""
+
+    def pull_blocks(self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int]) -> list[MissReason | None]:
+        """Pulls blocks to where they belong in this region, as Cache.pull_blocks. Nobody else uses them meanwhile. Raises InvalidError for
+        a block that is lent, offered, or named twice, before anything is written."""
+
+    def publish_blocks(
+        self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int], *, parents: Iterable[bytes | None] | None = None
+    ) -> list[Outcome]:
+        """Publishes copies of blocks, in cells of their own, as Cache.publish_blocks: they stay when the blocks are written to."""
+
+    def lent(self) -> int:
+        """Blocks that are lent now."""
+
+class LentOffer:
+    """Blocks that LentRegion.offer has promised."""
+
+    def lend(self) -> list[Lent]:
+        """Lends the blocks, but for those that were taken back since; one outcome each, in order. Those that are not lent are the process's
+        again. Once for each offer: a second call raises InvalidError. Raises ClosedError, FencedError: each may be lent or not then."""
 
 class PoolMemory(Buffer):
     """Memory of the pool, mapped in this process, writable: torch.frombuffer(memory, dtype=...), numpy.frombuffer(memory), memoryview().

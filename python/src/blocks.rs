@@ -67,6 +67,15 @@ pub fn pull(
     Ok(unsafe { living.cache()?.pull_all_raw(namespace, keys, local, pieces) }?)
 }
 
+/// Why each block is a miss; `None` for hits.
+pub fn reasons(pulled: &[Pulled]) -> Vec<Option<&'static str>> {
+    let reason = |pulled: &Pulled| match pulled {
+        Pulled::Hit { .. } => None,
+        Pulled::Miss(reason) => Some(reason.text()),
+    };
+    pulled.iter().map(reason).collect()
+}
+
 /// Why one block was refused.
 pub fn refusal(kind: &'static str) -> Failure {
     let reason = match kind {

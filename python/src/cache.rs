@@ -9,9 +9,11 @@ use crate::living::{End, Slot, drop_detached, held};
 use crate::local::{Local, Use};
 use crate::member::Member;
 use crate::metrics;
-use crate::names::{Namespace, key_of, keys_of, parent_of};
+use crate::names::{Namespace, chained_keys_of, key_of, keys_of, parent_of};
 use crate::pins::{PinSet, Pins};
+use crate::region::{Lender, LentRegion};
 use crate::watch::Watch;
+use cxl_pool::cache::lent::RegionSize;
 use cxl_pool::cache::{CacheConfig, Pulled, Upkeep};
 use cxl_pool::copy::LocalPlace;
 use cxl_pool::metrics::MissReason;
@@ -30,6 +32,8 @@ pub struct Living {
     upkeep: Option<Upkeep>,
     /// What Python has pinned.
     pins: Mutex<Vec<Weak<PinSet>>>,
+    /// What it lends blocks from.
+    lenders: Mutex<Vec<Weak<Lender>>>,
     /// Addresses of the pool in this process.
     pub pool: Range<usize>,
     /// Told when it is closed.
@@ -47,7 +51,15 @@ impl Living {
         let cache = cxl_pool::Cache::open(&member.host, config)?;
         let upkeep = cache.serve()?;
         let pool = member.addresses();
-        Ok(Living { cache: Some(cache), upkeep: Some(upkeep), pins: Mutex::default(), pool, end: Arc::default(), member })
+        Ok(Living {
+            cache: Some(cache),
+            upkeep: Some(upkeep),
+            pins: Mutex::default(),
+            lenders: Mutex::default(),
+            pool,
+            end: Arc::default(),
+            member,
+        })
     }
 
     /// The library's cache.
@@ -64,10 +76,19 @@ impl Living {
         pins.retain(|known| known.strong_count() > 0);
         pins.push(Arc::downgrade(set));
     }
+
+    /// Remembers who lends blocks, so that closing can take them back.
+    pub fn remember_lender(&self, lender: &Arc<Lender>) {
+        let mut lenders = held(&self.lenders);
+        lenders.retain(|known| known.strong_count() > 0);
+        lenders.push(Arc::downgrade(lender));
+    }
 }
 
 impl Drop for Living {
     fn drop(&mut self) {
+        // A region whose blocks cannot be taken back keeps the cache from closing, which says so.
+        held(&self.lenders).drain(..).filter_map(|lender| lender.upgrade()).for_each(|lender| drop(lender.end()));
         held(&self.pins).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
         self.upkeep = None;
         let closed = self.cache.take().map_or(Ok(()), cxl_pool::Cache::close);
@@ -263,17 +284,8 @@ impl Cache {
         parents: Option<&Bound<'_, PyAny>>,
         after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<&'static str>> {
-        let (namespace, keys) = (ns.0, keys_of(keys)?);
-        let ids = layout.block_ids(block_ids, keys.len(), Use::Read)?;
-        let mut parents_given = vec![None; keys.len()];
-        if let Some(parents) = parents {
-            let given = parents.try_iter()?.map(|parent| parent.and_then(|parent| parent_of(Some(&parent).filter(|it| !it.is_none()))));
-            parents_given = given.collect::<PyResult<_>>()?;
-        }
-        if parents_given.len() != keys.len() {
-            return Err(invalid(format!("{} keys, but {} parents: give one for each key", keys.len(), parents_given.len())));
-        }
-        let wanted: Vec<_> = keys.into_iter().zip(parents_given).collect();
+        let (namespace, wanted) = (ns.0, chained_keys_of(keys, parents)?);
+        let ids = layout.block_ids(block_ids, wanted.len(), Use::Read)?;
         let (places, len_bytes, local) = (layout.blocks.clone(), layout.len_bytes(), layout.place(after)?);
         self.call(py, |living| {
             places.extents().check_outside(&living.pool)?;
@@ -298,11 +310,13 @@ impl Cache {
             places.extents().check_outside(&living.pool)?;
             blocks::pull(living, namespace, &keys, local, |at, _| places.ranges(ids[at]))
         })?;
-        let reason = |pulled: &Pulled| match pulled {
-            Pulled::Hit { .. } => None,
-            Pulled::Miss(reason) => Some(reason.text()),
-        };
-        Ok(pulled.iter().map(reason).collect())
+        Ok(blocks::reasons(&pulled))
+    }
+
+    #[pyo3(signature = (len_bytes, block_count, *, parts=1))]
+    fn lent_region(&self, py: Python<'_>, len_bytes: u64, block_count: u32, parts: usize) -> PyResult<LentRegion> {
+        let (lender, memory) = self.call(py, |living| Lender::create(living, RegionSize { len_bytes, blocks: block_count, parts }))?;
+        Ok(LentRegion::new(lender, Py::new(py, memory)?, self.slot()?.clone()))
     }
 
     #[pyo3(signature = (timeout_ms=0))]

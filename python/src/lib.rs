@@ -18,6 +18,7 @@ mod metrics;
 mod names;
 mod pins;
 mod pool;
+mod region;
 mod watch;
 
 use pyo3::prelude::*;
@@ -41,6 +42,8 @@ mod _native {
     use crate::pins::Pins;
     #[pymodule_export]
     use crate::pool::Pool;
+    #[pymodule_export]
+    use crate::region::{LentOffer, LentRegion};
     #[pymodule_export]
     use crate::watch::{Changes, Watch};
 

@@ -4,6 +4,7 @@
 use crate::failure::Outcome;
 use crate::living::{End, held};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
+use cxl_pool::cache::lent::reap;
 use cxl_pool::host::{Host, Service};
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::Pool;
@@ -16,6 +17,8 @@ use std::time::Duration;
 
 /// Period of the allocator's upkeep, in milliseconds.
 const UPKEEP_MS: u64 = 100;
+/// Rounds of it from one look for regions of dead processes to the next.
+const ROUNDS_PER_REAP: u32 = 20;
 
 /// A member of a pool. Its drop leaves in good order.
 pub struct Member {
@@ -44,11 +47,16 @@ impl Keeper {
         let config = AllocConfig { lock_timeout_ms: host.config().join_timeout_ms, ..AllocConfig::default() };
         let allocator = Arc::new(Allocator::attach(host, LocalArea::of(host)?, config)?);
         let (stop, stopped) = sync_channel(1);
-        let kept = allocator.clone();
+        let (kept, of) = (allocator.clone(), host.clone());
         let run = move || {
+            let mut round = 0u32;
             while stopped.recv_timeout(Duration::from_millis(UPKEEP_MS)) == Err(RecvTimeoutError::Timeout) {
                 // Whatever it is: the calls of this process meet it too and report it, and the next round tries again.
                 let _ = kept.service_round();
+                round = round.wrapping_add(1);
+                if round.is_multiple_of(ROUNDS_PER_REAP) {
+                    let _ = reap(&of, &kept);
+                }
             }
         };
         let thread = std::thread::Builder::new().name("cxl-alloc".into()).spawn(run);

@@ -4,6 +4,7 @@
 use crate::failure::{Failure, Outcome, invalid};
 use crate::living::{Native, drop_detached};
 use crate::member::Member;
+use cxl_pool::cache::lent::RegionMemory;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -15,6 +16,8 @@ const WHAT: &str = "the memory";
 
 /// A block, and the membership that it keeps alive.
 struct Block {
+    /// Of a region whose blocks can be lent: how it is given back. Declared first: it uses the allocator, which ends with the membership.
+    region: Option<Arc<RegionMemory>>,
     member: Arc<Member>,
     offset: u64,
     len_bytes: u64,
@@ -28,7 +31,10 @@ impl Block {
         if self.is_freed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let freed = self.unname().and_then(|()| Ok(self.member.allocator()?.free(self.offset)?));
+        let freed = match &self.region {
+            Some(region) => region.free().map_err(Failure::from),
+            None => self.unname().and_then(|()| Ok(self.member.allocator()?.free(self.offset)?)),
+        };
         if freed.is_err() {
             self.is_freed.store(false, Ordering::Release);
         }
@@ -89,7 +95,15 @@ impl PoolMemory {
             return Err(error);
         }
         drop(allocator);
-        Self::over(member, block.offset, len_bytes, name)
+        Self::over(member, block.offset, len_bytes, name, None)
+    }
+
+    /// The memory of a region, given back with this object or by `free`, once nobody can lend a block of it.
+    ///
+    /// # Errors
+    /// That the pool has no address here.
+    pub fn of_region(member: Arc<Member>, region: Arc<RegionMemory>) -> Outcome<Self> {
+        Self::over(member, region.offset(), region.len_bytes(), None, Some(region))
     }
 
     /// The memory that a name stands for.
@@ -98,17 +112,25 @@ impl PoolMemory {
     /// [`cxl_pool::Error::NotFound`].
     pub fn find(member: Arc<Member>, name: String) -> Outcome<Self> {
         let found = member.objects().get(name.as_bytes(), member.timeout_ms())?;
-        Self::over(member, found.offset, found.len_bytes, Some(name))
+        Self::over(member, found.offset, found.len_bytes, Some(name), None)
     }
 
-    fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>) -> Outcome<Self> {
+    fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>, region: Option<Arc<RegionMemory>>) -> Outcome<Self> {
         let address = member.pool.lines().memory().address(offset, len_bytes).map_or(0, |address| address.addr().get());
         member.blocks.fetch_add(1, Ordering::AcqRel);
-        let block = Native::new(Block { member, offset, len_bytes, name, is_freed: AtomicBool::new(false) });
+        let block = Native::new(Block { region, member, offset, len_bytes, name, is_freed: AtomicBool::new(false) });
         if address == 0 {
             return Err(Failure::Own("DeviceError", "no_address", "the pool has no address in this process".into()));
         }
         Ok(PoolMemory { block, address, exports: AtomicUsize::new(0) })
+    }
+
+    /// Address of its first byte.
+    ///
+    /// # Errors
+    /// [`Failure::closed`], [`Failure::forked`].
+    pub fn start(&self) -> Outcome<usize> {
+        self.usable().map(|_| self.address)
     }
 
     fn usable(&self) -> Outcome<&Block> {
@@ -127,8 +149,7 @@ impl Drop for PoolMemory {
 impl PoolMemory {
     #[getter]
     fn address(&self) -> PyResult<usize> {
-        self.usable()?;
-        Ok(self.address)
+        Ok(self.start()?)
     }
 
     #[getter]
@@ -171,6 +192,9 @@ impl PoolMemory {
         let block = self.block.get(WHAT)?;
         if self.exports.load(Ordering::Acquire) > 0 {
             return Err(invalid("somebody still has a buffer of the memory: drop views of it first"));
+        }
+        if block.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1) {
+            return Err(invalid("blocks of the memory can still be lent: drop its LentRegion, or close the cache, first"));
         }
         Ok(py.detach(|| block.free())?)
     }

@@ -125,3 +125,20 @@ pub fn chain_key<'py>(
     })?;
     Ok(PyBytes::new(py, &chain(parent_of(parent)?, &tokens, extra.unwrap_or(&[])).0))
 }
+
+/// Keys of blocks, each with its parent's where parents are given: one for each key.
+///
+/// # Errors
+/// `InvalidError` for other numbers of bytes, and for another number of parents.
+pub fn chained_keys_of(keys: &Bound<'_, PyAny>, parents: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<(BlockKey, Option<BlockKey>)>> {
+    let keys = keys_of(keys)?;
+    let mut given = vec![None; keys.len()];
+    if let Some(parents) = parents {
+        let parents = parents.try_iter()?.map(|parent| parent.and_then(|parent| parent_of(Some(&parent).filter(|it| !it.is_none()))));
+        given = parents.collect::<PyResult<_>>()?;
+    }
+    if given.len() != keys.len() {
+        return Err(invalid(format!("{} keys, but {} parents: give one for each key", keys.len(), given.len())));
+    }
+    Ok(keys.into_iter().zip(given).collect())
+}

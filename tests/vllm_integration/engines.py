@@ -53,7 +53,8 @@ class Engine:
         return [list(output.outputs[0].token_ids) for output in self.outputs(prompts, max_tokens, **sampling)]
 
     def counted(self) -> dict[str, float]:
-        """What was counted since the last call: ours as "name/label", vLLM's external hits as "external_hits", tokens as "source/NAME"."""
+        """What was counted since the last call: ours as "name/label", vLLM's external hits as "external_hits", tokens as "source/NAME",
+        and "preemptions"."""
         # Counts of a step leave with the next one.
         now = self._all()
         since = {name: value - self._before.get(name, 0) for name, value in now.items()}
@@ -70,6 +71,8 @@ class Engine:
             if metric.name.startswith("vllm:kvbm_cxl_"):
                 label = "/" + next(iter(labels.values())) if labels else ""
                 found[metric.name.removeprefix("vllm:kvbm_cxl_") + label] = value
+            elif metric.name == "vllm:num_preemptions":
+                found["preemptions"] = value
             elif metric.name == "vllm:external_prefix_cache_hits":
                 found["external_hits"] = value
             elif metric.name == "vllm:prompt_tokens_by_source":

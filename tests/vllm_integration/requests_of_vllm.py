@@ -38,6 +38,21 @@ class Scheduled:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     blocks: dict[str, list[int]] = field(default_factory=dict)
     preempted_req_ids: set[str] = field(default_factory=set)
+    computed: dict[str, int] = field(default_factory=dict)
+    """Tokens that requests had before the step."""
+    first: set[str] = field(default_factory=set)
+    """Requests that are scheduled for the first time."""
+    new_block_ids_to_zero: list[int] | None = None
+    kv_cache_block_copies: list[tuple[int, int]] | None = None
+
+    @property
+    def scheduled_new_reqs(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(req_id=name, num_computed_tokens=self.computed.get(name, 0)) for name in self.first]
+
+    @property
+    def scheduled_cached_reqs(self) -> SimpleNamespace:
+        names = [name for name in self.num_scheduled_tokens if name not in self.first]
+        return SimpleNamespace(req_ids=names, num_computed_tokens=[self.computed.get(name, 0) for name in names])
 
     @property
     def total_num_scheduled_tokens(self) -> int:

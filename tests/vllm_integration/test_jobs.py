@@ -12,10 +12,14 @@ class Gate:
     """A job that ends when it is told to, and says with what it was begun."""
 
     def __init__(self) -> None:
-        self.begun, self.go_on, self.places = threading.Event(), threading.Event(), None
+        self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, None
 
-    def __call__(self, places) -> None:
-        self.places = places
+    def __call__(self, places):
+        self.places, self.maker = places, threading.current_thread()
+        return self._run
+
+    def _run(self) -> None:
+        assert threading.current_thread() is not self.maker
         self.begun.set()
         assert self.go_on.wait(30)
 
@@ -58,7 +62,7 @@ def test_a_key_under_way_is_not_published_twice_but_waited_for(saves):
         saves.wait(["b"])
     gate.go_on.set()
     saves.wait(["a", "b"])
-    assert gate.places == [0, 1]
+    assert gate.places == [0, 1] and gate.maker is other.maker is threading.current_thread()
 
 
 def test_all_keys_under_way_need_no_job(saves):
@@ -74,23 +78,26 @@ def test_bytes_under_way_are_bounded(saves):
     gate = Gate()
     saves.submit(("a", 1), [b"k1"], 900, gate)
     with pytest.raises(CopyTimeout, match="room"):
-        saves.submit(("b", 1), [b"k2"], 101, lambda places: None)
+        saves.submit(("b", 1), [b"k2"], 101, lambda places: lambda: None)
     released = threading.Timer(0.05, gate.go_on.set)
     released.start()
-    saves.submit(("b", 1), [b"k2"], 101, lambda places: None)
+    saves.submit(("b", 1), [b"k2"], 101, lambda places: lambda: None)
     assert gate.go_on.is_set()
-    saves.submit(("c", 1), [b"k3"], 5000, lambda places: None)
+    saves.submit(("c", 1), [b"k3"], 5000, lambda places: lambda: None)
     saves.wait("abc")
     assert saves._bytes == 0
 
 
 def test_a_job_that_raises_is_over_too(saves):
-    def raises(places):
+    def raises():
         raise OSError("what else may happen")
 
-    saves.submit(("a", 1), [b"k1"], 10, raises)
+    saves.submit(("a", 1), [b"k1"], 10, lambda places: raises)
     saves.wait(["a"])
     assert saves._bytes == 0 and saves.done_step(1) == 1
+    with pytest.raises(OSError):
+        saves.submit(("a", 2), [b"k1"], 10, lambda places: raises())
+    assert saves._bytes == 0 and saves.done_step(2) == 2 and not saves._by_key, "what was not begun is not waited for"
 
 
 def test_loads_end_when_all_their_jobs_have():

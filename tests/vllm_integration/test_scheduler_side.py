@@ -253,7 +253,7 @@ def test_a_damaged_block_is_looked_past_until_it_is_gone(bench):
     pins.release()
     # Looking it up asks for its eviction again.
     assert here.side.matched(request("c", tokens(100)), 0)[0] <= 32
-    assert here.side.matched(request("d", tokens(100)), 0) == (32, True) and not here.side._damaged
+    assert here.side.matched(request("d", tokens(100)), 0) == (32, True) and not here.side._spoilt
     here.side.step(Scheduled())
     here.access.call(lambda cache: cache.publish(here.namespaces[0], bad[0], b"right"))
     assert here.side.matched(request("e", tokens(100)), 0) == (100, True)
@@ -272,7 +272,8 @@ def test_an_aborted_request_is_unpinned(bench):
 def _run(here, asked, new_tokens: int, *, blocks=None, preempted=()):
     """A step that computes `new_tokens` more of a request."""
     name, count = asked.request_id, -(-(asked.num_computed_tokens + new_tokens) // BLOCK_TOKENS)
-    orders = here.side.step(Scheduled({name: new_tokens}, {name: blocks or list(range(10, 10 + count))}, set(preempted)))
+    table, computed = {name: blocks or list(range(10, 10 + count))}, {name: asked.num_computed_tokens}
+    orders = here.side.step(Scheduled({name: new_tokens}, table, set(preempted), computed))
     asked.num_computed_tokens += new_tokens
     return orders
 
@@ -349,6 +350,10 @@ def test_with_the_kv_cache_in_the_pool_workers_are_told_what_a_step_writes(bench
     here.side.allocated(loaded, allocation([30, 31, 32]), 32)
     assert _run(here, asked, 20, blocks=list(range(10, 20))).writes == [13, 14, 30, 31]
     here.finish_load("b")
+    # Requests that the connector leaves alone are written as well, and so is what vLLM clears and copies.
+    strange = Scheduled({"x": 17, "y": 1}, {"x": [40, 41, 42], "y": [50, 51, 52]}, computed={"y": 47}, first={"x"})
+    strange.new_block_ids_to_zero, strange.kv_cache_block_copies = [60], [(61, 62)]
+    assert here.side.step(strange).writes == [40, 41, 52, 60, 62]
     plain = bench()
     _begin(plain, asked)
     assert plain.side.step(Scheduled({"a": 1}, {"a": [1]})).writes == []

@@ -20,7 +20,7 @@ class ConnectorConfig:
     checksums: bool = True
     """Blocks carry a checksum that is compared when they are pulled."""
     zero_copy: bool = False
-    """On CPUs: vLLM's KV cache itself lies in the pool."""
+    """On CPUs: vLLM's KV cache itself lies in the pool. Its blocks are lent instead of copied, and stay as long as vLLM keeps them."""
     workers: int = 2
     """Threads that copy, for each direction."""
     max_inflight_bytes: int = 256 << 20

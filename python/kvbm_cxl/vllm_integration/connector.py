@@ -42,6 +42,8 @@ class CxlConnector(KVConnectorBase_V1):
         has_events = vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events
         config = replace(config, events=config.events and has_events)
         support.check(vllm_config, kv_cache_config)
+        if config.zero_copy:
+            support.check_zero_copy(vllm_config, kv_cache_config)
         self._access = pool_access.acquire(config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None

@@ -39,8 +39,9 @@ class Saves:
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save")
 
-    def submit(self, owner: tuple[str, int], keys: list[bytes], len_bytes: int, job: Callable[[list[int]], None]) -> None:
-        """Has `job` publish `keys`, given the places in `keys` of those that no earlier job is publishing already.
+    def submit(self, owner: tuple[str, int], keys: list[bytes], len_bytes: int, begin: Callable[[list[int]], Callable[[], None]]) -> None:
+        """Has `keys` published by the job that `begin` makes, at once and on this thread, of the places in `keys` of those that no earlier
+        job is publishing already.
 
         The owner (request, step) waits for those of earlier jobs, too. Waits for room where `len_bytes` would go beyond the bound.
         """
@@ -51,22 +52,23 @@ class Saves:
                 self._own(save, owner)
             if not fresh:
                 return
+            job = begin(fresh)
             save = _Save([keys[place] for place in fresh], len_bytes * len(fresh) // len(keys), [])
             self._own(save, owner)
             self._by_key.update(dict.fromkeys(save.keys, save))
             self._bytes += save.len_bytes
-        self._pool.submit(self._run, save, job, fresh)
+        self._pool.submit(self._run, save, job)
 
     def _own(self, save: _Save, owner: tuple[str, int]) -> None:
         save.owners.append(owner)
         self._by_request[owner[0]] += 1
         self._by_step[owner[1]] += 1
 
-    def _run(self, save: _Save, job: Callable[[list[int]], None], fresh: list[int]) -> None:
+    def _run(self, save: _Save, job: Callable[[], None]) -> None:
         try:
-            job(fresh)
+            job()
         except Exception:
-            logger.exception("publishing %d blocks", len(fresh))
+            logger.exception("publishing %d blocks", len(save.keys))
         finally:
             with self._changed:
                 for key in save.keys:

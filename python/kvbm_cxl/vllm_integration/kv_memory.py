@@ -2,11 +2,9 @@
 """The KV cache itself in pool memory, on CPUs.
 
 vLLM makes one allocation for all layers, inside a context that a connector may give it. This one answers that allocation with memory of the
-pool. Nothing here knows of the connector: with any other one, NIXL's included, blocks then lie where peers can reach them.
+pool whose blocks can be lent to readers where they lie.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,19 +14,26 @@ import kvbm_cxl
 
 from .config import ConfigError
 from .log import logger
+from .pool_access import PoolAccess
 
 # Smaller allocations in the context are scratch of vLLM's, not a KV cache.
 _SMALLEST_BYTES = 1 << 20
 
 
 class PoolPlacement(TorchFunctionMode):
-    """While it is entered, large zeroed byte tensors for the CPU lie in the pool."""
+    """While it is entered, large zeroed byte tensors for the CPU lie in the pool. Left without any, it raises `ConfigError`."""
 
-    def __init__(self, pool: "kvbm_cxl.Pool") -> None:
+    def __init__(self, access: PoolAccess, block_count: int, parts: int) -> None:
+        """`block_count`: blocks of the KV cache; `parts`: at most so many pieces has each of them."""
         super().__init__()
-        self._pool = pool
-        self.memories: list[kvbm_cxl.PoolMemory] = []
-        """What was placed. Each is kept alive by the tensors on it, too."""
+        self._access, self._block_count, self._parts = access, block_count, parts
+        self.regions: list[kvbm_cxl.LentRegion] = []
+        """What was placed. The memory is kept alive by the tensors on it, too."""
+
+    def __exit__(self, kind, value, trace) -> None:
+        super().__exit__(kind, value, trace)
+        if kind is None and not self.regions:
+            raise ConfigError("zero_copy: vLLM allocated its KV cache in a way that could not be placed in the pool; leave zero_copy out")
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
@@ -37,17 +42,18 @@ class PoolPlacement(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _place(self, len_bytes: int) -> torch.Tensor:
+        spec = self._access.spec
         try:
-            memory = self._pool.allocate(len_bytes, kept=False)
+            region = self._access.call(lambda cache: cache.lent_region(len_bytes, self._block_count, parts=self._parts))
         except kvbm_cxl.CxlError as error:
             raise ConfigError(
-                f"zero_copy needs {len_bytes} bytes of pool {self._pool.spec} for the KV cache: {error}. Give vLLM a smaller "
+                f"zero_copy needs {len_bytes} bytes of pool {spec} for the KV cache: {error}. Give vLLM a smaller "
                 "--kv-cache-memory-bytes, or the pool more room beside its cells (cxlctl format --cells)"
             ) from error
-        self.memories.append(memory)
-        tensor = torch.frombuffer(memory, dtype=torch.int8)
+        self.regions.append(region)
+        tensor = torch.frombuffer(region.memory, dtype=torch.int8)
         tensor.zero_()
-        logger.info("KV cache of %d bytes lies in pool %s at offset %#x", len_bytes, self._pool.spec, memory.offset)
+        logger.info("KV cache of %d bytes lies in pool %s at offset %#x", len_bytes, spec, region.memory.offset)
         return tensor
 
 
@@ -57,13 +63,3 @@ def _len_bytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return 0
     size = args[0] if len(args) == 1 else kwargs.get("size")
     return size if isinstance(size, int) and size >= _SMALLEST_BYTES else 0
-
-
-@contextlib.contextmanager
-def kv_cache_in_pool(pool: "kvbm_cxl.Pool") -> Iterator[PoolPlacement]:
-    """What `get_mem_pool_context` returns. Raises `ConfigError` if no allocation was placed: vLLM then made it in another way."""
-    placement = PoolPlacement(pool)
-    with placement:
-        yield placement
-    if not placement.memories:
-        raise ConfigError("zero_copy: vLLM allocated its KV cache in a way that could not be placed in the pool; leave zero_copy out")

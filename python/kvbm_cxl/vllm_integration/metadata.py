@@ -38,7 +38,7 @@ class StepMetadata(KVConnectorMetadata):
     release: set[str] = field(default_factory=set)
     """Finished requests whose blocks vLLM keeps until every worker says that nothing reads them."""
     writes: list[int] = field(default_factory=list)
-    """With the KV cache in the pool: blocks that this step computes tokens of or loads. They must not be anybody else's while it does."""
+    """With the KV cache in the pool: blocks that this step writes to. They must not be lent to anybody while it does."""
     idle: bool = False
     """The step computes nothing."""
 
@@ -51,8 +51,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Every save ordered up to this step is over."""
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
-    damaged: set[bytes] = field(default_factory=set)
-    """Keys of blocks that hold something else than was published."""
+    spoilt: set[bytes] = field(default_factory=set)
+    """Keys of blocks that are found and cannot be had: they hold something else than was published, or were taken back by their lender."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
 
@@ -60,8 +60,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         stored = dict(self.stored)
         for key, count in other.stored.items():
             stored[key] = stored.get(key, 0) + count
-        failed, damaged = self.failed_loads | other.failed_loads, self.damaged | other.damaged
-        return WorkerReport(min(self.saved_step, other.saved_step), failed, damaged, stored)
+        failed, spoilt = self.failed_loads | other.failed_loads, self.spoilt | other.spoilt
+        return WorkerReport(min(self.saved_step, other.saved_step), failed, spoilt, stored)
 
 
 @dataclass

@@ -121,8 +121,8 @@ class PoolLost(kvbm_cxl.CxlError):
 
     kind = "lost"
 
-    def __init__(self, spec: str) -> None:
-        super().__init__(f"pool {spec} is lost")
+    def __init__(self, spec: str, advice: str = "") -> None:
+        super().__init__(f"pool {spec} is lost{', ' + advice if advice else ''}")
 
 
 def error_kind(error: BaseException) -> str:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-# Damaged blocks that are remembered. One that is forgotten fails one more load.
-_MAX_DAMAGED = 4096
+# Spoilt blocks that are remembered. One that is forgotten fails one more load.
+_MAX_SPOILT = 4096
 
 
 @dataclass
@@ -105,7 +105,7 @@ class SchedulerSide:
     _foreign_warned: bool = False
     _era: bytes = b""
     """Part of every key since the cache was reset."""
-    _damaged: dict[bytes, None] = field(default_factory=dict)
+    _spoilt: dict[bytes, None] = field(default_factory=dict)
     """Keys of blocks that have to be evicted, oldest first."""
 
     def greet(self, hellos: Mapping[Any, WorkerHello]) -> None:
@@ -206,10 +206,10 @@ class SchedulerSide:
         return Promise(first_block, keys[:found], tokens, tail_tokens if tail_found else 0, pins)
 
     def _sound(self, keys: list[bytes]) -> list[bytes]:
-        """The keys up to the first whose block was found damaged and is there still: it would fail whoever loads it, and keeps the right
+        """The keys up to the first whose block was found spoilt and is there still: it would fail whoever loads it, and keeps the right
         one from being published. Its owner is asked to evict it, which it does when nobody has it pinned."""
         for index, key in enumerate(keys):
-            if key in self._damaged and not self._evicted(key):
+            if key in self._spoilt and not self._evicted(key):
                 return keys[:index]
         return keys
 
@@ -222,7 +222,7 @@ class SchedulerSide:
 
         gone = self.access.call(evict)
         if gone:
-            del self._damaged[key]
+            del self._spoilt[key]
         return gone
 
     def _expectation(self, request: "Request") -> Expected | None:
@@ -317,14 +317,18 @@ class SchedulerSide:
         return orders
 
     def _writes(self, output: "SchedulerOutput", loads: list[Blocks]) -> list[int]:
-        """Blocks that the step writes to."""
+        """Blocks that the step writes to: of every request that it computes tokens of, ours or not, of loads, and what vLLM clears and
+        copies to."""
         written = {block_id for load in loads for block_id in load.block_ids}
+        written.update(output.new_block_ids_to_zero or ())
+        written.update(target for _, target in output.kv_cache_block_copies or ())
+        cached = output.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens))
+        computed.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
         for request_id, new_tokens in output.num_scheduled_tokens.items():
-            tracked, state = self._tracked.get(request_id), output.kv_connector_block_state
-            block_ids = state.get_block_ids(request_id) if state is not None else None
-            if tracked and block_ids:
-                first = tracked.request.num_computed_tokens
-                written.update(block_ids[0][first // self.block_tokens : -(-(first + new_tokens) // self.block_tokens)])
+            (block_ids,) = output.kv_connector_block_state.get_block_ids(request_id)
+            first = computed[request_id]
+            written.update(block_ids[first // self.block_tokens : -(-(first + new_tokens) // self.block_tokens)])
         return sorted(written)
 
     def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
@@ -407,18 +411,18 @@ class SchedulerSide:
         for request_id in output.finished_recving or ():
             if tracked := self._tracked.get(request_id):
                 self._unpromise(tracked)
-        if isinstance(report, WorkerReport) and report.damaged:
-            self._evict_damaged(report.damaged)
+        if isinstance(report, WorkerReport) and report.spoilt:
+            self._evict_spoilt(report.spoilt)
 
-    def _evict_damaged(self, keys: set[bytes]) -> None:
-        self._damaged.update(dict.fromkeys(keys))
-        while len(self._damaged) > _MAX_DAMAGED:
-            del self._damaged[next(iter(self._damaged))]
-        for key in keys & self._damaged.keys():
+    def _evict_spoilt(self, keys: set[bytes]) -> None:
+        self._spoilt.update(dict.fromkeys(keys))
+        while len(self._spoilt) > _MAX_SPOILT:
+            del self._spoilt[next(iter(self._spoilt))]
+        for key in keys & self._spoilt.keys():
             try:
                 self._evicted(key)
             except kvbm_cxl.CxlError as error:
-                logger.warning("evicting damaged block %s: %s", key.hex(), error)
+                logger.warning("evicting spoilt block %s: %s", key.hex(), error)
 
     def finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
         """The request is over. True: vLLM must keep its blocks until every worker has released it."""

@@ -16,8 +16,17 @@ PREFIX = "vllm:kvbm_cxl_"
 
 # name -> (label, its values known beforehand, documentation)
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "published_blocks": ("outcome", ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota"), "Blocks handed to the pool."),
-    "pulled_blocks": ("result", ("hit", "absent", "changed", "checksum"), "Blocks asked of the pool: hits, and misses by reason."),
+    "published_blocks": (
+        "outcome",
+        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back"),
+        "Blocks handed to the pool.",
+    ),
+    "taken_back_blocks": ("reason", ("written",), "Lent blocks that readers lost, because the engine writes to them."),
+    "pulled_blocks": (
+        "result",
+        ("hit", "absent", "changed", "checksum", "taken_back"),
+        "Blocks asked of the pool: hits, and misses by reason.",
+    ),
     "bytes": ("direction", ("published", "pulled"), "Bytes copied into and out of the pool."),
     "prompt_tokens": ("source", ("pulled", "reused", "computed"), "Prompt tokens by where their KV came from at first admission."),
     "lookups": ("result", ("full", "partial", "none", "skipped", "deferred", "error"), "Lookups of requests, by what was found."),

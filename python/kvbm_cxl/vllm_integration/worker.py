@@ -13,7 +13,7 @@ Whatever goes wrong with a copy is an outcome of its blocks: a save that is coun
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,11 +26,11 @@ from .geometry import block_parts, cache_tensors
 from .identity import namespace_fields
 from .jobs import Loads, Saves
 from .keys import parents
-from .kv_memory import PoolPlacement, kv_cache_in_pool
+from .kv_memory import PoolPlacement
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHello, WorkerReport
-from .movers import Mover, mover_for
-from .pool_access import PoolAccess, PoolLost, error_kind
+from .movers import Mover, Publication, mover_for
+from .pool_access import PoolAccess, error_kind
 from .stats import CxlStats, Tally
 
 if TYPE_CHECKING:
@@ -44,8 +44,12 @@ _SAVE_JOB_BYTES = 8 << 20
 # The same of loads: nobody finds a part of one, and the pool's own threads share the work of each. An engine without computation is held up
 # by one of these, some milliseconds.
 _LOAD_JOB_BYTES = 16 << 20
-# A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
-_BUSY_TRIES = 5
+# Room for pieces of a block in pool memory, for each layer of the model: whatever order of dimensions the engine chooses.
+_PARTS_PER_LAYER = 64
+# Outcomes after which every host can pull a block.
+_THERE = ("stored", "lent", "exists")
+# Misses of blocks that lookups go on finding: they fail whoever loads them, until somebody evicts them.
+_SPOILT = ("checksum", "taken_back")
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
 _IDLE_WAIT_S = 0.002
 
@@ -72,6 +76,7 @@ class WorkerSide:
     access: PoolAccess
     tally: Tally = field(default_factory=Tally)
     _attached: _Attached | None = None
+    _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
     _waiting: set[str] = field(default_factory=set)
     """Released requests for which a save is still under way."""
@@ -82,7 +87,7 @@ class WorkerSide:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what threads add to:"""
     _stored: Counter[bytes] = field(default_factory=Counter)
-    _damaged: set[bytes] = field(default_factory=set)
+    _spoilt: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
@@ -98,9 +103,10 @@ class WorkerSide:
 
         if not current_platform.is_cpu():
             raise ConfigError("CxlConnector: zero_copy is for CPUs; memory of a GPU cannot lie in the pool")
-        if self.access.pool is None:
-            raise PoolLost(self.config.pool)
-        return kv_cache_in_pool(self.access.pool)
+        (group,) = self.kv_cache_config.kv_cache_groups
+        parts = min(len(group.layer_names) * _PARTS_PER_LAYER, 0xFFFF)
+        self._placement = PoolPlacement(self.access, self.kv_cache_config.num_blocks, parts)
+        return self._placement
 
     def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> None:
         """Takes the KV cache that vLLM made: geometry, namespace, and whether the pool has cells for such blocks."""
@@ -110,14 +116,16 @@ class WorkerSide:
         block_count = self.kv_cache_config.num_blocks
         parts = [(part.address, part.stride_bytes, part.len_bytes) for part in block_parts(tensors, block_count)]
         layout = kvbm_cxl.BlockLayout(parts, block_count, owner=tensors, device=devices.check(device))
-        self._check_cells(layout.block_bytes)
+        region = self._region()
+        if region is None:
+            self._check_cells(layout.block_bytes)
         if pool := self.access.pool:
             # Now, while nobody waits for an answer. The scheduler's process copies no blocks.
             pool.map_ahead()
         rank = self._rank()
         namespace = kvbm_cxl.Namespace(**namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank))
         publishes = rank % self.kv_cache_config.kv_tp_replicas == 0
-        mover = mover_for(self.config, self.access, namespace, layout)
+        mover = mover_for(self.config, self.access, namespace, layout, region)
         self._attached = _Attached(namespace, mover, layout.block_bytes, device, publishes)
         logger.info(
             "CxlConnector: %d blocks of %d bytes in %d parts, namespace %s, pool %s",
@@ -127,6 +135,15 @@ class WorkerSide:
             namespace,
             self.config.pool,
         )
+
+    def _region(self) -> "kvbm_cxl.LentRegion | None":
+        """The memory of the pool that vLLM put its KV cache into."""
+        if not self.config.zero_copy:
+            return None
+        regions = self._placement.regions if self._placement else []
+        if len(regions) != 1:
+            raise ConfigError(f"zero_copy: vLLM allocated its KV cache in {len(regions)} pieces instead of one; leave zero_copy out")
+        return regions[0]
 
     def _check_cells(self, block_bytes: int) -> None:
         pool = self.access.pool
@@ -155,7 +172,7 @@ class WorkerSide:
         tails, self._tails = self._tails, set()
         self._saves.wait(orders.preempted | tails)
         if self._attached is not None and orders.writes:
-            self._attached.mover.before_writes(orders.writes)
+            self.tally.count("taken_back_blocks", "written", self._attached.mover.before_writes(orders.writes))
 
     def start_loads(self, orders: StepMetadata) -> None:
         self._orders = orders
@@ -175,7 +192,7 @@ class WorkerSide:
         for start in range(0, len(blocks.keys), size):
             stop = start + size
             parent = blocks.keys[start - 1] if start else blocks.parent
-            yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent)
+            yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)
 
     def _load_job(self, attached: _Attached, blocks: Blocks, ready: devices.Fence):
         def load() -> set[int]:
@@ -205,8 +222,9 @@ class WorkerSide:
         for key, reason in zip(keys, results):
             if reason == "checksum":
                 logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespace)
+            if reason in _SPOILT:
                 with self._lock:
-                    self._damaged.add(key)
+                    self._spoilt.add(key)
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
@@ -226,40 +244,44 @@ class WorkerSide:
         len_bytes = len(blocks.keys) * attached.block_bytes
         chain = parents(blocks.parent, blocks.keys)
 
-        def publish(places: list[int]) -> None:
-            started_s = time.monotonic()
-            ready()
+        def begin(places: list[int]) -> Callable[[], None]:
             keys, block_ids = [blocks.keys[at] for at in places], [blocks.block_ids[at] for at in places]
-            outcomes = self._publish(attached, keys, block_ids, [chain[at] for at in places])
-            self.tally.time("publish_seconds", time.monotonic() - started_s)
-            for outcome, count in Counter(outcomes).items():
-                self.tally.count("published_blocks", outcome, count)
-            self.tally.count("bytes", "published", outcomes.count("stored") * attached.block_bytes)
-            if self.config.events:
-                with self._lock:
-                    self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome in ("stored", "exists"))
+            publication = self._begin(attached, keys, block_ids, [chain[at] for at in places], blocks.tail_tokens > 0)
 
-        self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, publish)
+            def publish() -> None:
+                started_s = time.monotonic()
+                ready()
+                outcomes = self._publish(publication, keys)
+                self.tally.time("publish_seconds", time.monotonic() - started_s)
+                for outcome, count in Counter(outcomes).items():
+                    self.tally.count("published_blocks", outcome, count)
+                self.tally.count("bytes", "published", outcomes.count("stored") * attached.block_bytes)
+                if self.config.events:
+                    with self._lock:
+                        self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome in _THERE)
 
-    def _publish(self, attached: _Attached, keys: list[bytes], block_ids: list[int], chain: list[bytes | None]) -> list[str]:
+            return publish
+
+        self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, begin)
+
+    def _begin(
+        self, attached: _Attached, keys: list[bytes], block_ids: list[int], chain: list[bytes | None], is_tail: bool
+    ) -> Publication:
+        """What publishes the blocks, or gives the reason why it cannot as their outcome."""
+        try:
+            return attached.mover.begin(keys, block_ids, chain, is_tail)
+        except kvbm_cxl.CxlError as error:
+            logger.warning("publishing %d blocks: %s", len(keys), error)
+            outcomes = [error_kind(error)] * len(keys)
+            return lambda: outcomes
+
+    def _publish(self, publication: Publication, keys: list[bytes]) -> list[str]:
         """The outcome of each block."""
-        outcomes: dict[int, str] = {}
-        places = list(range(len(keys)))
-        for attempt in range(_BUSY_TRIES):
-            if attempt:
-                time.sleep(0.001 * 2 ** (attempt - 1))
-            try:
-                tried = attached.mover.publish(
-                    [keys[at] for at in places], [block_ids[at] for at in places], [chain[at] for at in places]
-                )
-            except kvbm_cxl.CxlError as error:
-                logger.warning("publishing %d blocks: %s", len(places), error)
-                tried = [error_kind(error)] * len(places)
-            outcomes.update(zip(places, tried))
-            places = [at for at, outcome in zip(places, tried) if outcome == "busy"]
-            if not places:
-                break
-        return [outcomes[at] for at in range(len(keys))]
+        try:
+            return publication()
+        except kvbm_cxl.CxlError as error:
+            logger.warning("publishing %d blocks: %s", len(keys), error)
+            return [error_kind(error)] * len(keys)
 
     def ended(self, finished: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
@@ -293,8 +315,8 @@ class WorkerSide:
         failed, self._failed_loads = self._failed_loads, set()
         with self._lock:
             stored, self._stored = self._stored, Counter()
-            damaged, self._damaged = self._damaged, set()
-        return WorkerReport(self._saves.done_step(step), failed, damaged, dict(stored))
+            spoilt, self._spoilt = self._spoilt, set()
+        return WorkerReport(self._saves.done_step(step), failed, spoilt, dict(stored))
 
     def take_stats(self) -> CxlStats | None:
         return self.tally.take()

@@ -7,6 +7,7 @@
 use super::survey::{CacheView, Listed};
 use super::{BlockKey, Cache, Namespace};
 use crate::error::{Error, Result};
+use crate::media::REFERENCE_BYTES;
 use std::collections::{HashMap, HashSet};
 
 /// What changed between two looks.
@@ -24,35 +25,58 @@ pub struct Changes {
 pub struct Watch {
     namespace: Namespace,
     companions: Vec<Namespace>,
-    class: usize,
+    classes: Classes,
     told: HashSet<BlockKey>,
     alone: HashSet<BlockKey>,
 }
 
+/// Sizes of cells, by their number.
+struct Classes {
+    /// That hold whole blocks of the length that is watched.
+    whole: Option<usize>,
+    /// That hold references, where it is another one.
+    reference: Option<usize>,
+}
+
 impl Cache {
-    /// The blocks of a namespace that a pull may get, whoever published them, in cells of the size that a block of `len_bytes` takes.
-    /// Advice: they may go right afterwards.
+    /// The blocks of a namespace that a pull may get, whoever published them, in cells of the size that a block of `len_bytes` takes or a
+    /// reference to a lent one. Advice: they may go right afterwards.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when no cell holds a block of that length; those of the memory, except where only single lines fail.
+    /// [`Error::Invalid`] for a length that no block can have; those of the memory, except where only single lines fail.
     pub fn list(&self, namespace: Namespace, len_bytes: u64) -> Result<Vec<Listed>> {
-        let class = self.class_of(len_bytes)?;
-        CacheView::load(self.inner.lines())?.blocks(namespace, class)
+        let classes = self.classes_of(len_bytes)?;
+        classes.blocks(&CacheView::load(self.inner.lines())?, namespace)
     }
 
-    fn class_of(&self, len_bytes: u64) -> Result<usize> {
-        let none = || Error::Invalid(format!("no cell of the pool holds a block of {len_bytes} bytes"));
-        self.inner.class_holding(len_bytes).ok_or_else(none)
+    /// The sizes of the cells that a block of a length takes, and a reference to it.
+    fn classes_of(&self, len_bytes: u64) -> Result<Classes> {
+        if u32::try_from(len_bytes).is_err() {
+            return Err(Error::Invalid(format!("no block has {len_bytes} bytes: the longest has {}", u32::MAX)));
+        }
+        let (whole, reference) = (self.inner.class_holding(len_bytes), self.inner.class_holding(REFERENCE_BYTES));
+        Ok(Classes { whole, reference: reference.filter(|_| reference != whole) })
     }
 
-    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size. A block counts while there is a
-    /// block of the same key in every one of `companions`.
+    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size, and those that are lent. A block
+    /// counts while there is a block of the same key in every one of `companions`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when no cell holds a block of that length.
+    /// [`Error::Invalid`] for a length that no block can have.
     pub fn watch(&self, namespace: Namespace, len_bytes: u64, companions: &[Namespace]) -> Result<Watch> {
-        let class = self.class_of(len_bytes)?;
-        Ok(Watch { namespace, companions: companions.to_vec(), class, told: HashSet::new(), alone: HashSet::new() })
+        let classes = self.classes_of(len_bytes)?;
+        Ok(Watch { namespace, companions: companions.to_vec(), classes, told: HashSet::new(), alone: HashSet::new() })
+    }
+}
+
+impl Classes {
+    /// The blocks of a namespace in cells of these sizes; of the size that references take only those.
+    fn blocks(&self, view: &CacheView, namespace: Namespace) -> Result<Vec<Listed>> {
+        let mut listed = self.whole.map_or(Ok(Vec::new()), |class| view.blocks(namespace, class))?;
+        if let Some(class) = self.reference {
+            listed.extend(view.blocks(namespace, class)?.into_iter().filter(|block| block.is_lent));
+        }
+        Ok(listed)
     }
 }
 
@@ -63,7 +87,7 @@ impl Watch {
     /// Those of the memory; then the next look tells what this one would have.
     pub fn look(&mut self, cache: &Cache) -> Result<Changes> {
         let inner = &cache.inner;
-        let listed = CacheView::load(inner.lines())?.blocks(self.namespace, self.class)?;
+        let listed = self.classes.blocks(&CacheView::load(inner.lines())?, self.namespace)?;
         let owners: HashMap<BlockKey, u16> = listed.iter().map(|block| (block.key, block.owner)).collect();
         let keys: Vec<BlockKey> = owners.keys().copied().collect();
         let mut complete = vec![true; keys.len()];

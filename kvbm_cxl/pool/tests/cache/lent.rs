@@ -218,6 +218,89 @@ fn a_lent_block_is_pulled_into_memory_of_the_readers_own_region() {
     assert_eq!((to.lend(4, 7), pull(&one, 7)), (Lending::Lent, Ok(1)));
 }
 
+#[test]
+fn nothing_is_pulled_into_a_lent_block_nor_lent_while_it_is_filled() {
+    let bench = bench();
+    let (one, two) = (bench.member(1), bench.member(2));
+    let (from, to) = (Lender::new(&one.host, &one.cache), Lender::new(&two.host, &two.cache));
+    for block in 0..3 {
+        from.write(block, &version(block.into(), 1));
+        assert_eq!(from.lend(block, block.into()), Lending::Lent);
+    }
+    // SAFETY: blocks of the region of this test alone, which nobody else uses.
+    let pull_into = |keys: &[u64], blocks: &[u32]| unsafe {
+        to.region.pull(SPACE, &keys.iter().map(|&number| key(number)).collect::<Vec<_>>(), blocks)
+    };
+    let refused = |keys: &[u64], blocks: &[u32]| match pull_into(keys, blocks) {
+        Err(cxl_pool::Error::Invalid(message)) => message,
+        other => panic!("{other:?}"),
+    };
+    let hit = Pulled::Hit { len_bytes: LEN as u64 };
+    assert_eq!(pull_into(&[0, 9, 1], &[4, 5, 6]).unwrap(), [hit, Pulled::Miss(MissReason::Absent), hit]);
+    let content_of = |block: u32| -> Vec<u8> {
+        // SAFETY: as above.
+        to.region
+            .pieces(block)
+            .unwrap()
+            .iter()
+            .flat_map(|it| unsafe { std::slice::from_raw_parts(it.address.as_ptr(), it.len_bytes) }.to_vec())
+            .collect()
+    };
+    assert!(content_of(4) == version(0, 1) && content_of(6) == version(1, 1));
+    to.write(4, &version(20, 1));
+    assert_eq!(to.lend(4, 20), Lending::Lent);
+    let offer = to.region.offer(&[Lend { block: 6, namespace: SPACE, key: key(21), parent: None }]).unwrap();
+    for (keys, blocks) in [(&[2, 1][..], &[5, 4][..]), (&[2], &[6]), (&[1, 2], &[3, 3])] {
+        assert!(refused(keys, blocks).contains("take it back"), "{blocks:?}");
+    }
+    assert!(refused(&[1], &[]).contains("give one block for each key") && refused(&[1], &[BLOCKS]).contains("of a region of"));
+    // Not a byte of them was touched, and those that were named with them are as free as before.
+    assert!(content_of(4) == version(20, 1) && pull(&one, 20) == Ok(1));
+    assert_eq!(to.region.lend(offer).unwrap(), [Lending::Lent]);
+    assert_eq!((to.region.take_back(&[3, 4, 5]).unwrap(), pull_into(&[2, 1], &[5, 4]).unwrap()), (1, vec![hit, hit]));
+    assert_eq!(to.region.take_back_all().unwrap(), 1);
+}
+
+#[test]
+fn the_memory_of_a_region_outlives_it() {
+    let bench = bench();
+    let (owner, reader) = (bench.member(1), bench.member(2));
+    let Lender { allocator, region } = Lender::new(&owner.host, &owner.cache);
+    let lender = Lender { allocator: allocator.clone(), region };
+    lender.write(0, &version(0, 1));
+    assert_eq!(lender.lend(0, 0), Lending::Lent);
+    let memory = lender.region.memory().clone();
+    lender.region.take_back_all().unwrap();
+    drop(lender);
+    assert!(allocator.usage().kept_bytes > 0 && memory.address().is_some());
+    assert_eq!(pull(&reader, 0), Err(MissReason::TakenBack));
+    memory.free().unwrap();
+    memory.free().unwrap();
+    assert_eq!(allocator.usage().kept_bytes, 0);
+}
+
+#[test]
+fn a_watch_sees_what_is_lent() {
+    let bench = bench();
+    let (owner, reader) = (bench.member(1), bench.member(2));
+    let lender = Lender::new(&owner.host, &owner.cache);
+    let mut watch = reader.cache.watch(SPACE, LEN as u64, &[]).unwrap();
+    owner.cache.publish(SPACE, key(100), None, &version(100, 1)).unwrap();
+    // As small as a reference, but none.
+    owner.cache.publish(SPACE, key(200), None, &[7; 64]).unwrap();
+    lender.write(0, &version(0, 1));
+    assert_eq!(lender.lend(0, 0), Lending::Lent);
+    let mut added = watch.look(&reader.cache).unwrap().added;
+    added.sort_unstable();
+    let mut expected = vec![key(0), key(100)];
+    expected.sort_unstable();
+    assert_eq!(added, expected);
+    assert!(reader.cache.list(SPACE, LEN as u64).unwrap().iter().all(|block| block.is_lent == (block.key == key(0))));
+    lender.region.take_back(&[0]).unwrap();
+    lender.region.tidy().unwrap();
+    assert_eq!(watch.look(&reader.cache).unwrap().removed, [key(0)]);
+}
+
 /// A child writes and lends its blocks again and again while they are pulled.
 fn written_again(coherence: &str) {
     let bench = bench();

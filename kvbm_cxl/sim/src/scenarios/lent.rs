@@ -329,13 +329,14 @@ impl Engine<'_> {
         match self.env.below(3) {
             0 => region.take_back_all()?,
             _ => region.take_back(&[block])?,
-        }
+        };
         let name = self.name();
         let (number, bytes) = self.ledger.borrow_mut().publication(name, self.plan.block_bytes());
         let mut at = 0;
         for part in &self.plan.parts {
             let len_bytes = part.len_bytes as usize;
-            self.env.store(region.offset() + part.start_bytes + u64::from(block) * part.stride_bytes, &bytes[at..at + len_bytes])?;
+            self.env
+                .store(region.memory().offset() + part.start_bytes + u64::from(block) * part.stride_bytes, &bytes[at..at + len_bytes])?;
             at += len_bytes;
         }
         self.content[block as usize] = Some((name, number));
@@ -368,7 +369,7 @@ impl Engine<'_> {
     }
 
     fn take_back(&self, region: &LentRegion) -> Result<()> {
-        region.take_back(&[self.env.below(self.content.len()) as u32])
+        region.take_back(&[self.env.below(self.content.len()) as u32]).map(drop)
     }
 
     fn pull(&self) -> Result<()> {

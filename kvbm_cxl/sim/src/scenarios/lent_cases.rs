@@ -137,9 +137,9 @@ impl Actor {
     fn write(&self, region: &LentRegion) -> Result<usize> {
         let (number, bytes) = self.ledger.borrow_mut().publication(K, BLOCK_BYTES);
         let (head, tail) = bytes.split_at(PARTS[0].len_bytes as usize);
-        self.env.store(region.offset(), head)?;
-        self.env.store(region.offset() + PARTS[1].start_bytes, tail)?;
-        self.env.memory().flush_range(region.offset(), region.len_bytes())?;
+        self.env.store(region.memory().offset(), head)?;
+        self.env.store(region.memory().offset() + PARTS[1].start_bytes, tail)?;
+        self.env.memory().flush_range(region.memory().offset(), region.memory().len_bytes())?;
         Ok(number)
     }
 
@@ -312,10 +312,10 @@ fn bytes_never_written(seed: u64) -> std::result::Result<Stats, Failure> {
         let region = me.create()?;
         let (number, bytes) = me.ledger.borrow_mut().publication(K, PARTS[0].len_bytes as usize);
         me.ledger.borrow_mut().commits(number);
-        me.env.store(region.offset(), &bytes)?;
+        me.env.store(region.memory().offset(), &bytes)?;
         let mut mine = [0; BLOCK_BYTES];
-        me.env.memory().copy_out(region.offset(), &mut mine[..128])?;
-        me.env.memory().copy_out(region.offset() + PARTS[1].start_bytes, &mut mine[128..])?;
+        me.env.memory().copy_out(region.memory().offset(), &mut mine[..128])?;
+        me.env.memory().copy_out(region.memory().offset() + PARTS[1].start_bytes, &mut mine[128..])?;
         if me.lend(&region, number)? != Lending::Lent {
             return Err(Error::Invalid("the play went another way: the block is lent".into()));
         }
@@ -402,7 +402,7 @@ fn reaper_on_another_machine(seed: u64) -> std::result::Result<Stats, Failure> {
         me.stage.set(me.stage.get() + 1);
         me.until(2);
         // More lines than the cache writes back by itself before the other host has the memory.
-        me.env.store(region.offset(), &bytes)?;
+        me.env.store(region.memory().offset(), &bytes)?;
         me.env.exit()
     });
     // Another process of the same host.

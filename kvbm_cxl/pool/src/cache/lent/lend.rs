@@ -64,6 +64,8 @@ pub(super) struct Listed {
 pub(super) enum State {
     /// The engine's.
     Held,
+    /// Being pulled into.
+    Filling,
     /// Being lent by the call of this number.
     Lending(u64),
     /// Lent.
@@ -91,11 +93,11 @@ impl States {
         States { of: vec![State::Held; blocks as usize].into(), calls: 0, generation: 0, stale: Vec::new() }
     }
 
-    fn get(&self, block: u32) -> State {
+    pub fn get(&self, block: u32) -> State {
         self.of.get(block as usize).copied().unwrap_or(State::Held)
     }
 
-    fn set(&mut self, block: u32, state: State) {
+    pub fn set(&mut self, block: u32, state: State) {
         if let Some(of) = self.of.get_mut(block as usize) {
             *of = state;
         }
@@ -161,7 +163,10 @@ impl LentRegion {
                 _ => {
                     drop(states);
                     self.settle(wishes, call);
-                    return Err(Error::Invalid(format!("block {} is lent already, or about to be: take it back first", wish.block)));
+                    return Err(Error::Invalid(format!(
+                        "block {} is lent already, about to be, or being filled: take it back first",
+                        wish.block
+                    )));
                 }
             }
         }
@@ -257,7 +262,7 @@ impl LentRegion {
 
     /// Publishes the lines of the blocks that nobody has taken back since; the reservations of the others go.
     fn publish_lent(&self, wishes: &[Lend], call: u64, begun: Vec<Begun>, answers: &mut [Lending]) -> Result<Vec<Begun>> {
-        let (lines, seal) = (self.lines(), self.place.seal(self.lines()));
+        let (lines, seal) = (self.lines(), self.place().seal(self.lines()));
         let mut lent = Vec::with_capacity(begun.len());
         let mut gone = Vec::new();
         {
@@ -269,8 +274,8 @@ impl LentRegion {
                     (State::Lending(of), None) if of == call => {
                         states.generation += 1;
                         one.generation = states.generation;
-                        let line = Reference { block, nonce: self.place.nonce, generation: one.generation, ..Reference::default() };
-                        lines.write_in(seal, block.into(), self.place.standing(block), line.lent(namespace, key))?;
+                        let line = Reference { block, nonce: self.place().nonce, generation: one.generation, ..Reference::default() };
+                        lines.write_in(seal, block.into(), self.place().standing(block), line.lent(namespace, key))?;
                     }
                     (State::Lent { generation, .. }, Some((of, checksum))) if of == generation => {
                         (one.generation, one.checksum) = (of, checksum);
@@ -304,8 +309,8 @@ impl LentRegion {
             let reference = Reference {
                 magic: Reference::MAGIC,
                 block,
-                region: self.place.region,
-                nonce: self.place.nonce,
+                region: self.place().region,
+                nonce: self.place().nonce,
                 generation,
                 checksum: checksum.unwrap_or(0),
                 has_checksum: checksum.is_some().into(),
@@ -334,43 +339,43 @@ impl LentRegion {
     }
 
     /// Takes blocks back, so that the engine may write to them as soon as this returns: one line each and one fence, whatever readers do.
-    /// Blocks that are not lent stay as they are. The references go later, with [`LentRegion::tidy`].
+    /// Blocks that are not lent stay as they are. The references go later, with [`LentRegion::tidy`]. Returns how many were lent.
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is no such block; those of the memory: then the blocks may not be written.
-    pub fn take_back(&self, blocks: &[u32]) -> Result<()> {
+    pub fn take_back(&self, blocks: &[u32]) -> Result<usize> {
         blocks.iter().try_for_each(|&block| self.check_block(block))?;
         self.take_back_of(blocks.iter().copied())
     }
 
-    /// Takes all blocks back.
+    /// Takes all blocks back; returns how many were lent.
     ///
     /// # Errors
     /// Those of the memory.
-    pub fn take_back_all(&self) -> Result<()> {
-        self.take_back_of(0..self.place.blocks)
+    pub fn take_back_all(&self) -> Result<usize> {
+        self.take_back_of(0..self.place().blocks)
     }
 
-    fn take_back_of(&self, blocks: impl Iterator<Item = u32>) -> Result<()> {
-        let (lines, seal) = (self.lines(), self.place.seal(self.lines()));
+    fn take_back_of(&self, blocks: impl Iterator<Item = u32>) -> Result<usize> {
+        let (lines, seal) = (self.lines(), self.place().seal(self.lines()));
         let mut states = self.states();
         let mut taken = Vec::new();
         for block in blocks {
             match states.get(block) {
-                State::Held => {}
+                State::Held | State::Filling => {}
                 // The call that lends it finds that out before its line says LENT.
                 State::Lending(_) => states.set(block, State::Held),
                 State::Lent { generation, listed, is_listed, .. } => {
                     if !mutant!("lent.not_taken_back") {
-                        let line = held_line(self.place.nonce, block, generation);
-                        lines.write_in(seal, block.into(), self.place.standing(block), line)?;
+                        let line = held_line(self.place().nonce, block, generation);
+                        lines.write_in(seal, block.into(), self.place().standing(block), line)?;
                     }
                     taken.push((block, is_listed.then_some(listed)));
                 }
             }
         }
         if taken.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         if !mutant!("lent.taken_back_unfenced") {
             lines.fence_published();
@@ -381,7 +386,7 @@ impl LentRegion {
             states.stale.extend(listed);
         }
         self.cache.metrics().taken_back_total.add(taken.len() as u64);
-        Ok(())
+        Ok(taken.len())
     }
 
     /// Removes the references to blocks that were taken back, which are misses to whoever follows them; returns how many went. To be called

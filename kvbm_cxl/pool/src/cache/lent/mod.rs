@@ -10,17 +10,22 @@
 //! | module | what it does |
 //! |---|---|
 //! | `lines`, `shape` | the lines of a region; where its blocks lie |
+//! | `memory` | the memory of a region, as long as anybody uses it |
 //! | `lend` | lending and taking back |
+//! | `fill` | pulls into blocks of a region |
 //! | `follow` | a pull of a lent block |
 //! | `reap` | what becomes of a region whose process is gone |
 
+mod fill;
 mod follow;
 mod lend;
 mod lines;
+mod memory;
 mod reap;
 mod shape;
 
 pub use lend::{Lend, Lending, Offer};
+pub use memory::RegionMemory;
 pub use reap::reap;
 pub use shape::Part;
 pub(crate) use shape::Shapes;
@@ -31,16 +36,10 @@ use crate::copy::LocalRange;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::Lines;
-use crate::lock::LOCK_CHUNKS;
 use lend::State;
-use lines::{Head, Standing};
-use shape::{MAX_PARTS, Place, Shape, head_seal, refused};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use lines::Standing;
+use shape::{Place, Shape, refused};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
-
-/// Tries to keep the block of a region while this host is fenced again and again.
-const KEEP_TRIES: usize = 16;
 
 /// How large a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,18 +52,16 @@ pub struct RegionSize {
     pub parts: usize,
 }
 
-/// Memory of the pool that this process alone writes, whose blocks it can lend.
+/// Blocks of memory of the pool that this process alone writes, and can lend.
 ///
-/// All methods may be called from any thread. A region that is dropped without [`LentRegion::close`] stays what it is until this process
-/// ends: lent blocks can be pulled, and the memory is nobody else's.
+/// All methods may be called from any thread. The memory outlives the region as long as somebody holds it ([`LentRegion::memory`]). A
+/// region that is dropped without [`LentRegion::close`] stays what it is until this process ends: lent blocks can be pulled, and the
+/// memory is nobody else's.
 pub struct LentRegion {
     cache: Cache,
-    allocator: Arc<Allocator>,
-    place: Place,
-    head: Head,
+    memory: Arc<RegionMemory>,
     shape: OnceLock<Shape>,
     states: Mutex<lend::States>,
-    closed: AtomicBool,
 }
 
 impl LentRegion {
@@ -74,87 +71,27 @@ impl LentRegion {
     /// [`Error::Invalid`] for a size that cannot be meant; [`Error::Full`] when the pool has no room; [`Error::Fenced`],
     /// [`Error::Timeout`]; those of the memory.
     pub fn create(cache: &Cache, allocator: &Arc<Allocator>, size: RegionSize) -> Result<LentRegion> {
-        let parts_most = u16::try_from(size.parts).ok().filter(|&parts| parts > 0);
-        let parts_most = parts_most.ok_or_else(|| Error::Invalid(format!("a block has 1 to {MAX_PARTS} parts, not {}", size.parts)))?;
-        let (host, lines) = (cache.host(), cache.host().lines());
-        let nonce = host.platform().random();
-        let place = |region| Place { region, nonce, blocks: size.blocks, parts_most, len_bytes: size.len_bytes };
-        place(lines.layout().chunk_offset(0)?).check(lines.layout()).map_err(refused)?;
-        reap(host, allocator)?;
-        let block = allocator.alloc(place(0).wanted_bytes())?;
-        let place = place(block.offset);
-        // Kept before the first store: what this process leaves in its host's caches must not meet the data of whoever has the memory next.
-        if let Err(error) = keep(cache, allocator, block.offset) {
-            let _ = allocator.free(block.offset);
-            return Err(error);
-        }
-        point!("lent.kept");
-        let process = host.platform().process();
-        let head = Head {
-            version: Head::VERSION,
-            slot: host.slot(),
-            nonce,
-            machine: host.platform().machine().0,
-            len_bytes: size.len_bytes,
-            pid: process.pid,
-            start: process.start,
-            blocks: size.blocks,
-            parts_most,
-            incarnation: host.incarnation(),
-            ..Head::default()
-        };
+        let memory = RegionMemory::create(cache, allocator, size)?;
         let states = Mutex::new(lend::States::new(size.blocks));
-        let region = LentRegion {
-            cache: cache.clone(),
-            allocator: allocator.clone(),
-            place,
-            head,
-            shape: OnceLock::new(),
-            states,
-            closed: false.into(),
-        };
-        region.publish_head(head)?;
-        point!("lent.made");
-        // What this host's caches hold of the memory's life before may be anything, and must not become a part of a block.
-        if !mutant!("lent.made_unflushed") {
-            region.flush_all()?;
-        }
-        Ok(region)
+        Ok(LentRegion { cache: cache.clone(), memory: Arc::new(memory), shape: OnceLock::new(), states })
     }
 
     fn lines(&self) -> &Lines {
         self.cache.host().lines()
     }
 
-    fn publish_head(&self, head: Head) -> Result<()> {
-        let (lines, region) = (self.lines(), self.place.region);
-        lines.publish_in(head_seal(lines, region), 0, region, head)
+    fn place(&self) -> &Place {
+        self.memory.place()
     }
 
-    /// Writes back and drops everything that this host's caches hold of the region.
-    fn flush_all(&self) -> Result<()> {
-        flush(self.lines(), &self.place)
-    }
-
-    /// Pool offset of the region's memory.
-    pub fn offset(&self) -> u64 {
-        self.place.memory()
-    }
-
-    /// Bytes of the region's memory.
-    pub fn len_bytes(&self) -> u64 {
-        self.place.len_bytes
+    /// The memory that the blocks lie in. Whoever holds it frees it in the end, or this process's end does.
+    pub fn memory(&self) -> &Arc<RegionMemory> {
+        &self.memory
     }
 
     /// Blocks of the region.
     pub fn blocks(&self) -> u32 {
-        self.place.blocks
-    }
-
-    /// Where this process maps the region's memory; `None` where there is no mapping. Nobody else writes to it, and this process writes
-    /// with plain stores, to blocks that are not lent.
-    pub fn address(&self) -> Option<NonNull<u8>> {
-        self.lines().memory().address(self.offset(), self.len_bytes())
+        self.place().blocks
     }
 
     /// Tells which parts make up a block, once and before the first block is lent. Parts do not overlap.
@@ -162,13 +99,13 @@ impl LentRegion {
     /// # Errors
     /// [`Error::Invalid`] for parts that do not lie in the region, or when they were told before; those of the memory.
     pub fn set_parts(&self, parts: &[Part]) -> Result<()> {
-        let shape = Shape::new(self.place, parts.to_vec()).map_err(refused)?;
+        let shape = Shape::new(*self.place(), parts.to_vec()).map_err(refused)?;
         let _states = self.states();
         if self.shape.get().is_some() {
             return Err(refused("its parts were told before"));
         }
         shape.publish(self.lines())?;
-        self.publish_head(Head { parts: parts.len() as u16, ..self.head })?;
+        self.memory.tell_parts(parts.len() as u16)?;
         point!("lent.shaped");
         self.shape.set(shape).map_err(|_| refused("its parts were told before"))
     }
@@ -198,10 +135,10 @@ impl LentRegion {
     }
 
     fn check_block(&self, block: u32) -> Result<()> {
-        if block < self.place.blocks {
+        if block < self.blocks() {
             return Ok(());
         }
-        Err(Error::Invalid(format!("block {block} of a region of {} blocks", self.place.blocks)))
+        Err(Error::Invalid(format!("block {block} of a region of {} blocks", self.blocks())))
     }
 
     /// The states of the blocks. Held across the lines that say the same, and polled for: threads of simulated hosts cannot block.
@@ -222,37 +159,15 @@ impl LentRegion {
         self.states().of.iter().filter(|state| matches!(state, State::Lent { .. })).count()
     }
 
-    /// Gives the memory back to the pool. The engine does not use it any more.
+    /// Takes every block back and gives the memory back to the pool. The engine does not use it any more.
     ///
     /// # Errors
     /// [`Error::Fenced`], [`Error::Timeout`]: to be called again; those of the memory.
     pub fn close(&self) -> Result<()> {
         self.take_back_all()?;
         self.tidy()?;
-        if self.closed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        void(self.lines(), &self.place)?;
-        let freed = self.allocator.free(self.place.region);
-        if matches!(freed, Err(Error::Fenced { .. })) {
-            // Still allocated: by its head it can be told what it is, until the next try.
-            self.publish_head(self.head)?;
-        } else {
-            self.closed.store(true, Ordering::Release);
-        }
-        freed
+        self.memory.free()
     }
-}
-
-/// Keeps a block, through a fence and re-join of this host: where it cannot be told whether it is kept, it could not be freed either.
-fn keep(cache: &Cache, allocator: &Allocator, offset: u64) -> Result<()> {
-    for _ in 0..KEEP_TRIES {
-        match allocator.keep(offset) {
-            Err(Error::Fenced { .. }) => drop(cache.host().acquire(LOCK_CHUNKS, cache.config().lock_timeout_ms)?),
-            other => return other,
-        }
-    }
-    allocator.keep(offset)
 }
 
 fn flush(lines: &Lines, place: &Place) -> Result<()> {
@@ -283,7 +198,7 @@ fn void(lines: &Lines, place: &Place) -> Result<()> {
 
 impl std::fmt::Debug for LentRegion {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "LentRegion {:?}", self.place)
+        write!(out, "LentRegion {:?}", self.place())
     }
 }
 
