@@ -120,8 +120,13 @@ class Rack:
             return False
 
     def boot(self, *names):
-        """Boots hosts that are not up."""
-        self.lab.boot(*names, timeout_s=BOOT_TIMEOUT_S)
+        """Boots hosts that are not up; where one does not come up, none of them stays."""
+        try:
+            self.lab.boot(*names, timeout_s=BOOT_TIMEOUT_S)
+        except BaseException:
+            for name in names:
+                self.lab[name].kill()
+            raise
 
     def reboot(self, names):
         """Cuts the power of these hosts, and boots them."""
