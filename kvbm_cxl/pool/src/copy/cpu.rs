@@ -320,7 +320,7 @@ enum Sum {
     /// Of whole lines, in one pass with their copy.
     Lines(LineSum),
     /// Of anything, between two copies.
-    Bytes(Running),
+    Bytes(Box<Running>),
 }
 
 impl Sum {
@@ -403,14 +403,16 @@ impl<'c> Pull<'c> {
 
     /// A checksum for a list, if one is wanted: in the same pass as the copy where every piece is whole lines for the destination.
     fn sum_of(&self, share: &Share<'_>) -> Option<Sum> {
-        let running = self.checksum.start()?;
+        if !self.checksum.is_on() {
+            return None;
+        }
         let is_lines = |piece: &Piece| {
             let ends = [piece.address(), piece.len_bytes];
             piece.len_bytes >= STREAM_PIECE_BYTES && ends.iter().all(|end| end.is_multiple_of(LINE_BYTES))
         };
         let summed = self.streams && self.memory.sums_copies() && share.pieces.iter().all(is_lines);
         let lines = summed.then(|| LineSum::of(total_bytes(std::slice::from_ref(share)))).flatten();
-        Some(lines.map_or(Sum::Bytes(running), Sum::Lines))
+        lines.map(Sum::Lines).or_else(|| self.checksum.start().map(|sum| Sum::Bytes(Box::new(sum))))
     }
 
     fn copy_part(&self, part: &Piece, sum: Option<&mut Sum>) -> Result<()> {
