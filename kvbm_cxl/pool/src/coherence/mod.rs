@@ -101,6 +101,11 @@ pub trait Coherence: Send + Sync {
         destination.copy_from_slice(source);
     }
 
+    /// Whether the range can be used, as far as it is known: an error where it was lost or marked bad. Touches nothing.
+    fn check(&self, _offset: u64, _len_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
 }

@@ -199,6 +199,10 @@ impl Coherence for Native {
         unsafe { self.stream(source.as_ptr(), &mut destination[..len]) };
     }
 
+    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.faults.enter(offset, len_bytes).map(drop)
+    }
+
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.faults.enter(offset, len_bytes).ok().and_then(NonNull::new)
     }
