@@ -168,7 +168,7 @@ clean: ## Remove .venv and target
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-python test-nixl test-serve ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-lab-itself test-python test-nixl test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python"), str(HERE.parents[1] / "python" / "tests")]
 
 from cxl_lab import FOLDER, ROOT, LabError  # noqa: E402
 from cxl_lab.host import AGENT  # noqa: E402

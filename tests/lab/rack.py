@@ -28,7 +28,7 @@ class Raised(LabError):
 
 
 class Peer:
-    """A program in a host that is asked through lines: `peer("publish", "tiny", 7, 16, 65536)`. `peer.py` and `nixl_peer.py` have the calls.
+    """A program in a host that is asked through lines: `peer("publish", "tiny", 7, 16, 65536)`. `peer.py`, `nixl_peer.py` have the calls.
 
     Every wait raises HostGone where the host ends.
     """

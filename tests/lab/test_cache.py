@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefix cache between hosts: blocks of every length, eviction while others pull, chains and pins."""
 
+import mmap
 import time
 
 MODEL = "tiny"
@@ -18,6 +19,23 @@ def test_blocks_of_every_length(either_pair, seed):
         assert a("publish", *chain) == ["stored"] * 16
         assert b("outcomes", *chain) == ["hit"] * 16
         assert b("publish", *chain) == ["exists"] * 16
+    for peer in (a, b):
+        peer.end()
+
+
+def test_a_bit_that_flipped_in_the_memory_is_a_miss(pair, seed):
+    import pools  # Needs the extension, without which there is no pair.
+
+    a, b = pair.peers()
+    assert a("publish", MODEL, seed, 8, SMALL) == ["stored"] * 8
+    with mmap.mmap(pair.lab.memories[0], pair.lab.device_bytes) as memory:
+        # Two blocks, hit at their first and at their last byte.
+        for number, byte in ((2, 0), (5, SMALL - 1)):
+            place = memory.find(pools.payload(pools.chain(8, seed)[number], SMALL))
+            assert place >= 0, "the memory does not hold the block"
+            memory[place + byte] ^= 1
+    for peer in (b, a):
+        assert peer("outcomes", MODEL, seed, 8, SMALL) == ["hit", "hit", "checksum", "hit", "hit", "checksum", "hit", "hit"]
     for peer in (a, b):
         peer.end()
 

@@ -18,10 +18,12 @@ with mmap.mmap(device, 2 << 20, offset=begin) as memory:
 
 
 def test_two_hosts_make_sure_that_they_see_each_others_writes(pair):
+    # What is behind the pool is free.
+    pair.format("--size", "128M")
     roles = [
         pair[name].start(
             [CXLCTL, "doctor", "--json", "--chosen-only", "--rounds", "256", "--batches", "3", "--scratch-offset", "128M"]
-            + ["--scratch-bytes", "4M", "--peer-role", role, "--timeout-ms", "120000"],
+            + ["--scratch-bytes", "8M", "--peer-role", role, "--timeout-ms", "120000"],
             {"CXL_POOL": pair.spec},
         )
         for name, role in (("A", "a"), ("B", "b"))

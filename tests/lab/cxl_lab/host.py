@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import ROOT, LabError
@@ -28,20 +29,25 @@ def environment(name: str) -> dict[str, str]:
     return passed | {"HOME": "/run/tmp", "TMPDIR": "/run/tmp", "CXL_MACHINE_ID": f"lab-{name}", "CXL_STATE_DIR": "/run/cxl-state"}
 
 
+# The kernel ends a host when the thread that started it ends: this one stays as long as the process.
+_starter = ThreadPoolExecutor(1, "starter of hosts")
+
+
 def spawn(command: list[str], descriptors: tuple[int, ...], output) -> subprocess.Popen:
     """Starts a host's process, which ends when this one does, whatever ends it."""
     guard = shutil.which("setpriv")
     if guard is None:
         raise LabError("no setpriv (util-linux): hosts could outlive the lab")
     # A group of its own: Ctrl-C is for the lab, which then ends its hosts.
-    return subprocess.Popen(
+    return _starter.submit(
+        subprocess.Popen,
         [guard, "--pdeathsig", "KILL", "--", *command],
         pass_fds=descriptors,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         process_group=0,
-    )
+    ).result()
 
 
 class Host:

@@ -87,7 +87,7 @@ def image(root: Path) -> bytes:
 
 
 def kernel(root: Path) -> bytes:
-    """The kernel without its compression, which would be undone slowly, in the emulated processor, at every boot; as it is where that fails."""
+    """The kernel without its compression, which the emulated processor would undo slowly at every boot; as it is where that fails."""
     data = next(root.glob("boot/vmlinuz-*")).read_bytes()
     unpackers = ((b"\xfd7zXZ\0", ["xz", "-dc"]), (b"\x28\xb5\x2f\xfd", ["zstd", "-dcq"]))
     for magic, command in unpackers:

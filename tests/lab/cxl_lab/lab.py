@@ -42,7 +42,7 @@ class Lab:
     Raises LabError where the lab is not set up or a host does not come up; logs are kept then, and named.
     """
 
-    def __init__(self, hosts: int = 2, mode: str = "cxl", size_mb: int = UNIT_MB, memory_mb: int = 512, ethernet: bool = False, folder=None):
+    def __init__(self, hosts=2, mode="cxl", size_mb=UNIT_MB, memory_mb=512, ethernet=False, folder: Path | str | None = None):
         if not 1 <= hosts <= len(NAMES):
             raise LabError(f"{hosts} hosts: a lab has 1 to {len(NAMES)}")
         if mode not in ALL_MODES:

@@ -62,7 +62,11 @@ class Anchor:
         script = ANCHOR.format(len_bytes=len_bytes, ethernet=int(ethernet))
         command = ["unshare", "--user", "--map-root-user", "--mount", "--net", "sh", "-c", script]
         self.process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["setpriv", "--pdeathsig", "KILL", "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         if (said := self.process.stdout.readline()) != "ready\n":
             self.close()
@@ -76,7 +80,8 @@ class Anchor:
     def link(self, host_pid: int, number: int) -> None:
         """A cable from the bridge to a host's eth0."""
         cable = f"cable{number}"
-        script = f"ip link del {cable} 2>/dev/null; ip link add {cable} type veth peer name eth0 netns {host_pid} && ip link set {cable} master bridge up"
+        make = f"ip link add {cable} type veth peer name eth0 netns {host_pid}"
+        script = f"ip link del {cable} 2>/dev/null; {make} && ip link set {cable} master bridge up"
         done = subprocess.run(self.enter("sh", "-c", script), capture_output=True, text=True, timeout=30, check=False)
         if done.returncode != 0:
             raise LabError(f"no Ethernet between namespaces: {done.stderr.strip()}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import FOLDER, LabError
 
-# Modes: how many devices, and processors of a host. With nvdimm the shared memory is ordinary memory to the emulator: coherent, with atomics.
+# Modes: how many devices, and processors of a host. With nvdimm the emulator takes the memory for ordinary memory: coherent, with atomics.
 MODES = {"cxl": (1, 1), "cxl-two": (2, 1), "cxl-interleaved": (2, 1), "cxl-pmem": (1, 1), "nvdimm": (1, 2)}
 # Modes in which one host writes into the memory what the others have to find when they boot.
 FIRST_ALONE = ("cxl-pmem", "nvdimm")
@@ -58,7 +58,7 @@ class Machine:
         command = [f"{root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "--library-path", libraries, f"{root}/usr/bin/qemu-system-x86_64"]
         command += ["-L", f"{root}/usr/share/qemu", "-L", f"{root}/usr/share/seabios", "-accel", "tcg", "-cpu", "max,-hypervisor"]
         command += ["-smp", str(MODES[self.mode][1]), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-        command += ["-serial", f"file:{self.log}", "-chardev", f"socket,id=monitor,fd={self.monitor}", "-mon", "chardev=monitor,mode=control"]
+        command += ["-chardev", f"socket,id=monitor,fd={self.monitor}", "-mon", "chardev=monitor,mode=control", "-serial", f"file:{self.log}"]
         command += self._memory() + self._agent() + self._ethernet()
         command += ["-fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap"]
         command += ["-device", "virtio-9p-pci,fsdev=files,mount_tag=files,bus=pcie.0"]

@@ -12,7 +12,8 @@ class Qmp:
     """One monitor. Events are kept by name."""
 
     def __init__(self, channel: socket.socket, timeout_s: float = 60):
-        self._lines = channel.makefile("rw", encoding="utf-8")
+        # For reading alone: a text file that is written to, too, forgets what it has read ahead, and with it events.
+        self._lines = channel.makefile("r", encoding="utf-8")
         channel.settimeout(timeout_s)
         self._channel = channel
         self._lock = threading.Lock()
@@ -37,8 +38,7 @@ class Qmp:
         """What QEMU answers; raises LabError with its reason where it refuses."""
         with self._lock:
             try:
-                self._lines.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
-                self._lines.flush()
+                self._channel.sendall(json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
             except OSError as error:
                 raise LabError(f"{command}: the monitor is gone: {error}") from error
             answer = self._answer()
