@@ -40,6 +40,11 @@ def hosts(rack, name):
     return rack.json(name, "hosts")
 
 
+def states(rack, name):
+    """How many cells are in each state."""
+    return rack.json(name, "cache", "stat")["cells"]
+
+
 def until_fenced(rack, name, slot):
     """Waits until the others have given up on the host of a slot; `name` is the host that looks."""
     until(f"slot {slot} is fenced", lambda: hosts(rack, name)["slots"][slot]["standing"] == "fenced")

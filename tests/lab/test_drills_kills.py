@@ -13,6 +13,7 @@ from drills import (
     hosts,
     start,
     start_both,
+    states,
     stop,
     until,
     until_fenced,
@@ -92,7 +93,7 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
     for number, peer in enumerate((a, b)):
         peer("start_publishing", "publish", MODEL, seed + number, BLOCK_BYTES)
         peer("start_pulling", "pull", MODEL, seed + 1 - number, BLOCK_BYTES, 400)
-    cells = cells_of(rack, "A")
+    cells = sum(states(rack, "A").values())
     # As much as the whole pool holds: both have evicted.
     for peer in (a, b):
         peer.until("publish", lambda done: done.get("stored", 0) >= cells)
@@ -113,21 +114,11 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
     finish(rack, a, b)
 
 
-def cells_of(rack, name):
-    """How many cells the pool has."""
-    return sum(stat(rack, name).values())
-
-
-def stat(rack, name):
-    """Cells by their state."""
-    return rack.json(name, "cache", "stat")["cells"]
-
-
 def emptied(rack, *peers):
     """Clears the cache; how many cells are free then."""
     for peer in peers:
         peer("clear")
-    return stat(rack, "A")["free"]
+    return states(rack, "A")["free"]
 
 
 def test_another_host_manages_when_the_manager_is_killed(either_pair, seed):

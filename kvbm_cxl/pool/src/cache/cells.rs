@@ -154,7 +154,7 @@ impl Cells {
                     }
                 }
             }
-            State::Busy => {}
+            State::Busy | State::Bad => {}
         }
         cell.state = State::Busy;
     }
