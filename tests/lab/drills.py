@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fault drills have in common: hosts under load, waiting for what the others notice, and the state that all have to reach in the end."""
+"""What fault drills have in common: hosts under load, waits for what the others notice, and the state that all have to reach in the end."""
 
 import json
 import random
@@ -12,7 +12,8 @@ BLOCK_BYTES = 20_000
 # Silence after which a host is fenced: short for a drill, long for an emulated processor on a busy machine.
 SUSPECT_MS = 4_000
 # A pool that two hosts fill within seconds.
-SMALL = "64K:6%"
+SMALL = "64K:3%"
+SMALL_BLOCK_BYTES = 4_000
 
 
 def start(rack, name):

@@ -6,6 +6,7 @@ from drills import (
     BLOCK_BYTES,
     MODEL,
     SMALL,
+    SMALL_BLOCK_BYTES,
     at_some_moment,
     dice_of,
     finish,
@@ -91,8 +92,8 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
     rack.format(cells=SMALL)
     a, b = start_both(rack)
     for number, peer in enumerate((a, b)):
-        peer("start_publishing", "publish", MODEL, seed + number, BLOCK_BYTES)
-        peer("start_pulling", "pull", MODEL, seed + 1 - number, BLOCK_BYTES, 400)
+        peer("start_publishing", "publish", MODEL, seed + number, SMALL_BLOCK_BYTES)
+        peer("start_pulling", "pull", MODEL, seed + 1 - number, SMALL_BLOCK_BYTES, 400)
     cells = sum(states(rack, "A").values())
     # As much as the whole pool holds: both have evicted.
     for peer in (a, b):
@@ -105,7 +106,7 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
     until("everything is A's", lambda: a("usage")["owned"] == cells)
     rack.lab.boot("B")
     b = start(rack, "B").ready()
-    b("start_publishing", "publish", MODEL, seed + 2, BLOCK_BYTES)
+    b("start_publishing", "publish", MODEL, seed + 2, SMALL_BLOCK_BYTES)
     goes_on(b, "publish", "stored")
     goes_on(a, "publish", "stored")
     for peer, works in ((a, ("publish", "pull")), (b, ("publish",))):
