@@ -244,8 +244,8 @@ test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual host
 	$(STEP) 'pytest, lab' .venv/bin/python -m pytest -q tests/lab
 
 .PHONY: test-lab-smoke
-test-lab-smoke: lab python-extension ## Two virtual hosts exchange blocks (half a minute)
-	$(STEP) 'pytest, two virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_smoke.py
+test-lab-smoke: lab python-extension ## Two hosts exchange blocks and survive three faults (a minute)
+	$(STEP) 'pytest, two hosts' .venv/bin/python -m pytest -q -m smoke tests/lab
 
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++

@@ -24,6 +24,11 @@ TEST_TIMEOUT_S = 600
 MEMORY_MB = 1024
 
 
+def pytest_configure(config):
+    """`-m smoke`: what shows in a minute that the lab works, and what hosts survive."""
+    config.addinivalue_line("markers", "smoke: short tests that `make test-lab-smoke` runs")
+
+
 def pytest_collection_modifyitems(items):
     """No test of the lab may take longer than this."""
     for item in items:

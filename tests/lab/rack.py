@@ -36,7 +36,7 @@ class Peer:
 
     def __init__(self, host, words, environment=None):
         """Starts it: a Python program and its arguments."""
-        self.host = host
+        self.host, self.answers = host, 0
         self.process = host.start([PYTHON, *words], {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), **(environment or {})})
 
     def ready(self, timeout_s=CALL_TIMEOUT_S):
@@ -51,6 +51,7 @@ class Peer:
     def answer(self, timeout_s=CALL_TIMEOUT_S):
         """The answer to the oldest call that has none yet. Raises Raised where the call raised an error."""
         answer = lines.parse(self.process.read_line(timeout_s))
+        self.answers += 1
         if "raised" in answer:
             raise Raised(answer["raised"], f"{self.host}: {answer['text']}")
         return answer["is"]
@@ -140,6 +141,10 @@ class Rack:
         what = f"cxlctl {' '.join(map(str, words))} in {name}"
         assert done.status == status, f"{what}: exit status {done.status}\n{done.output[-3000:]}{done.error[-3000:]}"
         return done
+
+    def json(self, name, *words):
+        """What cxlctl tells with --json."""
+        return json.loads(self.cxlctl(name, *words, "--json").output)
 
     def format(self, *words, cells=CELLS, name="A"):
         """Makes the pool anew, whatever is on the devices. `cells`: sizes with their shares, separated by commas."""

@@ -20,6 +20,8 @@ pub(super) enum State {
     Ready,
     /// Somebody who is not proven to have stopped may still write its payload, or has a pin on what was there.
     Quarantined,
+    /// Lies in memory that this process has found to be bad. It is in no list, for as long as the process has the chunk.
+    Bad,
 }
 
 #[derive(Clone, Copy)]
@@ -152,7 +154,7 @@ impl Cells {
                     }
                 }
             }
-            State::Busy => {}
+            State::Busy | State::Bad => {}
         }
         cell.state = State::Busy;
     }
@@ -203,6 +205,15 @@ impl Cells {
         let Some(cell) = chunk.cells.get_mut(place) else { return };
         cell.state = State::Quarantined;
         chunk.quarantined |= 1 << place;
+    }
+
+    /// A cell whose memory is bad.
+    pub fn set_bad(&mut self, number: u64) {
+        self.make_busy(number);
+        let (chunk, place) = self.place(number);
+        if let Some(cell) = self.chunks.get_mut(&chunk).and_then(|chunk| chunk.cells.get_mut(place)) {
+            cell.state = State::Bad;
+        }
     }
 
     /// The descriptor of a cell that holds a block.
@@ -400,6 +411,10 @@ mod tests {
         assert_eq!((cells.state(8), cells.ready(8)), (Some(State::Busy), None));
         assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
         assert_eq!((cells.quarantined(), cells.take_quarantined(2), cells.quarantined()), (1, vec![10], 0));
+        cells.set_bad(11);
+        cells.take_free(0, 9, &mut taken);
+        assert_eq!((taken.len(), cells.counts(0), cells.state(11)), (4, (0, 1, 4), Some(State::Bad)));
+        assert!(cells.emptiest(0).is_empty() && !cells.is_all_free(2));
         assert_eq!(cells.remove_chunk(2), [block(2)]);
         assert_eq!((cells.counts(0), cells.shares().len()), ((0, 0, 0), 0));
     }

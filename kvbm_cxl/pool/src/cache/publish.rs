@@ -260,7 +260,7 @@ impl Inner {
     /// Cells of a class for blocks: free ones, else a chunk more, else by eviction. Fewer than `count` when there are no more.
     fn obtain(&self, class: usize, count: usize) -> Result<Vec<u64>> {
         let mut cells = Vec::with_capacity(count);
-        held(&self.cells).take_free(class, count, &mut cells);
+        self.take_usable(class, count, &mut cells)?;
         let result = self.obtain_more(class, count, &mut cells);
         if result.is_err() {
             let mut own = held(&self.cells);
@@ -275,16 +275,43 @@ impl Inner {
                 self.has_exhausted(class, true);
                 break;
             }
-            held(&self.cells).take_free(class, count - cells.len(), cells);
+            self.take_usable(class, count, cells)?;
         }
-        if cells.len() < count {
+        while cells.len() < count {
             self.evict(class, count - cells.len())?;
-            held(&self.cells).take_free(class, count - cells.len(), cells);
+            // Once more only where what was evicted cannot be used, which is so once for each cell.
+            if !self.take_usable(class, count, cells)? {
+                break;
+            }
         }
         if cells.len() < count {
             self.ask_for_room(class)?;
         }
         Ok(())
+    }
+
+    /// Takes free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each
+    /// of its publishes fail. True when there were any.
+    fn take_usable(&self, class: usize, count: usize, cells: &mut Vec<u64>) -> Result<bool> {
+        let mut were_bad = false;
+        loop {
+            let had = cells.len();
+            held(&self.cells).take_free(class, count.saturating_sub(had), cells);
+            let (mut at, mut any_bad) = (had, false);
+            while let Some(&cell) = cells.get(at) {
+                let (offset, len_bytes) = self.lines().layout().cell(cell)?;
+                if matches!(self.lines().memory().check(offset, len_bytes), Err(Error::Poisoned { .. })) {
+                    held(&self.cells).set_bad(cells.swap_remove(at));
+                    any_bad = true;
+                } else {
+                    at += 1;
+                }
+            }
+            were_bad |= any_bad;
+            if !any_bad {
+                return Ok(were_bad);
+            }
+        }
     }
 
     /// Publishes READY for several filled reservations with one fence.

@@ -114,6 +114,11 @@ pub trait Coherence: Send + Sync {
         Err(crate::Error::Invalid("no copy with a checksum is made here".into()))
     }
 
+    /// Whether the range can be used, as far as it is known: an error where it was lost or marked bad. Touches nothing.
+    fn check(&self, _offset: u64, _len_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
 }

@@ -214,6 +214,10 @@ impl Coherence for Native {
         self.faults.leave(offset, destination.len() as u64)
     }
 
+    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.faults.enter(offset, len_bytes).map(drop)
+    }
+
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.faults.enter(offset, len_bytes).ok().and_then(NonNull::new)
     }

@@ -95,3 +95,36 @@ fn poisoned_payload_is_a_miss_for_whoever_meets_it() {
     assert!(other.has(good, LEN) && member.has(bad, LEN) && member.has(good, LEN));
     assert_eq!(other.cache.metrics().misses_total.of(MissReason::Device).get(), 1);
 }
+
+#[test]
+fn cells_in_poisoned_memory_are_not_used_again() {
+    const LEN: usize = 60_000;
+    const CELLS: u64 = 112;
+    let bench = Bench::new(&[(64 << 10, CELLS)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    member.publish(0..CELLS, LEN);
+    let granule = 2u64 << 20;
+    let bad = member.pool.layout().cells_offset().next_multiple_of(granule);
+    let is_bad = |number| {
+        let cell = other.cache.lookup(SPACE, key(number)).unwrap()?.cell;
+        let (start, len_bytes) = other.pool.layout().cell(cell).unwrap();
+        Some(start < bad + granule && bad < start + len_bytes)
+    };
+    let lost = (0..CELLS).filter(|&number| is_bad(number) == Some(true)).count() as u64;
+    assert!((1..CELLS / 2).contains(&lost));
+    member.pool.faults().mark_poisoned(bad).unwrap();
+    // Every cell is used, so each of these takes one that somebody had; twice round, so that all have had their turn.
+    for number in CELLS..3 * CELLS {
+        member.publish(number..number + 1, LEN);
+        assert_eq!(is_bad(number), Some(false), "block {number}");
+        assert!(other.has(number, LEN));
+    }
+    assert_eq!(member.count(2 * CELLS + lost..3 * CELLS, LEN) as u64, CELLS - lost);
+    let usage = member.cache.usage();
+    assert_eq!((usage.owned, usage.free, usage.ready, usage.quarantined), (CELLS, 0, CELLS - lost, 0));
+    // Another process has not met the damage, and may have better luck with the memory.
+    member.leave();
+    other.serve_until("the cells of who left are taken over", || other.cache.usage().owned == CELLS);
+    other.publish(3 * CELLS..4 * CELLS, LEN);
+    assert_eq!(other.cache.usage().ready, CELLS);
+}

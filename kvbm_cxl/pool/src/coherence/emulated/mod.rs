@@ -307,6 +307,10 @@ impl Coherence for Emulated {
         self.shared.leave(offset, destination.len() as u64)
     }
 
+    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.shared.enter(offset, len_bytes).map(drop)
+    }
+
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.shared.enter(offset, len_bytes).ok()?;
         NonNull::new(self.view.address(offset))
