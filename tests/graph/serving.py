@@ -13,7 +13,6 @@ from graph.client import RequestFailed
 from graph.graph import Graph
 from graph.model import BLOCK_TOKENS
 from graph.options import Options
-from graph.pool import cxlctl
 from graph.reference import Reference
 
 MAX_TOKENS = 12
@@ -87,18 +86,22 @@ class Serving:
                 said = json.load(connection.getresponse())
             assert said["status"] == "ok", said
 
+    def cxlctl(self, *words):
+        """What a command prints of the pool, on a machine that has it."""
+        return self.graph.pool.run(self.graph.pool.spec, *words)
+
     def clear(self):
         """Empties the pool."""
-        cxlctl(self.graph.pool.spec, "cache", "clear")
+        self.cxlctl("cache", "clear")
 
     def cells(self, *arguments):
         """Cells of the pool that are not free."""
-        return json.loads(cxlctl(self.graph.pool.spec, "cache", "ls", "--json", "--limit", "100000", *arguments))
+        return json.loads(self.cxlctl("cache", "ls", "--json", "--limit", "100000", *arguments))
 
     def slot(self, name):
         """The number of a worker's host in the pool."""
         machine = self.graph.pool.machine(list(self.graph.workers).index(name))
-        hosts = json.loads(cxlctl(self.graph.pool.spec, "hosts", "--json", "--watch-ms", "0"))
+        hosts = json.loads(self.cxlctl("hosts", "--json", "--watch-ms", "0"))
         return next(slot["slot"] for slot in hosts["slots"] if slot["machine"] == machine)
 
     def counted(self, name):

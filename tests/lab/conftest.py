@@ -19,7 +19,7 @@ from cxl_lab.lab import NAMES, NAMESPACES, Lab  # noqa: E402
 from cxl_lab.namespace import children  # noqa: E402
 from rack import CXLCTL, Rack  # noqa: E402
 
-TEST_TIMEOUT_S = 400
+TEST_TIMEOUT_S = 600
 # Enough for the NIXL wheel; what no program uses costs the machine nothing.
 MEMORY_MB = 1024
 

@@ -16,6 +16,7 @@ LAB = ROOT / "tests" / "lab"
 PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", LAB]
 # Generous: the processors are emulated, and the machine may have other work.
 CALL_TIMEOUT_S = 120
+BOOT_TIMEOUT_S = 300
 CELLS = "64K:60%"
 
 
@@ -100,7 +101,7 @@ class Rack:
             if host.name not in names or not self._well(host):
                 host.kill()
         if down := [name for name in names if not self.lab[name].alive()]:
-            self.lab.boot(*down)
+            self.boot(*down)
         self.spec = ",".join(self.lab[names[0]].devices)
 
     def _well(self, host):
@@ -119,11 +120,20 @@ class Rack:
         except LabError:
             return False
 
+    def boot(self, *names):
+        """Boots hosts that are not up; where one does not come up, none of them stays."""
+        try:
+            self.lab.boot(*names, timeout_s=BOOT_TIMEOUT_S)
+        except BaseException:
+            for name in names:
+                self.lab[name].kill()
+            raise
+
     def reboot(self, names):
         """Cuts the power of these hosts, and boots them."""
         for name in names:
             self.lab[name].kill()
-        self.lab.boot(*names)
+        self.boot(*names)
 
     def cxlctl(self, name, *words, environment=None, status=0, timeout_s=CALL_TIMEOUT_S):
         """Runs cxlctl with the pool in a host; what it printed. It has to end with this exit status."""

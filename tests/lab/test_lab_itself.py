@@ -5,10 +5,12 @@ import gzip
 import json
 import lzma
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 
@@ -18,6 +20,7 @@ from conftest import HERE
 from cxl_lab import ROOT, LabError, control, image
 from cxl_lab.agent import ERROR, EXIT, HEADER, OUTPUT, PING, PONG, START, Agent, Failed, HostGone
 from cxl_lab.ethernet import Hub
+from cxl_lab.forward import Forward
 from cxl_lab.host import AGENT, environment, spawn
 from cxl_lab.lab import Lab
 from cxl_lab.namespace import children
@@ -280,6 +283,16 @@ def test_the_image_unpacks_to_what_was_put_in(tmp_path):
     assert set(image.GROUPS) == {"base", *MODES}
 
 
+def test_the_kernel_is_unpacked_where_it_can_be(tmp_path):
+    (tmp_path / "boot").mkdir()
+    packed = tmp_path / "boot" / "vmlinuz-6"
+    plain = b"\x7fELF" + bytes(range(256)) * 64
+    packed.write_bytes(b"MZ of a loader" + lzma.compress(plain) + b"what follows")
+    assert image.kernel(tmp_path) == (plain if shutil.which("xz") else packed.read_bytes())
+    packed.write_bytes(b"MZ and nothing that is known")
+    assert image.kernel(tmp_path) == packed.read_bytes()
+
+
 # Labs, and who asks them.
 
 
@@ -296,6 +309,83 @@ def test_the_image_unpacks_to_what_was_put_in(tmp_path):
 def test_labs_that_cannot_be_are_refused(options, reason):
     with pytest.raises(LabError, match=reason):
         Lab(**options)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Hosts A and B of namespaces."""
+    if not AGENT.is_file():
+        pytest.skip("no agent: `make build-lab` builds it")
+    try:
+        made = Lab(mode="namespaces", folder=tmp_path)
+    except LabError as error:
+        pytest.skip(str(error))
+    with made:
+        yield made["A"], made["B"]
+
+
+def test_hosts_of_namespaces_share_the_pool_and_nothing_else(hosts):
+    a, b = hosts
+    a.run(["sh", "-c", "echo from A >/dev/shm/pool; echo mine >/dev/shm/mine; echo mine >/run/mine"])
+    assert b.run(["head", "-1", "/dev/shm/pool"]).output == "from A\n"
+    assert b.run(["ls", "/dev/shm/mine", "/run/mine"], check=False).status != 0
+    assert [host.run(["hostname"]).output for host in hosts] == ["A\n", "B\n"]
+    sleeper = a.start(["sleep", "600"])
+    assert "sleep" not in b.run(["sh", "-c", "cat /proc/[0-9]*/comm"]).output
+    assert [line.split(":")[0].strip() for line in b.run(["cat", "/proc/net/dev"]).output.splitlines()[2:]] == ["lo"]
+    assert sleeper.status is None
+
+
+def test_a_host_that_is_paused_stands_still(hosts):
+    a, b = hosts
+    ticks = a.start(["sh", "-c", "while :; do echo tick; sleep 0.01; done"])
+    ticks.read_line(20)
+    a.pause()
+    # What was on its way may still arrive.
+    b.run(["sleep", "0.2"])
+    before = len(ticks.output)
+    b.run(["sleep", "0.3"])
+    assert len(ticks.output) == before
+    a.resume()
+    for _ in range(before // 5 + 2):
+        ticks.read_line(20)
+    a.kill()
+    with pytest.raises(HostGone):
+        ticks.wait(20)
+    assert not a.alive() and b.run(["true"]).status == 0
+
+
+# Says its port, and answers everybody with all that was sent, backwards.
+SERVER = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    client, _ = server.accept()
+    with client, client.makefile("rb") as sent:
+        client.sendall(sent.read()[::-1])
+"""
+
+
+def test_a_port_of_a_host_is_reached_from_here(hosts):
+    server = hosts[0].start([sys.executable, "-Sc", SERVER])
+    port = int(server.read_line(20))
+    forward = Forward(hosts[0], port)
+    try:
+        data = os.urandom(200_000)
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), 20) as client:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                with client.makefile("rb") as answer:
+                    assert answer.read() == data[::-1]
+        hosts[0].kill()
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            assert client.recv(1) == b""
+    finally:
+        forward.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 20)
 
 
 @needs_agent

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that come and go, and what they find on the devices."""
 
+import json
 import os
 import random
 
 import pytest
+from cxl_lab import LabError
 
 MODEL = "tiny"
 BLOCK_BYTES = 65536
@@ -83,7 +85,7 @@ def test_four_hosts_in_turn_on_two_slots(racks, mode, seed):
         work(peer)
     for name in "CDAB":
         if not rack[name].alive():
-            rack.lab.boot(name)
+            rack.boot(name)
         staying, going = up[1], up[0]
         going.end()
         coming = rack.start(name).ready()
@@ -93,3 +95,27 @@ def test_four_hosts_in_turn_on_two_slots(racks, mode, seed):
     for peer in up:
         peer.end()
     assert "0 errors" in rack.fsck("B")
+
+
+@pytest.mark.parametrize("mode", ["namespaces", "cxl"])
+def test_the_slot_of_a_host_without_power_is_given_away_when_somebody_says_so(racks, mode, seed):
+    rack = racks.formatted(mode, "ABC")
+    rack.format("--slots", "2")
+    a, b = rack.peers()
+    assert b("publish", MODEL, seed, COUNT, BLOCK_BYTES) == ["stored"] * COUNT
+    slot = b("slot")
+    rack["B"].kill()
+    # Silence is no proof: B may only be paused.
+    with pytest.raises(LabError, match="host slots is full"):
+        rack.start("C", join_timeout_ms=3000).ready()
+    slots = json.loads(rack.cxlctl("A", "hosts", "--json").output)["slots"]
+    incarnation = next(one["incarnation"] for one in slots if one["slot"] == slot)
+    declare = ["hosts", "declare-dead", slot, "--incarnation", incarnation]
+    assert "--i-know-it-is-powered-off" in rack.cxlctl("A", *declare, status=4).error
+    rack.cxlctl("A", *declare, "--i-know-it-is-powered-off", "--timeout-ms", "60000")
+    c = rack.start("C").ready()
+    for peer in (c, a):
+        assert peer("outcomes", MODEL, seed, COUNT, BLOCK_BYTES) == HITS
+    for peer in (a, c):
+        peer.end()
+    assert "0 errors" in rack.fsck("C")

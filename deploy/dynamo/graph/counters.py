@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .errors import GraphError
-from .pool import Pool, cxlctl
+from .pool import Pool
 
 SETTLE_S = 10
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)$")
@@ -108,7 +108,7 @@ def read(graph) -> dict[str, Counts]:
 def of_plugin(pool: Pool) -> Counter:
     """What the NIXL plugins of all hosts have transferred, as they tell the pool twice a second. Raises GraphError."""
     total: Counter = Counter()
-    for host in json.loads(cxlctl(pool.spec, "nixl", "--json"))["hosts"]:
+    for host in json.loads(pool.run(pool.spec, "nixl", "--json"))["hosts"]:
         total.update(host["counters"])
     return total
 

@@ -23,16 +23,13 @@ def _discovery(options: Options, folder: Path) -> dict[str, str]:
 
 
 def common(options: Options, folder: Path) -> dict[str, str]:
-    """For all processes: only 127.0.0.1, no etcd and NATS unless asked for, nothing fetched, nothing outside of the graph's folder."""
+    """For all processes: no etcd and NATS unless asked for, nothing fetched, nothing outside of the graph's folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
     told = {
         **kept,
         **_discovery(options, folder),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
-        "DYN_TCP_RPC_HOST": "127.0.0.1",
-        "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
-        "DYN_EVENT_PLANE_HOST": "127.0.0.1",
         "DYN_SYSTEM_HOST": "127.0.0.1",
         "DYN_NAMESPACE": "serve",
         "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
@@ -44,6 +41,7 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(options.state / "vllm"),
         "TMPDIR": str(folder / "tmp"),
         "PYTHONUNBUFFERED": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.ready_timeout_s)),
         # The same prompt has the same block hashes in all workers.
         "PYTHONHASHSEED": "0",
     }
@@ -54,6 +52,12 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         told |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
         told["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
     return told | options.environment
+
+
+def network(address: str) -> dict[str, str]:
+    """Where the others reach a process of a host with this address."""
+    names = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "VLLM_NIXL_SIDE_CHANNEL_HOST")
+    return dict.fromkeys(names, address)
 
 
 def pool(spec: str, machine: str | None, folder: Path) -> dict[str, str]:

@@ -24,22 +24,22 @@ def programs() -> tuple[Path, Path]:
     return etcd, keeper
 
 
-def url(port: int) -> str:
+def url(port: int, address: str = "127.0.0.1") -> str:
     """Where clients reach the server."""
-    return f"http://127.0.0.1:{port}"
+    return f"http://{address}:{port}"
 
 
-def server_command(port: int, peer_port: int, folder: Path) -> list[str]:
-    """A server alone, which listens on 127.0.0.1 and keeps what it has below `folder`."""
-    client, peer = url(port), url(peer_port)
-    listen = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
+def server_command(port: int, peer_port: int, folder: Path, address: str) -> list[str]:
+    """A server alone, which listens on 127.0.0.1, and on `address` where that is another, and keeps what it has below `folder`."""
+    client, peer = url(port, address), url(peer_port)
+    listen = ["--listen-client-urls", ",".join({url(port), client}), "--advertise-client-urls", client, "--listen-peer-urls", peer]
     alone = ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
     return [str(programs()[0]), "--data-dir", str(folder), *listen, *alone]
 
 
-def keeper_command(port: int) -> list[str]:
+def keeper_command(server: str) -> list[str]:
     """What keeps the slot of the host that it is started on; the pool comes from its environment."""
-    return [str(programs()[1]), "--endpoints", url(port), "--ttl-s", str(LEASE_S)]
+    return [str(programs()[1]), "--endpoints", server, "--ttl-s", str(LEASE_S)]
 
 
 def wait_until_up(server: Child, port: int) -> None:

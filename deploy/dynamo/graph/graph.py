@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import environment, etcd, pool, processes, workers
+from . import environment, etcd, hosts, pool, processes, workers
 from .client import Answer, ask, get
 from .discovery import KeepAlive
 from .errors import GraphError
@@ -37,6 +37,7 @@ class Graph:
         self.folder = Path(tempfile.mkdtemp(prefix="cxl-serve-"))
         self.record = Record(self.folder / "record.json", self.folder)
         self.watcher = processes.start_watcher(self.record)
+        self.place = hosts.ThisMachine(self.record)
 
     def __enter__(self) -> "Graph":
         try:
@@ -56,7 +57,9 @@ class Graph:
         self.logs = self._new_logs(options.state / "logs")
         self.model: Model = choose(options)
         self.say(f"model {self.model.name}: {self.model.path}")
-        self.pool = pool.make(options, self.model.block_bytes, self.record.add_path) if options.needs_pool else None
+        if options.hosts != "processes":
+            self.place = hosts.InLab(options, self.logs, self.say)
+        self.pool = self._make_pool() if options.needs_pool else None
         if self.pool:
             own = self.pool.own
             self.say(f"pool {self.pool.spec}" + (f", {own.stat().st_size >> 20} MiB, goes with the graph" if own else ""))
@@ -65,11 +68,16 @@ class Graph:
         self.port = options.port or self.ports.take()
         roles = [("prefill", number) for number in range(options.prefill)] + [("decode", number) for number in range(options.decode)]
         self.workers = {worker.name: worker for worker in (Worker.make(role, number, self.ports) for role, number in roles)}
-        self._child("frontend", workers.frontend_command(options, self.port), {"DYN_SYSTEM_PORT": str(self.ports.take())})
+        self._child("frontend", workers.frontend_command(options, self.port), {"DYN_SYSTEM_PORT": str(self.ports.take())}, [self.port])
         for name in self.workers:
             self._start_worker(name)
         if options.discovery == "file":
             self.keep_alive = KeepAlive(self.folder / "discovery", self._dead_ports)
+
+    def _make_pool(self) -> pool.Pool:
+        if isinstance(self.place, hosts.InLab):
+            return pool.make_in_lab(self.options, self.model.block_bytes, self.place)
+        return pool.make(self.options, self.model.block_bytes, self.record.add_path)
 
     def _new_logs(self, folder: Path) -> Path:
         """A folder for this graph's logs, beside those of the last few."""
@@ -80,23 +88,25 @@ class Graph:
         made.mkdir()
         return made
 
-    def _child(self, name: str, command: list[str], told: dict[str, str]) -> Child:
-        child = Child(name, command, self.environment | told, self.logs / f"{name}.log", self.record)
+    def _child(self, name: str, command: list[str], told: dict[str, str], ports: Sequence[int] = ()) -> Child:
+        told = self.environment | environment.network(self.place.address(name)) | told
+        child = self.place.child(name, command, told, self.logs / f"{name}.log", ports)
         self.children[name] = child
         return child
 
     def _start_etcd(self) -> int:
         port, peer_port = self.ports.take(), self.ports.take()
-        server = self._child("etcd", etcd.server_command(port, peer_port, self.folder / "etcd"), {})
+        address = self.place.address("etcd")
+        server = self._child("etcd", etcd.server_command(port, peer_port, self.folder / "etcd", address), {}, [port])
         etcd.wait_until_up(server, port)
-        self.environment["ETCD_ENDPOINTS"] = etcd.url(port)
+        self.environment["ETCD_ENDPOINTS"] = etcd.url(port, address)
         return port
 
     def _keep_slot(self, name: str, told: dict[str, str]) -> None:
         """Has the host of a worker hold its slot of the pool by a lease, before the worker joins."""
         keeper = f"keeper-{name}"
         if keeper not in self.children:
-            etcd.wait_until_joined(self._child(keeper, etcd.keeper_command(self.etcd_port), told))
+            etcd.wait_until_joined(self._child(keeper, etcd.keeper_command(self.environment["ETCD_ENDPOINTS"]), told))
 
     def _dead_ports(self) -> list[int]:
         died = [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
@@ -122,7 +132,8 @@ class Graph:
         if self.options.connector == "nixl-cxl":
             told |= self._plugin()
         (self.logs / f"{name}.log").unlink(missing_ok=True)
-        return self._child(name, workers.worker_command(self.options, self.model, worker, self.folder), worker.environment() | told)
+        command = workers.worker_command(self.options, self.model, worker, self.folder)
+        return self._child(name, command, worker.environment() | told, [worker.system_port])
 
     def _plugin(self) -> dict[str, str]:
         """As `NIXL_PLUGIN_DIR=$(kvbm-cxl nixl-plugin-dir)`, but in the graph's own folder."""
@@ -168,6 +179,7 @@ class Graph:
         try:
             self.end_processes()
         finally:
+            self.place.end()
             left = sweep(self.record)
             self.watcher.stdin.close()
             self.watcher.wait(30)

@@ -11,6 +11,9 @@ ROOT = Path(__file__).resolve().parents[3]
 CONNECTORS = ("cxl", "nixl-cxl", "nixl-ucx")
 ROUTERS = ("round-robin", "kv")
 DISCOVERIES = ("file", "etcd")
+HOSTS = ("processes", "namespaces", "lab")
+# A virtual machine's processor is emulated: to import vLLM alone takes it minutes.
+READY_TIMEOUT_S, LAB_READY_TIMEOUT_S = 300, 7200
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Options:
     format_given_pool: bool = False
     router: str = "round-robin"
     discovery: str = "file"
+    # Every worker a host of its own on this machine, or prefill and decode in two hosts of a lab: namespaces, or virtual machines.
+    hosts: str = "processes"
     once: bool = False
     port: int = 0
     # Where models and logs are kept.
@@ -39,7 +44,7 @@ class Options:
     connector_config: dict = field(default_factory=dict)
     # Added to every process's environment.
     environment: dict = field(default_factory=dict)
-    ready_timeout_s: float = 300
+    ready_timeout_s: float = READY_TIMEOUT_S
 
     @property
     def needs_pool(self) -> bool:
@@ -75,14 +80,19 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--pool-size", type=_size, default=0, metavar="SIZE", help="of a pool in /dev/shm (1G, or more)")
     parser.add_argument("--router", choices=ROUTERS, default="round-robin", help="how the frontend chooses workers")
     parser.add_argument("--discovery", choices=DISCOVERIES, default="file", help="how processes find each other (file)")
+    hosts_help = "each worker by itself here (processes), or prefill and decode on two hosts of tests/lab: namespaces, or lab, virtual machines"
+    parser.add_argument("--hosts", choices=HOSTS, default="processes", help=hosts_help)
     parser.add_argument("--once", action="store_true", help="ask, verify, end: 0 if everything was as it has to be, else 1")
     parser.add_argument("--port", type=int, default=0, help="of the frontend; 0 = a free one")
     parser.add_argument("--state", type=Path, default=Options.state, metavar="DIR", help="where models and logs are kept (target/serve)")
-    parser.add_argument("--ready-timeout", type=float, default=300, metavar="S", help="longest wait for the workers, in seconds (300)")
+    timeout_help = f"longest wait for the workers, in seconds ({READY_TIMEOUT_S}; virtual machines {LAB_READY_TIMEOUT_S})"
+    parser.add_argument("--ready-timeout", type=float, metavar="S", help=timeout_help)
     parser.add_argument("worker_arguments", nargs="*", metavar="-- ARG", help="added to the command line of every worker")
     said = parser.parse_args(arguments)
     if said.format_pool and not said.pool:
         parser.error("--format-pool is about --pool; a pool of our own is always formatted")
+    if said.pool and said.hosts != "processes":
+        parser.error("--pool is on this machine: the hosts of a lab have a memory device of their own")
     return Options(
         prefill=said.prefill,
         decode=said.decode,
@@ -92,10 +102,12 @@ def parse(arguments: Sequence[str]) -> Options:
         pool_bytes=said.pool_size,
         format_given_pool=said.format_pool,
         router=said.router,
-        discovery=said.discovery,
+        # Virtual machines have no folder in common that tells them of changes.
+        discovery="etcd" if said.hosts == "lab" else said.discovery,
+        hosts=said.hosts,
         once=said.once,
         port=said.port,
         state=Path(os.path.abspath(said.state)),
         worker_arguments=tuple(said.worker_arguments),
-        ready_timeout_s=said.ready_timeout,
+        ready_timeout_s=said.ready_timeout or (LAB_READY_TIMEOUT_S if said.hosts == "lab" else READY_TIMEOUT_S),
     )

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +50,14 @@ def cxlctl(spec: str, *arguments: str, environment: dict | None = None) -> str:
 
 @dataclass(frozen=True)
 class Pool:
-    """`own` is the file that goes with the graph; `machines` the identities of the workers' hosts, none where they are this machine's."""
+    """`own`: the file that goes with the graph; `machines`: identities of the workers' hosts, none where each machine has its own; `run`: as
+    `cxlctl`, on a machine that has the pool; `fresh`: nothing is in it but what the graph puts there."""
 
     spec: str
     own: Path | None
     machines: tuple[str, ...]
+    run: Callable[..., str] = cxlctl
+    fresh: bool = True
 
     def machine(self, number: int) -> str | None:
         """The identity of a worker's host."""
@@ -63,7 +66,7 @@ class Pool:
     def fsck(self) -> dict:
         """What a check of all metadata says. Raises GraphError where the check cannot be made."""
         try:
-            return json.loads(cxlctl(self.spec, "fsck", "--json"))
+            return json.loads(self.run(self.spec, "fsck", "--json"))
         except ValueError as error:
             raise GraphError(f"cxlctl fsck: {error}") from error
 
@@ -73,7 +76,9 @@ def cell_bytes(block_bytes: int) -> int:
     return -(-block_bytes // PAGE) * PAGE
 
 
-def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False, announced: bool = False) -> None:
+def format_pool(
+    spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False, announced: bool = False, run: Callable[..., str] = cxlctl
+) -> None:
     """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError.
 
     announced: with cells for what routers are told of each block.
@@ -86,17 +91,27 @@ def format_pool(spec: str, block_bytes: int | None, machines: Sequence[str], for
         arguments += ["--seats", str(len(seats)), "--machine", seats[0]]
         for seat in seats[1:]:
             arguments += ["--seat-machine", seat]
-    cxlctl(spec, *arguments, *(["--force"] if force else []))
+    run(spec, *arguments, *(["--force"] if force else []))
+
+
+def _announced(options: Options) -> bool:
+    return options.router == "kv" and options.connector == "cxl"
+
+
+def make_in_lab(options: Options, block_bytes: int | None, lab) -> Pool:
+    """A pool in the memory that the hosts of a lab share. Raises GraphError."""
+    format_pool(lab.spec, block_bytes, (), announced=_announced(options), run=lab.cxlctl)
+    return Pool(lab.spec.partition(",")[0], None, (), lab.cxlctl)
 
 
 def make(options: Options, block_bytes: int | None, note_path) -> Pool:
     """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
-    announced = options.router == "kv" and options.connector == "cxl"
+    announced = _announced(options)
     if options.pool:
         if options.format_given_pool:
             format_pool(options.pool, block_bytes, (), force=True, announced=announced)
         cxlctl(options.pool, "info", "--json")
-        return Pool(options.pool, None, ())
+        return Pool(options.pool, None, (), fresh=False)
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)

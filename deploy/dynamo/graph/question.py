@@ -44,7 +44,7 @@ class Asked:
 
 def prompts(graph) -> list[str]:
     """Two prompts with one beginning: the same ones for a pool of our own, new ones for a pool that may hold answers of yesterday."""
-    seed = 1 if graph.pool is None or graph.pool.own else time.time_ns() % (1 << 31)
+    seed = 1 if graph.pool is None or graph.pool.fresh else time.time_ns() % (1 << 31)
     prefix = " ".join(tiny_sentences(PREFIX_SENTENCES, seed))
     return [f"{prefix} {' '.join(tiny_sentences(ENDING_SENTENCES, seed + ending))}" for ending in (1, 2)]
 

@@ -41,7 +41,6 @@ class Worker:
         return {
             "DYN_SYSTEM_PORT": str(self.system_port),
             "DYN_TCP_RPC_PORT": str(self.rpc_port),
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_channel_port),
             # It has no requests of its own to finish when the whole graph ends.
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",

@@ -175,6 +175,8 @@ class Agent:
                 if kind == PONG:
                     self._pongs.put(payload)
                 elif process := self._processes.get(number):
+                    if kind in (EXIT, REFUSED):
+                        del self._processes[number]
                     process._take(kind, payload)
         except OSError:
             pass

@@ -58,7 +58,8 @@ class Machine:
         command = [f"{root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "--library-path", libraries, f"{root}/usr/bin/qemu-system-x86_64"]
         command += ["-L", f"{root}/usr/share/qemu", "-L", f"{root}/usr/share/seabios", "-accel", "tcg", "-cpu", "max,-hypervisor"]
         command += ["-smp", str(MODES[self.mode][1]), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-        command += ["-chardev", f"socket,id=monitor,fd={self.monitor}", "-mon", "chardev=monitor,mode=control", "-serial", f"file:{self.log}"]
+        command += ["-chardev", f"socket,id=monitor,fd={self.monitor}", "-mon", "chardev=monitor,mode=control"]
+        command += ["-serial", f"file:{self.log}"]
         command += self._memory() + self._agent() + self._ethernet()
         command += ["-fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap"]
         command += ["-device", "virtio-9p-pci,fsdev=files,mount_tag=files,bus=pcie.0"]

@@ -3,7 +3,10 @@
 //!
 //! A channel is a character device (a virtio port of a virtual machine), or `fd:N`, a socket that was inherited. Each is served by itself.
 //! Commands run side by side, each in a process group of its own. When the first channel ends, the lab is gone: everything is killed.
+//!
+//! `lab-agent connect ADDRESS:PORT`: what it reads goes there, what comes from there is printed: how the lab reaches a host's servers.
 
+mod connect;
 mod frame;
 
 use std::collections::HashMap;
@@ -20,6 +23,17 @@ use frame::{Frame, Kind, Order};
 
 fn main() -> ExitCode {
     let names: Vec<String> = std::env::args().skip(1).collect();
+    if let [command, address] = names.as_slice()
+        && command == "connect"
+    {
+        return match connect::run(address) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("lab-agent: {address}: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let mut channels = Vec::new();
     for name in &names {
         match open(name) {

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph whose prefill and decode workers are on two hosts that share the pool and a network, and nothing else."""
+
+import os
+
+import leftovers
+import pytest
+from graph import counters, question
+from graph.counters import COMPUTED, PULLED
+from graph.errors import GraphError
+from graph.hosts import InLab
+from graph.options import parse
+from serving import serving, tokens
+
+PROMPTS = [tokens(f"two hosts {number}", 300 + 128 * number) for number in range(3)]
+KINDS = ("net", "pid", "mnt", "uts")
+
+
+@pytest.fixture(scope="module")
+def served():
+    try:
+        with serving(PROMPTS, connector="cxl", hosts="namespaces") as one:
+            yield one
+    except GraphError as error:
+        if "cannot be made here" not in str(error) and "lab-agent" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+def namespaces(served, name):
+    """Of the processes of a worker, in the words of the kernel."""
+    done = served.graph.place.host(name).run(["sh", "-c", "for kind in net pid mnt uts; do readlink /proc/self/ns/$kind; done; ls /dev/shm"])
+    return done.output.split()
+
+
+def test_the_hosts_share_the_pool_and_no_namespace(served):
+    prefill, decode = namespaces(served, "prefill-0"), namespaces(served, "decode-0")
+    here = [os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS]
+    for mine, one, other in zip(here, prefill, decode, strict=False):
+        assert len({mine, one, other}) == 3
+    assert "pool" in prefill[len(KINDS) :] and "pool" in decode[len(KINDS) :]
+    assert served.graph.place.address("prefill-0") != served.graph.place.address("decode-0")
+
+
+def test_decode_pulls_what_prefill_published_on_the_other_host(served):
+    round_ = [question.ask(served.graph, prompt) for prompt in question.prompts(served.graph)]
+    assert question.verify(served.graph, round_, [asked.answer.text for asked in round_]) == []
+    for prompt in PROMPTS:
+        before = counters.read(served.graph)
+        served.ask(prompt)
+        decode = counters.of_role(counters.settled(served.graph, before), "decode") - counters.of_role(before, "decode")
+        assert (decode.tokens[COMPUTED], decode.tokens[PULLED]) == (0, len(prompt))
+    slots = {cell["stamp"]["owner"] for cell in served.cells()["cells"]}
+    assert len(slots) == 1, "only prefill has published"
+    served.assert_whole()
+
+
+def test_a_host_ends_with_all_that_ran_in_it():
+    # Of its own, for it ends in the middle.
+    options = parse(["--hosts", "namespaces"])
+    try:
+        place = InLab(options, options.state / "tests" / f"hosts-{os.getpid()}", lambda line: None)
+    except GraphError as error:
+        pytest.skip(str(error))
+    marker = f"marker-{os.getpid()}-two-hosts"
+    log = place.lab.folder / "child.log"
+    child = place.child("decode-0", ["sh", "-c", f": {marker}; echo begun; sleep 1000; :"], dict(os.environ), log)
+    try:
+        leftovers.wait_for(lambda: log.exists() and "begun" in child.text())
+        assert child.status() is None
+        place.lab["B"].kill()
+        leftovers.wait_for(lambda: child.status() == -9)
+        assert place.lab["A"].alive()
+    finally:
+        place.end()
+    leftovers.wait_for(lambda: not leftovers.processes_with(marker))
+
+
+def test_a_pool_of_this_machine_is_not_for_other_hosts(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--hosts", "lab", "--pool", "/dev/dax0.0"])
+    assert "have a memory device of their own" in capsys.readouterr().err
+    assert parse(["--hosts", "lab"]).discovery == "etcd" and parse(["--hosts", "namespaces"]).discovery == "file"
