@@ -73,8 +73,12 @@ def test_a_device_is_lost_under_load(pair, seed, fault):
 def granules_of(rack, peer, chain, count):
     """Offsets of the 2 MiB that the blocks of a chain begin in; None for those that are not there."""
     cells_offset = rack.json("A", "info")["cache"]["cells_offset"]
-    offsets = [cell and cells_offset + cell * CELL_BYTES for cell in peer("cells", MODEL, chain, count)]
-    return [offset and offset - offset % GRANULE_BYTES for offset in offsets]
+
+    def granule(cell):
+        offset = cells_offset + cell * CELL_BYTES
+        return offset - offset % GRANULE_BYTES
+
+    return [None if cell is None else granule(cell) for cell in peer("cells", MODEL, chain, count)]
 
 
 def test_poisoned_payload_is_a_miss_for_the_host_that_meets_it(pair, seed):
