@@ -29,8 +29,8 @@ def served():
 
 def namespaces(served, name):
     """Of the processes of a worker, in the words of the kernel."""
-    done = served.graph.place.host(name).run(["sh", "-c", "for kind in net pid mnt uts; do readlink /proc/self/ns/$kind; done; ls /dev/shm"])
-    return done.output.split()
+    script = f"for kind in {' '.join(KINDS)}; do readlink /proc/self/ns/$kind; done; ls /dev/shm"
+    return served.graph.place.host(name).run(["sh", "-c", script]).output.split()
 
 
 def test_the_hosts_share_the_pool_and_no_namespace(served):

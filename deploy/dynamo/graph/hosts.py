@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the processes of a graph run: on this machine, or on the two hosts of a lab (tests/lab), which share a memory device and an Ethernet.
+"""Where the processes of a graph run: on this machine, or on the two hosts of a lab (tests/lab), which share a memory and an Ethernet.
 
-In a lab, prefill workers run on host A, with the frontend and etcd, and decode workers on host B. What a host's servers listen on is offered
-at the same ports of this machine's 127.0.0.1, so that whoever asks them need not know.
+In a lab, prefill workers run on host A, with the frontend and etcd, and decode workers on host B. What a host's servers listen on is
+offered at the same ports of this machine's 127.0.0.1, so that whoever asks them need not know.
 """
 
 import signal
@@ -87,7 +87,7 @@ class LabChild:
 
 
 class InLab:
-    """Two hosts: virtual machines (`lab`), or namespaces of this machine (`namespaces`), which boot when this is made. Raises GraphError."""
+    """Two hosts, virtual machines (`lab`) or namespaces of this machine (`namespaces`), which boot when this is made. Raises GraphError."""
 
     def __init__(self, options: Options, logs: Path, say):
         sys.path.insert(0, str(LAB))

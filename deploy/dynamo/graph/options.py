@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--pool-size", type=_size, default=0, metavar="SIZE", help="of a pool in /dev/shm (1G, or more)")
     parser.add_argument("--router", choices=ROUTERS, default="round-robin", help="how the frontend chooses workers")
     parser.add_argument("--discovery", choices=DISCOVERIES, default="file", help="how processes find each other (file)")
-    hosts_help = "each worker by itself here (processes), or prefill and decode on two hosts of tests/lab: namespaces, or lab, virtual machines"
+    hosts_help = "each worker by itself here (processes), or prefill and decode on two hosts: namespaces, or virtual machines (lab)"
     parser.add_argument("--hosts", choices=HOSTS, default="processes", help=hosts_help)
     parser.add_argument("--once", action="store_true", help="ask, verify, end: 0 if everything was as it has to be, else 1")
     parser.add_argument("--port", type=int, default=0, help="of the frontend; 0 = a free one")

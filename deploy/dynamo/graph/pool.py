@@ -50,8 +50,11 @@ def cxlctl(spec: str, *arguments: str, environment: dict | None = None) -> str:
 
 @dataclass(frozen=True)
 class Pool:
-    """`own`: the file that goes with the graph; `machines`: identities of the workers' hosts, none where each machine has its own; `run`: as
-    `cxlctl`, on a machine that has the pool; `fresh`: nothing is in it but what the graph puts there."""
+    """Where KV blocks are.
+
+    own: the file that goes with the graph; machines: identities of the workers' hosts, none where each machine has its own; run: as
+    `cxlctl`, on a machine that has the pool; fresh: nothing is in it but what the graph puts there.
+    """
 
     spec: str
     own: Path | None
@@ -77,7 +80,12 @@ def cell_bytes(block_bytes: int) -> int:
 
 
 def format_pool(
-    spec: str, block_bytes: int | None, machines: Sequence[str], force: bool = False, announced: bool = False, run: Callable[..., str] = cxlctl
+    spec: str,
+    block_bytes: int | None,
+    machines: Sequence[str],
+    force: bool = False,
+    announced: bool = False,
+    run: Callable[..., str] = cxlctl,
 ) -> None:
     """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError.
 
