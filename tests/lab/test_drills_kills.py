@@ -39,7 +39,7 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_proven(either_pair)
     assert a.process.output.count("\n") == a.answers, "the lock has passed on"
     rack.lab.boot("B")
     b = start(rack, "B").ready()
-    # Who follows a holder that died is told to repair, and may be told once more (LOCKS.md 12.2).
+    # Who gives a repaired lock back and asks anew before the manager looks is told to repair once more (LOCKS.md, S1).
     assert a.answer() >= 1
     assert (b("slot"), b("incarnation") > incarnation) == (slot, True)
     assert b("count", lock, counter, TIMES) == 0
