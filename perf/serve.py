@@ -191,7 +191,7 @@ def measure(connector: str, requests: Requests, state: Path) -> Measured:
     """Runs a graph with this connector through all parts. Raises GraphError and Wrong."""
     measured = Measured()
     options = Options(prefill=2, decode=1, connector=connector, state=state / connector)
-    with Graph(options, lambda line: print(f"[{connector}] {line}", flush=True)) as graph:
+    with Graph(options, lambda line: print(f"[{connector}] {line}", file=sys.stderr, flush=True)) as graph:
         graph.wait_until_ready()
         # Both prefill workers have met the decode worker, and compiled what they compile, before anything is timed.
         for number in range(2):

@@ -483,6 +483,10 @@ impl Coherence for ReadOnly {
         self.0.copy_out_summed(offset, destination, sum)
     }
 
+    fn check(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        self.0.check(offset, len_bytes)
+    }
+
     fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
         self.0.address(offset, len_bytes)
     }
