@@ -27,6 +27,15 @@ def start_both(rack):
     return [peer.ready() for peer in [start(rack, name) for name in "AB"]]
 
 
+def b_holds_a_lock(rack, times):
+    """Both peers, a lock of the pool and its counter, after B has counted `times` times and then kept the lock."""
+    a, b = start_both(rack)
+    lock, counter = a("new_counter")
+    assert b("count", lock, counter, times) == 0
+    assert b("acquire", lock) is False
+    return a, b, lock, counter
+
+
 def until(what, check, timeout_s=CALL_TIMEOUT_S):
     """Waits until `check` gives something true, and returns it. What it gave last goes with the failure."""
     deadline = time.monotonic() + timeout_s

@@ -8,6 +8,7 @@ from drills import (
     SMALL,
     SMALL_BLOCK_BYTES,
     at_some_moment,
+    b_holds_a_lock,
     dice_of,
     finish,
     goes_on,
@@ -27,10 +28,7 @@ TIMES = 10
 @pytest.mark.smoke
 def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_proven(either_pair):
     rack = either_pair
-    a, b = start_both(rack)
-    lock, counter = a("new_counter")
-    assert b("count", lock, counter, TIMES) == 0
-    assert b("acquire", lock) is False
+    a, b, lock, counter = b_holds_a_lock(rack, TIMES)
     slot, incarnation = b("slot"), b("incarnation")
     a.send("count", lock, counter, TIMES)
     rack["B"].kill()
@@ -49,10 +47,7 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_proven(either_pair)
 
 def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_stated(either_pair):
     rack = either_pair
-    a, b = start_both(rack)
-    lock, counter = a("new_counter")
-    assert b("count", lock, counter, TIMES) == 0
-    assert b("acquire", lock) is False
+    a, b, lock, counter = b_holds_a_lock(rack, TIMES)
     slot, incarnation = b("slot"), b("incarnation")
     a.send("count", lock, counter, TIMES)
     rack["B"].kill()

@@ -2,7 +2,21 @@
 """Hosts that stand still for longer than others wait, and go on (row 2 of docs/FAULTS.md)."""
 
 import pytest
-from drills import MODEL, SMALL, SMALL_BLOCK_BYTES, at_some_moment, dice_of, finish, goes_on, start_both, states, stop, until, until_fenced
+from drills import (
+    MODEL,
+    SMALL,
+    SMALL_BLOCK_BYTES,
+    at_some_moment,
+    b_holds_a_lock,
+    dice_of,
+    finish,
+    goes_on,
+    start_both,
+    states,
+    stop,
+    until,
+    until_fenced,
+)
 from rack import Raised
 
 TIMES = 10
@@ -40,10 +54,7 @@ def test_a_zombie_harms_nobody(either_pair, seed):
 
 def test_a_lock_of_a_paused_host_stays_its_own(either_pair):
     rack = either_pair
-    a, b = start_both(rack)
-    lock, counter = a("new_counter")
-    assert b("count", lock, counter, TIMES) == 0
-    assert b("acquire", lock) is False
+    a, b, lock, counter = b_holds_a_lock(rack, TIMES)
     slot = b("slot")
     rack["B"].pause()
     a.send("count", lock, counter, TIMES)
