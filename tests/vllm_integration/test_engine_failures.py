@@ -2,6 +2,7 @@
 """Whole engines when things go wrong: damaged blocks, a full pool, a pool that vanishes, requests that end early. Never wrong text."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import kvbm_cxl
@@ -194,7 +195,12 @@ def test_a_request_aborted_while_it_is_loaded(model, pool, text):
             assert go_on.wait(60)
             return pull(*arguments)
 
-        side._pull = slow
+        def beside_a_forward_pass(orders):
+            """A step that computes nothing loads on the engine's own thread: nothing could be aborted meanwhile."""
+            start_loads(replace(orders, idle=False))
+
+        start_loads = side.start_loads
+        side._pull, side.start_loads = slow, beside_a_forward_pass
         free = running.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         llm.add_request("aborted", PROMPT, SamplingParams(max_tokens=4, temperature=0))
         llm.step()
