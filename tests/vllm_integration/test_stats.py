@@ -2,12 +2,13 @@
 """Counters: from a thread that counts to a line for Prometheus."""
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from kvbm_cxl.vllm_integration.stats import COUNTERS, PREFIX, CxlPromMetrics, CxlStats, Tally
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
 def _tally() -> Tally:
@@ -51,18 +52,21 @@ def test_stats_survive_the_way_to_the_front_end_and_add_up():
 
 
 @pytest.fixture
-def metrics():
-    before = set(REGISTRY._collector_to_names)
+def registry():
+    """Of its own: an engine of another test in this process has the same names in prometheus_client's."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry):
     config = SimpleNamespace(kv_transfer_config=None)
-    types = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
-    yield CxlPromMetrics(config, types, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
-    for collector in set(REGISTRY._collector_to_names) - before:
-        REGISTRY.unregister(collector)
+    types = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    return CxlPromMetrics(config, types, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
 
 
-def test_prometheus_shows_them_by_engine(metrics):
+def test_prometheus_shows_them_by_engine(metrics, registry):
     metrics.observe(_tally().take().data, 1)
-    text = generate_latest(REGISTRY).decode()
+    text = generate_latest(registry).decode()
     assert 'vllm:kvbm_cxl_pulled_blocks_total{engine="1",model_name="m",result="hit"} 4.0' in text
     assert 'vllm:kvbm_cxl_pulled_blocks_total{engine="0",model_name="m",result="hit"} 0.0' in text, "what did not happen is 0, not missing"
     assert 'vllm:kvbm_cxl_pinned_blocks{engine="1",model_name="m"} 5.0' in text
