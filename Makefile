@@ -206,7 +206,7 @@ test-connector: serve-ready ## The vLLM connector: its logic, and real engines i
 	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
 
 .PHONY: test-graph
-test-graph: serve-ready build-member ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
+test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
 	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
 
 .PHONY: test-nixl-cpp

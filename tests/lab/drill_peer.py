@@ -2,11 +2,8 @@
 """The program that runs in a host while something is done to that host: a peer whose work counts errors as outcomes and goes on."""
 
 import ctypes
-import json
 import os
-import sys
 
-import lines
 import peer
 import pools
 from pool_api import PoolError
@@ -76,6 +73,4 @@ class Calls(peer.Calls):
 
 
 if __name__ == "__main__":
-    calls = Calls(sys.argv[1], **json.loads(sys.argv[2]))
-    lines.serve(calls)
-    calls.leave()
+    peer.main(Calls)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fault drills have in common: hosts under load, waits for what the others notice, and the state that all have to reach in the end."""
 
-import json
 import random
 import time
 
-from rack import CALL_TIMEOUT_S, LAB, Peer
+from rack import CALL_TIMEOUT_S
 
 MODEL = "tiny"
 BLOCK_BYTES = 20_000
@@ -18,8 +17,7 @@ SMALL_BLOCK_BYTES = 4_000
 
 def start(rack, name):
     """Starts a program that survives what happens to its host."""
-    options = {"join_timeout_ms": 1000 * CALL_TIMEOUT_S, "suspect_ms": SUSPECT_MS}
-    return Peer(rack[name], ["-S", LAB / "drill_peer.py", rack.spec, json.dumps(options)])
+    return rack.start(name, program="drill_peer.py", suspect_ms=SUSPECT_MS)
 
 
 def start_both(rack):

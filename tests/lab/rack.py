@@ -151,12 +151,12 @@ class Rack:
         sizes = [word for size in cells.split(",") for word in ("--cells", size)]
         self.cxlctl(name, "format", "--force", *sizes, *words)
 
-    def start(self, name, environment=None, **options):
+    def start(self, name, environment=None, program="peer.py", **options):
         """Starts a peer in a host, without waiting until it has joined. `options`: of `kvbm_cxl.Pool`."""
         # Only the machine of a seat can let the others in, and its program may start later.
         options = {"join_timeout_ms": 1000 * CALL_TIMEOUT_S, **options}
         # No package that is installed is needed, and looking for them takes a second in an emulated processor.
-        return Peer(self.lab[name], ["-S", LAB / "peer.py", self.spec, json.dumps(options)], environment)
+        return Peer(self.lab[name], ["-S", LAB / program, self.spec, json.dumps(options)], environment)
 
     def start_nixl(self, name):
         """Starts a NIXL worker in a host."""

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import environment, etcd, hosts, pool, processes, workers
+from . import environment, etcd, hosts, processes, workers
 from .client import Answer, ask, get
 from .discovery import KeepAlive
 from .errors import GraphError
@@ -37,7 +37,7 @@ class Graph:
         self.folder = Path(tempfile.mkdtemp(prefix="cxl-serve-"))
         self.record = Record(self.folder / "record.json", self.folder)
         self.watcher = processes.start_watcher(self.record)
-        self.place = hosts.ThisMachine(self.record)
+        self.place = hosts.ThisMachine(options, self.record)
 
     def __enter__(self) -> "Graph":
         try:
@@ -59,7 +59,7 @@ class Graph:
         self.say(f"model {self.model.name}: {self.model.path}")
         if options.hosts != "processes":
             self.place = hosts.InLab(options, self.logs, self.say)
-        self.pool = self._make_pool() if options.needs_pool else None
+        self.pool = self.place.make_pool(self.model.block_bytes) if options.needs_pool else None
         if self.pool:
             own = self.pool.own
             self.say(f"pool {self.pool.spec}" + (f", {own.stat().st_size >> 20} MiB, goes with the graph" if own else ""))
@@ -73,11 +73,6 @@ class Graph:
             self._start_worker(name)
         if options.discovery == "file":
             self.keep_alive = KeepAlive(self.folder / "discovery", self._dead_ports)
-
-    def _make_pool(self) -> pool.Pool:
-        if isinstance(self.place, hosts.InLab):
-            return pool.make_in_lab(self.options, self.model.block_bytes, self.place)
-        return pool.make(self.options, self.model.block_bytes, self.record.add_path)
 
     def _new_logs(self, folder: Path) -> Path:
         """A folder for this graph's logs, beside those of the last few."""

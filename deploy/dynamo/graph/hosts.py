@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from . import pool
 from .errors import GraphError
 from .options import ROOT, Options
-from .pool import cxlctl_path
 from .processes import Child
 from .sweep import Record
 
@@ -29,8 +29,12 @@ KILLED = -9
 class ThisMachine:
     """All processes are children of this one."""
 
-    def __init__(self, record: Record):
-        self.record = record
+    def __init__(self, options: Options, record: Record):
+        self.options, self.record = options, record
+
+    def make_pool(self, block_bytes: int | None) -> pool.Pool:
+        """The pool that the options name, or one in /dev/shm. Raises GraphError."""
+        return pool.make(self.options, block_bytes, self.record.add_path)
 
     def address(self, name: str) -> str:
         """The IP address of the host that a process runs on."""
@@ -95,7 +99,7 @@ class InLab:
         from cxl_lab.forward import Forward
         from cxl_lab.lab import Lab
 
-        self._error, self._forward, self._forwards = LabError, Forward, {}
+        self.options, self._error, self._forward, self._forwards = options, LabError, Forward, {}
         mode = "cxl" if options.hosts == "lab" else "namespaces"
         say(f"booting hosts A (prefill) and B (decode), {mode}")
         try:
@@ -109,6 +113,10 @@ class InLab:
             raise GraphError(str(error)) from error
         device = self.lab["A"].devices[0]
         self.spec = device if options.hosts == "lab" else f"{device},size={POOL_MB}M"
+
+    def make_pool(self, block_bytes: int | None) -> pool.Pool:
+        """A pool in the memory that the hosts share. Raises GraphError."""
+        return pool.make_in_lab(self.options, block_bytes, self)
 
     def host(self, name: str):
         """The host that a process of this name runs on."""
@@ -133,7 +141,7 @@ class InLab:
     def cxlctl(self, spec: str, *arguments: str) -> str:
         """What a command of cxlctl prints on host A. Raises GraphError."""
         try:
-            return self.lab["A"].run([cxlctl_path(), *arguments], {"CXL_POOL": spec}, CXLCTL_TIMEOUT_S).output
+            return self.lab["A"].run([pool.cxlctl_path(), *arguments], {"CXL_POOL": spec}, CXLCTL_TIMEOUT_S).output
         except self._error as error:
             raise GraphError(f"cxlctl {' '.join(arguments)} on {spec}: {error}") from error
 

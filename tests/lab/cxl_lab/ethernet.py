@@ -8,6 +8,11 @@ import threading
 LARGEST_FRAME_BYTES = 128 * 1024
 
 
+def address_of(number: int) -> str:
+    """The IP address of the host of this number."""
+    return f"10.77.0.{number}"
+
+
 class Hub:
     """Sockets come in pairs: one end for the virtual machine, one that is kept."""
 

@@ -10,10 +10,10 @@ from .host import Host, agent_program
 
 
 class Forward:
-    """Every connection to 127.0.0.1:`port` becomes one to the same port of the host's own 127.0.0.1, or of `address` there."""
+    """Every connection to 127.0.0.1:`port` becomes one to the same port of the host's own 127.0.0.1."""
 
-    def __init__(self, host: Host, port: int, address: str = "127.0.0.1"):
-        self.host, self.port, self.address = host, port, address
+    def __init__(self, host: Host, port: int):
+        self.host, self.port = host, port
         self._server = socket.create_server(("127.0.0.1", port))
         threading.Thread(target=self._accept, name=f"port {port} of {host.name}", daemon=True).start()
 
@@ -28,7 +28,7 @@ class Forward:
     def _serve(self, client: socket.socket) -> None:
         with client:
             try:
-                relay = self.host.start([agent_program(), "connect", f"{self.address}:{self.port}"])
+                relay = self.host.start([agent_program(), "connect", f"127.0.0.1:{self.port}"])
                 threading.Thread(target=self._upwards, args=(client, relay), daemon=True).start()
                 for error, piece in relay.follow():
                     if not error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import ROOT, LabError
 from .agent import Agent, Completed, Process
+from .ethernet import address_of
 
 AGENT = ROOT / "target" / "release" / "lab-agent"
 # What commands in a host see of this process's environment.
@@ -53,14 +54,20 @@ def spawn(command: list[str], descriptors: tuple[int, ...], output) -> subproces
 class Host:
     """One host. `devices`: where its programs find the shared memory."""
 
-    def __init__(self, name: str, folder: Path):
-        self.name, self.folder = name, folder
+    def __init__(self, name: str, number: int, folder: Path):
+        """`number`: from 1 on, no two hosts of a lab have the same."""
+        self.name, self.number, self.folder = name, number, folder
         self.devices: list[str] = []
         self.machine: subprocess.Popen | None = None
         self.agents: list[Agent] = []
 
     def __str__(self):
         return f"host {self.name}"
+
+    @property
+    def address(self) -> str:
+        """Its IP address on the lab's Ethernet."""
+        return address_of(self.number)
 
     @property
     def agent(self) -> Agent:
@@ -113,19 +120,6 @@ class Host:
             self.machine.kill()
             self.machine.wait(30)
         self._down()
-
-    def shut_down(self, timeout_s: float = 30) -> None:
-        """Ends it in an orderly way; kills what does not end in time."""
-        if not self.alive():
-            return self._down()
-        for agent in self.agents:
-            agent.close()
-        try:
-            self.machine.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.machine.kill()
-            self.machine.wait(30)
-        return self._down()
 
     def _down(self) -> None:
         for agent in self.agents:

@@ -97,13 +97,8 @@ class NamespaceHost(Host):
     """One host of namespaces."""
 
     def __init__(self, name: str, number: int, anchor: Anchor, folder: Path, root: Path, ethernet: bool):
-        super().__init__(name, folder)
-        self.number, self.anchor, self.root, self.ethernet = number, anchor, root, ethernet
-
-    @property
-    def address(self) -> str:
-        """Its IP address on the lab's Ethernet."""
-        return f"10.77.0.{self.number}"
+        super().__init__(name, number, folder)
+        self.anchor, self.root, self.ethernet = anchor, root, ethernet
 
     @property
     def log(self) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import FOLDER, LabError
+from .ethernet import address_of
 
 # Modes: how many devices, and processors of a host. With nvdimm the emulator takes the memory for ordinary memory: coherent, with atomics.
 MODES = {"cxl": (1, 1), "cxl-two": (2, 1), "cxl-interleaved": (2, 1), "cxl-pmem": (1, 1), "nvdimm": (1, 2)}
@@ -43,11 +44,6 @@ class Machine:
         maybe = (*self.memories, self.labels, self.monitor, *self.channels, self.ethernet)
         return tuple(number for number in maybe if number is not None)
 
-    @property
-    def address(self) -> str:
-        """Its IP address on the lab's Ethernet."""
-        return f"10.77.0.{self.number}"
-
     def command(self, folder: Path = FOLDER) -> list[str]:
         """QEMU and its arguments. Raises LabError where the lab is not set up."""
         root = folder / "root"
@@ -64,7 +60,8 @@ class Machine:
         command += ["-fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap"]
         command += ["-device", "virtio-9p-pci,fsdev=files,mount_tag=files,bus=pcie.0"]
         words = {"mode": self.mode, "name": self.name, "agent": self.agent, "channels": len(self.channels), "tools": root}
-        words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "address": self.address if self.ethernet is not None else ""}
+        address = address_of(self.number) if self.ethernet is not None else ""
+        words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "address": address}
         append = " ".join([KERNEL_WORDS, *(f"lab_{name}={value}" for name, value in words.items())])
         return [*command, "-kernel", f"{folder}/kernel", "-initrd", f"{folder}/initrd.gz", "-append", append]
 

@@ -9,7 +9,7 @@ from . import LabError
 from .agent import Agent
 from .ethernet import Hub
 from .host import Host, agent_program, environment, spawn
-from .qemu import CHANNELS, MODES, Machine
+from .qemu import CHANNELS, Machine
 from .qmp import Qmp
 
 
@@ -17,8 +17,8 @@ class VirtualHost(Host):
     """QEMU with Linux in it, the machine's files at their places (what is written to them stays in this host), and /dev/dax*."""
 
     def __init__(self, name: str, number: int, lab, folder: Path, memory_mb: int, hub: Hub | None):
-        super().__init__(name, folder)
-        self.number, self.lab, self.memory_mb, self.hub = number, lab, memory_mb, hub
+        super().__init__(name, number, folder)
+        self.lab, self.memory_mb, self.hub = lab, memory_mb, hub
         self.qmp: Qmp | None = None
         self.boots = 0
 
@@ -26,11 +26,6 @@ class VirtualHost(Host):
     def log(self) -> Path:
         """What it wrote on its serial line since it was booted last."""
         return self.folder / f"{self.name}.{self.boots}.serial.log"
-
-    @property
-    def address(self) -> str:
-        """Its IP address on the lab's Ethernet."""
-        return f"10.77.0.{self.number}"
 
     def begin(self) -> None:
         """Starts QEMU."""
@@ -99,6 +94,3 @@ class VirtualHost(Host):
         if self.qmp:
             self.qmp.close()
             self.qmp = None
-
-
-__all__ = ["MODES", "VirtualHost"]
