@@ -226,6 +226,19 @@ def test_the_monitor_answers_refuses_and_goes():
         monitor.execute("query-status")
 
 
+def test_what_is_plugged_gets_the_next_frame():
+    for _ in range(50):  # A race between the hub's list and the plug: one time would seldom show it.
+        hub = Hub()
+        with hub.plug("A") as first:
+            first.send(b"keeps the hub busy with its list of one")
+            with hub.plug("B") as second:
+                second.settimeout(5)
+                first.send(b"to B")
+                while second.recv(100) != b"to B":
+                    pass
+        hub.close()
+
+
 def test_what_one_host_sends_all_others_get():
     hub = Hub()
     ends = {name: hub.plug(name) for name in "ABC"}

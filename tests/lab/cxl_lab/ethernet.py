@@ -52,7 +52,10 @@ class Hub:
                     frame = source.recv(LARGEST_FRAME_BYTES)
                 except OSError:
                     continue
-                for other in sockets:
+                # Not the list above: a host may have been plugged since it was made.
+                with self._lock:
+                    plugged = list(self._kept.values())
+                for other in plugged:
                     if other is not source:
                         self._give(other, frame)
 
