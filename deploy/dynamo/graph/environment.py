@@ -4,6 +4,7 @@
 import os
 from pathlib import Path
 
+from . import etcd
 from .options import ROOT, Options
 
 HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
@@ -19,7 +20,7 @@ def has_gpu() -> bool:
 def _discovery(options: Options, folder: Path) -> dict[str, str]:
     if options.discovery == "file":
         return {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "discovery")}
-    return {"DYN_DISCOVERY_BACKEND": "etcd"}
+    return {"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_LEASE_TTL": str(etcd.lease_s(options))}
 
 
 def common(options: Options, folder: Path) -> dict[str, str]:

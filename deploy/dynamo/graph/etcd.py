@@ -7,12 +7,13 @@ from pathlib import Path
 
 from .client import RequestFailed, get
 from .errors import GraphError
-from .options import ROOT
+from .options import ROOT, Options
 from .processes import Child
 
 TIMEOUT_S = 30
-# A host is fenced when nothing was heard of its keeper for so long.
-LEASE_S = 10
+# A host is fenced, and a process of Dynamo gone, when nothing was heard of it for so long. An emulated processor that imports vLLM lets
+# the other processes of its host wait for minutes.
+LEASE_S, LAB_LEASE_S = 10, 1800
 
 
 def programs() -> tuple[Path, Path]:
@@ -37,9 +38,14 @@ def server_command(port: int, peer_port: int, folder: Path, address: str) -> lis
     return [str(programs()[0]), "--data-dir", str(folder), *listen, *alone]
 
 
-def keeper_command(server: str) -> list[str]:
+def lease_s(options: Options) -> int:
+    """How long a lease lasts without a sign of life, in seconds."""
+    return LAB_LEASE_S if options.hosts == "lab" else LEASE_S
+
+
+def keeper_command(server: str, lease_s: int) -> list[str]:
     """What keeps the slot of the host that it is started on; the pool comes from its environment."""
-    return [str(programs()[1]), "--endpoints", server, "--ttl-s", str(LEASE_S)]
+    return [str(programs()[1]), "--endpoints", server, "--ttl-s", str(lease_s)]
 
 
 def wait_until_up(server: Child, port: int) -> None:

@@ -101,7 +101,8 @@ class Graph:
         """Has the host of a worker hold its slot of the pool by a lease, before the worker joins."""
         keeper = f"keeper-{name}"
         if keeper not in self.children:
-            etcd.wait_until_joined(self._child(keeper, etcd.keeper_command(self.environment["ETCD_ENDPOINTS"]), told))
+            command = etcd.keeper_command(self.environment["ETCD_ENDPOINTS"], etcd.lease_s(self.options))
+            etcd.wait_until_joined(self._child(keeper, command, told))
 
     def _dead_ports(self) -> list[int]:
         died = [worker.rpc_port for name, worker in list(self.workers.items()) if self.children[name].status() is not None]
