@@ -24,7 +24,7 @@ from cxl_lab.forward import Forward
 from cxl_lab.host import AGENT, environment, spawn
 from cxl_lab.lab import Lab
 from cxl_lab.namespace import children
-from cxl_lab.qemu import CHANNELS, MODES, Machine
+from cxl_lab.qemu import MODES, Machine
 from cxl_lab.qmp import Qmp
 
 needs_agent = pytest.mark.skipif(not AGENT.is_file(), reason="no agent: `make build-lab` builds it")
@@ -47,7 +47,7 @@ def machine(folder, mode="cxl", **other):
     """A machine as a lab describes one, with numbers in the place of descriptors."""
     fields = {"name": "B", "number": 2, "mode": mode, "device_bytes": 256 << 20, "memory_mb": 512, "ethernet": None, "monitor": 20}
     fields |= {"memories": tuple(range(30, 30 + MODES[mode][0])), "labels": 40 if mode == "cxl-pmem" else None}
-    fields |= {"channels": tuple(range(50, 50 + CHANNELS)), "log": folder / "serial.log", "agent": AGENT}
+    fields |= {"channel": 50, "log": folder / "serial.log", "agent": AGENT}
     return Machine(**fields | other)
 
 
@@ -83,11 +83,11 @@ def test_a_virtual_host_gets_the_devices_of_its_mode(prepared, mode):
     # Without these, atomics between hosts would work, or the kernel would not make the region.
     assert ("-accel", "tcg") in pairs(command) and ("-cpu", "max,-hypervisor") in pairs(command)
     assert ("-smp", "2" if mode == "nvdimm" else "1") in pairs(command)
-    assert sum("virtserialport" in device for device in devices) == CHANNELS
+    assert sum("virtserialport" in device for device in devices) == 1
     assert "-netdev" not in command and not any("virtio-net" in device for device in devices)
     words = dict(word.split("=", 1) for word in command[command.index("-append") + 1].split() if word.startswith("lab_"))
     assert (words["lab_mode"], words["lab_name"], words["lab_first"], words["lab_address"]) == (mode, "B", "0", "")
-    assert int(words["lab_bytes"]) == 256 << 20 and int(words["lab_channels"]) == CHANNELS
+    assert int(words["lab_bytes"]) == 256 << 20
 
 
 def test_windows_say_what_is_interleaved(prepared):
@@ -102,7 +102,7 @@ def test_a_virtual_host_on_the_ethernet_has_a_card_and_an_address(prepared):
     described = machine(prepared, ethernet=60)
     text = " ".join(described.command(prepared))
     assert "local.str=60" in text and "mac=52:54:00:00:00:02" in text and "lab_address=10.77.0.2 " in text + " "
-    assert set(described.descriptors()) == {20, 30, *range(50, 50 + CHANNELS), 60}
+    assert set(described.descriptors()) == {20, 30, 50, 60}
 
 
 def test_without_a_setup_one_is_told_how_to_make_it(tmp_path):

@@ -59,7 +59,7 @@ class Host:
         self.name, self.number, self.folder = name, number, folder
         self.devices: list[str] = []
         self.machine: subprocess.Popen | None = None
-        self.agents: list[Agent] = []
+        self._agent: Agent | None = None
 
     def __str__(self):
         return f"host {self.name}"
@@ -71,10 +71,10 @@ class Host:
 
     @property
     def agent(self) -> Agent:
-        """The first channel, which is the lab's own."""
-        if not self.agents:
+        """What runs commands in it. Raises LabError where it is not up."""
+        if self._agent is None:
             raise LabError(f"{self} is not up")
-        return self.agents[0]
+        return self._agent
 
     def start(self, words: list, environment: dict[str, str] | None = None, folder: str | None = None) -> Process:
         """Starts a command: program and arguments, as they are on this machine. `environment` is added to the host's own."""
@@ -122,6 +122,6 @@ class Host:
         self._down()
 
     def _down(self) -> None:
-        for agent in self.agents:
-            agent.close()
-        self.agents = []
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None

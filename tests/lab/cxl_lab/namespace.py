@@ -112,7 +112,7 @@ class NamespaceHost(Host):
         script = ["sh", "-c", HOST, "host", self.name, str(agent_program()), str(theirs.fileno())]
         with theirs, self.log.open("ab") as output:
             self.machine = spawn(self.anchor.enter(*UNSHARE, *script), (theirs.fileno(),), output)
-        self.agents = [Agent(self.name, ours, environment(self.name), str(self.root))]
+        self._agent = Agent(self.name, ours, environment(self.name), str(self.root))
 
     def ready(self, timeout_s: float) -> None:
         """Waits for the agent, and plugs the cable in."""

@@ -17,7 +17,6 @@ from .ethernet import address_of
 MODES = {"cxl": (1, 1), "cxl-two": (2, 1), "cxl-interleaved": (2, 1), "cxl-pmem": (1, 1), "nvdimm": (1, 2)}
 # Modes in which one host writes into the memory what the others have to find when they boot.
 FIRST_ALONE = ("cxl-pmem", "nvdimm")
-CHANNELS = 4
 LABEL_BYTES = 256 * 1024
 KERNEL_WORDS = "console=ttyS0 panic=-1 quiet no_timer_check tsc=unstable clocksource=hpet rdinit=/init"
 
@@ -34,14 +33,14 @@ class Machine:
     memories: tuple[int, ...]
     labels: int | None
     monitor: int
-    channels: tuple[int, ...]
+    channel: int
     ethernet: int | None
     log: Path
     agent: Path
 
     def descriptors(self) -> tuple[int, ...]:
         """All that QEMU inherits."""
-        maybe = (*self.memories, self.labels, self.monitor, *self.channels, self.ethernet)
+        maybe = (*self.memories, self.labels, self.monitor, self.channel, self.ethernet)
         return tuple(number for number in maybe if number is not None)
 
     def command(self, folder: Path = FOLDER) -> list[str]:
@@ -59,7 +58,7 @@ class Machine:
         command += self._memory() + self._agent() + self._ethernet()
         command += ["-fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap"]
         command += ["-device", "virtio-9p-pci,fsdev=files,mount_tag=files,bus=pcie.0"]
-        words = {"mode": self.mode, "name": self.name, "agent": self.agent, "channels": len(self.channels), "tools": root}
+        words = {"mode": self.mode, "name": self.name, "agent": self.agent, "tools": root}
         address = address_of(self.number) if self.ethernet is not None else ""
         words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "address": address}
         append = " ".join([KERNEL_WORDS, *(f"lab_{name}={value}" for name, value in words.items())])
@@ -92,11 +91,8 @@ class Machine:
         return arguments
 
     def _agent(self) -> list[str]:
-        arguments = ["-device", f"virtio-serial-pci,id=serial,max_ports={CHANNELS + 1},bus=pcie.0"]
-        for index, descriptor in enumerate(self.channels):
-            arguments += ["-chardev", f"socket,id=channel{index},fd={descriptor}"]
-            arguments += ["-device", f"virtserialport,bus=serial.0,nr={index + 1},chardev=channel{index},name=lab.{index}"]
-        return arguments
+        arguments = ["-device", "virtio-serial-pci,id=serial,max_ports=2,bus=pcie.0", "-chardev", f"socket,id=channel,fd={self.channel}"]
+        return [*arguments, "-device", "virtserialport,bus=serial.0,nr=1,chardev=channel,name=lab"]
 
     def _ethernet(self) -> list[str]:
         if self.ethernet is None:

@@ -9,7 +9,7 @@ from . import LabError
 from .agent import Agent
 from .ethernet import Hub
 from .host import Host, agent_program, environment, spawn
-from .qemu import CHANNELS, Machine
+from .qemu import Machine
 from .qmp import Qmp
 
 
@@ -31,8 +31,8 @@ class VirtualHost(Host):
         """Starts QEMU."""
         self._down()
         self.boots += 1
-        pairs = [socket.socketpair() for _ in range(CHANNELS + 1)]
-        ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        self._monitor, monitor = socket.socketpair()
+        ours, channel = socket.socketpair()
         ethernet = self.hub.plug(self.name) if self.hub else None
         machine = Machine(
             name=self.name,
@@ -42,18 +42,17 @@ class VirtualHost(Host):
             memory_mb=self.memory_mb,
             memories=tuple(self.lab.memories),
             labels=self.lab.labels,
-            monitor=theirs[0].fileno(),
-            channels=tuple(end.fileno() for end in theirs[1:]),
+            monitor=monitor.fileno(),
+            channel=channel.fileno(),
             ethernet=ethernet.fileno() if ethernet else None,
             log=self.log,
             agent=agent_program(),
         )
         with (self.folder / f"{self.name}.{self.boots}.qemu.log").open("wb") as output:
             self.machine = spawn(machine.command(), machine.descriptors(), output)
-        for end in (*theirs, *([ethernet] if ethernet else [])):
+        for end in (monitor, channel, *([ethernet] if ethernet else [])):
             end.close()
-        self._monitor, folder = ours[0], str(self.lab.root)
-        self.agents = [Agent(self.name, end, environment(self.name), folder) for end in ours[1:]]
+        self._agent = Agent(self.name, ours, environment(self.name), str(self.lab.root))
 
     def ready(self, timeout_s: float) -> None:
         """Waits for the agent."""

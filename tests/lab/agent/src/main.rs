@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `lab-agent CHANNEL...`: runs the commands that the lab sends to one of its hosts.
+//! `lab-agent CHANNEL`: runs the commands that the lab sends to one of its hosts.
 //!
-//! A channel is a character device (a virtio port of a virtual machine), or `fd:N`, a socket that was inherited. Each is served by itself.
-//! Commands run side by side, each in a process group of its own. When the first channel ends, the lab is gone: everything is killed.
+//! The channel is a character device (a virtio port of a virtual machine), or `fd:N`, a socket that was inherited. Commands run side by
+//! side, each in a process group of its own. When the channel ends, the lab is gone: everything is killed.
 //!
 //! `lab-agent connect ADDRESS:PORT`: what it reads goes there, what comes from there is printed: how the lab reaches a host's servers.
 
@@ -34,25 +34,18 @@ fn main() -> ExitCode {
             }
         };
     }
-    let mut channels = Vec::new();
-    for name in &names {
-        match open(name) {
-            Ok(file) => channels.push(file),
-            Err(error) => {
-                eprintln!("lab-agent: cannot open channel {name}: {error}");
-                return ExitCode::from(2);
-            }
-        }
-    }
-    let mut channels = channels.into_iter();
-    let Some(first) = channels.next() else {
-        eprintln!("usage: lab-agent CHANNEL...");
+    let [name] = names.as_slice() else {
+        eprintln!("usage: lab-agent CHANNEL");
         return ExitCode::from(2);
     };
-    for other in channels {
-        thread::spawn(move || serve(other));
-    }
-    match serve(first) {
+    let channel = match open(name) {
+        Ok(file) => file,
+        Err(error) => {
+            eprintln!("lab-agent: cannot open channel {name}: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    match serve(channel) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("lab-agent: {error}");
