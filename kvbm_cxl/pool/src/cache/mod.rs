@@ -85,6 +85,7 @@ mod pins;
 pub mod policy;
 mod publish;
 mod pull;
+mod reservation;
 mod service;
 mod standing;
 pub mod survey;
@@ -95,8 +96,9 @@ pub use config::CacheConfig;
 pub(crate) use local::local_end_bytes;
 pub use lookup::BlockInfo;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
-pub use publish::{Published, Reservation, Reserved, Wish};
+pub use publish::{Published, Reserved, Wish};
 pub use pull::{Pinned, Pulled};
+pub use reservation::Reservation;
 pub use service::Upkeep;
 pub use watch::{Changes, Watch};
 
@@ -109,7 +111,7 @@ use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
 use crate::media::{Ask, Geometry, Stripes};
 use crate::metrics::stats::StatsBoard;
-use crate::metrics::{Metrics, MissReason, RefusalReason};
+use crate::metrics::{Metrics, MissReason};
 use events::{Events, Subscriber};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -428,69 +430,6 @@ impl Cache {
         self.inner.metrics.misses_total.of(reason).add(blocks);
     }
 
-    /// Publishes a block: when it returns, every host can pull it.
-    ///
-    /// # Errors
-    /// [`Error::Full`] when there is no cell or hint for it, or its namespace has no quota left; [`Error::Invalid`] when no cell is
-    /// large enough; [`Error::Fenced`]; those of the memory.
-    pub fn publish(&self, namespace: Namespace, key: BlockKey, parent: Option<BlockKey>, bytes: &[u8]) -> Result<Published> {
-        let mut reservation = match self.reserve(&Wish { namespace, key, parent, len_bytes: bytes.len() as u64 })? {
-            Reserved::Cell(reservation) => reservation,
-            Reserved::Exists => return Ok(Published::Exists),
-            Reserved::Busy => return Ok(Published::Busy),
-            Reserved::NoCell => return Err(no_cell(self.inner.geometry())),
-            Reserved::NoHint => return Err(no_hint(self.inner.geometry())),
-            Reserved::OverQuota => return Err(over_quota(self.inner.config.quotas.get(&namespace).copied().unwrap_or(0))),
-        };
-        reservation.fill([bytes])?;
-        reservation.commit()?;
-        Ok(Published::Stored)
-    }
-
-    /// Reserves a cell for one block.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
-    pub fn reserve(&self, wish: &Wish) -> Result<Reserved> {
-        let mut answers = self.reserve_all(std::slice::from_ref(wish))?;
-        answers.pop().ok_or_else(|| Error::Invalid("a wish was not answered".into()))
-    }
-
-    /// Reserves cells for several blocks, with shared fences and neighbouring cells; one answer for each wish, in order.
-    ///
-    /// # Errors
-    /// As [`Cache::reserve`]; then nothing is reserved.
-    pub fn reserve_all(&self, wishes: &[Wish]) -> Result<Vec<Reserved>> {
-        self.reserve_as(wishes, publish::Form::Bytes)
-    }
-
-    fn reserve_as(&self, wishes: &[Wish], form: publish::Form) -> Result<Vec<Reserved>> {
-        let answers = self.inner.reserve(wishes, form);
-        let refused = |reason: RefusalReason, count| self.inner.metrics.publish_refused_total.of(reason).add(count);
-        match &answers {
-            Ok(answers) => answers.iter().for_each(|answer| match answer {
-                Reserved::Cell(_) => {}
-                Reserved::Exists => refused(RefusalReason::Exists, 1),
-                Reserved::Busy => refused(RefusalReason::Busy, 1),
-                Reserved::NoCell => refused(RefusalReason::PoolFull, 1),
-                Reserved::NoHint => refused(RefusalReason::TableFull, 1),
-                Reserved::OverQuota => refused(RefusalReason::Quota, 1),
-            }),
-            Err(Error::Fenced { .. }) => refused(RefusalReason::Fenced, wishes.len() as u64),
-            Err(Error::Invalid(_)) => refused(RefusalReason::TooLong, wishes.len() as u64),
-            Err(_) => refused(RefusalReason::Device, wishes.len() as u64),
-        }
-        answers
-    }
-
-    /// Makes filled reservations visible to every host, with one fence.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`]: none of them is visible, unless for a moment.
-    pub fn commit_all(&self, reservations: Vec<Reservation>) -> Result<()> {
-        self.inner.commit(reservations)
-    }
-
     /// Evicts a block, whoever owns it: right away if this process does, else soon, by a request to its owner. True when it was this
     /// process's. A pinned block stays.
     ///
@@ -561,20 +500,6 @@ pub struct CellUsage {
     pub ready: u64,
     /// Held back until their other claimants are proven to have ended.
     pub quarantined: u64,
-}
-
-fn no_cell(geometry: &Geometry) -> Error {
-    let advice = "unpin blocks, wait until other hosts make room, or format the pool with more cells";
-    Error::Full { what: "the cells that this process can have", limit: geometry.cell_count(), advice }
-}
-
-fn no_hint(geometry: &Geometry) -> Error {
-    let limit = u64::from(geometry.stripes) * geometry.hint_lines_per_stripe() * crate::media::HINTS_PER_LINE as u64;
-    Error::Full { what: "the part of the hint table where this key belongs", limit, advice: "evict blocks" }
-}
-
-fn over_quota(limit: u64) -> Error {
-    Error::Full { what: "the quota of the namespace", limit, advice: "raise it, or unpin blocks of the namespace" }
 }
 
 #[cfg(test)]

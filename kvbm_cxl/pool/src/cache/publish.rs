@@ -7,15 +7,15 @@
 use super::events::Change;
 use super::index::{Home, Inserted};
 use super::policy::Place;
-use super::{BlockKey, Inner, Namespace};
+use super::reservation::Reservation;
+use super::{BlockKey, Cache, Inner, Namespace};
 use crate::background::held;
-use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::HeldOp;
-use crate::media::{Descriptor, REFERENCE_BYTES};
+use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
+use crate::metrics::RefusalReason;
 use std::collections::HashMap;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A block to be published.
@@ -74,25 +74,6 @@ pub enum Published {
     Exists,
     /// It was there, and is about to go.
     Busy,
-}
-
-/// A cell that this process may fill: visible to all as WRITING, served to nobody. Dropping it gives it up.
-///
-/// Whoever writes into it by address, or lets a device do so, must have stopped before it is committed or dropped.
-pub struct Reservation {
-    inner: Arc<Inner>,
-    /// Shared by the reservations of a batch; while it is alive the host does not say that it has ended its work.
-    op: Arc<HeldOp>,
-    cell: u64,
-    offset: u64,
-    descriptor: Descriptor,
-    parent: Option<[u8; 16]>,
-    /// When it was reserved, on this host's clock.
-    since_ns: u64,
-    /// Checksum of the whole payload, once it is known.
-    checksum: Option<u64>,
-    form: Form,
-    open: bool,
 }
 
 impl Inner {
@@ -366,7 +347,7 @@ impl Inner {
     }
 
     /// Gives a reserved cell up. Every writer of it has stopped.
-    fn abort(&self, reservation: &Reservation) -> Result<()> {
+    pub(super) fn abort(&self, reservation: &Reservation) -> Result<()> {
         reservation.op.check_fences()?;
         point!("cache.abort");
         let free = self.stamped(reservation.op.incarnation(), Descriptor::FREE, Descriptor::default());
@@ -378,156 +359,81 @@ impl Inner {
     }
 }
 
-impl Reservation {
-    /// Length of the block in bytes.
-    pub fn len_bytes(&self) -> u64 {
-        self.descriptor.len_bytes.into()
-    }
-
-    /// Pool offset of the block's first byte.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// The cell.
-    pub fn cell(&self) -> u64 {
-        self.cell
-    }
-
-    /// Its key.
-    pub fn key(&self) -> BlockKey {
-        BlockKey(self.descriptor.key)
-    }
-
-    /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. What is written here must be
-    /// past the caches before the commit: [`Reservation::flush`].
-    pub fn address(&self) -> Option<NonNull<u8>> {
-        self.inner.lines().memory().address(self.offset, self.len_bytes())
-    }
-
-    /// Writes what was stored in place out of this host's caches.
-    pub fn flush(&self) -> Result<()> {
-        let memory = self.inner.lines().memory();
-        memory.flush_range(self.offset, self.len_bytes())?;
-        memory.fence_all();
-        Ok(())
-    }
-
-    /// Fills the whole block from pieces that follow one another, and computes its checksum if the cache is configured so.
+impl Cache {
+    /// Publishes a block: when it returns, every host can pull it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the pieces are not as long as the block; the errors of the memory.
-    pub fn fill<'m>(&mut self, pieces: impl IntoIterator<Item = &'m [u8]>) -> Result<()> {
-        self.fill_from(WriteList::gather(self.offset, pieces))
+    /// [`Error::Full`] when there is no cell or hint for it, or its namespace has no quota left; [`Error::Invalid`] when no cell is
+    /// large enough; [`Error::Fenced`]; those of the memory.
+    pub fn publish(&self, namespace: Namespace, key: BlockKey, parent: Option<BlockKey>, bytes: &[u8]) -> Result<Published> {
+        let mut reservation = match self.reserve(&Wish { namespace, key, parent, len_bytes: bytes.len() as u64 })? {
+            Reserved::Cell(reservation) => reservation,
+            Reserved::Exists => return Ok(Published::Exists),
+            Reserved::Busy => return Ok(Published::Busy),
+            Reserved::NoCell => return Err(no_cell(self.inner.geometry())),
+            Reserved::NoHint => return Err(no_hint(self.inner.geometry())),
+            Reserved::OverQuota => return Err(over_quota(self.inner.config.quotas.get(&namespace).copied().unwrap_or(0))),
+        };
+        reservation.fill([bytes])?;
+        reservation.commit()?;
+        Ok(Published::Stored)
     }
 
-    /// As [`Reservation::fill`], by address.
-    ///
-    /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool, but for a
-    /// [region](super::lent) of this process.
-    pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
-        let mut list = WriteList::new();
-        let mut at = self.offset;
-        for piece in pieces {
-            // SAFETY: as this function demands.
-            unsafe { list.push_raw(at, piece) };
-            at = at.saturating_add(piece.len_bytes as u64);
-        }
-        self.fill_from(list)
-    }
-
-    fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
-        Self::fill_each(std::slice::from_mut(self), std::slice::from_ref(&list))
-    }
-
-    fn not_as_long(&self, given_bytes: u64) -> Error {
-        Error::Invalid(format!("the pieces have {given_bytes} bytes together, the block {}: give all of it, in order", self.len_bytes()))
-    }
-
-    /// Fills whole blocks of one cache from one list each, with one store fence behind all of them.
-    pub(super) fn fill_each(reservations: &mut [Reservation], lists: &[WriteList<'_>]) -> Result<()> {
-        let Some(inner) = reservations.first().map(|first| first.inner.clone()) else { return Ok(()) };
-        for (reservation, list) in reservations.iter().zip(lists) {
-            if !Arc::ptr_eq(&inner, &reservation.inner) {
-                return Err(Error::Invalid("the reservations are of several caches: fill those of each by themselves".into()));
-            }
-            if list.len_bytes() != reservation.len_bytes() {
-                return Err(reservation.not_as_long(list.len_bytes()));
-            }
-        }
-        let checksum = if inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, checksum);
-        let mut filled = Ok(());
-        for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
-            // Every one of them is noted, whatever became of those before.
-            match reservation.noted(outcome) {
-                Ok(checksum) => reservation.checksum = checksum,
-                Err(error) => filled = filled.and(Err(error)),
-            }
-        }
-        point!("cache.filled");
-        filled
-    }
-
-    /// Fills the cell with a reference to the block, which has been asked for that.
-    pub(super) fn refer(&mut self, reference: &[u8; REFERENCE_BYTES as usize]) -> Result<()> {
-        self.checksum = self.copy(&WriteList::gather(self.offset, [&reference[..]]), Checksum::Xxh3)?;
-        Ok(())
-    }
-
-    /// Fills a part of the block, `at` bytes in. A block that is filled in parts has no checksum.
+    /// Reserves a cell for one block.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] when the part does not lie inside the block; the errors of the memory.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
-        let (len_bytes, limit_bytes) = (bytes.len() as u64, self.len_bytes());
-        if at.checked_add(len_bytes).is_none_or(|end| end > limit_bytes) {
-            return Err(Error::OutOfRange { what: "part of a block", offset: at, len_bytes, limit_bytes });
-        }
-        self.checksum = None;
-        let list = WriteList::gather(self.offset + at, [bytes]);
-        self.copy(&list, Checksum::Off)?;
-        Ok(())
+    /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
+    pub fn reserve(&self, wish: &Wish) -> Result<Reserved> {
+        let mut answers = self.reserve_all(std::slice::from_ref(wish))?;
+        answers.pop().ok_or_else(|| Error::Invalid("a wish was not answered".into()))
     }
 
-    fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
-        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
-        self.noted(outcome)
-    }
-
-    /// What is to be done about the outcome of a copy.
-    fn noted(&mut self, outcome: Outcome) -> Outcome {
-        if matches!(outcome, Err(Error::Timeout { .. })) {
-            // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
-            // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
-            self.open = false;
-            std::mem::forget(self.op.clone());
-        }
-        outcome
-    }
-
-    /// Makes the block visible to every host.
+    /// Reserves cells for several blocks, with shared fences and neighbouring cells; one answer for each wish, in order.
     ///
     /// # Errors
-    /// [`Error::Fenced`]: it is not visible, unless it was for a moment.
-    pub fn commit(self) -> Result<()> {
-        let inner = self.inner.clone();
-        inner.commit(vec![self])
+    /// As [`Cache::reserve`]; then nothing is reserved.
+    pub fn reserve_all(&self, wishes: &[Wish]) -> Result<Vec<Reserved>> {
+        self.reserve_as(wishes, Form::Bytes)
     }
 
-    /// Gives the cell up, as dropping does, and says whether that worked.
-    pub fn abort(mut self) -> Result<()> {
-        self.open = false;
-        self.inner.clone().abort(&self)
+    pub(super) fn reserve_as(&self, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
+        let answers = self.inner.reserve(wishes, form);
+        let refused = |reason: RefusalReason, count| self.inner.metrics.publish_refused_total.of(reason).add(count);
+        match &answers {
+            Ok(answers) => answers.iter().for_each(|answer| match answer {
+                Reserved::Cell(_) => {}
+                Reserved::Exists => refused(RefusalReason::Exists, 1),
+                Reserved::Busy => refused(RefusalReason::Busy, 1),
+                Reserved::NoCell => refused(RefusalReason::PoolFull, 1),
+                Reserved::NoHint => refused(RefusalReason::TableFull, 1),
+                Reserved::OverQuota => refused(RefusalReason::Quota, 1),
+            }),
+            Err(Error::Fenced { .. }) => refused(RefusalReason::Fenced, wishes.len() as u64),
+            Err(Error::Invalid(_)) => refused(RefusalReason::TooLong, wishes.len() as u64),
+            Err(_) => refused(RefusalReason::Device, wishes.len() as u64),
+        }
+        answers
+    }
+
+    /// Makes filled reservations visible to every host, with one fence.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]: none of them is visible, unless for a moment.
+    pub fn commit_all(&self, reservations: Vec<Reservation>) -> Result<()> {
+        self.inner.commit(reservations)
     }
 }
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if self.open {
-            // Fenced: the cell is read anew after the re-join. A device that is gone: with the pool.
-            let _ = self.inner.clone().abort(self);
-        }
-    }
+fn no_cell(geometry: &Geometry) -> Error {
+    let advice = "unpin blocks, wait until other hosts make room, or format the pool with more cells";
+    Error::Full { what: "the cells that this process can have", limit: geometry.cell_count(), advice }
+}
+
+fn no_hint(geometry: &Geometry) -> Error {
+    let limit = u64::from(geometry.stripes) * geometry.hint_lines_per_stripe() * crate::media::HINTS_PER_LINE as u64;
+    Error::Full { what: "the part of the hint table where this key belongs", limit, advice: "evict blocks" }
+}
+
+fn over_quota(limit: u64) -> Error {
+    Error::Full { what: "the quota of the namespace", limit, advice: "raise it, or unpin blocks of the namespace" }
 }

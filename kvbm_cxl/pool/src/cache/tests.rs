@@ -7,6 +7,7 @@ use crate::device::PoolSpec;
 use crate::host::HostConfig;
 use crate::machine::{Machine, State};
 use crate::media::HINTS_PER_LINE;
+use crate::metrics::RefusalReason;
 use crate::platform::MachineId;
 use crate::pool::{CellArea, FormatOptions, Pool, Share};
 

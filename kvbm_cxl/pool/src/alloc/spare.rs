@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chunks without any block: those that a process keeps for later, where they come from, and how they go back to the pool.
+
+use super::{Allocator, Place};
+use crate::background::held;
+use crate::error::Result;
+use crate::fault::point;
+use crate::media::ChunkHead;
+
+impl Allocator {
+    pub(super) fn has_spare(&self) -> bool {
+        !held(&self.other).spare.is_empty()
+    }
+
+    pub(super) fn pop_spare(&self) -> Option<u64> {
+        held(&self.other).spare.pop()
+    }
+
+    /// Takes chunks `first` to `first + count - 1` out of the spare ones; false, and nothing taken, unless all of them are there.
+    pub(super) fn take_spares(&self, first: u64, count: u64) -> bool {
+        let mut other = held(&self.other);
+        let wanted = first..first + count;
+        let found = other.spare.iter().filter(|chunk| wanted.contains(chunk)).count() as u64;
+        if found == count {
+            other.spare.retain(|chunk| !wanted.contains(chunk));
+        }
+        found == count
+    }
+
+    /// Moves up to `limit` chunks without any block beyond the first `spare` of class `class` to the spare ones.
+    pub(super) fn uncut_empty(&self, class: usize, spare: usize, limit: usize) -> Result<usize> {
+        let chunks = {
+            let mut heap = held(&self.heaps[class]);
+            let chunks = heap.remove_empty(spare, limit);
+            chunks.iter().for_each(|&chunk| self.set_place(chunk, Place::Other));
+            chunks
+        };
+        if chunks.is_empty() {
+            return Ok(0);
+        }
+        let op = self.work();
+        let mut published = Ok(());
+        for &chunk in &chunks {
+            // A head that could not be published says how the chunk was cut; that is harmless, because nothing in it is kept.
+            if let Ok(op) = &op {
+                published = published.and(self.publish_head(op, chunk, ChunkHead::UNCUT, 0, 0));
+            }
+            held(&self.other).spare.push(chunk);
+        }
+        op?;
+        published?;
+        point!("alloc.emptied");
+        Ok(chunks.len())
+    }
+
+    /// A chunk that some class has and does not use.
+    pub(super) fn steal_empty(&self) -> Result<Option<u64>> {
+        for class in 0..self.heaps.len() {
+            if self.uncut_empty(class, 0, 1)? > 0 {
+                break;
+            }
+        }
+        Ok(self.pop_spare())
+    }
+
+    /// Gives spare chunks beyond `spare` of them back to the pool.
+    pub(super) fn give_back(&self, spare: usize) -> Result<()> {
+        if held(&self.other).spare.len() <= spare {
+            return Ok(());
+        }
+        let guard = self.lock_chunks()?;
+        loop {
+            let chunk = {
+                let mut other = held(&self.other);
+                if other.spare.len() <= spare {
+                    return Ok(());
+                }
+                other.spare.remove(0)
+            };
+            if let Err(error) = self.unclaim(&guard, chunk) {
+                held(&self.other).spare.push(chunk);
+                return Err(error);
+            }
+            self.set_place(chunk, Place::None);
+        }
+    }
+
+    /// Forgets a chunk that is not this host's any more.
+    pub(super) fn forget(&self, chunk: u64) {
+        if let Place::Heap { class, place } = self.place(chunk) {
+            held(&self.heaps[class]).remove(place, chunk);
+        }
+        let mut other = held(&self.other);
+        other.spare.retain(|&spare| spare != chunk);
+        other.runs.remove(&chunk);
+        other.bad.remove(&chunk);
+        self.set_place(chunk, Place::None);
+    }
+}

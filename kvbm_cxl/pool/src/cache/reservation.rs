@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A cell that is reserved for a block, until it is committed or given up.
+
+use super::publish::Form;
+use super::{BlockKey, Inner};
+use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
+use crate::error::{Error, Result};
+use crate::fault::point;
+use crate::host::HeldOp;
+use crate::media::{Descriptor, REFERENCE_BYTES};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A cell that this process may fill: visible to all as WRITING, served to nobody. Dropping it gives it up.
+///
+/// Whoever writes into it by address, or lets a device do so, must have stopped before it is committed or dropped.
+pub struct Reservation {
+    pub(super) inner: Arc<Inner>,
+    /// Shared by the reservations of a batch; while it is alive the host does not say that it has ended its work.
+    pub(super) op: Arc<HeldOp>,
+    pub(super) cell: u64,
+    pub(super) offset: u64,
+    pub(super) descriptor: Descriptor,
+    pub(super) parent: Option<[u8; 16]>,
+    /// When it was reserved, on this host's clock.
+    pub(super) since_ns: u64,
+    /// Checksum of the whole payload, once it is known.
+    pub(super) checksum: Option<u64>,
+    pub(super) form: Form,
+    pub(super) open: bool,
+}
+
+impl Reservation {
+    /// Length of the block in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.descriptor.len_bytes.into()
+    }
+
+    /// Pool offset of the block's first byte.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The cell.
+    pub fn cell(&self) -> u64 {
+        self.cell
+    }
+
+    /// Its key.
+    pub fn key(&self) -> BlockKey {
+        BlockKey(self.descriptor.key)
+    }
+
+    /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. What is written here must be
+    /// past the caches before the commit: [`Reservation::flush`].
+    pub fn address(&self) -> Option<NonNull<u8>> {
+        self.inner.lines().memory().address(self.offset, self.len_bytes())
+    }
+
+    /// Writes what was stored in place out of this host's caches.
+    pub fn flush(&self) -> Result<()> {
+        let memory = self.inner.lines().memory();
+        memory.flush_range(self.offset, self.len_bytes())?;
+        memory.fence_all();
+        Ok(())
+    }
+
+    /// Fills the whole block from pieces that follow one another, and computes its checksum if the cache is configured so.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the pieces are not as long as the block; the errors of the memory.
+    pub fn fill<'m>(&mut self, pieces: impl IntoIterator<Item = &'m [u8]>) -> Result<()> {
+        self.fill_from(WriteList::gather(self.offset, pieces))
+    }
+
+    /// As [`Reservation::fill`], by address.
+    ///
+    /// # Safety
+    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool, but for a
+    /// [region](super::lent) of this process.
+    pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
+        let mut list = WriteList::new();
+        let mut at = self.offset;
+        for piece in pieces {
+            // SAFETY: as this function demands.
+            unsafe { list.push_raw(at, piece) };
+            at = at.saturating_add(piece.len_bytes as u64);
+        }
+        self.fill_from(list)
+    }
+
+    fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
+        Self::fill_each(std::slice::from_mut(self), std::slice::from_ref(&list))
+    }
+
+    fn not_as_long(&self, given_bytes: u64) -> Error {
+        Error::Invalid(format!("the pieces have {given_bytes} bytes together, the block {}: give all of it, in order", self.len_bytes()))
+    }
+
+    /// Fills whole blocks of one cache from one list each, with one store fence behind all of them.
+    pub(super) fn fill_each(reservations: &mut [Reservation], lists: &[WriteList<'_>]) -> Result<()> {
+        let Some(inner) = reservations.first().map(|first| first.inner.clone()) else { return Ok(()) };
+        for (reservation, list) in reservations.iter().zip(lists) {
+            if !Arc::ptr_eq(&inner, &reservation.inner) {
+                return Err(Error::Invalid("the reservations are of several caches: fill those of each by themselves".into()));
+            }
+            if list.len_bytes() != reservation.len_bytes() {
+                return Err(reservation.not_as_long(list.len_bytes()));
+            }
+        }
+        let checksum = if inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
+        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, checksum);
+        let mut filled = Ok(());
+        for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
+            // Every one of them is noted, whatever became of those before.
+            match reservation.noted(outcome) {
+                Ok(checksum) => reservation.checksum = checksum,
+                Err(error) => filled = filled.and(Err(error)),
+            }
+        }
+        point!("cache.filled");
+        filled
+    }
+
+    /// Fills the cell with a reference to the block, which has been asked for that.
+    pub(super) fn refer(&mut self, reference: &[u8; REFERENCE_BYTES as usize]) -> Result<()> {
+        self.checksum = self.copy(&WriteList::gather(self.offset, [&reference[..]]), Checksum::Xxh3)?;
+        Ok(())
+    }
+
+    /// Fills a part of the block, `at` bytes in. A block that is filled in parts has no checksum.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when the part does not lie inside the block; the errors of the memory.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let (len_bytes, limit_bytes) = (bytes.len() as u64, self.len_bytes());
+        if at.checked_add(len_bytes).is_none_or(|end| end > limit_bytes) {
+            return Err(Error::OutOfRange { what: "part of a block", offset: at, len_bytes, limit_bytes });
+        }
+        self.checksum = None;
+        let list = WriteList::gather(self.offset + at, [bytes]);
+        self.copy(&list, Checksum::Off)?;
+        Ok(())
+    }
+
+    fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
+        let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
+        self.noted(outcome)
+    }
+
+    /// What is to be done about the outcome of a copy.
+    fn noted(&mut self, outcome: Outcome) -> Outcome {
+        if matches!(outcome, Err(Error::Timeout { .. })) {
+            // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
+            // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
+            self.open = false;
+            std::mem::forget(self.op.clone());
+        }
+        outcome
+    }
+
+    /// Makes the block visible to every host.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]: it is not visible, unless it was for a moment.
+    pub fn commit(self) -> Result<()> {
+        let inner = self.inner.clone();
+        inner.commit(vec![self])
+    }
+
+    /// Gives the cell up, as dropping does, and says whether that worked.
+    pub fn abort(mut self) -> Result<()> {
+        self.open = false;
+        self.inner.clone().abort(&self)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.open {
+            // Fenced: the cell is read anew after the re-join. A device that is gone: with the pool.
+            let _ = self.inner.clone().abort(self);
+        }
+    }
+}
