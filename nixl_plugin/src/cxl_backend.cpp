@@ -61,7 +61,8 @@ nixlCxlEngine::~nixlCxlEngine() {
         if (!registration->close_and_wait(core_->options.timeout_ms))
             log(LogLevel::warn, "CXL: an engine ends while its memory is in use by a transfer");
     }
-    // A thread of theirs that is at the end of a transfer may hold it still, and with it all of this: it would end there, waiting for itself.
+    // A thread of theirs that is at the end of a transfer may hold it still, and with it all of this: it would end there, waiting for
+    // itself.
     core_->workers.shut_down();
     if (gpus_)
         gpus_->shut_down();
