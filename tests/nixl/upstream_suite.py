@@ -4,9 +4,9 @@
 
     upstream_suite.py CHECKOUT [--wheel 1.4.1]
 
-Three passes, each on a pool of its own: UCX; CXL, by the suite's option --backend; and CXL under the name of UCX, for the tests that ask for UCX
-by name. The wheel is the one nearest to the version that the checkout states. A test that passes with UCX and not with ours is a failure; so is a
-pass in which our plugin moved nothing, because then it was not ours that was tested. Nothing is written to the checkout.
+Three passes, each on a pool of its own: UCX; CXL, by the suite's option --backend; and CXL under the name of UCX, for the tests that ask
+for UCX by name. The wheel is the one nearest to the version that the checkout states. A test that passes with UCX and not with ours is a
+failure; so is a pass in which our plugin moved nothing, because then it was not ours that was tested. Nothing is written to the checkout.
 """
 
 import argparse
@@ -145,7 +145,9 @@ def main():
         if worse or not passed[0] or not is_ours:
             for log in (own_log, alias_log):
                 print(log.read_text(errors="replace")[-20_000:])
-            sys.exit(f"passed with UCX alone: {', '.join(worse)}" if worse else "nothing was tested" if not is_ours else "nothing passes with UCX")
+            if worse:
+                sys.exit(f"passed with UCX alone: {', '.join(worse)}")
+            sys.exit("nothing passes with UCX" if is_ours else "our plugin moved nothing")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
