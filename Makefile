@@ -13,6 +13,9 @@ RECORD ?= 0
 NIXL_OTHERS := 1.3.2 1.5.1
 WHEELS ?= 1.4.1 $(NIXL_OTHERS)
 ROUNDS ?= 200
+# Where NIXL is checked out, for `make test-upstream-nixl-python`; the wheel that it runs with (empty: nearest to the version stated there).
+NIXL_CHECKOUT ?=
+NIXL_WHEEL ?=
 # The graph of `make serve`: workers, how KV blocks travel (cxl, nixl-cxl or nixl-ucx), a model and a pool other than those that it makes,
 # how the frontend chooses workers (round-robin or kv), how processes find each other (file or etcd), the frontend's port (0 = a free one).
 PREFILL ?= 1
@@ -50,7 +53,7 @@ export JOBS FUZZ_SECONDS
 help: ## List the targets
 	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
 	@echo 'make serve [ONCE=1] [PREFILL=1] [DECODE=1] [CONNECTOR=cxl|nixl-cxl|nixl-ucx] [MODEL=] [POOL=] [ROUTER=round-robin|kv] [DISCOVERY=file|etcd] [HOSTS=processes|namespaces|lab] [PORT=0]'
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
 
 ## Setting up and building
 
@@ -228,6 +231,11 @@ test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random p
 .PHONY: test-upstream-nixl
 test-upstream-nixl: build-plugin setup-nixl ## The tests of the nixl-sys crate with our plugin in the place of UCX
 	$(STEP) 'tests of nixl-sys' scripts/upstream-nixl
+
+.PHONY: test-upstream-nixl-python
+test-upstream-nixl-python: $(if $(NIXL_CHECKOUT),build-plugin setup-nixl) ## NIXL's own Python tests with our plugin and with UCX; NIXL_CHECKOUT=/path of a checkout of NIXL, NIXL_WHEEL=1.5.1
+	$(if $(NIXL_CHECKOUT),$(STEP) "NIXL's Python tests" env PYTHONPATH=tests/nixl .venv/bin/python tests/nixl/upstream_suite.py \
+		'$(NIXL_CHECKOUT)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's Python tests: SKIPPED, no test was run: name a checkout of NIXL with NIXL_CHECKOUT=")
 
 .PHONY: test-member
 test-member: build-member build ## Hosts whose slots are leased in etcd: leases that run out, an etcd that goes away

@@ -61,6 +61,11 @@ nixlCxlEngine::~nixlCxlEngine() {
         if (!registration->close_and_wait(core_->options.timeout_ms))
             log(LogLevel::warn, "CXL: an engine ends while its memory is in use by a transfer");
     }
+    // A thread of theirs that is at the end of a transfer may hold it still, and with it all of this: it would end there, waiting for
+    // itself.
+    core_->workers.shut_down();
+    if (gpus_)
+        gpus_->shut_down();
     // Nothing is under way any more that could be counted.
     if (peering_)
         peering_->tell_last_counts();

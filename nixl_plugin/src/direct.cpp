@@ -193,7 +193,7 @@ void count(Counters& counters, const CopyPlan& plan) {
 /// One post of a plan with several slices: threads claim them one by one.
 class CopyJob : public Job {
     const std::shared_ptr<const CopyPlan> plan_;
-    const std::shared_ptr<Core> core_;
+    Counters& counters_; // of the engine, which is there until the end is told
     Uses uses_;
     std::shared_ptr<Completion> whom_;
     std::atomic<size_t> next_{0};
@@ -204,7 +204,7 @@ class CopyJob : public Job {
     void finish() noexcept {
         auto status = static_cast<nixl_status_t>(failure_.load(std::memory_order_relaxed));
         if (status == NIXL_SUCCESS)
-            count(core_->counters, *plan_);
+            count(counters_, *plan_);
         uses_.end();
         // The transfer has this job as long as it lives: let go of it.
         std::exchange(whom_, nullptr)->done(status);
@@ -213,8 +213,8 @@ class CopyJob : public Job {
     }
 
   public:
-    CopyJob(std::shared_ptr<const CopyPlan> plan, std::shared_ptr<Core> core, Uses uses, std::shared_ptr<Completion> whom)
-        : plan_(std::move(plan)), core_(std::move(core)), uses_(std::move(uses)), whom_(std::move(whom)), left_(plan_->slices().size()) {}
+    CopyJob(std::shared_ptr<const CopyPlan> plan, Counters& counters, Uses uses, std::shared_ptr<Completion> whom)
+        : plan_(std::move(plan)), counters_(counters), uses_(std::move(uses)), whom_(std::move(whom)), left_(plan_->slices().size()) {}
 
     /// Copies a slice; false if there is none left to begin with.
     bool run_slice() noexcept {
@@ -264,7 +264,7 @@ class DirectPart : public Part {
         if (plan_->is_inline())
             return finish(plan_->make_all());
         try {
-            job_ = std::make_shared<CopyJob>(plan_, core_, uses_, whom);
+            job_ = std::make_shared<CopyJob>(plan_, core_->counters, uses_, whom);
         } catch (const std::exception&) {
             return finish(plan_->make_all());
         }

@@ -7,18 +7,26 @@
 namespace kvbm_cxl {
 
 Workers::~Workers() {
+    shut_down();
+}
+
+void Workers::shut_down() noexcept {
+    std::vector<std::thread> ending;
     {
         std::lock_guard lock(mutex_);
         is_ending_ = true;
+        ending.swap(threads_);
     }
     has_work_.notify_all();
-    for (std::thread& thread : threads_)
+    for (std::thread& thread : ending)
         thread.join();
 }
 
 bool Workers::submit(const std::shared_ptr<Job>& job, size_t times) noexcept {
     try {
         std::lock_guard lock(mutex_);
+        if (is_ending_)
+            return false;
         times = std::clamp<size_t>(times, 1, most_);
         queue_.insert(queue_.end(), times, job);
         try {

@@ -36,13 +36,16 @@ class Workers {
 
   public:
     explicit Workers(size_t most) : most_(most) {}
-    /// Waits for the jobs that were submitted.
+    /// shut_down()
     ~Workers();
     Workers(const Workers&) = delete;
 
     size_t most() const { return most_; }
-    /// Has up to `times` threads run the job, each once. False if not even one thread could be started.
+    /// Has up to `times` threads run the job, each once. False if not even one thread could be started, or after shut_down().
     bool submit(const std::shared_ptr<Job>& job, size_t times) noexcept;
+    /// Waits for the jobs that were submitted, and until the threads have let go of them. None is taken any more. Not for a worker: whoever
+    /// owns this and may be owned by a job has to call it before letting go, or the last one to let go could be a worker.
+    void shut_down() noexcept;
 };
 
 } // namespace kvbm_cxl

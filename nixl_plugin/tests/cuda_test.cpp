@@ -298,6 +298,25 @@ void nothing_is_reused_before_the_end(const Folder& folder, Gpu& gpu) {
     later.join();
 }
 
+/// The thread that follows copies ends, and has none of them any more, although one is under way: whoever started that goes on to poll it.
+void the_end_of_the_thread(const Folder& folder, Gpu& gpu) {
+    Scene scene(folder, gpu, "end", "native", 1 << 20);
+    auto list = scene.pieces(4, scene.block);
+    gpu.fake->is_stuck = true;
+    std::shared_ptr<Copy> copy = scene.start(Direction::to_host, list);
+    auto token = std::make_shared<int>(0);
+    std::atomic<bool> has_ended{false};
+    CHECK(scene.gpus->watch(copy, [token, &has_ended] { has_ended = true; }));
+    scene.gpus->shut_down();
+    CHECK(token.use_count() == 1 && copy.use_count() == 1);
+    CHECK(!scene.gpus->watch(copy, [token] {}));
+    CHECK(token.use_count() == 1);
+    gpu.fake->is_stuck = false;
+    CHECK(scene.finish(*copy) == NIXL_SUCCESS && !has_ended);
+    scene.gpus->shut_down();
+    gpu.check_conduct();
+}
+
 void parts(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "parts", "native", 1 << 20);
     auto pool = testing::register_dram(*scene.core, scene.block, scene.len_bytes);
@@ -439,6 +458,7 @@ int main() {
     memory_that_cannot_be_pinned(folder, gpu);
     errors(folder, gpu);
     nothing_is_reused_before_the_end(folder, gpu);
+    the_end_of_the_thread(folder, gpu);
     parts(folder, gpu);
     staged_side(folder, gpu);
     many_threads(folder, gpu);

@@ -160,6 +160,21 @@ void lifetimes(const std::string& pool) {
         CHECK(one->unloadMD(loaded) == NIXL_SUCCESS);
 }
 
+/// An engine ends right behind a transfer, while the workers that copied are still on their way back.
+void ends_behind_a_transfer(const std::string& pool) {
+    for (uint32_t round = 0; round < 60; round++) {
+        Agent one("one", pool, {{"inline_bytes", "0"}});
+        Buffer near(one, false, buffer_bytes, 2 * round), far(one, false, buffer_bytes, 2 * round + 1);
+        nixlBackendMD* own = nullptr;
+        CHECK(one->loadLocalMD(far.md, own) == NIXL_SUCCESS);
+        {
+            Transfer_ transfer(one, NIXL_WRITE, near, reinterpret_cast<uintptr_t>(far.address), own, "one", {{0, 0, buffer_bytes}});
+            CHECK(transfer.run() == NIXL_SUCCESS);
+        }
+        CHECK(far.content() == near.content() && one->unloadMD(own) == NIXL_SUCCESS);
+    }
+}
+
 void threads(const std::string& pool) {
     Agent one("one", pool), other("other", pool, {{"inline_bytes", "0"}});
     CHECK(one->loadRemoteConnInfo("other", other.conn_info()) == NIXL_SUCCESS);
@@ -292,6 +307,7 @@ int main(int argc, char** argv) {
     within_a_process(pool);
     refusals(pool, testing::new_pool(folder, "foreign", "native").pool);
     lifetimes(pool);
+    ends_behind_a_transfer(pool);
     threads(pool);
     between_processes(folder, pool, "one");
     between_processes(folder, pool, "two");

@@ -34,8 +34,13 @@ struct Engine {
             std::fprintf(stderr, "%s: %zu notifications of %zu\n", self.agent.c_str(), got.size(), count);
         CHECK(ok);
     }
-    void await_state(const std::string& engine_id, PeerState state) {
-        CHECK(wait_until([&] { return links->state_of(engine_id) == state; }, [&] { links->progress(); }));
+    void await_state(const std::string& engine_id, PeerState state, Engine* other = nullptr) {
+        CHECK(wait_until([&] { return links->state_of(engine_id) == state; },
+                         [&] {
+                             links->progress();
+                             if (other)
+                                 other->links->progress();
+                         }));
     }
 };
 
@@ -187,6 +192,88 @@ void nothing_is_lost_or_doubled_by_a_link_that_the_other_end_gave_up() {
     }
 }
 
+/// Breaks off the link that anything but a notification arrives on.
+struct Refuser : Service {
+    void on_linked(Link&) override {}
+    Status on_message(Link&, Bytes) override { return {NIXL_ERR_MISMATCH, "CXL: refused by the test"}; }
+    void on_gone(Link&, const Status&) override {}
+    void on_forgotten(const std::string&, const Status&) override {}
+    bool work(uint64_t) override { return false; }
+    bool is_busy() const override { return false; }
+};
+
+/// Returns when `from` has read everything that `peer` has sent it, of which the answer to a revocation is the last.
+void settle(Engine& from, Engine& peer) {
+    std::atomic<bool> is_answered{false};
+    std::thread asks([&] {
+        std::vector<std::string> silent;
+        CHECK_OK(from.links->revoke(1, PATIENCE_S * 1'000, silent));
+        is_answered = true;
+    });
+    CHECK(wait_until([&] { return is_answered.load(); }, [&] { peer.links->progress(); }, 2.0 * PATIENCE_S));
+    asks.join();
+}
+
+/// Sends something that `peer` refuses, and has it end the link for that.
+void end_link(Engine& from, Engine& peer) {
+    uint64_t gone = peer.links->counts().gone;
+    from.links->within_turn([&] {
+        Status failure;
+        Link* link = from.links->reach(peer.self.engine_id, failure);
+        CHECK(link);
+        link->send(Writer(Kind::first_service).take());
+    });
+    CHECK(wait_until([&] { return peer.links->counts().gone > gone; }, [&] { peer.links->progress(); }));
+}
+
+/// Whoever has notifications and loses the link before it could say so gets them once more over the next link, and leaves them out: if the
+/// sender is a peer of its application, and if all that it knew of the sender went with the link.
+void what_comes_again_over_the_next_link_is_left_out() {
+    LinksOptions options;
+    options.thread = false;
+    for (bool is_mutual : {true, false}) {
+        Refuser refuser;
+        Engine a("a", options), b("b", options);
+        a.knows(b);
+        if (is_mutual)
+            b.knows(a);
+        b.links->set_service(&refuser);
+        CHECK_OK(a.links->notify("b", "hello"));
+        b.await(1, {&a});
+        for (uint64_t round = 0; round < 3; ++round) {
+            settle(a, b);
+            b.got.clear();
+            uint64_t resent = a.links->counts().notes_resent;
+            std::vector<std::string> sent;
+            for (uint64_t i = 0; i < 3; ++i)
+                CHECK_OK(a.links->notify("b", sent.emplace_back(note_of(10 * round + i, 1 + 13'000 * i))));
+            // All of it in one round of b, so that what ends the link is there before b says what it has.
+            end_link(a, b);
+            b.take();
+            CHECK(b.got.size() == sent.size());
+            CHECK(wait_until([&] { return a.links->counts().notes_resent > resent; }, [&] { a.links->progress(); }));
+            CHECK(a.links->counts().notes_resent == resent + sent.size());
+            if (round == 1) {
+                // That it has them was said as well, although they were left out: they are not sent a third time.
+                a.await_state(b.self.engine_id, PeerState::linked, &b);
+                settle(a, b);
+                uint64_t gone = a.links->counts().gone;
+                end_link(a, b);
+                CHECK(wait_until([&] { return a.links->counts().gone > gone; }, [&] { a.links->progress(); }));
+                CHECK(a.links->counts().notes_resent == resent + sent.size());
+                CHECK_OK(a.links->connect("b"));
+                a.await_state(b.self.engine_id, PeerState::linked, &b);
+            }
+            // Behind the repeated ones, which would have been delivered by then.
+            CHECK_OK(a.links->notify("b", sent.emplace_back(note_of(10 * round + 9, 40))));
+            b.await(sent.size(), {&a});
+            CHECK(b.got.size() == sent.size());
+            for (size_t i = 0; i < sent.size(); ++i)
+                CHECK(b.got[i].agent == "a" && b.got[i].text == sent[i]);
+        }
+    }
+}
+
 void what_was_sent_last_is_received_though_the_sender_ends() {
     Engine b("b");
     {
@@ -315,6 +402,7 @@ const Test TESTS[] = {
     {"two_that_connect_at_the_same_moment_both_get_through", two_that_connect_at_the_same_moment_both_get_through},
     {"an_agent_restarted_under_its_name_replaces_the_old_one", an_agent_restarted_under_its_name_replaces_the_old_one},
     {"nothing_is_lost_or_doubled_by_a_link_that_the_other_end_gave_up", nothing_is_lost_or_doubled_by_a_link_that_the_other_end_gave_up},
+    {"what_comes_again_over_the_next_link_is_left_out", what_comes_again_over_the_next_link_is_left_out},
     {"what_was_sent_last_is_received_though_the_sender_ends", what_was_sent_last_is_received_though_the_sender_ends},
     {"a_peer_that_ends_is_noticed_and_the_others_go_on", a_peer_that_ends_is_noticed_and_the_others_go_on},
     {"a_revocation_waits_for_every_peer", a_revocation_waits_for_every_peer},

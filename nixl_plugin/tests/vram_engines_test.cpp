@@ -41,11 +41,12 @@ struct Side {
     };
     std::map<std::string, Memory> memories;
     std::vector<std::byte> heap = std::vector<std::byte>(len_bytes);
+    void* driver = nullptr;
     uint64_t vram = 0;
     uint32_t last_salt = 100;
 
     Side(const std::string& name, const std::string& pool) : agent(name) {
-        void* driver = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+        driver = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
         CHECK(driver && reinterpret_cast<int (*)(uint64_t*, size_t)>(dlsym(driver, "cuMemAlloc_v2"))(&vram, len_bytes) == 0);
         parameters = {{"pool", pool}, {"cuda_library", FAKE_CUDA}, {"inline_bytes", "64K"}};
         nixlBackendInitParams params;
@@ -69,6 +70,7 @@ struct Side {
     ~Side() {
         for (auto& [name, memory] : memories)
             CHECK(engine->deregisterMem(memory.md) == NIXL_SUCCESS);
+        CHECK(reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"))(vram) == 0);
     }
 
     /// Fills memory and registers it, in this order: the sanitizer does not see what other processes order.

@@ -38,13 +38,24 @@ Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::s
 }
 
 Gpus::~Gpus() {
+    shut_down();
+}
+
+void Gpus::shut_down() noexcept {
+    std::thread ending;
     {
         std::lock_guard lock(mutex_);
         is_ending_ = true;
+        ending.swap(thread_);
     }
     changed_.notify_all();
-    if (thread_.joinable())
-        thread_.join();
+    if (ending.joinable())
+        ending.join();
+    std::vector<Running> left;
+    {
+        std::lock_guard lock(mutex_);
+        left.swap(running_);
+    }
 }
 
 Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_bytes, std::unique_ptr<RegistrationExtra>& range) {
@@ -70,6 +81,8 @@ Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_byte
 bool Gpus::watch(std::shared_ptr<Copy> copy, std::function<void()> ended) noexcept {
     try {
         std::lock_guard lock(mutex_);
+        if (is_ending_)
+            return false;
         if (!thread_.joinable())
             thread_ = std::thread([this] { follow(); });
         running_.push_back({std::move(copy), std::move(ended)});

@@ -47,7 +47,7 @@ class Gpus {
     /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered.
     static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus,
                        uint64_t granule_bytes = default_granule_bytes);
-    /// All copies have ended: their parts are gone.
+    /// shut_down()
     ~Gpus();
     Gpus(const Gpus&) = delete;
     Gpus& operator=(const Gpus&) = delete;
@@ -60,6 +60,10 @@ class Gpus {
 
     /// Polls a copy until it ends; then calls `ended`, from the thread. False if there is no thread: then the caller polls.
     bool watch(std::shared_ptr<Copy> copy, std::function<void()> ended) noexcept;
+
+    /// Ends the thread, and returns when it has let go of every copy: those under way are polled by their callers from now on, as all later
+    /// ones are. Not for that thread: an engine calls it before it lets go, or the last one to let go of this could be the thread itself.
+    void shut_down() noexcept;
 };
 
 /// The part of a transfer one side of which is memory of GPUs, the other the pool or memory of this process.
