@@ -160,19 +160,37 @@ void lifetimes(const std::string& pool) {
         CHECK(one->unloadMD(loaded) == NIXL_SUCCESS);
 }
 
-/// An engine ends right behind a transfer, while the workers that copied are still on their way back.
-void ends_behind_a_transfer(const std::string& pool) {
-    for (uint32_t round = 0; round < 60; round++) {
+/// Threads of this process that copy large transfers.
+size_t copying_threads() {
+    size_t found = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string name;
+        std::getline(std::ifstream(task.path() / "comm"), name);
+        found += name == "nixl-cxl-copy";
+    }
+    return found;
+}
+
+/// An engine's threads end with the engine, although somebody has a transfer of it still: a thread that was the last one to have it would
+/// end the engine's parts, and wait for itself.
+void threads_end_with_the_engine(const std::string& pool) {
+    std::shared_ptr<XferRequest> kept;
+    size_t before = copying_threads();
+    {
         Agent one("one", pool, {{"inline_bytes", "0"}});
-        Buffer near(one, false, buffer_bytes, 2 * round), far(one, false, buffer_bytes, 2 * round + 1);
+        Buffer near(one, false, buffer_bytes, 1), far(one, false, buffer_bytes, 2);
         nixlBackendMD* own = nullptr;
         CHECK(one->loadLocalMD(far.md, own) == NIXL_SUCCESS);
         {
             Transfer_ transfer(one, NIXL_WRITE, near, reinterpret_cast<uintptr_t>(far.address), own, "one", {{0, 0, buffer_bytes}});
             CHECK(transfer.run() == NIXL_SUCCESS);
+            testing::await("a thread that copies", [&] { return copying_threads() > before; });
+            kept = static_cast<RequestHandle*>(transfer.handle)->request;
         }
         CHECK(far.content() == near.content() && one->unloadMD(own) == NIXL_SUCCESS);
     }
+    // They have ended; that they are gone from the list may take a moment more.
+    testing::await("the end of the threads that copy", [&] { return copying_threads() == before; });
 }
 
 void threads(const std::string& pool) {
@@ -307,7 +325,7 @@ int main(int argc, char** argv) {
     within_a_process(pool);
     refusals(pool, testing::new_pool(folder, "foreign", "native").pool);
     lifetimes(pool);
-    ends_behind_a_transfer(pool);
+    threads_end_with_the_engine(pool);
     threads(pool);
     between_processes(folder, pool, "one");
     between_processes(folder, pool, "two");

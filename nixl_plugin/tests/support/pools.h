@@ -5,6 +5,7 @@
 #define KVBM_CXL_NIXL_TESTS_POOLS_H
 
 #include "core.h"
+#include "slower.h"
 #include "transfer.h"
 #include <chrono>
 #include <cstdio>
@@ -34,7 +35,7 @@
 namespace testing {
 
 /// Longest wait for anything.
-constexpr auto patience = std::chrono::seconds(60);
+constexpr auto patience = std::chrono::seconds(60 * SLOWER);
 
 template <class Condition> void await(const char* what, Condition condition) {
     auto deadline = std::chrono::steady_clock::now() + patience;

@@ -6,6 +6,7 @@
 
 #include "links/links.h"
 #include "pool.h"
+#include "slower.h"
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,7 +42,7 @@ namespace world {
 using namespace kvbm_cxl;
 
 /// Longest wait for anything that has to happen.
-constexpr uint64_t PATIENCE_S = 60;
+constexpr uint64_t PATIENCE_S = 60 * SLOWER;
 
 /// Waits until `done`; `between` is done meanwhile. False when it never was.
 template <class Done, class Between> bool wait_until(const Done& done, const Between& between, double patience_s = PATIENCE_S) {
@@ -137,6 +139,8 @@ class Child {
             dup2(out, 1);
             dup2(out, 2);
             setenv("CXL_MACHINE_ID", machine.c_str(), 1);
+            // A test that fails leaves nobody behind.
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
             execv("/proc/self/exe", argv.data());
             _exit(127);
         }
