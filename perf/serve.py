@@ -19,9 +19,10 @@ connector knows it, with the engine's way there and back left out:
   `nixl_post_time_seconds`), which then holds up the engine; for the others the wait for the engine to ask is in the figure. The preparation
   of descriptors and the handshake are not in it. Nothing is verified.
 `transfer_time_noticed_vs_ucx` adds to ours the time until the engine was told. A hand-over through the pool copies twice:
-`transfer_and_publish_time_vs_ucx` adds what prefill took to publish, of which NIXL has no counterpart: its blocks stay where they are until
-decode has read them. `transfer_time_vs_memcpy` has the machine's own ceiling for one thread: memcpy out of /dev/shm,
-of as many bytes at a time as a request has, from lines that are in no cache. UCX's progress thread pauses as the shims for few cores have it, which can make its time longer than elsewhere.
+`transfer_and_publish_time_vs_ucx` adds what prefill took to publish, of which NIXL has no counterpart: its blocks stay where they are
+until decode has read them. `transfer_time_vs_memcpy` has the machine's own ceiling for one thread: memcpy out of /dev/shm, of as many
+bytes at a time as a request has, from lines that are in no cache. UCX's progress thread pauses as the shims for few cores have it, which
+can make its time longer than elsewhere.
 
 Bytes to decode depend on what decode has itself when a request comes. With several clients, requests with a prefix in common arrive while
 the first of them is still being read: CxlConnector waits for that and reads the prefix once, NixlConnector reads it for each.
