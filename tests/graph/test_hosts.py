@@ -5,7 +5,7 @@ import os
 
 import leftovers
 import pytest
-from graph import counters, question
+from graph import counters, environment, question
 from graph.counters import COMPUTED, PULLED
 from graph.errors import GraphError
 from graph.hosts import InLab
@@ -81,3 +81,13 @@ def test_a_pool_of_this_machine_is_not_for_other_hosts(capsys):
         parse(["--hosts", "lab", "--pool", "/dev/dax0.0"])
     assert "have a memory device of their own" in capsys.readouterr().err
     assert parse(["--hosts", "lab"]).discovery == "etcd" and parse(["--hosts", "namespaces"]).discovery == "file"
+
+
+def test_virtual_hosts_have_more_time_for_all_that_ends_by_the_clock(tmp_path):
+    here, lab = (parse(["--discovery", "etcd", *words]) for words in ([], ["--hosts", "lab"]))
+    told, told_lab = (environment.common(options, tmp_path) for options in (here, lab))
+    timed = {name for name in told if told[name] != told_lab[name]}
+    assert timed >= {"ETCD_LEASE_TTL", "VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"}
+    assert all(int(told_lab[name]) == lab.slowness * int(told[name]) for name in timed) and lab.slowness > here.slowness == 1
+    assert lab.ready_timeout_s == lab.slowness * here.ready_timeout_s
+    assert parse(["--hosts", "lab", "--ready-timeout", "77"]).ready_timeout_s == 77

@@ -120,12 +120,12 @@ def of_role(counts: dict[str, Counts], role: str) -> Counts:
     return sum((count for name, count in counts.items() if name.startswith(role)), Counts())
 
 
-def settled(graph, before: dict[str, Counts], requests: int = 1, timeout_s: float = SETTLE_S) -> dict[str, Counts]:
+def settled(graph, before: dict[str, Counts], requests: int = 1) -> dict[str, Counts]:
     """The counts once both roles have counted so many more requests than `before`: an answer leaves before it is counted.
 
     Raises GraphError.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + SETTLE_S * graph.options.slowness
     while True:
         after = read(graph)
         seen = {role: of_role(after, role).requests - of_role(before, role).requests for role in ("prefill", "decode")}

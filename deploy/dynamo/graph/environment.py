@@ -8,6 +8,8 @@ from . import etcd
 from .options import ROOT, Options
 
 HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
+# Longest step of an engine, and how long a process sleeps that waits for another.
+STEP_TIMEOUT_S, YIELD_US = 300, 50
 # Settings of the caller that would reach into the graph: it says all of them itself.
 DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_", "PYTHONDONTWRITEBYTECODE")
 
@@ -43,6 +45,7 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         "TMPDIR": str(folder / "tmp"),
         "PYTHONUNBUFFERED": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.ready_timeout_s)),
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(STEP_TIMEOUT_S * options.slowness),
         # The same prompt has the same block hashes in all workers.
         "PYTHONHASHSEED": "0",
     }
@@ -51,6 +54,8 @@ def common(options: Options, folder: Path) -> dict[str, str]:
     if not has_gpu():
         # A thread per process: more of them than cores wait for each other instead of computing.
         told |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
+        # To look again is work, too: an emulated processor would do little else.
+        told["CPU_HARNESS_YIELD_US"] = str(YIELD_US * options.slowness)
         told["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
     return told | options.environment
 

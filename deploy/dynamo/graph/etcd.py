@@ -11,9 +11,8 @@ from .options import ROOT, Options
 from .processes import Child
 
 TIMEOUT_S = 30
-# A host is fenced, and a process of Dynamo gone, when nothing was heard of it for so long. An emulated processor that imports vLLM lets
-# the other processes of its host wait for minutes.
-LEASE_S, LAB_LEASE_S = 10, 1800
+# A host is fenced, and a process of Dynamo gone, when nothing was heard of it for so long.
+LEASE_S = 10
 
 
 def programs() -> tuple[Path, Path]:
@@ -40,7 +39,7 @@ def server_command(port: int, peer_port: int, folder: Path, address: str) -> lis
 
 def lease_s(options: Options) -> int:
     """How long a lease lasts without a sign of life, in seconds."""
-    return LAB_LEASE_S if options.hosts == "lab" else LEASE_S
+    return LEASE_S * options.slowness
 
 
 def keeper_command(server: str, lease_s: int) -> list[str]:

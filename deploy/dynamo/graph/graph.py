@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import environment, etcd, hosts, processes, workers
-from .client import Answer, ask, get
+from .client import TIMEOUT_S, Answer, ask, get
 from .discovery import KeepAlive
 from .errors import GraphError
 from .model import Model, choose
@@ -22,6 +22,7 @@ from .workers import Worker
 
 PATIENCE_S = 8
 PLUGIN_TIMEOUT_S = 60
+METRICS_TIMEOUT_S = 10
 KEPT_LOGS = 5
 
 
@@ -152,13 +153,14 @@ class Graph:
 
     def ask(self, prompt: str | list[int], max_tokens: int = 16, **named) -> Answer:
         """A greedy completion. Raises RequestFailed."""
+        named = {"timeout_s": TIMEOUT_S * self.options.slowness} | named
         return ask(self.port, self.model.name, prompt, max_tokens, **named)
 
     def metrics(self, name: str) -> str:
         """What a worker, or "frontend", tells Prometheus. Raises GraphError."""
         port = self.port if name == "frontend" else self.workers[name].system_port
         try:
-            return get(port, "/metrics")
+            return get(port, "/metrics", METRICS_TIMEOUT_S * self.options.slowness)
         except OSError as error:
             raise GraphError(f"{name} does not tell its metrics on port {port}: {error}") from error
 
