@@ -218,8 +218,7 @@ def memcpy_s_per_gb(len_bytes: int) -> float:
         with mmap.mmap(file.fileno(), parts * len_bytes) as memory:
             source = numpy.frombuffer(memory, numpy.uint8).reshape(parts, len_bytes)
             source.view(numpy.uint64)[:] = numpy.random.default_rng(1).integers(0, 1 << 63, (parts, len_bytes // 8), numpy.uint64)
-            into = numpy.zeros_like(source)
-            into[:] = 1  # Its pages are there, as those of a KV cache are.
+            into = numpy.ones_like(source)  # Its pages are there, as those of a KV cache are.
             times = []
             for part in range(parts):
                 began = time.perf_counter()

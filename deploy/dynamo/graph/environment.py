@@ -8,8 +8,8 @@ from . import etcd
 from .options import ROOT, Options
 
 HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
-# Longest step of an engine, and how long a process sleeps that waits for another.
-STEP_TIMEOUT_S, YIELD_US = 300, 50
+# Longest step of an engine.
+STEP_TIMEOUT_S = 300
 # Settings of the caller that would reach into the graph: it says all of them itself.
 DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_", "PYTHONDONTWRITEBYTECODE")
 
@@ -55,7 +55,7 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         # A thread per process: more of them than cores wait for each other instead of computing.
         told |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
         # To look again is work, too: an emulated processor would do little else.
-        told["CPU_HARNESS_YIELD_US"] = str(YIELD_US * options.slowness)
+        told["CPU_HARNESS_SLOWNESS"] = str(options.slowness)
         told["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
     return told | options.environment
 

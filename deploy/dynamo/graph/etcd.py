@@ -42,9 +42,9 @@ def lease_s(options: Options) -> int:
     return LEASE_S * options.slowness
 
 
-def keeper_command(server: str, lease_s: int) -> list[str]:
+def keeper_command(options: Options, server: str) -> list[str]:
     """What keeps the slot of the host that it is started on; the pool comes from its environment."""
-    return [str(programs()[1]), "--endpoints", server, "--ttl-s", str(lease_s)]
+    return [str(programs()[1]), "--endpoints", server, "--ttl-s", str(lease_s(options))]
 
 
 def wait_until_up(server: Child, port: int) -> None:

@@ -102,7 +102,7 @@ class Graph:
         """Has the host of a worker hold its slot of the pool by a lease, before the worker joins."""
         keeper = f"keeper-{name}"
         if keeper not in self.children:
-            command = etcd.keeper_command(self.environment["ETCD_ENDPOINTS"], etcd.lease_s(self.options))
+            command = etcd.keeper_command(self.options, self.environment["ETCD_ENDPOINTS"])
             etcd.wait_until_joined(self._child(keeper, command, told))
 
     def _dead_ports(self) -> list[int]:

@@ -11,10 +11,9 @@ ROOT = Path(__file__).resolve().parents[3]
 CONNECTORS = ("cxl", "nixl-cxl", "nixl-ucx")
 ROUTERS = ("round-robin", "kv")
 DISCOVERIES = ("file", "etcd")
-HOSTS = ("processes", "namespaces", "lab")
+# Where the workers run, and how much slower than here everything is there: the processor of a virtual machine is emulated.
+SLOWNESS = {"processes": 1, "namespaces": 1, "lab": 40}
 READY_TIMEOUT_S = 300
-# How much slower than here everything is in a virtual machine, whose processor is emulated: to import vLLM takes it ten minutes.
-LAB_SLOWNESS = 40
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Options:
     @property
     def slowness(self) -> int:
         """How many times longer than on this machine things may take on the workers' hosts."""
-        return LAB_SLOWNESS if self.hosts == "lab" else 1
+        return SLOWNESS[self.hosts]
 
 
 def _count(text: str) -> int:
@@ -87,11 +86,11 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--router", choices=ROUTERS, default="round-robin", help="how the frontend chooses workers")
     parser.add_argument("--discovery", choices=DISCOVERIES, default="file", help="how processes find each other (file)")
     hosts_help = "each worker by itself here (processes), or prefill and decode on two hosts: namespaces, or virtual machines (lab)"
-    parser.add_argument("--hosts", choices=HOSTS, default="processes", help=hosts_help)
+    parser.add_argument("--hosts", choices=SLOWNESS, default="processes", help=hosts_help)
     parser.add_argument("--once", action="store_true", help="ask, verify, end: 0 if everything was as it has to be, else 1")
     parser.add_argument("--port", type=int, default=0, help="of the frontend; 0 = a free one")
     parser.add_argument("--state", type=Path, default=Options.state, metavar="DIR", help="where models and logs are kept (target/serve)")
-    timeout_help = f"longest wait for the workers, in seconds ({READY_TIMEOUT_S}; virtual machines {READY_TIMEOUT_S * LAB_SLOWNESS})"
+    timeout_help = f"longest wait for the workers, in seconds ({READY_TIMEOUT_S}; virtual machines {READY_TIMEOUT_S * SLOWNESS['lab']})"
     parser.add_argument("--ready-timeout", type=float, metavar="S", help=timeout_help)
     parser.add_argument("worker_arguments", nargs="*", metavar="-- ARG", help="added to the command line of every worker")
     said = parser.parse_args(arguments)
@@ -115,5 +114,5 @@ def parse(arguments: Sequence[str]) -> Options:
         port=said.port,
         state=Path(os.path.abspath(said.state)),
         worker_arguments=tuple(said.worker_arguments),
-        ready_timeout_s=said.ready_timeout or READY_TIMEOUT_S * (LAB_SLOWNESS if said.hosts == "lab" else 1),
+        ready_timeout_s=said.ready_timeout or READY_TIMEOUT_S * SLOWNESS[said.hosts],
     )
