@@ -440,7 +440,8 @@ class Pool:
     """A pool that this process has joined as part of its host; a thread of its own keeps it alive there.
 
     spec: as of format_pool; None = the environment variable CXL_POOL. slot: host slot to ask for; a wish. join_timeout_ms: deadline of
-    joining and closing (10 s). heartbeat_ms (50), suspect_ms (1000): a host whose heartbeat did not move for suspect_ms is taken for dead.
+    joining and closing (10 s). heartbeat_ms (50), suspect_ms (CXL_SUSPECT_MS of the environment, else 1000): a host whose heartbeat did not move
+    for suspect_ms is taken for dead.
 
     Raises NotAPoolError, SlotInUseError, TimeoutError_, InvalidError.
     """

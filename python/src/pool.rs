@@ -104,7 +104,7 @@ impl Pool {
         heartbeat_ms: Option<u64>,
         suspect_ms: Option<u64>,
     ) -> PyResult<Self> {
-        let defaults = HostConfig::default();
+        let defaults = HostConfig::from_env().map_err(Failure::Pool)?;
         let config = HostConfig {
             slot,
             join_timeout_ms: join_timeout_ms.unwrap_or(defaults.join_timeout_ms).min(MAX_MS),
@@ -112,12 +112,7 @@ impl Pool {
             suspect_ms: suspect_ms.unwrap_or(defaults.suspect_ms).min(MAX_MS),
             ..defaults
         };
-        if config.suspect_ms / 2 < config.heartbeat_ms {
-            let (suspect_ms, heartbeat_ms) = (config.suspect_ms, config.heartbeat_ms);
-            return Err(invalid(format!(
-                "suspect_ms ({suspect_ms}) has to be a multiple of heartbeat_ms ({heartbeat_ms}), or live hosts are taken for dead"
-            )));
-        }
+        config.check().map_err(Failure::Pool)?;
         let (spec, member) = py.detach(|| join(spec, config))?;
         Ok(Pool {
             spec,

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import numpy
-from hosts import Host
+from hosts import SUSPECT_MS, Host
 from pool_api import FORMAT_COHERENT, PoolHandle, format_pool
 
 MIB = 1 << 20
@@ -26,6 +26,7 @@ class Cluster:
         self.pool_file = self.folder / "pool"
         # This process is a host too: who formats a pool has its first seat, and without a seat nobody can join.
         os.environ["CXL_MACHINE_ID"], os.environ["CXL_STATE_DIR"] = "the test", str(self.folder / "state-test")
+        os.environ["CXL_SUSPECT_MS"] = str(SUSPECT_MS)
         if backend == "CXL":
             flags = FORMAT_COHERENT if memory == "coherent" else 0
             format_pool(f"{self.pool_file},size={pool_mib}M", flags)

@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 import wheels
 
 CALL_TIMEOUT_S = 60
+# Silence after which a host is taken for dead. The default is a second, for which a processor that others use as well may be away.
+SUSPECT_MS = 4000
 
 
 class WorkerError(Exception):
@@ -41,6 +43,7 @@ class Host:
             "PYTHONPATH": os.pathsep.join(wheels.python_path(wheel)),
             "CXL_MACHINE_ID": machine,
             "CXL_STATE_DIR": str(folder / f"state-{machine}"),
+            "CXL_SUSPECT_MS": str(SUSPECT_MS),
             "NIXL_LOG_LEVEL": os.environ.get("NIXL_LOG_LEVEL", "WARN"),
         }
         ours, theirs = socket.socketpair()

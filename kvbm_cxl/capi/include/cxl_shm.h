@@ -122,7 +122,8 @@ typedef struct cxl_shm_options {
     uint64_t timeout_ms;      /* deadline of the calls that take none; 0 = 30 000 */
     uint64_t join_timeout_ms; /* deadline of joining and leaving; 0 = 10 000 */
     uint64_t heartbeat_ms;    /* period of this host's heartbeat; 0 = 50. The same on every host */
-    uint64_t suspect_ms;      /* silence after which a host is suspected; 0 = 1 000. The same on every host, a multiple of heartbeat_ms */
+    uint64_t suspect_ms;      /* silence after which a host is suspected; 0 = CXL_SUSPECT_MS of the environment, else 1 000. The same on
+                               * every host, a multiple of heartbeat_ms */
 } cxl_shm_options_t;
 
 /* Opens a pool and joins it as part of this machine's host; the processes of one machine share a host. A thread of the library keeps the
@@ -131,7 +132,8 @@ typedef struct cxl_shm_options {
  * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv"; NULL = CXL_POOL of the environment.
  * options  NULL = defaults.
  *
- * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator). */
+ * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator),
+ * CXL_SUSPECT_MS. */
 int cxl_shm_open(const char* spec, const cxl_shm_options_t* options, cxl_pool_t** pool);
 
 /* Joins a pool that was opened without joining, or left. CXL_SHM_E_EXISTS if it is joined. */

@@ -157,7 +157,7 @@ impl OpenPool {
         refuse_unknown(options.flags, types::OPEN_READ_ONLY | types::OPEN_NO_JOIN | types::OPEN_SLOT, "cxl_shm_options_t")?;
         let read_only = options.flags & types::OPEN_READ_ONLY != 0;
         let slot = u16::try_from(options.slot).map_err(|_| Failure::invalid(format!("slot {} does not exist", options.slot)))?;
-        let defaults = HostConfig::default();
+        let defaults = HostConfig::from_env()?;
         let config = HostConfig {
             slot: (options.flags & types::OPEN_SLOT != 0).then_some(slot),
             join_timeout_ms: or_default(options.join_timeout_ms, defaults.join_timeout_ms).min(MAX_TIMEOUT_MS),
@@ -165,12 +165,7 @@ impl OpenPool {
             suspect_ms: or_default(options.suspect_ms, defaults.suspect_ms).min(MAX_TIMEOUT_MS),
             ..defaults
         };
-        if config.suspect_ms / 2 < config.heartbeat_ms {
-            return Err(Failure::invalid(format!(
-                "suspect_ms ({}) has to be a multiple of heartbeat_ms ({}), or live hosts would be taken for dead",
-                config.suspect_ms, config.heartbeat_ms
-            )));
-        }
+        config.check()?;
         let pool = Pool::open(&spec_of(spec)?, &pool::OpenOptions { read_only, ..pool::OpenOptions::default() })?;
         let Some(base) = pool.lines().memory().address(0, cxl_pool::limits::LINE_BYTES as u64) else {
             return Err(Failure::new(Status::E_NOT_A_POOL, "the start of the pool has no address in this process"));

@@ -23,6 +23,7 @@ Environment:
   CXL_POOL_SIZE   the size of its devices, where CXL_POOL does not carry one
   CXL_MACHINE_ID  this machine's identity, where /etc/machine-id does not serve
   CXL_STATE_DIR   where this machine's processes meet
+  CXL_SUSPECT_MS  silence after which a host is taken for dead, the same on every host
   CXL_COHERENCE   how the memory is used: native or emulated";
 
 /// Formats, inspects, checks and tries out pools of shared CXL memory.

@@ -121,7 +121,7 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
         let message = format!("slot {} is not dead: its heartbeat moves", args.slot);
         return Err(Failure::new(Exit::Refused, message));
     }
-    let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::default() };
+    let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
     let host = pool.join(config)?;
     let stated = state_death(&pool, &host, args);
     // Leaving is tidy, not needed: the statement is published, or its failure is what counts.

@@ -76,12 +76,13 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(text) => PoolSpec::parse(text),
         None => PoolSpec::from_env(),
     }?;
+    let config = HostConfig::from_env()?;
     let pool = Pool::open(&spec, &OpenOptions::default())?;
     let platform = Arc::new(Machine::for_pool(pool.superblock().uuid())?);
     let etcd = Etcd::connect(&arguments.endpoints, arguments.timeout_ms).await?;
     let mut stop = Stop::new()?;
     let mut keeper = Keeper::take(etcd.clone(), &pool, platform, &arguments.prefix, arguments.ttl_s).await?;
-    let host = match keeper.join(&pool, HostConfig::default()).await {
+    let host = match keeper.join(&pool, config).await {
         Ok(host) => host,
         Err(error) => return Err(keeper.give_up(error).await),
     };

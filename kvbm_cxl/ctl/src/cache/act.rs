@@ -28,7 +28,7 @@ const TOLD: usize = 20;
 fn joined<T>(pool: &Pool, work: impl FnOnce(&Host, &Cache) -> Result<T, Failure>) -> Result<T, Failure> {
     // Refused before anything is joined.
     view(pool)?;
-    let host = pool.join(HostConfig::default())?;
+    let host = pool.join(HostConfig::from_env()?)?;
     let service = host.serve()?;
     let config = CacheConfig { checksums: true, ..CacheConfig::default() };
     let outcome = Cache::open(&host, config).map_err(Failure::from).and_then(|cache| {

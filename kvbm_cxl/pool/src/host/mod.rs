@@ -4,12 +4,14 @@
 //! A *host* is a machine with a slot; its processes share that slot through the local segment (`segment`). Everything a host publishes is
 //! composed from that segment and never read back from the pool.
 
+mod config;
 pub(crate) mod fence;
 mod join;
 pub(crate) mod local_mutex;
 pub(crate) mod segment;
 mod service;
 
+pub use config::{ENV_SUSPECT_MS, HostConfig};
 pub use fence::Standing;
 pub use service::Service;
 
@@ -20,46 +22,13 @@ use crate::line::{Line, Lines};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId, OnFence};
 use crate::media::{Geometry, Superblock};
-use crate::platform::{MachineId, MachineLockGuard, Platform};
+use crate::platform::{MachineLockGuard, Platform};
 use local_mutex::{Asker, LocalMutex, Taken};
 use segment::{Segment, state};
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-
-/// How a host behaves. The times are counted on this host's own clock.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Slot to ask for; a wish, the binding decides. `None` takes any free one.
-    pub slot: Option<u16>,
-    /// Machines that the superblock's seat table names, by seat; the rest is bound while the pool runs.
-    pub seats: Vec<MachineId>,
-    /// Deadline of a join, in milliseconds.
-    pub join_timeout_ms: u64,
-    /// Period of the heartbeat, in milliseconds.
-    pub heartbeat_ms: u64,
-    /// A host (or manager) whose heartbeat did not move for this long is suspected, in milliseconds.
-    pub suspect_ms: u64,
-    /// Period in which the service looks for recalls and fences, in microseconds.
-    pub poll_us: u64,
-    /// A sticky lock that nobody here used for this long is given back, in milliseconds.
-    pub idle_release_ms: u64,
-}
-
-impl Default for HostConfig {
-    fn default() -> Self {
-        HostConfig {
-            slot: None,
-            seats: Vec::new(),
-            join_timeout_ms: 10_000,
-            heartbeat_ms: 50,
-            suspect_ms: 1_000,
-            poll_us: 1_000,
-            idle_release_ms: 10_000,
-        }
-    }
-}
 
 /// One process's membership in the pool as part of its host. Cheap to clone; every clone is the same membership.
 ///
