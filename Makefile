@@ -171,7 +171,7 @@ clean: ## Remove .venv and target
 ## Checks
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-lab-itself test-python test-nixl test-serve ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-lab-itself test-python test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting and clippy
@@ -203,6 +203,10 @@ test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL whee
 .PHONY: test-serve
 test-serve: serve-ready ## The launcher, and one graph of a prefill and a decode worker
 	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_launcher.py tests/graph/test_one_by_one.py
+
+.PHONY: test-connector-logic
+test-connector-logic: serve-ready ## The vLLM connector's logic, without an engine
+	$(STEP) 'pytest, logic of the vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration --ignore-glob='*/test_engine_*'
 
 .PHONY: test-connector
 test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process

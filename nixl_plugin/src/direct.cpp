@@ -14,8 +14,6 @@ constexpr uintptr_t line_bytes = CXL_SHM_LINE_BYTES;
 constexpr uint64_t slice_bytes = 256 << 10;
 /// Copies of a slice, at most: each costs some time, however short it is.
 constexpr size_t slice_copies = 4096;
-/// Single copies up to this length go without a list, which is for pipelining flushes.
-constexpr size_t single_bytes = 32 << 10;
 
 std::byte* destination(Way way, const Copy& copy) {
     return static_cast<std::byte*>(way == Way::out ? copy.memory : copy.pool);
@@ -139,9 +137,9 @@ nixl_status_t CopyPlan::make(const Copy* copies, size_t count) const noexcept {
             std::memmove(copies[i].pool, copies[i].memory, copies[i].len_bytes);
         return NIXL_SUCCESS;
     }
-    if (count == 1 && copies->len_bytes <= single_bytes && way_ == Way::in)
+    if (count == 1 && way_ == Way::in)
         status = cxl_shm_copy_in(copies->pool, copies->memory, copies->len_bytes);
-    else if (count == 1 && copies->len_bytes <= single_bytes && way_ == Way::out)
+    else if (count == 1 && way_ == Way::out)
         status = cxl_shm_copy_out(copies->memory, copies->pool, copies->len_bytes);
     else
         status = cxl_shm_copy_list(static_cast<uint32_t>(way_), copies, count);

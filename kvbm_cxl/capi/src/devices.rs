@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Devices as storage of bytes, by number: what lies on a device beside pools, and the blocks of a pool by their place on a device.
 
+use crate::copies;
 use crate::handle;
 use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{CxlDevice, CxlPool};
 use cxl_pool::coherence::{Coherence, CoherenceOptions, MappedMemory, over_mapping};
+use cxl_pool::copy::CopyEngine;
 use cxl_pool::device::{Access, Device, Sysfs, map_part};
 use cxl_pool::media::{Piece, Stripes, Superblock};
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ enum Place {
 /// An open device.
 struct Entry {
     place: Place,
+    engine: Arc<dyn CopyEngine>,
     name: String,
     len_bytes: u64,
     writable: bool,
@@ -85,7 +88,7 @@ impl Entry {
                 Place::Alone(memory)
             }
         };
-        Ok(Entry { place, name, len_bytes, writable })
+        Ok(Entry { place, engine: copies::engine()?, name, len_bytes, writable })
     }
 
     /// Runs `step` for each stretch of memory that makes up a range of the device: its memory, its offset there, its length.
@@ -159,10 +162,7 @@ pub fn read(number: CxlDevice, offset: u64, destination: &mut [u8]) -> Outcome<(
     let entry = find(number)?;
     let mut done = 0;
     entry.each(offset, destination.len(), false, |memory, at, len| {
-        memory.flush_range(at, len as u64)?;
-        memory.fence_all();
-        memory.copy_out(at, &mut destination[done..done + len])?;
-        memory.fence_loads();
+        copies::copy_out(memory, || Ok(&*entry.engine), at, &mut destination[done..done + len])?;
         done += len;
         Ok(())
     })

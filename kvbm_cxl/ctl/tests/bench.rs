@@ -82,7 +82,17 @@ fn every_call_is_answered_whatever_its_depth() {
 #[test]
 fn blocks_are_published_and_pulled_beside_bare_copies() {
     for (what, names) in [
-        ("publish", ["publish_64k_vs_bare", "publish_1m_vs_bare", "publish_4m_vs_bare", "publish_together_over_one_by_one"].as_slice()),
+        (
+            "publish",
+            [
+                "publish_64k_vs_bare",
+                "publish_1m_vs_bare",
+                "publish_4m_vs_bare",
+                "publish_together_over_one_by_one",
+                "publish_64k_together_vs_bare",
+            ]
+            .as_slice(),
+        ),
         ("pull", &["pull_64k_vs_bare", "pull_1m_vs_bare", "pull_4m_vs_bare"]),
     ] {
         let report = json(what);

@@ -46,7 +46,7 @@
 //! Pool::format(&spec, &FormatOptions { cells, ..FormatOptions::default() })?; // once in the life of a pool
 //!
 //! let pool = Pool::open(&spec, &OpenOptions::default())?;
-//! let host = pool.join(HostConfig::default())?;
+//! let host = pool.join(HostConfig::from_env()?)?;
 //! let service = host.serve()?; // heartbeat, recalls, fences, and the manager's work if it falls to this machine
 //! let cache = Cache::open(&host, CacheConfig::default())?;
 //! let upkeep = cache.serve()?; // room ahead of the need, other hosts' leftovers
@@ -90,7 +90,7 @@
 //! Pool::format(&spec, &FormatOptions::default())?; // once in the life of a pool
 //!
 //! let pool = Pool::open(&spec, &OpenOptions::default())?;
-//! let host = pool.join(HostConfig::default())?;
+//! let host = pool.join(HostConfig::from_env()?)?;
 //! let service = host.serve()?; // heartbeat, recalls, fences, and the manager's work if it falls to this machine
 //! let allocator = Allocator::attach(&host, LocalArea::of(&host)?, AllocConfig::default())?;
 //! let objects = Objects::new(&host);

@@ -11,10 +11,6 @@ constexpr size_t SMALL_BYTES = 4'096;
 /// Collected at a time; stays in the cache of the core.
 constexpr size_t COLLECTED_BYTES = 32 << 10;
 
-/// Copies from this length on are made by the engine for lists, which takes large destinations past the caches: what is copied is not read
-/// soon, and lines that are only written are not fetched first. A quarter of the time of a large copy out of the pool.
-constexpr size_t LIST_BYTES = 64 << 10;
-
 void* at(uint64_t address) {
     return reinterpret_cast<void*>(address);
 }
@@ -78,12 +74,7 @@ Status heap_to_pool(const Pool& pool, std::span<const Piece> pieces, uint64_t of
 Status pool_to_heap(const Pool& pool, std::span<const Piece> pieces, uint64_t offset) {
     return for_runs(
         pool, pieces, offset,
-        [](std::byte* place, const Piece& piece) {
-            if (piece.len_bytes < LIST_BYTES)
-                return cxl_shm_copy_out(at(piece.address), place, piece.len_bytes);
-            cxl_shm_copy_t copy = {place, at(piece.address), piece.len_bytes};
-            return cxl_shm_copy_list(CXL_SHM_COPY_OUT, &copy, 1);
-        },
+        [](std::byte* place, const Piece& piece) { return cxl_shm_copy_out(at(piece.address), place, piece.len_bytes); },
         [](std::byte* place, std::span<const Piece> run, size_t len_bytes) {
             int status = cxl_shm_copy_out(collected(), place, len_bytes);
             const std::byte* next = collected();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Flushing, publishing, copying: the steps of the coherence layer with their fences, on ranges that lie in the blocks of a pool.
 
+use crate::copies;
 use crate::handle;
 use crate::status::{Failure, Outcome, status_of};
 use cxl_pool::coherence::Coherence;
@@ -115,13 +116,10 @@ pub unsafe extern "C" fn cxl_shm_copy_in(destination: *mut c_void, source: *cons
 pub unsafe extern "C" fn cxl_shm_copy_out(destination: *mut c_void, source: *const c_void, size: usize) -> c_int {
     status_of(|| {
         not_null(destination)?;
-        on_range(source, size, |memory, offset| {
-            memory.flush_range(offset, size as u64)?;
-            memory.fence_all();
+        handle::with_address(source.addr(), size, |pool, offset| {
             // SAFETY: not null, so `size` writable bytes; a range in the pool is no larger than isize::MAX.
-            memory.copy_out(offset, unsafe { std::slice::from_raw_parts_mut(destination.cast::<u8>(), size) })?;
-            memory.fence_loads();
-            Ok(())
+            let destination = unsafe { std::slice::from_raw_parts_mut(destination.cast::<u8>(), size) };
+            copies::copy_out(&**pool.pool().lines().memory(), || pool.copy_engine(), offset, destination)
         })
     })
 }

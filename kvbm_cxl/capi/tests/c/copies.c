@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lists of copies:  copies first|second POOL
+ * Lists of copies, and large copies:  copies first|second POOL
  *
  * The first host copies pieces of all sizes, many of them not whole lines, to places in shuffled order, says so, and the second fetches
- * them with lists, verifies every byte, and copies them within the pool, where the first finds them again. */
+ * them with lists, verifies every byte, and copies them within the pool, where the first finds them again. Then the first changes all
+ * that it wrote, and the second, which has it in its caches, fetches stretches of several lengths at once. */
 #include "check.h"
 
 #define PIECES 3000
@@ -102,6 +103,10 @@ static void first(void) {
         for (size_t at = place_of[i] + len_of[i]; at < place_of[i + 1]; at++)
             CHECK(memory[at] == 0);
     }
+    for (size_t i = 0; i < AREA; i++)
+        memory[i] = byte_at(i + 1);
+    CHECK_OK(cxl_shm_copy_in(area, memory, AREA));
+    CHECK_OK(cxl_shm_put("changed", area));
     free(memory);
 }
 
@@ -120,6 +125,20 @@ static void second(void) {
         pieces[i] = (cxl_shm_copy_t){again + place_of[order(i)], area + place_of[order(i)], len_of[order(i)]};
     CHECK_OK(cxl_shm_copy_list(CXL_SHM_COPY_WITHIN, pieces, PIECES));
     CHECK_OK(cxl_shm_put("again", again));
+
+    CHECK(check_await("changed") == area);
+    const size_t lengths[] = {1, 1000, (32 << 10) - 1, 32 << 10, (64 << 10) + 777, 2 << 20};
+    for (size_t i = 0, at = 77; i < sizeof lengths / sizeof *lengths; at += lengths[i] + 1, i++) {
+        memory[lengths[i]] = 42;
+        CHECK_OK(cxl_shm_copy_out(memory, area + at, lengths[i]));
+        for (size_t k = 0; k < lengths[i]; k++) {
+            if (memory[k] != byte_at(at + k + 1)) {
+                fprintf(stderr, "%zu bytes at %zu: byte %zu is %d, not %d\n", lengths[i], at, k, memory[k], byte_at(at + k + 1));
+                exit(1);
+            }
+        }
+        CHECK(memory[lengths[i]] == 42);
+    }
     free(memory);
 }
 

@@ -41,7 +41,7 @@
 //! Pool::format(&spec, &FormatOptions { cells, ..FormatOptions::default() })?; // once in the life of a pool
 //!
 //! let pool = Pool::open(&spec, &OpenOptions::default())?;
-//! let host = pool.join(HostConfig::default())?;
+//! let host = pool.join(HostConfig::from_env()?)?;
 //! let _service = host.serve()?;
 //! let cache = Cache::open(&host, CacheConfig { checksums: true, ..CacheConfig::default() })?;
 //! let _upkeep = cache.serve()?;

@@ -8,8 +8,11 @@ use super::{BLOCKS, Lab, Member, NAMESPACE, SIZES, alone, fill, join, key, place
 use crate::bench::{Bench, wrong};
 use crate::stats::{Estimate, median, quantile};
 use cxl_pool::Result;
-use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
+use cxl_pool::cache::{CacheConfig, Published, Reservation, Reserved, Wish};
+use cxl_pool::copy::{LocalPlace, LocalRange};
+use cxl_pool::limits::LINE_BYTES;
 use std::hint::black_box;
+use std::ptr::NonNull;
 use std::time::Instant;
 
 /// Blocks that are published together in the batch figure.
@@ -25,7 +28,11 @@ pub fn run(batches: u64) -> Result<Bench> {
     for (size, [name, _]) in SIZES {
         single(&mut bench, batches, size, name)?;
     }
-    together(&mut bench, batches.min(101))?;
+    let [small, large] = [together(batches.min(101), 4 << 10)?, together(batches.min(101), 64 << 10)?];
+    batch_figures(&mut bench, &small, "4 KiB");
+    batch_figures(&mut bench, &large, "64 KiB");
+    bench.ratio("publish_together_over_one_by_one", Estimate::of_ratios(&small.together, &small.alone));
+    bench.ratio("publish_64k_together_vs_bare", Estimate::of_ratios(&large.bare, &large.together));
     Ok(bench)
 }
 
@@ -103,52 +110,89 @@ fn one(lab: &Lab, member: &Member, number: u64, source: &[u8]) -> Result<(f64, u
     Ok((taken_ns, offset))
 }
 
-/// Small blocks one by one and in batches that share their fences.
-fn together(bench: &mut Bench, batches: u64) -> Result<()> {
-    const SIZE: usize = 4096;
-    let lab = Lab::new(SIZE as u64, 4 * TOGETHER, 1 << 20)?;
+/// How long blocks of one size took, each, in nanoseconds.
+struct Batches {
+    alone: Vec<f64>,
+    together: Vec<f64>,
+    bare: Vec<f64>,
+}
+
+/// Blocks one by one, in batches that share their fences, and copied bare to as many other places.
+fn together(batches: u64, size: usize) -> Result<Batches> {
+    let lab = Lab::new(size as u64, 4 * TOGETHER, 2 * TOGETHER * size as u64)?;
     let member = join(lab.pool(), &lab.state(), 0, alone(), false)?;
-    let mut blocks: Vec<Vec<u8>> = vec![vec![0; SIZE]; TOGETHER as usize];
-    let (mut alone_ns, mut together_ns) = (Vec::new(), Vec::new());
+    let data = lab.pool().layout().data_offset();
+    let bare = lab.bare(data, TOGETHER * size as u64)?;
+    let lines = (size / LINE_BYTES) as u64;
+    let mut blocks: Vec<Vec<u8>> = vec![vec![0; size]; TOGETHER as usize];
+    let mut found = vec![0; size];
+    let mut taken = Batches { alone: Vec::new(), together: Vec::new(), bare: Vec::new() };
     for batch in 0..batches + 1 {
-        for turn in 0..2 {
-            let first = (2 * batch + turn) * TOGETHER;
+        for turn in 0..3 {
+            let first = (3 * batch + turn) * TOGETHER;
             blocks.iter_mut().zip(first..).for_each(|(block, number)| fill(block, number));
-            let is_together = (turn + batch) % 2 == 0;
             let start = Instant::now();
-            if is_together {
-                let wish = |number| Wish { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: SIZE as u64 };
-                let wishes: Vec<Wish> = (first..first + TOGETHER).map(wish).collect();
-                let mut filled = Vec::with_capacity(wishes.len());
-                for (reserved, block) in member.cache.reserve_all(&wishes)?.into_iter().zip(&blocks) {
-                    let Reserved::Cell(mut reservation) = reserved else { return Err(wrong("a new block got no cell")) };
-                    reservation.fill([&block[..]])?;
-                    filled.push(reservation);
+            let times = match (turn + batch) % 3 {
+                0 => {
+                    publish_together(&member, first, &blocks)?;
+                    &mut taken.together
                 }
-                member.cache.commit_all(filled)?;
-            } else {
-                for (block, number) in blocks.iter().zip(first..) {
-                    member.cache.publish(NAMESPACE, key(number), None, block)?;
+                1 => {
+                    for (block, number) in blocks.iter().zip(first..) {
+                        member.cache.publish(NAMESPACE, key(number), None, block)?;
+                    }
+                    &mut taken.alone
                 }
-            }
+                _ => {
+                    for (block, number) in blocks.iter().zip(0..) {
+                        bare.copy_in(number * lines, black_box(block));
+                        bare.fence_stores();
+                    }
+                    &mut taken.bare
+                }
+            };
             let taken_ns = start.elapsed().as_nanos() as f64 / TOGETHER as f64;
-            let mut found = vec![0; SIZE];
-            for (block, number) in blocks.iter().zip(first..) {
-                let offset = place(&member.cache, lab.pool(), key(number))?;
-                uncache(&**lab.memory(), offset, SIZE)?;
+            if batch > 0 {
+                times.push(taken_ns);
+            }
+            let is_bare = (turn + batch) % 3 == 2;
+            for (index, block) in blocks.iter().enumerate() {
+                let offset = match is_bare {
+                    true => data + (index * size) as u64,
+                    false => place(&member.cache, lab.pool(), key(first + index as u64))?,
+                };
+                uncache(&**lab.memory(), offset, size)?;
                 lab.memory().copy_out(offset, &mut found)?;
+                uncache(&**lab.memory(), offset, size)?;
                 if found != *block {
                     return Err(wrong("what was published is not what lies in the pool"));
                 }
             }
             member.cache.clear(Some(NAMESPACE))?;
-            if batch > 0 {
-                if is_together { together_ns.push(taken_ns) } else { alone_ns.push(taken_ns) }
-            }
         }
     }
-    bench.figure("publish of 4 KiB, one by one, each", median(&mut alone_ns.clone()), "ns");
-    bench.figure(format!("publish of 4 KiB, {TOGETHER} together, each"), median(&mut together_ns.clone()), "ns");
-    bench.ratio("publish_together_over_one_by_one", Estimate::of_ratios(&together_ns, &alone_ns));
-    member.leave()
+    member.leave()?;
+    Ok(taken)
+}
+
+/// Publishes blocks as those of one step of an engine.
+fn publish_together(member: &Member, first: u64, blocks: &[Vec<u8>]) -> Result<()> {
+    let wish =
+        |(block, number): (&Vec<u8>, u64)| Wish { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: block.len() as u64 };
+    let wishes: Vec<Wish> = blocks.iter().zip(first..).map(wish).collect();
+    let cells = member.cache.reserve_all(&wishes)?.into_iter().map(|reserved| match reserved {
+        Reserved::Cell(reservation) => Ok(reservation),
+        _ => Err(wrong("a new block got no cell")),
+    });
+    let mut cells = cells.collect::<Result<Vec<_>>>()?;
+    let range = |block: &Vec<u8>| LocalRange { address: NonNull::from(block.as_slice()).cast(), len_bytes: block.len() };
+    // SAFETY: the blocks are borrowed until this returns, and memory of this process.
+    unsafe { Reservation::fill_all_raw(&mut cells, LocalPlace::Host, |index| blocks.get(index).map(range)) }?;
+    member.cache.commit_all(cells)
+}
+
+fn batch_figures(bench: &mut Bench, taken: &Batches, text: &str) {
+    bench.figure(format!("publish of {text}, one by one, each"), median(&mut taken.alone.clone()), "ns");
+    bench.figure(format!("publish of {text}, {TOGETHER} together, each"), median(&mut taken.together.clone()), "ns");
+    bench.figure(format!("bare non-temporal copies of {text}, SFENCE, {TOGETHER}, each"), median(&mut taken.bare.clone()), "ns");
 }
