@@ -52,7 +52,7 @@ export JOBS FUZZ_SECONDS
 .PHONY: help
 help: ## List the targets
 	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
-	@echo 'make serve [ONCE=1] [PREFILL=1] [DECODE=1] [CONNECTOR=cxl|nixl-cxl|nixl-ucx] [MODEL=] [POOL=] [ROUTER=round-robin|kv] [DISCOVERY=file|etcd] [HOSTS=processes|namespaces|lab] [PORT=0]'
+	@echo 'make serve [ONCE=1] [PREFILL=1] [DECODE=1] [CONNECTOR=cxl|cxl-zero-copy|nixl-cxl|nixl-ucx] [MODEL=] [POOL=] [ROUTER=round-robin|kv] [DISCOVERY=file|etcd] [HOSTS=processes|namespaces|lab] [PORT=0]'
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
 
 ## Setting up and building

@@ -60,7 +60,7 @@ class Graph:
         self.say(f"model {self.model.name}: {self.model.path}")
         if options.hosts != "processes":
             self.place = hosts.InLab(options, self.logs, self.say)
-        self.pool = self.place.make_pool(self.model.block_bytes) if options.needs_pool else None
+        self.pool = self.place.make_pool(self.model) if options.needs_pool else None
         if self.pool:
             own = self.pool.own
             self.say(f"pool {self.pool.spec}" + (f", {own.stat().st_size >> 20} MiB, goes with the graph" if own else ""))

@@ -10,12 +10,16 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import pool
 from .errors import GraphError
 from .options import ROOT, Options
 from .processes import Child
 from .sweep import Record
+
+if TYPE_CHECKING:
+    from .model import Model
 
 LAB = ROOT / "tests" / "lab"
 POOL_MB = 1024
@@ -32,9 +36,9 @@ class ThisMachine:
     def __init__(self, options: Options, record: Record):
         self.options, self.record = options, record
 
-    def make_pool(self, block_bytes: int | None) -> pool.Pool:
+    def make_pool(self, model: "Model") -> pool.Pool:
         """The pool that the options name, or one in /dev/shm. Raises GraphError."""
-        return pool.make(self.options, block_bytes, self.record.add_path)
+        return pool.make(self.options, model, self.record.add_path)
 
     def address(self, name: str) -> str:
         """The IP address of the host that a process runs on."""
@@ -114,9 +118,9 @@ class InLab:
         device = self.lab["A"].devices[0]
         self.spec = device if options.hosts == "lab" else f"{device},size={POOL_MB}M"
 
-    def make_pool(self, block_bytes: int | None) -> pool.Pool:
+    def make_pool(self, model: "Model") -> pool.Pool:
         """A pool in the memory that the hosts share. Raises GraphError."""
-        return pool.make_in_lab(self.options, block_bytes, self)
+        return pool.make_in_lab(self.options, model, self)
 
     def host(self, name: str):
         """The host that a process of this name runs on."""
