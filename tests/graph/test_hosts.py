@@ -91,3 +91,6 @@ def test_virtual_hosts_have_more_time_for_all_that_ends_by_the_clock(tmp_path):
     assert all(int(told_lab[name]) == lab.slowness * int(told[name]) for name in timed) and lab.slowness > here.slowness == 1
     assert lab.ready_timeout_s == lab.slowness * here.ready_timeout_s
     assert parse(["--hosts", "lab", "--ready-timeout", "77"]).ready_timeout_s == 77
+    # To look is dear there as well: members of the pool do it less often.
+    pools = [environment.pool(options, "/dev/dax0.0", None, tmp_path) for options in (here, lab)]
+    assert int(pools[1]["CXL_POLL_US"]) == lab.slowness * int(pools[0]["CXL_POLL_US"]) and pools[0]["CXL_POOL"] == "/dev/dax0.0"

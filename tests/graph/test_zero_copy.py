@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV caches that lie in the pool: nothing is copied to be published, decode pulls from where prefill computed, and the texts are the same."""
+"""KV caches that lie in the pool: full blocks are published without a copy, decode pulls them from where prefill computed them."""
 
 import pytest
 from graph import counters, question

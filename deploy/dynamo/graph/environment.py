@@ -12,6 +12,8 @@ HARNESS = ROOT / "deploy" / "dynamo" / "cpu_harness"
 STEP_TIMEOUT_S = 300
 # Silence after which a host of the pool is taken for dead. All of them share this machine's processors, which others may have for a while.
 SUSPECT_MS = 5000
+# How often a member of the pool looks for recalls and fences, on a processor that is not emulated.
+POLL_US = 1000
 # Settings of the caller that would reach into the graph: it says all of them itself.
 DROPPED = ("DYN_", "CXL_", "KVBM_CXL_", "NIXL_", "UCX_", "VLLM_", "ETCD_", "NATS_", "PYTHONDONTWRITEBYTECODE")
 
@@ -68,9 +70,9 @@ def network(address: str) -> dict[str, str]:
     return dict.fromkeys(names, address)
 
 
-def pool(spec: str, machine: str | None, folder: Path) -> dict[str, str]:
+def pool(options: Options, spec: str, machine: str | None, folder: Path) -> dict[str, str]:
     """Where the pool is. A worker with a machine of its own is a host by itself, as if it ran in another chassis of the rack."""
-    told = {"CXL_POOL": spec, "CXL_SUSPECT_MS": str(SUSPECT_MS)}
+    told = {"CXL_POOL": spec, "CXL_SUSPECT_MS": str(SUSPECT_MS), "CXL_POLL_US": str(POLL_US * options.slowness)}
     if machine is not None:
         told |= {"CXL_MACHINE_ID": machine, "CXL_STATE_DIR": str(folder / f"host-{machine[:8]}")}
     return told

@@ -123,7 +123,7 @@ class Graph:
     def _start_worker(self, name: str) -> Child:
         worker, told = self.workers[name], {}
         if self.pool:
-            told |= environment.pool(self.pool.spec, self.pool.machine(list(self.workers).index(name)), self.folder)
+            told |= environment.pool(self.options, self.pool.spec, self.pool.machine(list(self.workers).index(name)), self.folder)
             if self.etcd_port:
                 self._keep_slot(name, told)
         if self.options.connector == "nixl-cxl":

@@ -145,6 +145,7 @@
 //! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
 //! | `CXL_SUSPECT_MS` | silence after which a host is taken for dead, in milliseconds; **the same on every host** | 1000 |
+//! | `CXL_POLL_US` | how often a member looks for recalls and fences, in microseconds: how long a lock that others want may be late | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=256K` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |

@@ -4,10 +4,14 @@
 use crate::error::{Error, Result};
 use crate::platform::MachineId;
 
-/// The environment variable that [`HostConfig::from_env`] reads.
+/// Environment variable with the silence after which a host is suspected, in milliseconds.
 pub const ENV_SUSPECT_MS: &str = "CXL_SUSPECT_MS";
+/// Environment variable with the period in which a member looks for recalls and fences, in microseconds.
+pub const ENV_POLL_US: &str = "CXL_POLL_US";
 /// Longest patience, in milliseconds: eleven days.
 const MAX_SUSPECT_MS: u64 = 1_000_000_000;
+/// Longest period, in microseconds: a host that learns of its fence no sooner than that has to be safe all the same, and is only late.
+const MAX_POLL_US: u64 = 1_000_000;
 
 /// How a host behaves. The times are counted on this host's own clock.
 #[derive(Clone, Debug)]
@@ -43,26 +47,34 @@ impl Default for HostConfig {
 }
 
 impl HostConfig {
-    /// The defaults, with the patience that `CXL_SUSPECT_MS` says where it is set: machines whose processors are taken away for longer than
-    /// a second (overcommitted virtual machines, suspended laptops) are taken for dead otherwise.
+    /// The defaults, but for what the environment says.
+    ///
+    /// `CXL_SUSPECT_MS`: machines whose processors are taken away for longer than a second (overcommitted virtual machines, suspended
+    /// laptops) are taken for dead otherwise. `CXL_POLL_US`: where looking is dear (emulated processors), an idle member does little else.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it says no number of milliseconds that can be meant.
+    /// [`Error::Invalid`] if one of them says no number that can be meant.
     pub fn from_env() -> Result<Self> {
-        match std::env::var(ENV_SUSPECT_MS) {
-            Ok(text) => Self::with_patience(&text),
-            Err(std::env::VarError::NotPresent) => Ok(Self::default()),
-            Err(error) => Err(Error::Invalid(format!("{ENV_SUSPECT_MS}: {error}"))),
-        }
+        Self::from(|name| match std::env::var(name) {
+            Ok(text) => Ok(Some(text)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(error) => Err(Error::Invalid(format!("{name}: {error}"))),
+        })
     }
 
-    fn with_patience(text: &str) -> Result<Self> {
-        let config = match text.trim().parse() {
-            Ok(suspect_ms) if suspect_ms <= MAX_SUSPECT_MS => HostConfig { suspect_ms, ..Self::default() },
-            _ => return Err(Error::Invalid(format!("{ENV_SUSPECT_MS}: {text:?} is no number of milliseconds up to {MAX_SUSPECT_MS}"))),
+    fn from(said: impl Fn(&str) -> Result<Option<String>>) -> Result<Self> {
+        let number = |name: &str, otherwise: u64, least: u64, most: u64| match said(name)? {
+            None => Ok(otherwise),
+            Some(text) => match text.trim().parse() {
+                Ok(number) if (least..=most).contains(&number) => Ok(number),
+                _ => Err(Error::Invalid(format!("{name} is {text:?}, and has to be a number from {least} to {most}"))),
+            },
         };
-        config.check().map_err(|error| Error::Invalid(format!("{ENV_SUSPECT_MS}: {error}")))?;
-        Ok(config)
+        let config = Self::default();
+        // Less would let live hosts be taken for dead.
+        let suspect_ms = number(ENV_SUSPECT_MS, config.suspect_ms, 2 * config.heartbeat_ms, MAX_SUSPECT_MS)?;
+        let poll_us = number(ENV_POLL_US, config.poll_us, 1, MAX_POLL_US)?;
+        Ok(HostConfig { suspect_ms, poll_us, ..config })
     }
 
     /// Refuses periods with which live hosts would be taken for dead.
@@ -85,12 +97,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_is_a_number_that_lets_live_hosts_live() {
-        assert_eq!(HostConfig::with_patience(" 4000 ").unwrap().suspect_ms, 4_000);
-        assert_eq!(HostConfig::with_patience("100").unwrap().suspect_ms, 100);
-        for wrong in ["", "4s", "-1", "99", "0", "1000000001", "1.5"] {
-            let told = HostConfig::with_patience(wrong).unwrap_err().to_string();
-            assert!(told.contains(ENV_SUSPECT_MS), "{wrong:?}: {told}");
+    fn the_environment_says_numbers_that_let_live_hosts_live() {
+        let with = |name: &'static str, text: &'static str| HostConfig::from(move |asked| Ok((asked == name).then(|| text.into())));
+        assert_eq!(with(ENV_SUSPECT_MS, " 4000 ").unwrap().suspect_ms, 4_000);
+        assert_eq!(with(ENV_SUSPECT_MS, "100").unwrap().suspect_ms, 100);
+        assert_eq!(with(ENV_POLL_US, "40000").unwrap().poll_us, 40_000);
+        for (name, wrong) in [(ENV_SUSPECT_MS, "99"), (ENV_SUSPECT_MS, "1000000001"), (ENV_POLL_US, "0"), (ENV_POLL_US, "1000001")] {
+            let told = with(name, wrong).unwrap_err().to_string();
+            assert!(told.contains(name) && told.contains(wrong), "{told}");
         }
+        for wrong in ["", "4s", "-1", "1.5"] {
+            assert!(with(ENV_SUSPECT_MS, wrong).is_err() && with(ENV_POLL_US, wrong).is_err(), "{wrong:?}");
+        }
+        assert!(HostConfig { suspect_ms: 99, ..HostConfig::default() }.check().is_err());
     }
 }

@@ -11,7 +11,7 @@ pub(crate) mod local_mutex;
 pub(crate) mod segment;
 mod service;
 
-pub use config::{ENV_SUSPECT_MS, HostConfig};
+pub use config::{ENV_POLL_US, ENV_SUSPECT_MS, HostConfig};
 pub use fence::Standing;
 pub use service::Service;
 
