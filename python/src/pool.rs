@@ -2,7 +2,7 @@
 //! A pool as Python has it.
 
 use crate::cache::{self, Cache, Living};
-use crate::failure::{Failure, Outcome, invalid};
+use crate::failure::{Failure, Outcome};
 use crate::format::{cell_bytes, coherence_text, spec_of};
 use crate::living::{Slot, drop_detached, held};
 use crate::member::Member;
