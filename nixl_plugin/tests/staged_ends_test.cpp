@@ -214,9 +214,5 @@ const Test TESTS[] = {
 } // namespace
 
 int main(int argc, char** argv) {
-    Field field("256M");
-    pool = open_pool(field.spec());
-    int status = run_tests(TESTS, argc, argv);
-    pool.reset();
-    return status;
+    return run_on_a_pool(TESTS, argc, argv);
 }

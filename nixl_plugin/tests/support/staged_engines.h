@@ -139,6 +139,15 @@ struct Pair {
     }
 };
 
+/// The tests, with a pool for all of them.
+inline int run_on_a_pool(std::span<const Test> tests, int argc, char** argv) {
+    Field field("256M");
+    pool = open_pool(field.spec());
+    int status = run_tests(tests, argc, argv);
+    pool.reset();
+    return status;
+}
+
 } // namespace staged_engines
 
 #endif
