@@ -14,7 +14,7 @@ import wheels
 
 CALL_TIMEOUT_S = 60
 # Silence after which a host is taken for dead. The default is a second, for which a processor that others use as well may be away.
-SUSPECT_MS = 4000
+SUSPECT_MS = 2500
 
 
 class WorkerError(Exception):

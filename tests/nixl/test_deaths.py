@@ -67,8 +67,12 @@ def between_friends(survivor, friend, mine, friendly, turn):
     for side, seed in ((mine, 10_000 + turn), (friendly, 20_000 + turn)):
         side.renew(seed)
     half = LENGTH // 2
-    assert survivor.transfer("READ", mine.row(0, half), friendly.row(0, half), friend.name) == "DONE"
-    assert survivor.transfer("WRITE", mine.row(half, half), friendly.row(half, half), friend.name, b"turn %d" % turn) == "DONE"
+    try:
+        assert survivor.transfer("READ", mine.row(0, half), friendly.row(0, half), friend.name) == "DONE"
+        assert survivor.transfer("WRITE", mine.row(half, half), friendly.row(half, half), friend.name, b"turn %d" % turn) == "DONE"
+    except WorkerError as error:
+        # Either may have given the other up: both tell why.
+        raise WorkerError(error.kind, f"{error}\n{friend.story('its friend')}") from error
     assert friend.notifications(1) == {survivor.name: [b"turn %d" % turn]}
     mine.check([(0, half, friendly.seed, 0)])
     friendly.check([(half, half, mine.seed, half)])
