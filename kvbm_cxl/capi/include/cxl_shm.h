@@ -133,7 +133,7 @@ typedef struct cxl_shm_options {
  * options  NULL = defaults.
  *
  * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator),
- * CXL_SUSPECT_MS. */
+ * CXL_SUSPECT_MS, CXL_POLL_US (how often recalls of locks and fences are looked for). */
 int cxl_shm_open(const char* spec, const cxl_shm_options_t* options, cxl_pool_t** pool);
 
 /* Joins a pool that was opened without joining, or left. CXL_SHM_E_EXISTS if it is joined. */

@@ -24,6 +24,7 @@ Environment:
   CXL_MACHINE_ID  this machine's identity, where /etc/machine-id does not serve
   CXL_STATE_DIR   where this machine's processes meet
   CXL_SUSPECT_MS  silence after which a host is taken for dead, the same on every host
+  CXL_POLL_US     how often recalls of locks and fences are looked for
   CXL_COHERENCE   how the memory is used: native or emulated";
 
 /// Formats, inspects, checks and tries out pools of shared CXL memory.

@@ -131,8 +131,9 @@ fn together(batches: u64, size: usize) -> Result<Batches> {
         for turn in 0..3 {
             let first = (3 * batch + turn) * TOGETHER;
             blocks.iter_mut().zip(first..).for_each(|(block, number)| fill(block, number));
+            let way = (turn + batch) % 3;
             let start = Instant::now();
-            let times = match (turn + batch) % 3 {
+            let times = match way {
                 0 => {
                     publish_together(&member, first, &blocks)?;
                     &mut taken.together
@@ -155,11 +156,10 @@ fn together(batches: u64, size: usize) -> Result<Batches> {
             if batch > 0 {
                 times.push(taken_ns);
             }
-            let is_bare = (turn + batch) % 3 == 2;
             for (index, block) in blocks.iter().enumerate() {
-                let offset = match is_bare {
-                    true => data + (index * size) as u64,
-                    false => place(&member.cache, lab.pool(), key(first + index as u64))?,
+                let offset = match way {
+                    0 | 1 => place(&member.cache, lab.pool(), key(first + index as u64))?,
+                    _ => data + (index * size) as u64,
                 };
                 uncache(&**lab.memory(), offset, size)?;
                 lab.memory().copy_out(offset, &mut found)?;
