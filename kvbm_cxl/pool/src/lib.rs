@@ -174,6 +174,7 @@ pub mod platform;
 pub mod pool;
 pub mod record;
 pub mod ring;
+mod silence;
 
 pub use cache::Cache;
 pub use error::{Error, Result};

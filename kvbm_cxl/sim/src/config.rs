@@ -80,7 +80,7 @@ pub struct Chances {
     pub pause_host: u64,
     /// Pauses of one thread.
     pub pause_thread: u64,
-    /// Jumps of the time, which make everybody look silent.
+    /// Jumps of the time: everybody was away for so long.
     pub jump: u64,
     /// Most crashes in one run.
     pub max_crashes: u64,

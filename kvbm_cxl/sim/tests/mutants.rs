@@ -79,6 +79,8 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("objects.destroy_empty", "objects", Safety),
     ("objects.put_no_probe", "objects", Safety),
     ("objects.seal_keeps_empty", "seal", Safety),
+    ("patience_with_the_dead", "patience", Safety),
+    ("pauses_are_silence", "patience", Safety),
     ("publish.no_store_fence", "order", Safety),
     ("reader_no_fence_check", "zombie", Safety),
     ("record.intent_after_check", "zombie", Safety),

@@ -38,6 +38,7 @@ scenarios! {
     zombie: 1000,
     rebind: 1000,
     stall: 1000,
+    patience: 300,
     alloc: 200,
     records: 100,
     objects: 100,

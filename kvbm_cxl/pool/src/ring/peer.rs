@@ -11,6 +11,7 @@ use super::link::Half;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::platform::ProcessId;
+use crate::silence::Silence;
 use std::fmt;
 
 /// A process that this one is connected to.
@@ -86,10 +87,11 @@ pub enum Standing {
 pub struct Watch {
     next_ns: u64,
     beat: Option<u32>,
-    beat_ns: u64,
+    silence: Option<Silence>,
     /// The beat was seen to move.
     is_alive: bool,
-    bad_ns: Option<u64>,
+    /// How long its half could not be read.
+    bad: Option<Silence>,
 }
 
 impl Watch {
@@ -141,9 +143,9 @@ impl Watch {
     fn look_at_half(&mut self, rings: &Rings, peer: &Peer, half: &Half, now_ns: u64) -> Result<Standing> {
         match half.control(rings.lines())? {
             Some(control) if control.state == Control::CLOSED => return Ok(Standing::Closed(control.end)),
-            Some(_) => self.bad_ns = None,
+            Some(_) => self.bad = None,
             // Freed and used for something else, or half written by a process that was stopped there.
-            None if now_ns.saturating_sub(*self.bad_ns.get_or_insert(now_ns)) >= patience_ns(rings) => {
+            None if is_over(&mut self.bad, rings, now_ns) => {
                 return Err(peer.gone("its half of the connection is used for something else"));
             }
             None => {}
@@ -159,14 +161,17 @@ impl Watch {
         };
         if beat.is_none() || beat != self.beat {
             self.is_alive |= self.beat.is_some() && beat.is_some();
-            (self.beat, self.beat_ns) = (beat.or(Some(0)), now_ns);
-        } else if now_ns.saturating_sub(self.beat_ns) >= patience_ns(rings) {
+            (self.beat, self.silence) = (beat.or(Some(0)), None);
+        }
+        if is_over(&mut self.silence, rings, now_ns) {
             return Err(peer.gone("it did not say that it is alive"));
         }
         Ok(())
     }
 }
 
-fn patience_ns(rings: &Rings) -> u64 {
-    rings.shared.config.peer_timeout_ms * 1_000_000
+/// Whether a silence, which begins now if it has not before, has lasted for longer than this end waits.
+fn is_over(silence: &mut Option<Silence>, rings: &Rings, now_ns: u64) -> bool {
+    let patience_ns = rings.shared.config.peer_timeout_ms * 1_000_000;
+    silence.get_or_insert(Silence::since(now_ns)).goes_on(now_ns, patience_ns) >= patience_ns
 }

@@ -22,6 +22,7 @@ pub mod linear;
 pub mod lock;
 pub mod objects;
 pub mod order;
+pub mod patience;
 pub mod rebind;
 pub mod records;
 pub mod ring;
@@ -46,6 +47,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("zombie", zombie::run),
     ("rebind", rebind::run),
     ("stall", stall::run),
+    ("patience", patience::run),
     ("alloc", alloc::run),
     ("records", records::run),
     ("objects", objects::run),

@@ -45,16 +45,26 @@ impl Inner {
         if incarnation >= MAX_NUMBER {
             return Err(Error::Full { what: "incarnations of a slot", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
         }
+        let has_survived =
+            ask.machine == bound.machine && standing.fenced >= bound.incarnation && self.has_survived_fence(ask.slot, bound.incarnation)?;
         point!("manager.before_bind");
         self.bind(active, ask.slot as usize, Binding { incarnation, machine: ask.machine, nonce: ask.nonce, ..Binding::default() })?;
         point!("manager.bound");
-        // The same machine comes back from a fence: the suspicion may have been wrong.
-        let was_fenced = ask.machine == bound.machine && standing.fenced >= bound.incarnation;
         let view = &mut active.hosts[ask.slot as usize];
-        let leniency = (view.leniency + u32::from(was_fenced)).min(MAX_LENIENCY);
+        // Whoever starts anew after an end begins with the usual patience.
+        let leniency = if has_survived || mutant!("patience_with_the_dead") { (view.leniency + 1).min(MAX_LENIENCY) } else { 0 };
         *view = HostView::new(self.geometry(), now_ns);
         view.leniency = leniency;
         Ok(())
+    }
+
+    /// Whether an incarnation was suspected wrongly: it lived to say that it had noticed its fence.
+    fn has_survived_fence(&self, slot: u32, incarnation: u32) -> Result<bool> {
+        match self.lines.fetch::<Identity>(slot.into()) {
+            Ok(identity) => Ok(identity.acknowledged >= incarnation),
+            Err(Error::BadLine { .. }) => Ok(false),
+            Err(other) => Err(other),
+        }
     }
 
     fn is_free_for(&self, active: &Active, ask: &JoinBox, bound: &Binding) -> Result<bool> {
@@ -91,7 +101,7 @@ impl Inner {
     ///
     /// A seat's own lines were never written before it is bound, and a binding is decided like a grant, so no line ever gets a second
     /// writer.
-    pub(super) fn seat_machines(&self, active: &mut Active, now_ns: u64) -> Result<()> {
+    pub(super) fn seat_machines(&self, active: &mut Active) -> Result<()> {
         let geometry = *self.geometry();
         let slots = geometry.slots as usize;
         for seat in 0..geometry.seats as usize {
@@ -107,8 +117,7 @@ impl Inner {
             let candidate = (0..slots).find_map(|slot| {
                 let bound = active.bindings[slot].filter(|bound| bound.incarnation != 0)?;
                 let view = &active.hosts[slot];
-                let beats =
-                    view.has_beaten(bound.incarnation) && now_ns.saturating_sub(view.moved_at_ns) < self.config.suspect_ms * 1_000_000;
+                let beats = view.has_beaten(bound.incarnation) && view.silence.still_ns() < self.config.suspect_ms * 1_000_000;
                 (beats && active.standings[slot].fenced < bound.incarnation && !is_seated(&bound.machine)).then_some(bound)
             });
             let Some(candidate) = candidate else { return Ok(()) };

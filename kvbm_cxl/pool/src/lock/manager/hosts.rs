@@ -7,6 +7,7 @@ use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::limits::MAX_NUMBER;
 use crate::media::{Geometry, Grant, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
+use crate::silence::Silence;
 use std::sync::atomic::Ordering;
 
 /// Most doublings of the patience with one host. Without them a host that is too slow for the time-out would be fenced for ever.
@@ -18,8 +19,8 @@ const BEATS_TO_FORGIVE: u64 = 1024;
 pub(super) struct HostView {
     /// Heartbeat and the incarnation that it belongs to.
     heartbeat: (u32, u64),
-    /// When the heartbeat last moved, on this manager's clock.
-    pub moved_at_ns: u64,
+    /// How long the heartbeat has not moved.
+    pub silence: Silence,
     /// Doublings of the patience with this host: it was suspected wrongly before, so it is slow and not dead.
     pub leniency: u32,
     /// Heartbeats seen to move.
@@ -38,7 +39,7 @@ impl HostView {
     pub fn new(geometry: &Geometry, now_ns: u64) -> Self {
         HostView {
             heartbeat: (0, 0),
-            moved_at_ns: now_ns,
+            silence: Silence::since(now_ns),
             leniency: 0,
             beats: 0,
             versions: vec![None; geometry.request_lines() as usize],
@@ -87,7 +88,7 @@ impl Inner {
         let mut check = None;
         if part == 0 && view.heartbeat != (summary.incarnation, summary.heartbeat) {
             view.heartbeat = (summary.incarnation, summary.heartbeat);
-            view.moved_at_ns = now_ns;
+            view.silence = Silence::since(now_ns);
             view.beats += 1;
             if view.beats.is_multiple_of(BEATS_TO_FORGIVE) {
                 view.leniency = view.leniency.saturating_sub(1);
@@ -129,10 +130,9 @@ impl Inner {
         }
         for slot in 0..self.geometry().slots {
             let Some(incarnation) = active.bound(slot) else { continue };
-            let view = &active.hosts[slot as usize];
+            let view = &mut active.hosts[slot as usize];
             let patience_ns = (self.config.suspect_ms * 1_000_000) << view.leniency;
-            let still_ns = now_ns.saturating_sub(view.moved_at_ns);
-            let is_suspected = still_ns > patience_ns || self.is_suspected(slot, incarnation);
+            let is_suspected = view.silence.goes_on(now_ns, patience_ns) > patience_ns || self.is_suspected(slot, incarnation);
             if !is_suspected || active.standings[slot as usize].fenced >= incarnation {
                 continue;
             }

@@ -16,6 +16,7 @@ use crate::host::{Inner, Standing, fence};
 use crate::limits::MAX_NUMBER;
 use crate::media::{Binding, DeathLine, FenceLine, GrantLine, MediaLine, SLOTS_PER_FENCE, Seat};
 use crate::platform::{MachineLock, MachineLockGuard};
+use crate::silence::Silence;
 use hosts::HostView;
 use std::collections::VecDeque;
 use std::sync::TryLockError;
@@ -47,7 +48,7 @@ pub(crate) struct Manager {
 struct Watch {
     epoch: u32,
     beat: u64,
-    changed_at_ns: u64,
+    silence: Silence,
 }
 
 /// A manager that has claimed and adopted.
@@ -170,11 +171,11 @@ impl Inner {
             if beat != 0 && beat.is_multiple_of(BEATS_TO_CALM) {
                 manager.unrest = manager.unrest.saturating_sub(1);
             }
-            manager.watch = Some(Watch { epoch, beat, changed_at_ns: now_ns });
+            manager.watch = Some(Watch { epoch, beat, silence: Silence::since(now_ns) });
         }
         let unrest = manager.unrest;
-        let Some(watch) = &manager.watch else { return Ok(false) };
-        let still_ns = now_ns.saturating_sub(watch.changed_at_ns);
+        let Some(watch) = &mut manager.watch else { return Ok(false) };
+        let still_ns = watch.silence.goes_on(now_ns, (self.config.suspect_ms * 1_000_000) << unrest);
         // Higher seats wait longer and everybody a random bit, so that claimants rarely duel.
         let patience_ns = |base_ms: u64| {
             let base_ns = (base_ms * 1_000_000) << unrest;
@@ -217,7 +218,7 @@ impl Inner {
         if now_ns.saturating_sub(active.boxes_at_ns) >= self.config.poll_us * 1_000 {
             active.boxes_at_ns = now_ns;
             self.serve_join_boxes(active, now_ns)?;
-            self.seat_machines(active, now_ns)?;
+            self.seat_machines(active)?;
         }
         let waiting = self.serve_locks(active)?;
         Ok(Some(news || waiting))
