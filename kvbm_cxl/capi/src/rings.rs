@@ -8,7 +8,7 @@ use crate::status::{Failure, Outcome, Status};
 use crate::types::CxlRing;
 use cxl_pool::alloc::Allocator;
 use cxl_pool::host::Host;
-use cxl_pool::ring::{Alive, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender};
+use cxl_pool::ring::{Alive, Beating, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +30,7 @@ enum Entry {
 pub struct RingTable {
     host: Host,
     allocator: Arc<Allocator>,
-    rings: Mutex<Option<Rings>>,
+    rings: Mutex<Option<(Rings, Beating)>>,
     /// The number used last, and what is open.
     open: Mutex<(CxlRing, BTreeMap<CxlRing, Entry>)>,
 }
@@ -55,7 +55,7 @@ impl RingTable {
 
     fn rings(&self) -> Outcome<Rings> {
         let mut rings = held(&self.rings);
-        if let Some(rings) = &*rings {
+        if let Some((rings, _)) = &*rings {
             return Ok(rings.clone());
         }
         let config = RingConfig {
@@ -64,16 +64,10 @@ impl RingTable {
             ..RingConfig::default()
         };
         let made = Rings::new(&self.host, self.allocator.clone(), config)?;
-        *rings = Some(made.clone());
+        // Its own thread, for the others of this process may wait for a lock whose holder died.
+        let beating = made.serve()?;
+        *rings = Some((made.clone(), beating));
         Ok(made)
-    }
-
-    /// Says that this process is alive, if it has rings.
-    pub fn beat(&self) {
-        if let Some(rings) = &*held(&self.rings) {
-            // Made up for by a later one; calls meet the same error.
-            let _ = rings.beat();
-        }
     }
 
     fn enter(&self, entry: Entry) -> CxlRing {

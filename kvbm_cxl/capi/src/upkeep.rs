@@ -31,7 +31,6 @@ impl Upkeep {
             let (mut adopted, mut published) = (Instant::now(), Instant::now());
             while stopped.recv_timeout(REST) == Err(RecvTimeoutError::Timeout) {
                 let Some(member) = member.upgrade() else { return };
-                member.rings.beat();
                 // A round that fails (this host is fenced, a device is gone) is made up for by a later one; callers meet the same error.
                 let _ = member.allocator.service_round();
                 if published.elapsed() >= PUBLISHING {

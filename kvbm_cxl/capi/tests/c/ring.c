@@ -161,6 +161,9 @@ static void call(void) {
     shared = connect_one();
     CHECK_OK(cxl_shm_ring_recv(NULL, shared, NULL, 0, &len, CXL_SHM_TIMEOUT_DEFAULT));
     CHECK(len == 0);
+    /* The other end waits meanwhile, longer than it would for somebody who is gone: a process is heard without any call of its own. */
+    struct timespec away = {.tv_sec = 3 * SUSPECT_MS / 1000, .tv_nsec = 3 * SUSPECT_MS % 1000 * 1000000};
+    CHECK(nanosleep(&away, NULL) == 0);
     CHECK(pthread_create(&sender, NULL, send_all, NULL) == 0);
     for (uint64_t round = 0; round < ROUNDS; round++) {
         CHECK_OK(cxl_shm_ring_recv(NULL, shared, message, sizeof message, &len, CXL_SHM_TIMEOUT_DEFAULT));

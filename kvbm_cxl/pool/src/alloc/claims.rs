@@ -78,6 +78,18 @@ impl<'a> Judge<'a> {
         Ok(self.look_up(slot, incarnation)?.1)
     }
 
+    /// There are some, and nothing of any of them writes any more.
+    fn are_proven_dead(&mut self, claimants: impl Iterator<Item = (u16, u32)>) -> Result<bool> {
+        let mut dead = false;
+        for (slot, incarnation) in claimants {
+            dead = self.is_proven_dead(slot, incarnation)?;
+            if !dead {
+                break;
+            }
+        }
+        Ok(dead)
+    }
+
     /// It is neither fenced nor over: what it claims is its own.
     pub fn is_live(&mut self, slot: u16, incarnation: u32) -> Result<bool> {
         let (fenced, proven) = self.look_up(slot, incarnation)?;
@@ -247,18 +259,10 @@ impl Allocator {
                 if adopted >= limit || (until_spare && self.has_spare()) {
                     return Ok(adopted);
                 }
-                let mut claimants = row.claimants(bit, self.me()).peekable();
-                if row.is_claimed_by(self.me(), bit) || claimants.peek().is_none() {
+                if row.is_claimed_by(self.me(), bit) || !judge.are_proven_dead(row.claimants(bit, self.me()))? {
                     continue;
-                }
-                let mut dead = true;
-                for (slot, incarnation) in claimants {
-                    dead = dead && judge.is_proven_dead(slot, incarnation)?;
                 }
                 let chunk = row.first() + bit as u64;
-                if !dead {
-                    continue;
-                }
                 let ours = match content::read(self.lines(), &self.classes, chunk)?.0 {
                     // It goes with the run's first chunk.
                     Content::Inside(_) => false,
@@ -274,6 +278,20 @@ impl Allocator {
             }
         }
         Ok(adopted)
+    }
+
+    /// Whether there is a chunk that only hosts claim whose death is proven. Without the lock it may be another's by now.
+    pub(super) fn may_adopt(&self) -> Result<bool> {
+        let mut judge = Judge::new(self);
+        for line in 0..self.layout().claim_lines() {
+            let row = self.fetch_row(line)?;
+            for bit in (0..self.bits_in(line)).filter(|&bit| !row.is_claimed_by(self.me(), bit)) {
+                if judge.are_proven_dead(row.claimants(bit, self.me()))? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Takes a chunk of which nothing is used out of this host's claims.

@@ -444,7 +444,14 @@ impl Allocator {
     }
 
     /// Adopts every chunk that only hosts claim whose death is proven; returns how many.
+    ///
+    /// Looks without the chunk lock first, so that hosts that do this now and then do not hold it whenever one of them dies.
     pub fn adopt_dead(&self) -> Result<u64> {
+        // After a re-join this host claims its own chunks anew first.
+        drop(self.work()?);
+        if !self.may_adopt()? {
+            return Ok(0);
+        }
         let guard = self.lock_chunks()?;
         self.adopt(&guard, u64::MAX, false)
     }
