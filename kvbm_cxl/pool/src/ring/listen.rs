@@ -17,8 +17,9 @@ use crate::objects::Object;
 
 /// First of the numbers that make the seal of a listener's answers; its first line is sealed with this alone.
 const SEAL: u64 = 0x6c69;
-/// Period in which a listener looks at every door, whether its bell rang or not, in nanoseconds.
-const SCAN_NS: u64 = 50_000_000;
+/// Period in which a listener looks at the doors of one more host whose bell did not ring, in nanoseconds: a process may have died between
+/// its door and the bell. One host at a time, since all doors of a pool together are thousands of lines.
+const SCAN_NS: u64 = 5_000_000;
 /// Period in which a listener looks whether its name still means it, in nanoseconds.
 const NAME_NS: u64 = 1_000_000_000;
 /// Doors that are fetched together.
@@ -52,6 +53,8 @@ pub struct Listener {
     taken: Vec<u64>,
     /// What each host's bell said, and whether its doors are to be looked at.
     bells: Vec<(u64, bool)>,
+    /// The host whose doors are looked at next, bell or not, and when.
+    scan: usize,
     scan_ns: u64,
     name_ns: u64,
 }
@@ -70,7 +73,8 @@ impl Rings {
         let bells = vec![(0, true); shared.doors.slots() as usize];
         let seal = self.lines().seal_of(&[SEAL, nonce]);
         let taken = vec![0; doors as usize];
-        let listener = Listener { rings: self.clone(), name: name.to_vec(), block, nonce, seal, taken, bells, scan_ns: 0, name_ns: 0 };
+        let listener =
+            Listener { rings: self.clone(), name: name.to_vec(), block, nonce, seal, taken, bells, scan: 0, scan_ns: 0, name_ns: 0 };
         let (door, instance, doors) = (shared.number as u32, shared.instance, shared.doors.nonce);
         let mut listening = Listening { door, nonce, instance, doors, name_len: name.len() as u32, ..Listening::default() };
         listening.name.get_mut(..name.len()).ok_or_else(too_long)?.copy_from_slice(name);
@@ -254,7 +258,8 @@ impl Listener {
         }
         self.name_ns = now_ns + NAME_NS;
         let shared = &self.rings.shared;
-        match shared.objects.get(&self.name, shared.config.names_timeout_ms) {
+        // What is in doubt because a writer died is settled by those who need it: who accepts has others to serve.
+        match shared.objects.get(&self.name, 0) {
             Ok(object) if self.is_ours(&object) => Ok(()),
             Ok(_) | Err(Error::NotFound(_)) => {
                 Err(Error::NotFound(format!("{} (destroyed, or another one has taken its name): it", quoted(&self.name))))
@@ -270,7 +275,8 @@ impl Listener {
         let (lines, doors) = (self.rings.lines().clone(), self.rings.shared.doors);
         if now_ns >= self.scan_ns {
             self.scan_ns = now_ns + SCAN_NS;
-            self.bells.iter_mut().for_each(|bell| bell.1 = true);
+            self.bells[self.scan].1 = true;
+            self.scan = (self.scan + 1) % self.bells.len();
         }
         let mut fetched = [Line::ZERO; TOGETHER];
         for (group, bells) in self.bells.chunks_mut(TOGETHER).enumerate() {
