@@ -46,7 +46,7 @@ def _round(graph: Graph, reference: Reference | None, asked: list[str]) -> int:
 
 
 def _curl(graph: Graph) -> str:
-    body = json.dumps(body_of(graph.model.name, "Prefill publishes blocks", question.MAX_TOKENS))
+    body = json.dumps(body_of(graph.model.name, "Prefill publishes blocks", question.length(graph).max_tokens))
     return f"curl http://127.0.0.1:{graph.port}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
 
 
@@ -57,7 +57,7 @@ def _serve(graph: Graph) -> int:
         reference = Reference(
             graph.model, graph.environment, graph.options.state / "reference", graph.record, graph.logs / "reference.log"
         )
-        reference.begin(asked, question.MAX_TOKENS)
+        reference.begin(asked, question.length(graph).max_tokens)
     graph.wait_until_ready()
     status = _round(graph, reference, asked)
     if graph.options.once:

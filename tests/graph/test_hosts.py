@@ -9,6 +9,7 @@ from graph import counters, environment, question
 from graph.counters import COMPUTED, PULLED
 from graph.errors import GraphError
 from graph.hosts import InLab
+from graph.model import BLOCK_TOKENS, choose
 from graph.options import parse
 from serving import serving, tokens
 
@@ -94,3 +95,19 @@ def test_virtual_hosts_have_more_time_for_all_that_ends_by_the_clock(tmp_path):
     # To look is dear there as well: members of the pool do it less often.
     pools = [environment.pool(options, "/dev/dax0.0", None, tmp_path) for options in (here, lab)]
     assert int(pools[1]["CXL_POLL_US"]) == lab.slowness * int(pools[0]["CXL_POLL_US"]) and pools[0]["CXL_POOL"] == "/dev/dax0.0"
+
+
+def test_questions_for_virtual_hosts_are_short_and_show_the_same():
+    class Asks:
+        pool = None
+
+        def __init__(self, *words):
+            self.options = parse(list(words))
+
+    here, lab = Asks(), Asks("--hosts", "lab")
+    tokenizer = choose(here.options).tokenizer()
+    for asks, most in ((here, 900), (lab, 250)):
+        one, other = (tokenizer.encode(prompt).ids for prompt in question.prompts(asks))
+        same = next(at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+        assert question.length(asks).shared_blocks * BLOCK_TOKENS <= same < len(one) <= most
+    assert question.length(lab).max_tokens < question.length(here).max_tokens

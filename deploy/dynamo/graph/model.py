@@ -41,6 +41,12 @@ class Model:
             flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         return flags
 
+    def tokenizer(self):
+        """What cuts texts into tokens; of a model in a folder."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(f"{self.path}/tokenizer.json")
+
 
 def block_bytes(config: dict, dtype: str = "", block_tokens: int = BLOCK_TOKENS) -> int | None:
     """Bytes of keys and values of one block, from the fields that configurations of decoder models have; None where some are missing.

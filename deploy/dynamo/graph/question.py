@@ -9,12 +9,29 @@ from .client import Answer
 from .counters import COMPUTED, PULLED, REUSED, Counts
 from .model import BLOCK_TOKENS, tiny_sentences
 
-MAX_TOKENS = 16
-PREFIX_SENTENCES, ENDING_SENTENCES = 22, 3
 # The plugin tells the pool twice a second what it has counted.
 PLUGIN_TELLS_S = 5
-# Texts have to share whole blocks, so the shared part is some blocks long and ends somewhere within one.
-MIN_SHARED_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long prompts and answers are; `shared_blocks` is the least that two prompts have in common."""
+
+    prefix_sentences: int
+    ending_sentences: int
+    max_tokens: int
+    # Texts have to share whole blocks, so the shared part is some blocks long and ends somewhere within one.
+    shared_blocks: int
+
+
+USUAL = Length(22, 3, 16, shared_blocks=4)
+# Where processors are emulated: as short as shows the same.
+SHORT = Length(5, 1, 4, shared_blocks=1)
+
+
+def length(graph) -> Length:
+    """Of the prompts and answers of a round."""
+    return USUAL if graph.options.slowness == 1 else SHORT
 
 
 @dataclass(frozen=True)
@@ -45,14 +62,15 @@ class Asked:
 def prompts(graph) -> list[str]:
     """Two prompts with one beginning: the same ones for a pool of our own, new ones for a pool that may hold answers of yesterday."""
     seed = 1 if graph.pool is None or graph.pool.fresh else time.time_ns() % (1 << 31)
-    prefix = " ".join(tiny_sentences(PREFIX_SENTENCES, seed))
-    return [f"{prefix} {' '.join(tiny_sentences(ENDING_SENTENCES, seed + ending))}" for ending in (1, 2)]
+    long = length(graph)
+    prefix = " ".join(tiny_sentences(long.prefix_sentences, seed))
+    return [f"{prefix} {' '.join(tiny_sentences(long.ending_sentences, seed + ending))}" for ending in (1, 2)]
 
 
 def ask(graph, prompt: str) -> Asked:
     """Asks while nobody else does, so that what is counted meanwhile is this request's."""
     before = counters.read(graph)
-    answer = graph.ask(prompt, MAX_TOKENS)
+    answer = graph.ask(prompt, length(graph).max_tokens)
     after = counters.settled(graph, before)
     spent = {name: count - before.get(name, Counts()) for name, count in after.items()}
     return Asked(prompt, answer, counters.of_role(spent, "prefill"), counters.of_role(spent, "decode"))
@@ -115,7 +133,7 @@ def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
         has_to_be("bytes that the plugin read, as vLLM and as we count them", *_read_bytes(graph))
     shared = _shared_tokens(graph, first.prompt, second.prompt)
     reused = second.prefill.tokens[REUSED] + second.prefill.tokens[PULLED]
-    has_to_be("the shared prefix is some blocks long", shared >= MIN_SHARED_BLOCKS * BLOCK_TOKENS, True)
+    has_to_be("the shared prefix is some blocks long", shared >= length(graph).shared_blocks * BLOCK_TOKENS, True)
     if graph.options.connector == "cxl" or graph.options.prefill == 1:
         has_to_be("request 2: tokens of the shared prefix that prefill reused", reused, shared)
     return wrong
@@ -134,9 +152,7 @@ def _read_bytes(graph) -> tuple[int, int]:
 
 
 def _shared_tokens(graph, one: str, other: str) -> int:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(f"{graph.model.path}/tokenizer.json")
+    tokenizer = graph.model.tokenizer()
     pairs = zip(tokenizer.encode(one).ids, tokenizer.encode(other).ids, strict=False)
     same = next((at for at, (left, right) in enumerate(pairs) if left != right), 0)
     return same // BLOCK_TOKENS * BLOCK_TOKENS
