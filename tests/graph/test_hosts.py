@@ -91,6 +91,8 @@ def test_virtual_hosts_have_more_time_for_all_that_ends_by_the_clock(tmp_path):
     assert timed >= {"ETCD_LEASE_TTL", "VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"}
     assert all(int(told_lab[name]) == lab.slowness * int(told[name]) for name in timed) and lab.slowness > here.slowness == 1
     assert lab.ready_timeout_s == lab.slowness * here.ready_timeout_s
+    # A process less for each worker; here they are as they are with a GPU.
+    assert told_lab["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in told
     assert parse(["--hosts", "lab", "--ready-timeout", "77"]).ready_timeout_s == 77
     # To look is dear there as well: members of the pool do it less often.
     pools = [environment.pool(options, "/dev/dax0.0", None, tmp_path) for options in (here, lab)]

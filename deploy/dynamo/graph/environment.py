@@ -60,6 +60,9 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         told |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
         # To look again is work, too: an emulated processor would do little else.
         told["CPU_HARNESS_SLOWNESS"] = str(options.slowness)
+        if options.slowness > 1:
+            # For a CPU that means that the model runs in the engine's own process: one less that imports vLLM and looks for messages.
+            told["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         told["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HARNESS), os.environ.get("PYTHONPATH")]))
     return told | options.environment
 
