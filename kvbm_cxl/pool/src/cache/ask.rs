@@ -15,13 +15,17 @@ const ROOM_PERIOD_NS: u64 = 100_000_000;
 const FORGET_PERIOD_NS: u64 = 100_000_000;
 
 impl Inner {
-    /// Publishes a request of this host.
+    /// Publishes a request of this host to everybody but this process, which has done its part, and may publish a block anew before it would
+    /// come to answer.
     pub(super) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
         let op = self.work()?;
         let header = self.local.header();
         self.host.inner.with_mutex(&header.ask, || {
             let number = header.asked.fetch_add(1, Ordering::Relaxed) + 1;
             let line = Ask { incarnation: op.incarnation(), number, what, class, key: key.0, namespace: namespace.0, ..Ask::default() };
+            if let Some(known) = held(&self.answered).get_mut(usize::from(self.host.slot())) {
+                *known = Some((line.incarnation, number));
+            }
             self.lines().publish(self.host.slot().into(), line)
         })?;
         point!("cache.asked");
@@ -87,7 +91,8 @@ impl Inner {
         for (slot, ask) in self.asks()?.into_iter().enumerate() {
             let Some(ask) = ask else { continue };
             let id = Some((ask.incarnation, ask.number));
-            let is_new = held(&self.answered).get_mut(slot).is_some_and(|known| std::mem::replace(known, id) != id);
+            // One of this process that was published since the line was fetched is a later one.
+            let is_new = held(&self.answered).get_mut(slot).is_some_and(|known| *known < id && std::mem::replace(known, id) != id);
             if !is_new {
                 continue;
             }

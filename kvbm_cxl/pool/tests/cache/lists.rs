@@ -188,3 +188,22 @@ fn another_namespace_is_another_block() {
     assert_eq!(other.cache.clear(Some(OTHER_SPACE)).unwrap(), 1);
     assert!(other.has(0, 1000) && member.cache.lookup(OTHER_SPACE, key(0)).unwrap().is_none());
 }
+
+#[test]
+fn what_is_published_behind_a_clear_stays() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    for all in [false, true] {
+        member.publish(0..3, 1000);
+        other.publish(3..5, 1000);
+        assert_eq!(member.cache.clear((!all).then_some(SPACE)).unwrap(), 3);
+        // Its own upkeep meets the request as well, when these are there; so does the other's, which has something to do.
+        member.publish(0..2, 1000);
+        member.cache.service_round().unwrap();
+        assert_eq!(member.cache.usage().ready, 2, "cleared once more by who had asked for it");
+        other.serve_until("the other process's part", || other.cache.usage().ready == 0);
+        assert!(member.has(0, 1000) && member.has(1, 1000) && !member.has(3, 1000) && !member.has(4, 1000));
+        assert_eq!(member.cache.clear(None).unwrap(), 2);
+        other.cache.service_round().unwrap();
+    }
+}
