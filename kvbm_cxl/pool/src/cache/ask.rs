@@ -15,8 +15,8 @@ const ROOM_PERIOD_NS: u64 = 100_000_000;
 const FORGET_PERIOD_NS: u64 = 100_000_000;
 
 impl Inner {
-    /// Publishes a request of this host to everybody but this process, which has done its part, and may publish a block anew before it would
-    /// come to answer.
+    /// Publishes a request of this host to everybody but this process: it does its part by itself, and may publish a block anew before it
+    /// would come to answer.
     pub(super) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
         let op = self.work()?;
         let header = self.local.header();
