@@ -10,7 +10,7 @@
 
 #define ROUNDS 400
 #define MOST 3000
-#define SUSPECT_MS 400
+#define SUSPECT_MS 1000
 
 static uint8_t content_of(uint64_t round, size_t index) {
     return (uint8_t)((round * 0x9e3779b97f4a7c15ull + index * 0xc2b2ae3d27d4eb4full) >> 29);
@@ -162,7 +162,7 @@ static void call(void) {
     CHECK_OK(cxl_shm_ring_recv(NULL, shared, NULL, 0, &len, CXL_SHM_TIMEOUT_DEFAULT));
     CHECK(len == 0);
     /* The other end waits meanwhile, longer than it would for somebody who is gone: a process is heard without any call of its own. */
-    struct timespec away = {.tv_sec = 3 * SUSPECT_MS / 1000, .tv_nsec = 3 * SUSPECT_MS % 1000 * 1000000};
+    struct timespec away = {.tv_sec = 5 * SUSPECT_MS / 2000, .tv_nsec = 5 * SUSPECT_MS / 2 % 1000 * 1000000};
     CHECK(nanosleep(&away, NULL) == 0);
     CHECK(pthread_create(&sender, NULL, send_all, NULL) == 0);
     for (uint64_t round = 0; round < ROUNDS; round++) {
