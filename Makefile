@@ -252,7 +252,7 @@ test-lab-itself: build-lab .venv/installed ## The lab's own parts, without virtu
 	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py
 
 .PHONY: test-lab
-test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (10 minutes)
+test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (10 to 15 minutes)
 	$(STEP) 'pytest, lab' .venv/bin/python -m pytest -q tests/lab
 
 .PHONY: test-lab-smoke
