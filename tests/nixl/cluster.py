@@ -37,10 +37,12 @@ class Cluster:
 
     def __exit__(self, *_):
         # While the hosts live: a lock that one of them has is not waited for until it counts as dead.
-        if self.handle:
-            self.handle.close()
-        for host in self.hosts:
-            host.discard()
+        try:
+            if self.handle:
+                self.handle.close()
+        finally:
+            for host in self.hosts:
+                host.discard()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def host(self, name=None, parameters=None, environment=None, agent=True, machine=None):

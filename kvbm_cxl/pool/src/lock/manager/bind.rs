@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::limits::{JOINBOXES, MAX_NUMBER};
+use crate::line::if_whole;
 use crate::lock::seat;
 use crate::media::{Binding, Identity, JoinBox};
 
@@ -60,11 +61,8 @@ impl Inner {
 
     /// Whether an incarnation was suspected wrongly: it lived to say that it had noticed its fence.
     fn has_survived_fence(&self, slot: u32, incarnation: u32) -> Result<bool> {
-        match self.lines.fetch::<Identity>(slot.into()) {
-            Ok(identity) => Ok(identity.acknowledged >= incarnation),
-            Err(Error::BadLine { .. }) => Ok(false),
-            Err(other) => Err(other),
-        }
+        let identity = if_whole(self.lines.fetch::<Identity>(slot.into()))?;
+        Ok(identity.is_some_and(|identity| identity.acknowledged >= incarnation))
     }
 
     fn is_free_for(&self, active: &Active, ask: &JoinBox, bound: &Binding) -> Result<bool> {
