@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Rest between two rounds: how long a block that another host frees takes to become free.
-const REST: Duration = Duration::from_millis(10);
+const REST: Duration = Duration::from_millis(20);
 /// How often hosts that died are looked for.
 const ADOPTION: Duration = Duration::from_millis(500);
 

@@ -17,6 +17,9 @@ use std::time::Duration;
 /// Rest between two rounds while a lock changes hands, in nanoseconds.
 const BUSY_REST_NS: u64 = 20_000;
 
+/// After so many rounds in a row that found nothing, the thread rests twice as long: what a host that does nothing costs is how often it wakes.
+const QUIET_ROUNDS: u32 = 256;
+
 impl Inner {
     /// [`Host::service_round`].
     pub fn service_round(&self) -> Result<u64> {
@@ -239,8 +242,13 @@ pub struct Service {
 impl Service {
     pub(super) fn start(host: &Host) -> Result<Service> {
         let host = host.clone();
+        let mut quiet_rounds = 0u32;
         let round = move || match host.service_round() {
-            Ok(rest_ns) => Some(Duration::from_nanos(rest_ns)),
+            Ok(rest_ns) => {
+                quiet_rounds = if rest_ns == BUSY_REST_NS { 0 } else { quiet_rounds.saturating_add(1) };
+                let factor = if quiet_rounds > QUIET_ROUNDS { 2 } else { 1 };
+                Some(Duration::from_nanos(rest_ns * factor))
+            }
             Err(Error::Closed) => None,
             // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too and report it.
             Err(_) => Some(Duration::from_nanos(host.config().heartbeat_ms * 1_000_000)),
