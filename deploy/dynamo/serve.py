@@ -41,7 +41,8 @@ def _round(graph: Graph, reference: Reference | None, asked: list[str]) -> int:
     wrong = question.verify(graph, answered, reference.texts())
     for line in wrong:
         _say(f"WRONG  {line}")
-    _say("\nverified: same text as one engine alone; all counters as they have to be" if not wrong else f"\n{len(wrong)} things are wrong")
+    verified = "same text as one engine alone; all counters as they have to be" + ("; the pool is whole" if graph.pool else "")
+    _say(f"\nverified: {verified}" if not wrong else f"\n{len(wrong)} things are wrong")
     return 1 if wrong else 0
 
 

@@ -8,7 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import leftovers
-from graph import counters
+from graph import counters, question
 from graph.client import RequestFailed
 from graph.graph import Graph
 from graph.model import BLOCK_TOKENS
@@ -115,6 +115,12 @@ class Serving:
 
     def _at_rest(self):
         return all(cell["state"] == "ready" and not cell["pinned_by"] for cell in self.cells()["cells"])
+
+    def ask_round(self):
+        """Asks what `make serve` asks; all of it is as that wants it, but for texts, which it compares with those of one engine alone."""
+        round_ = [question.ask(self.graph, prompt) for prompt in question.prompts(self.graph)]
+        assert question.verify(self.graph, round_, [asked.answer.text for asked in round_]) == []
+        return round_
 
     def fsck(self):
         """What the check of all metadata says."""

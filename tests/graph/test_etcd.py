@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from graph import counters, etcd, question
+from graph import counters, etcd
 from graph.counters import COMPUTED, PULLED
 from graph.errors import GraphError
 from graph.pool import cxlctl
@@ -41,8 +41,7 @@ def ask_and_check(served, prompt):
 
 
 def test_workers_find_each_other_and_their_blocks(served):
-    round_ = [question.ask(served.graph, prompt) for prompt in question.prompts(served.graph)]
-    assert question.verify(served.graph, round_, [asked.answer.text for asked in round_]) == []
+    served.ask_round()
     ask_and_check(served, PROMPTS[0])
     told = [json.loads(served.graph.children[f"keeper-{name}"].text().splitlines()[0]) for name in served.graph.workers]
     assert {one["slot"] for one in told} <= set(incarnations(served)) and len({one["slot"] for one in told}) == len(told)

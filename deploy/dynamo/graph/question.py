@@ -136,6 +136,10 @@ def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
     has_to_be("the shared prefix is some blocks long", shared >= length(graph).shared_blocks * BLOCK_TOKENS, True)
     if graph.options.connector == "cxl" or graph.options.prefill == 1:
         has_to_be("request 2: tokens of the shared prefix that prefill reused", reused, shared)
+    # What an earlier graph left in a pool that was named is not this round's.
+    if graph.pool is not None and graph.pool.fresh:
+        found = graph.pool.fsck()["counts"]
+        has_to_be("errors and warnings of cxlctl fsck", found["errors"] + found["warnings"], 0)
     return wrong
 
 

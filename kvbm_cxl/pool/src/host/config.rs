@@ -78,7 +78,7 @@ impl HostConfig {
         Ok(HostConfig { suspect_ms, poll_us, ..config })
     }
 
-    /// Refuses periods with which live hosts would be taken for dead.
+    /// Refuses periods with which live hosts would be taken for dead, as a join does.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming them.

@@ -39,6 +39,7 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig,
 
 /// [`Host::join`].
 pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
+    config.check()?;
     let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
     let geometry = *lines.layout().geometry();
     let above_bytes = crate::cache::local_end_bytes(lines.layout()) + StatsBoard::LEN_BYTES;

@@ -126,7 +126,8 @@ impl Host {
     /// Joins the pool, or attaches to the incarnation that another process of this machine runs.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when no manager answers, [`Error::SlotInUse`] when the wanted slot belongs to another live machine.
+    /// [`Error::Invalid`] for periods that cannot work ([`HostConfig::check`]), [`Error::Timeout`] when no manager answers,
+    /// [`Error::SlotInUse`] when the wanted slot belongs to another live machine.
     pub fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
         join::join(lines, platform, config)
     }

@@ -184,6 +184,17 @@ fn a_file_that_gets_shorter_under_a_host_is_an_error_in_time() {
 }
 
 #[test]
+fn periods_with_which_living_hosts_seem_dead_are_refused_before_anything_is_bound() {
+    let bench = Bench::new();
+    let pool = bench.open(false).unwrap();
+    let told = bench.join(&pool, 9).err().expect("a host that is suspected between two beats").to_string();
+    assert!(told.contains("suspect_ms (9)") && told.contains("heartbeat_ms (5)"), "{told}");
+    let host = bench.join(&pool, 1_000).unwrap();
+    assert_eq!(host.incarnation(), 1);
+    host.leave().unwrap();
+}
+
+#[test]
 fn local_memory_that_somebody_wrote_to_is_survived_by_the_next_process() {
     let bench = Bench::new();
     let pool = bench.open(false).unwrap();

@@ -74,13 +74,9 @@ impl Inner {
         if standing.dead >= bound.incarnation || (mutant!("join.suspicion_is_proof") && standing.fenced >= bound.incarnation) {
             return Ok(true);
         }
-        match self.lines.fetch::<Identity>(ask.slot.into()) {
-            Ok(identity) => {
-                Ok(identity.state == Identity::LEFT && identity.incarnation == bound.incarnation && identity.nonce == bound.nonce)
-            }
-            Err(Error::BadLine { .. }) => Ok(false),
-            Err(other) => Err(other),
-        }
+        let has_left =
+            |found: Identity| found.state == Identity::LEFT && found.incarnation == bound.incarnation && found.nonce == bound.nonce;
+        Ok(if_whole(self.lines.fetch(ask.slot.into()))?.is_some_and(has_left))
     }
 
     /// The incarnation number that a nonce stands for in any seat's copy (only where numbers are compared against the rule).

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::limits::MAX_NUMBER;
+use crate::line::if_whole;
 use crate::lock::{LockId, LockMode, mode_of, seat};
 use crate::media::{Grant, Identity, LOCKS_PER_GRANT, Request};
 
@@ -118,13 +119,10 @@ impl Inner {
         if active.bound(slot).is_some_and(|bound| bound > incarnation) {
             return Ok(true);
         }
-        match self.lines.fetch::<Identity>(slot.into()) {
-            Ok(identity) => {
-                Ok(identity.acknowledged >= incarnation || (identity.state == Identity::LEFT && identity.incarnation >= incarnation))
-            }
-            Err(Error::BadLine { .. }) => Ok(false),
-            Err(other) => Err(other),
-        }
+        let says_so = |identity: Identity| {
+            identity.acknowledged >= incarnation || (identity.state == Identity::LEFT && identity.incarnation >= incarnation)
+        };
+        Ok(if_whole(self.lines.fetch(slot.into()))?.is_some_and(says_so))
     }
 }
 
