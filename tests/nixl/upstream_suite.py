@@ -147,7 +147,9 @@ def main():
                 print(log.read_text(errors="replace")[-20_000:])
             if worse:
                 sys.exit(f"passed with UCX alone: {', '.join(worse)}")
-            sys.exit("nothing passes with UCX" if is_ours else "our plugin moved nothing")
+            if not passed[0]:
+                sys.exit(f"nothing passes with UCX either: is the checkout newer than the wheel {wheel}? Tests of its tag v{wheel} would fit")
+            sys.exit("our plugin moved nothing")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
