@@ -17,7 +17,8 @@ use std::time::Duration;
 /// Rest between two rounds while a lock changes hands, in nanoseconds.
 const BUSY_REST_NS: u64 = 20_000;
 
-/// After so many rounds in a row that found nothing, the thread rests twice as long: what a host that does nothing costs is how often it wakes.
+/// After so many rounds in a row that found nothing, the thread rests twice as long: what a host costs that does nothing is how often it
+/// wakes.
 const QUIET_ROUNDS: u32 = 256;
 
 impl Inner {
