@@ -31,10 +31,9 @@ const Row rows[] = {
      0,
      no_limit},
     {{"worker_threads", "2", "Threads that copy large transfers, started with the first one."}, &Options::worker_threads, 1, 64},
-    {{"spin_us", "20",
-      "How long the progress thread polls after the last activity before it sleeps, in microseconds; ten times as long while a staged "
-      "transfer "
-      "is under way."},
+    {{"spin_us", "200",
+      "How long the progress thread polls after the last activity before it sleeps, in microseconds. To wake a thread takes longer than a "
+      "small transfer, in virtual machines many times as long."},
      &Options::spin_us,
      0,
      1'000'000},

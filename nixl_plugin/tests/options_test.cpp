@@ -28,7 +28,7 @@ void precedence() {
     Options options;
     unsetenv(variable.c_str());
     CHECK_OK(read_options({}, options));
-    CHECK(options.spin_us == 20 && options.pool.empty());
+    CHECK(options.spin_us == 200 && options.pool.empty());
     setenv(variable.c_str(), "123", 1);
     CHECK_OK(read_options({}, options));
     CHECK(options.spin_us == 123);

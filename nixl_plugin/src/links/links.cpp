@@ -19,9 +19,10 @@ constexpr uint64_t HELLO_NS = 5'000'000'000;
 constexpr uint64_t RETRY_NS = 50'000'000;
 /// A link that was silent for QUIET_NS is looked at every QUIET_POLL_NS only.
 constexpr uint64_t QUIET_NS = 1'000'000, QUIET_POLL_NS = 5'000;
-/// Longest sleep while something is under way, and by how much longer than otherwise it is polled for then: a part of a large transfer
-/// takes longer than an answer to a small one.
-constexpr uint64_t BUSY_PAUSE_US = 100, BUSY_SPINS = 10;
+/// The first sleep after something happened; each further one is twice as long.
+constexpr uint64_t FIRST_PAUSE_US = 40;
+/// Longest sleep while something is under way.
+constexpr uint64_t BUSY_PAUSE_US = 100;
 /// How long an answer may take before the peer is woken.
 constexpr uint64_t RING_NS = 30'000;
 /// An application that calls twice within POLLING_NS polls, and goes on to for DRIVEN_NS, as far as the progress thread is concerned.
@@ -106,10 +107,6 @@ void Links::shut_down() {
         if (listener_ != CXL_SHM_RING_NONE)
             cxl_shm_ring_close(pool_->handle(), listener_, 0);
     });
-}
-
-uint64_t Links::spin_ns() const {
-    return options_.spin_us * 1'000 * (is_busy_.load(std::memory_order_relaxed) ? BUSY_SPINS : 1);
 }
 
 // ---- The turn
@@ -472,18 +469,18 @@ void Links::run() {
 }
 
 void Links::run_until_stopped() {
-    uint64_t active_ns = now_ns(), pause_us = options_.spin_us;
+    uint64_t active_ns = now_ns(), pause_us = FIRST_PAUSE_US;
     while (!stop_.load(std::memory_order_relaxed)) {
         uint64_t now = now_ns();
         // While the application polls by itself, this thread keeps out of its way.
         bool is_driven = calls_.load(std::memory_order_relaxed) > 0 || now < driven_ns_.load(std::memory_order_relaxed) + DRIVEN_NS;
         if (!is_driven && turn()) {
             active_ns = now;
-            pause_us = std::max<uint64_t>(options_.spin_us, 1);
+            pause_us = FIRST_PAUSE_US;
             continue;
         }
         // Without giving the core away: where others want it, it would be gone for much longer than a sleep that a peer's bell ends.
-        if (!is_driven && now - active_ns < spin_ns())
+        if (!is_driven && now - active_ns < options_.spin_us * 1'000)
             continue;
         counts_.sleeps.fetch_add(1, std::memory_order_relaxed);
         bool rang = false;
@@ -492,15 +489,16 @@ void Links::run_until_stopped() {
                                                                        : options_.pause_us;
         if (is_busy_.load(std::memory_order_relaxed))
             most_us = std::min(most_us, is_driven ? DRIVEN_PAUSE_US : BUSY_PAUSE_US);
-        pause_us = std::min(std::max<uint64_t>(pause_us, 1) * 2, most_us);
+        pause_us = std::min(pause_us, most_us);
         if (doorbell_)
             rang = doorbell_->rest(pause_us);
         else
             std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
+        pause_us *= 2;
         if (rang) {
             must_accept_ = true;
             active_ns = now_ns();
-            pause_us = options_.spin_us;
+            pause_us = FIRST_PAUSE_US;
         }
     }
 }

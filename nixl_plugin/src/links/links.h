@@ -39,7 +39,7 @@ struct Identity {
 };
 
 struct LinksOptions {
-    uint64_t spin_us = 20;             // how long the progress thread polls after the last activity before it sleeps
+    uint64_t spin_us = 200;            // how long the progress thread polls after the last activity before it sleeps
     uint64_t pause_us = 1'000;         // longest sleep while there are links to peers that cannot ring this engine's bell
     uint64_t rung_pause_us = 5'000;    // ... while all peers can
     uint64_t accept_pause_us = 20'000; // longest sleep while there are none
@@ -175,8 +175,6 @@ class Links {
     void lose(Link& link, const Status& reason);
     void bury_lost();
     void wake_peers(uint64_t now);
-    /// How long the progress thread polls after the last activity.
-    uint64_t spin_ns() const;
     void erase_peer(const std::string& engine_id);
     void send_notes(Peer& peer);
     void deliver(const std::string& agent, std::string text);
