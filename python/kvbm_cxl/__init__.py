@@ -5,7 +5,6 @@ The classes come from the extension module `kvbm_cxl._native`, which is loaded w
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from .errors import (
@@ -47,11 +46,6 @@ if TYPE_CHECKING:
         format_pool,
         pool_info,
     )
-
-try:
-    __version__ = version("kvbm-cxl")
-except PackageNotFoundError:  # A checkout that is on PYTHONPATH without being installed.
-    __version__ = "0.1.0"
 
 __all__ = [
     "BlockInfo",
@@ -95,6 +89,8 @@ def __getattr__(name: str):
     """Loads the extension when something of it is first asked for: kvbm_cxl.nixl needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        return _version()
     try:
         native = import_module("._native", __name__)
     except ImportError as error:
@@ -103,6 +99,16 @@ def __getattr__(name: str):
     value = getattr(native, name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """Asked for when it is wanted: to load what reads it takes longer than all the rest of the package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("kvbm-cxl")
+    except PackageNotFoundError:  # A checkout that is on PYTHONPATH without being installed.
+        return "0.1.0"
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from cxl_lab import FOLDER, ROOT, LabError  # noqa: E402
 from cxl_lab.host import AGENT  # noqa: E402
 from cxl_lab.lab import NAMES, NAMESPACES, Lab  # noqa: E402
 from cxl_lab.namespace import children  # noqa: E402
-from rack import CXLCTL, Rack  # noqa: E402
+from rack import CXLCTL, Rack, compile_programs  # noqa: E402
 
 TEST_TIMEOUT_S = 600
 # Enough for the NIXL wheel; what no program uses costs the machine nothing.
@@ -27,10 +27,12 @@ MEMORY_MB = 1024
 def pytest_configure(config):
     """`-m smoke`: what shows in a minute that the lab works, and what hosts survive."""
     config.addinivalue_line("markers", "smoke: short tests that `make test-lab-smoke` runs")
+    config.addinivalue_line("markers", "rare: tests of hosts that few other tests use")
 
 
 def pytest_collection_modifyitems(items):
-    """No test of the lab may take longer than this."""
+    """No test of the lab may take longer than this. Those of hosts that no others use come last: two racks stay up."""
+    items.sort(key=lambda item: item.get_closest_marker("rare") is not None)
     for item in items:
         if HERE in Path(item.fspath).parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
@@ -67,6 +69,7 @@ class Racks:
     def __init__(self):
         self.folder = ROOT / "target" / "lab" / f"tests-{os.getpid()}"
         self.up, self.number, self.broke = {}, 0, False
+        compile_programs()
 
     def get(self, mode, names="AB"):
         """The rack of this mode with these hosts up, healed, and with a pool nobody has formatted yet."""

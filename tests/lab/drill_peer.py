@@ -72,5 +72,10 @@ class Calls(peer.Calls):
             raise OSError(ctypes.get_errno(), "madvise")
 
 
-if __name__ == "__main__":
+def main():
+    """Answers with these methods."""
     peer.main(Calls)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ import time
 from rack import CALL_TIMEOUT_S
 
 MODEL = "tiny"
-BLOCK_BYTES = 20_000
+BLOCK_BYTES = 8_000
 # Silence after which a host is fenced: short for a drill, long for an emulated processor on a busy machine.
 SUSPECT_MS = 4_000
 # A pool that two hosts fill within seconds.
@@ -17,7 +17,7 @@ SMALL_BLOCK_BYTES = 4_000
 
 def start(rack, name):
     """Starts a program that survives what happens to its host."""
-    return rack.start(name, program="drill_peer.py", suspect_ms=SUSPECT_MS)
+    return rack.start(name, program="drill_peer", suspect_ms=SUSPECT_MS)
 
 
 def start_both(rack):

@@ -32,10 +32,11 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_proven(either_pair)
     slot, incarnation = b("slot"), b("incarnation")
     a.send("count", lock, counter, TIMES)
     rack["B"].kill()
+    # Until a program of the host joins, others have its silence alone, and boot and wait go side by side.
+    rack.boot("B")
     until_fenced(rack, "A", slot)
     # Silence is no proof: it could be a pause.
     assert a.process.output.count("\n") == a.answers, "the lock has passed on"
-    rack.lab.boot("B")
     b = start(rack, "B").ready()
     # Who gives a repaired lock back and asks anew before the manager looks is told to repair once more (LOCKS.md, S1).
     assert a.answer() >= 1
@@ -68,10 +69,10 @@ def test_what_a_host_had_published_outlives_it(either_pair, seed):
     slot, incarnation = b("slot"), b("incarnation")
     stored = at_some_moment(b, "publish", dice)
     rack["B"].kill()
+    rack.boot("B")
     a.until("publish", lambda done: "exists" in done)
     until_fenced(rack, "A", slot)
     until_served(a, seed + 1, stored)
-    rack.lab.boot("B")
     b = start(rack, "B").ready()
     assert b("incarnation") > incarnation
     until_served(b, seed + 1, stored)
@@ -97,10 +98,10 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
     at_some_moment(b, "publish", dice, cells, cells + 40)
     slot = b("slot")
     rack["B"].kill()
+    rack.boot("B")
     goes_on(a, "publish", "stored", cells // 2)
     until_fenced(rack, "A", slot)
     until("everything is A's", lambda: a("usage")["owned"] == cells)
-    rack.lab.boot("B")
     b = start(rack, "B").ready()
     b("start_publishing", "publish", MODEL, seed + 2, SMALL_BLOCK_BYTES)
     goes_on(b, "publish", "stored")
@@ -137,7 +138,7 @@ def test_another_host_manages_when_the_manager_is_killed(either_pair, seed):
     unused, second = survivor("new_counter")
     assert survivor("count", unused, second, TIMES) == 0
     until("the other one manages", lambda: managing(hosts(rack, other)) == machines[other])
-    rack.lab.boot(manager)
+    rack.boot(manager)
     back = start(rack, manager).ready()
     for peer in (survivor, back):
         peer.send("count", lock, counter, TIMES)

@@ -87,6 +87,7 @@ def test_a_virtual_host_gets_the_devices_of_its_mode(prepared, mode):
     assert "-netdev" not in command and not any("virtio-net" in device for device in devices)
     words = dict(word.split("=", 1) for word in command[command.index("-append") + 1].split() if word.startswith("lab_"))
     assert (words["lab_mode"], words["lab_name"], words["lab_first"], words["lab_address"]) == (mode, "B", "0", "")
+    assert (words["lab_waits"] == "1") is (mode in ("cxl-pmem", "nvdimm"))
     assert int(words["lab_bytes"]) == 256 << 20
 
 
@@ -293,7 +294,7 @@ def test_the_image_unpacks_to_what_was_put_in(tmp_path):
     assert found["mod/cxl"][1] == b"device_dax\n" and stat.S_ISDIR(found["mod"][0])
     assert found["init"][1] == (HERE / "guest" / "init").read_bytes()
     assert {f"mod/{group}" for group in image.GROUPS} <= found.keys()
-    assert set(image.GROUPS) == {"base", *MODES}
+    assert set(image.GROUPS) == {"base", "ethernet", *MODES}
 
 
 def test_the_kernel_is_unpacked_where_it_can_be(tmp_path):

@@ -62,6 +62,7 @@ def test_atomics_lose_updates_between_hosts_and_the_pools_lock_does_not(pair, na
     assert counted == done
 
 
+@pytest.mark.rare
 def test_the_naive_lock_holds_where_memory_has_atomics(racks, naive_lock):
     """One setting of the emulator apart: it is the memory that the lock fails on, not a mistake in it."""
     rack = racks.formatted("nvdimm")

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.rare
+
 
 @pytest.mark.parametrize("mode", ["nvdimm", "cxl-pmem", "cxl-interleaved", "cxl-two"])
 def test_two_hosts_exchange_blocks(racks, mode, seed):

@@ -9,11 +9,10 @@ import pytest
 from cxl_lab import LabError
 
 MODEL = "tiny"
-BLOCK_BYTES = 65536
+# An emulated processor takes a second for a megabyte of CXL memory.
+BLOCK_BYTES = 8192
 COUNT = 20
 HITS = ["hit"] * COUNT
-# Where everybody pulls everything: an emulated processor takes a second for a megabyte of CXL memory.
-SMALL_BYTES = 4096
 MIB = 1 << 20
 
 
@@ -78,9 +77,9 @@ def test_four_hosts_in_turn_on_two_slots(racks, mode, seed):
     def work(peer):
         """Every block of everybody so far, and some of its own."""
         for other in published:
-            assert peer("outcomes", MODEL, other, COUNT, SMALL_BYTES) == HITS
+            assert peer("outcomes", MODEL, other, COUNT, BLOCK_BYTES) == HITS
         published.append(seed + len(published))
-        assert peer("publish", MODEL, published[-1], COUNT, SMALL_BYTES) == ["stored"] * COUNT
+        assert peer("publish", MODEL, published[-1], COUNT, BLOCK_BYTES) == ["stored"] * COUNT
 
     up = rack.peers()
     for peer in up:

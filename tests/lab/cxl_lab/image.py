@@ -18,7 +18,8 @@ CXL = ("cxl_acpi", "cxl_pci", "cxl_mem", "cxl_port", "dax_cxl", *DEVDAX)
 PMEM = ("libnvdimm", "nd_btt", "nd_pmem", "dax_pmem", *DEVDAX)
 # What each mode needs beside what these depend on; a list is a file in /mod that says in which order to load.
 GROUPS = {
-    "base": ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net", "hwpoison_inject"),
+    "base": ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "hwpoison_inject"),
+    "ethernet": ("virtio_net",),
     "cxl": CXL,
     "cxl-two": CXL,
     "cxl-interleaved": CXL,

@@ -11,7 +11,7 @@ from . import ROOT, LabError
 from .ethernet import Hub
 from .host import Host
 from .namespace import Anchor, NamespaceHost
-from .qemu import FIRST_ALONE, LABEL_BYTES, MODES
+from .qemu import LABEL_BYTES, MODES
 from .virtual import VirtualHost
 
 NAMES = "ABCD"
@@ -72,11 +72,8 @@ class Lab:
         raise LabError(f"no host {name}: there are {', '.join(host.name for host in self.hosts)}")
 
     def boot(self, *names: str, timeout_s: float = BOOT_TIMEOUT_S) -> None:
-        """Boots these hosts, or all, side by side."""
-        hosts = [self[name] for name in names] if names else self.hosts
-        if self.mode in FIRST_ALONE and self.hosts[0] in hosts and len(hosts) > 1:
-            self.boot(self.hosts[0].name, timeout_s=timeout_s)
-            hosts = hosts[1:]
+        """Boots these hosts, or all, side by side; the first of the lab is ready before the others."""
+        hosts = sorted((self[name] for name in names) if names else self.hosts, key=lambda host: host.number)
         deadline = time.monotonic() + timeout_s
         for host in hosts:
             host.begin()

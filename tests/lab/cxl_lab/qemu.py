@@ -3,7 +3,8 @@
 
 Facts behind the flags: the processor is emulated (`-accel tcg`), because only then is CXL memory handled access by access, which loses
 `lock`-prefixed operations of different hosts as CXL 2.0 does; a region refuses to come up where the guest sees a hypervisor; the emulated
-clocks are too uneven for the kernel's checks of timers.
+clocks are too uneven for the kernel's checks of timers. A fifth of what a boot takes would go to the kernel's tests of its ciphers and to
+its own write protection.
 """
 
 import platform
@@ -15,10 +16,12 @@ from .ethernet import address_of
 
 # Modes: how many devices, and processors of a host. With nvdimm the emulator takes the memory for ordinary memory: coherent, with atomics.
 MODES = {"cxl": (1, 1), "cxl-two": (2, 1), "cxl-interleaved": (2, 1), "cxl-pmem": (1, 1), "nvdimm": (1, 2)}
-# Modes in which one host writes into the memory what the others have to find when they boot.
+# Modes in which the first host writes into the memory what the drivers of the others have to find when they are loaded.
 FIRST_ALONE = ("cxl-pmem", "nvdimm")
+# A serial port beside the agent's, which the others get when that is there.
+GO = {"driver": "virtserialport", "bus": "serial.0", "nr": 2, "name": "go", "id": "go"}
 LABEL_BYTES = 256 * 1024
-KERNEL_WORDS = "console=ttyS0 panic=-1 quiet no_timer_check tsc=unstable clocksource=hpet rdinit=/init"
+KERNEL_WORDS = "console=ttyS0 panic=-1 quiet no_timer_check tsc=unstable clocksource=hpet cryptomgr.notests rodata=off rdinit=/init"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Machine:
         maybe = (*self.memories, self.labels, self.monitor, self.channel, self.ethernet)
         return tuple(number for number in maybe if number is not None)
 
+    @property
+    def waits(self) -> bool:
+        """Whether it loads no drivers of the shared memory before it is told to go on."""
+        return self.mode in FIRST_ALONE and self.number != 1
+
     def command(self, folder: Path = FOLDER) -> list[str]:
         """QEMU and its arguments. Raises LabError where the lab is not set up."""
         root = folder / "root"
@@ -60,7 +68,7 @@ class Machine:
         command += ["-device", "virtio-9p-pci,fsdev=files,mount_tag=files,bus=pcie.0"]
         words = {"mode": self.mode, "name": self.name, "agent": self.agent, "tools": root}
         address = address_of(self.number) if self.ethernet is not None else ""
-        words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "address": address}
+        words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "waits": int(self.waits), "address": address}
         append = " ".join([KERNEL_WORDS, *(f"lab_{name}={value}" for name, value in words.items())])
         return [*command, "-kernel", f"{folder}/kernel", "-initrd", f"{folder}/initrd.gz", "-append", append]
 
@@ -91,7 +99,7 @@ class Machine:
         return arguments
 
     def _agent(self) -> list[str]:
-        arguments = ["-device", "virtio-serial-pci,id=serial,max_ports=2,bus=pcie.0", "-chardev", f"socket,id=channel,fd={self.channel}"]
+        arguments = ["-device", "virtio-serial-pci,id=serial,max_ports=3,bus=pcie.0", "-chardev", f"socket,id=channel,fd={self.channel}"]
         return [*arguments, "-device", "virtserialport,bus=serial.0,nr=1,chardev=channel,name=lab"]
 
     def _ethernet(self) -> list[str]:

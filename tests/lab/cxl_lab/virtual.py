@@ -9,7 +9,7 @@ from . import LabError
 from .agent import Agent
 from .ethernet import Hub
 from .host import Host, agent_program, environment, spawn
-from .qemu import Machine
+from .qemu import GO, Machine
 from .qmp import Qmp
 
 
@@ -21,6 +21,7 @@ class VirtualHost(Host):
         self.lab, self.memory_mb, self.hub = lab, memory_mb, hub
         self.qmp: Qmp | None = None
         self.boots = 0
+        self._waits = False
 
     @property
     def log(self) -> Path:
@@ -48,6 +49,7 @@ class VirtualHost(Host):
             log=self.log,
             agent=agent_program(),
         )
+        self._waits = machine.waits
         with (self.folder / f"{self.name}.{self.boots}.qemu.log").open("wb") as output:
             self.machine = spawn(machine.command(), machine.descriptors(), output)
         for end in (monitor, channel, *([ethernet] if ethernet else [])):
@@ -55,10 +57,12 @@ class VirtualHost(Host):
         self._agent = Agent(self.name, ours, environment(self.name), str(self.lab.root))
 
     def ready(self, timeout_s: float) -> None:
-        """Waits for the agent."""
+        """Waits for the agent. Where it waits for what the first host writes, that is there now."""
         began = time.monotonic()
         try:
             self.qmp = Qmp(self._monitor)
+            if self._waits:
+                self.qmp.execute("device_add", **GO)
         except LabError as error:
             raise LabError(f"{self}: QEMU does not start: {error}\n{self.story()}") from error
         if not self.agent.ready(timeout_s):
