@@ -86,23 +86,24 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """Loads the extension when something of it is first asked for: kvbm_cxl.nixl needs none of it."""
+    """Finds out when it is first asked for: kvbm_cxl.nixl needs nothing of the extension, and few need the version."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "__version__":
-        return _version()
+    value = globals()[name] = _version() if name == "__version__" else _from_extension(name)
+    return value
+
+
+def _from_extension(name: str):
     try:
         native = import_module("._native", __name__)
     except ImportError as error:
         advice = "install a wheel of kvbm-cxl, or run `make python-extension`"
         raise ImportError(f"kvbm_cxl.{name} needs the compiled part of the package ({error}): {advice}") from error
-    value = getattr(native, name)
-    globals()[name] = value
-    return value
+    return getattr(native, name)
 
 
 def _version() -> str:
-    """Asked for when it is wanted: to load what reads it takes longer than all the rest of the package."""
+    # To load what reads it takes longer than all the rest of the package.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

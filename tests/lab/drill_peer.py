@@ -75,7 +75,3 @@ class Calls(peer.Calls):
 def main():
     """Answers with these methods."""
     peer.main(Calls)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that runs in a host of the lab: `peer.py SPEC OPTIONS`; `lines.py` says how it is asked.
+"""The program that runs in a host of the lab, `main` with the arguments SPEC OPTIONS; `lines.py` says how it is asked.
 
 Beside what the peer of the Python package's tests can do: locks and a counter in the pool, and work in the background.
 """
@@ -193,7 +193,3 @@ def main(kind=Calls):
     calls = kind(sys.argv[1], **json.loads(sys.argv[2]))
     lines.serve(calls)
     calls.leave()
-
-
-if __name__ == "__main__":
-    main()

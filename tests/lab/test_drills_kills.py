@@ -31,9 +31,8 @@ def test_a_lock_of_a_killed_host_passes_on_when_its_death_is_proven(either_pair)
     a, b, lock, counter = b_holds_a_lock(rack, TIMES)
     slot, incarnation = b("slot"), b("incarnation")
     a.send("count", lock, counter, TIMES)
-    rack["B"].kill()
-    # Until a program of the host joins, others have its silence alone, and boot and wait go side by side.
-    rack.boot("B")
+    # Until a program of the host joins, others have its silence alone: the wait for that goes on beside the boot.
+    rack.reboot("B")
     until_fenced(rack, "A", slot)
     # Silence is no proof: it could be a pause.
     assert a.process.output.count("\n") == a.answers, "the lock has passed on"
@@ -68,8 +67,7 @@ def test_what_a_host_had_published_outlives_it(either_pair, seed):
     a("start_pulling", "pull", MODEL, seed + 1, BLOCK_BYTES, 80)
     slot, incarnation = b("slot"), b("incarnation")
     stored = at_some_moment(b, "publish", dice)
-    rack["B"].kill()
-    rack.boot("B")
+    rack.reboot("B")
     a.until("publish", lambda done: "exists" in done)
     until_fenced(rack, "A", slot)
     until_served(a, seed + 1, stored)
@@ -97,8 +95,7 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
         peer.until("publish", lambda done: done.get("stored", 0) >= cells)
     at_some_moment(b, "publish", dice, cells, cells + 40)
     slot = b("slot")
-    rack["B"].kill()
-    rack.boot("B")
+    rack.reboot("B")
     goes_on(a, "publish", "stored", cells // 2)
     until_fenced(rack, "A", slot)
     until("everything is A's", lambda: a("usage")["owned"] == cells)

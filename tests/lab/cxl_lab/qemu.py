@@ -24,6 +24,11 @@ LABEL_BYTES = 256 * 1024
 KERNEL_WORDS = "console=ttyS0 panic=-1 quiet no_timer_check tsc=unstable clocksource=hpet cryptomgr.notests rodata=off rdinit=/init"
 
 
+def waits(mode: str, number: int) -> bool:
+    """Whether the host of this number loads no drivers of the shared memory before it has the port GO."""
+    return mode in FIRST_ALONE and number != 1
+
+
 @dataclass(frozen=True)
 class Machine:
     """What a virtual host is made of. Descriptors are those of this process, which QEMU inherits."""
@@ -46,11 +51,6 @@ class Machine:
         maybe = (*self.memories, self.labels, self.monitor, self.channel, self.ethernet)
         return tuple(number for number in maybe if number is not None)
 
-    @property
-    def waits(self) -> bool:
-        """Whether it loads no drivers of the shared memory before it is told to go on."""
-        return self.mode in FIRST_ALONE and self.number != 1
-
     def command(self, folder: Path = FOLDER) -> list[str]:
         """QEMU and its arguments. Raises LabError where the lab is not set up."""
         root = folder / "root"
@@ -68,7 +68,8 @@ class Machine:
         command += ["-device", "virtio-9p-pci,fsdev=files,mount_tag=files,bus=pcie.0"]
         words = {"mode": self.mode, "name": self.name, "agent": self.agent, "tools": root}
         address = address_of(self.number) if self.ethernet is not None else ""
-        words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "waits": int(self.waits), "address": address}
+        words |= {"bytes": self.device_bytes, "first": int(self.number == 1), "waits": int(waits(self.mode, self.number))}
+        words["address"] = address
         append = " ".join([KERNEL_WORDS, *(f"lab_{name}={value}" for name, value in words.items())])
         return [*command, "-kernel", f"{folder}/kernel", "-initrd", f"{folder}/initrd.gz", "-append", append]
 

@@ -9,7 +9,7 @@ from . import LabError
 from .agent import Agent
 from .ethernet import Hub
 from .host import Host, agent_program, environment, spawn
-from .qemu import GO, Machine
+from .qemu import GO, Machine, waits
 from .qmp import Qmp
 
 
@@ -21,7 +21,6 @@ class VirtualHost(Host):
         self.lab, self.memory_mb, self.hub = lab, memory_mb, hub
         self.qmp: Qmp | None = None
         self.boots = 0
-        self._waits = False
 
     @property
     def log(self) -> Path:
@@ -49,7 +48,6 @@ class VirtualHost(Host):
             log=self.log,
             agent=agent_program(),
         )
-        self._waits = machine.waits
         with (self.folder / f"{self.name}.{self.boots}.qemu.log").open("wb") as output:
             self.machine = spawn(machine.command(), machine.descriptors(), output)
         for end in (monitor, channel, *([ethernet] if ethernet else [])):
@@ -61,7 +59,7 @@ class VirtualHost(Host):
         began = time.monotonic()
         try:
             self.qmp = Qmp(self._monitor)
-            if self._waits:
+            if waits(self.lab.mode, self.number):
                 self.qmp.execute("device_add", **GO)
         except LabError as error:
             raise LabError(f"{self}: QEMU does not start: {error}\n{self.story()}") from error

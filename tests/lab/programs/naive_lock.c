@@ -13,7 +13,7 @@
 
 #define LINE 64
 #define MAP_BYTES (2ul << 20) /* devdax maps in such units */
-#define STUCK_S 5
+#define STUCK_S 10
 #define START_S 120
 
 /* Each on a line of its own; what a host says of itself is written by that host alone. */
