@@ -248,11 +248,11 @@ test-member: build-member build ## Hosts whose slots are leased in etcd: leases 
 	$(STEP) 'pytest, cxl-member' .venv/bin/python -m pytest -q tests/member
 
 .PHONY: test-lab-itself
-test-lab-itself: build-lab .venv/installed ## The lab's own parts, without virtual hosts (seconds)
-	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py
+test-lab-itself: build-lab python-extension .venv/installed ## The lab's own parts, without virtual hosts (seconds)
+	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
 
 .PHONY: test-lab
-test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (10 to 15 minutes)
+test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (8 minutes)
 	$(STEP) 'pytest, lab' .venv/bin/python -m pytest -q tests/lab
 
 .PHONY: test-lab-smoke

@@ -60,6 +60,16 @@ def reason_to_skip(mode):
     return None if (FOLDER / "initrd.gz").is_file() else "the lab is not set up: `make lab` does it"
 
 
+def lab_of_namespaces(hosts, folder):
+    """A lab of so many hosts of namespaces; where there can be none the test is skipped."""
+    if not AGENT.is_file():
+        pytest.skip("no agent: `make build-lab` builds it")
+    try:
+        return Lab(hosts, NAMESPACES, folder=folder)
+    except LabError as error:
+        pytest.skip(str(error))
+
+
 class Racks:
     """The racks of a session. At most two are up at a time: each host takes memory, and a little of the processors even while it idles."""
 

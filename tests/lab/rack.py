@@ -9,12 +9,16 @@ import time
 
 import lines
 from cxl_lab import ROOT, LabError
+from cxl_lab.host import AGENT
 from cxl_lab.lab import Lab
 
 CXLCTL = ROOT / "target" / "release" / "cxlctl"
 PYTHON = ROOT / ".venv" / "bin" / "python"
 LAB = ROOT / "tests" / "lab"
 PATHS = [ROOT / "python", ROOT / "python" / "tests", ROOT / "tests" / "nixl", LAB]
+IMPORTS = {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+# Where a host's fork server is asked for peers.
+FORKS = "/run/tmp/forks"
 # Generous: the processors are emulated, and the machine may have other work.
 CALL_TIMEOUT_S = 120
 BOOT_TIMEOUT_S = 300
@@ -25,6 +29,14 @@ def compile_programs():
     """Compiles what peers import, whatever Python is told of writing: in an emulated processor that is half of a start."""
     for path in (*PATHS, ROOT / "python" / "kvbm_cxl"):
         compileall.compile_dir(path, maxlevels=0, quiet=2)
+
+
+def fork_server(host, environment=None):
+    """Starts in a host what makes its peers, without waiting until it can be asked: it says "ready" then."""
+    # No package that is installed is needed, and looking for them takes a second in an emulated processor.
+    # A module that is imported comes compiled; a program is compiled at every start.
+    words = [PYTHON, "-S", "-c", "import fork_server; fork_server.main()", FORKS]
+    return host.start(words, {**IMPORTS, **(environment or {})})
 
 
 class Raised(LabError):
@@ -42,9 +54,9 @@ class Peer:
     """
 
     def __init__(self, host, words, environment=None):
-        """Starts it: a Python program and its arguments."""
+        """Starts it: a program and its arguments."""
         self.host, self.answers = host, 0
-        self.process = host.start([PYTHON, *words], {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), **(environment or {})})
+        self.process = host.start(words, environment)
 
     def ready(self, timeout_s=CALL_TIMEOUT_S):
         """Waits until it can be asked; a peer has joined the pool then. Raises LabError where it cannot."""
@@ -97,7 +109,7 @@ class Rack:
     """The hosts of a lab, used by one test after the other."""
 
     def __init__(self, lab: Lab):
-        self.lab, self.spec = lab, ""
+        self.lab, self.spec, self.forks = lab, "", {}
 
     def __getitem__(self, name):
         return self.lab[name]
@@ -118,7 +130,7 @@ class Rack:
             host.resume()
             if not host.agent.ready(30):
                 return False
-            running = host.agent.running()
+            running = [process for process in host.agent.running() if process is not self.forks.get(host.name)]
             for process in running:
                 process.signal(signal.SIGKILL)
             for process in running:
@@ -135,6 +147,8 @@ class Rack:
             for name in names:
                 self.lab[name].kill()
             raise
+        for name in names:
+            self.forks[name] = fork_server(self.lab[name])
 
     def reboot(self, names):
         """Cuts the power of these hosts, and boots them."""
@@ -162,14 +176,16 @@ class Rack:
         """Starts a peer in a host, without waiting until it has joined. `program`: its module; `options`: of `kvbm_cxl.Pool`."""
         # Only the machine of a seat can let the others in, and its program may start later.
         options = {"join_timeout_ms": 1000 * CALL_TIMEOUT_S, **options}
-        # No package that is installed is needed, and looking for them takes a second in an emulated processor.
-        # A module that is imported comes compiled; a program is compiled at every start.
-        words = ["-S", "-c", f"import {program}; {program}.main()", self.spec, json.dumps(options)]
+        server = self.forks[name]
+        if not server.output:
+            server.read_line(CALL_TIMEOUT_S)
+        words = [AGENT, "fork", FORKS, program, self.spec, json.dumps(options)]
         return Peer(self.lab[name], words, environment)
 
     def start_nixl(self, name):
         """Starts a NIXL worker in a host."""
-        return Peer(self.lab[name], [LAB / "nixl_peer.py"], {"CXL_POOL": self.spec, "NIXL_LOG_LEVEL": "WARN"})
+        environment = {**IMPORTS, "CXL_POOL": self.spec, "NIXL_LOG_LEVEL": "WARN"}
+        return Peer(self.lab[name], [PYTHON, LAB / "nixl_peer.py"], environment)
 
     def peers(self, names="AB", **options):
         """Peers in these hosts that have joined."""

@@ -16,7 +16,7 @@ import time
 
 import lines
 import pytest
-from conftest import HERE
+from conftest import HERE, lab_of_namespaces
 from cxl_lab import ROOT, LabError, control, image
 from cxl_lab.agent import ERROR, EXIT, HEADER, OUTPUT, PING, PONG, START, Agent, Failed, HostGone
 from cxl_lab.ethernet import Hub
@@ -328,13 +328,7 @@ def test_labs_that_cannot_be_are_refused(options, reason):
 @pytest.fixture
 def hosts(tmp_path):
     """Hosts A and B of namespaces."""
-    if not AGENT.is_file():
-        pytest.skip("no agent: `make build-lab` builds it")
-    try:
-        made = Lab(mode="namespaces", folder=tmp_path)
-    except LabError as error:
-        pytest.skip(str(error))
-    with made:
+    with lab_of_namespaces(2, tmp_path) as made:
         yield made["A"], made["B"]
 
 

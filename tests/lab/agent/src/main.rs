@@ -5,8 +5,11 @@
 //! side, each in a process group of its own. When the channel ends, the lab is gone: everything is killed.
 //!
 //! `lab-agent connect ADDRESS:PORT`: what it reads goes there, what comes from there is printed: how the lab reaches a host's servers.
+//!
+//! `lab-agent fork SOCKET WORD...`: stands for a process that the fork server at SOCKET makes.
 
 mod connect;
+mod fork;
 mod frame;
 
 use std::collections::HashMap;
@@ -30,6 +33,17 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("lab-agent: {address}: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    if let [command, socket, words @ ..] = names.as_slice()
+        && command == "fork"
+    {
+        return match fork::run(socket, words) {
+            Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)),
+            Err(error) => {
+                eprintln!("lab-agent: fork server {socket}: {error}");
                 ExitCode::FAILURE
             }
         };
