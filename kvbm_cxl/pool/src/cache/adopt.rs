@@ -174,7 +174,7 @@ impl Inner {
                     let nibble = line.nibble((cell % CELLS_PER_PIN as u64) as usize);
                     seen.ticks |= (1u8 << (nibble & PinLine::TICK)) & !1;
                     if nibble & PinLine::PINNED != 0 && !seen.pinned {
-                        seen.pinned = judge.is_live(Claimant { slot: slot as u16, incarnation: line.incarnation })?;
+                        seen.pinned = judge.is_live(Claimant { slot: slot as u16, incarnation: line.incarnation, is_certain: true })?;
                     }
                 }
             }
@@ -183,7 +183,7 @@ impl Inner {
     }
 
     /// The incarnation that has a slot, as it says itself; the highest there is where that does not verify.
-    fn incarnation_of(&self, slot: u64) -> Result<u32> {
+    pub(super) fn incarnation_of(&self, slot: u64) -> Result<u32> {
         match self.lines().fetch::<Identity>(slot) {
             Ok(identity) => Ok(identity.incarnation),
             Err(Error::BadLine { .. }) => Ok(u32::MAX),
@@ -194,7 +194,7 @@ impl Inner {
 
 /// Whether a line is the last word of the only claimant.
 fn is_trusted(found: &Descriptor, claimants: &[Claimant]) -> bool {
-    let stamp = Claimant { slot: found.owner, incarnation: found.incarnation };
+    let stamp = Claimant { slot: found.owner, incarnation: found.incarnation, is_certain: true };
     match claimants {
         [claimant] => stamp == *claimant,
         several => mutant!("cache.trust_several_claimants") && several.contains(&stamp),

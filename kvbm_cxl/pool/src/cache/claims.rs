@@ -16,17 +16,38 @@ use bytemuck::Zeroable;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// Claim line `line` of every slot, as fetched; `None` where it does not verify, which counts as a claim of everything in it.
+/// Claim line `line` of every slot, as fetched.
 pub(super) struct Row {
     pub line: u64,
-    claims: Vec<Option<CellClaim>>,
+    claims: Vec<Claimed>,
 }
 
-/// Somebody who claims a chunk. Where the line does not verify, the incarnation is one that nobody can prove to have ended.
+/// What a claim line says.
+#[derive(Clone, Copy)]
+enum Claimed {
+    Read(CellClaim),
+    /// The line does not verify, perhaps because its writer stopped in the middle of it: it counts as a claim of everything in it, by
+    /// whatever incarnation has its slot now.
+    Unreadable(u32),
+}
+
+impl Claimed {
+    fn has(&self, bit: usize) -> bool {
+        match self {
+            Claimed::Read(claim) => claim.has(bit),
+            // A slot that nobody ever had has claimed nothing.
+            Claimed::Unreadable(incarnation) => *incarnation != 0,
+        }
+    }
+}
+
+/// Somebody who claims a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claimant {
     pub slot: u16,
     pub incarnation: u32,
+    /// Its claim can be read. Otherwise it may as well be of an earlier incarnation, and is no stamp to trust a cell by.
+    pub is_certain: bool,
 }
 
 impl Row {
@@ -38,13 +59,17 @@ impl Row {
     /// Everybody but `except` who claims the chunk.
     pub fn claimants(&self, bit: usize, except: u16) -> impl Iterator<Item = Claimant> + '_ {
         let slots = self.claims.iter().enumerate().filter(move |&(slot, _)| slot != usize::from(except));
-        slots
-            .filter(move |(_, claim)| claim.is_none_or(|claim| claim.has(bit)))
-            .map(|(slot, claim)| Claimant { slot: slot as u16, incarnation: claim.map_or(u32::MAX, |claim| claim.incarnation) })
+        slots.filter(move |(_, claim)| claim.has(bit)).map(|(slot, claim)| {
+            let (incarnation, is_certain) = match *claim {
+                Claimed::Read(claim) => (claim.incarnation, true),
+                Claimed::Unreadable(incarnation) => (incarnation, false),
+            };
+            Claimant { slot: slot as u16, incarnation, is_certain }
+        })
     }
 
     fn is_claimed(&self, bit: usize) -> bool {
-        self.claims.iter().any(|claim| claim.is_none_or(|claim| claim.has(bit)))
+        self.claims.iter().any(|claim| claim.has(bit))
     }
 }
 
@@ -60,7 +85,7 @@ impl<'a> Judge<'a> {
     }
 
     fn look_up(&mut self, claimant: Claimant) -> Result<(bool, bool)> {
-        let Claimant { slot, incarnation } = claimant;
+        let Claimant { slot, incarnation, .. } = claimant;
         if let Some(&known) = self.known.get(&(slot, incarnation)) {
             return Ok(known);
         }
@@ -112,7 +137,12 @@ impl Inner {
         let indexes: Vec<u64> = (0..u64::from(self.geometry().slots)).map(|slot| slot * lines + line).collect();
         let mut fetched: Vec<Result<CellClaim>> = Vec::with_capacity(indexes.len());
         self.lines().fetch_many(&indexes, &mut fetched)?;
-        Ok(Row { line, claims: fetched.into_iter().map(if_whole).collect::<Result<_>>()? })
+        let claims = fetched.into_iter().zip(0..).map(|(claim, slot)| match if_whole(claim)? {
+            Some(claim) => Ok(Claimed::Read(claim)),
+            // Looked up behind the line: whoever was writing that had joined before.
+            None => Ok(Claimed::Unreadable(self.incarnation_of(slot)?)),
+        });
+        Ok(Row { line, claims: claims.collect::<Result<_>>()? })
     }
 
     /// The row and bit that tell about a chunk.
@@ -145,7 +175,7 @@ impl Inner {
 
     /// Claims a chunk for this host and gives it to this process.
     fn claim(&self, guard: &LockGuard<'_>, row: &Row, bit: usize) -> Result<()> {
-        let Some(mut own) = row.claims.get(usize::from(self.host.slot())).copied().flatten() else {
+        let Some(&Claimed::Read(mut own)) = row.claims.get(usize::from(self.host.slot())) else {
             return Err(Error::BadLine { region: Region::CellClaim, index: row.line, reason: "own claim line does not verify" });
         };
         own.set(bit, true);
@@ -298,7 +328,7 @@ impl Inner {
     fn take_back(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<()> {
         let (row, bit) = self.row_of(chunk)?;
         let mut claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
-        claimants.push(Claimant { slot: self.host.slot(), incarnation: self.former_incarnation(guard, chunk)? });
+        claimants.push(Claimant { slot: self.host.slot(), incarnation: self.former_incarnation(guard, chunk)?, is_certain: true });
         self.local.set_owner(chunk, self.host.inner.tag);
         self.take_over(guard, chunk, &claimants)
     }
@@ -323,15 +353,17 @@ impl Inner {
     /// Publishes this host's claims again under the incarnation of `guard`, without chunks that another live host claims.
     ///
     /// Only such a bit may go: a bit that is cleared while nobody live has the chunk would hide from a later adopter that lines of this
-    /// host may lie on it (CACHE.md C22).
+    /// host may lie on it (CACHE.md C22). For that reason a line that cannot be read, because a process died in the middle of it, is taken
+    /// for a claim of everything. What was not this host's is given back when others want it.
     fn claim_again(&self, guard: &LockGuard<'_>) -> Result<()> {
         let mut judge = Judge::new(self);
         let incarnation = guard.op().incarnation();
         for line in 0..self.geometry().cell_claim_lines() {
-            let own = self.fetch_own(line)?;
-            if own.incarnation == incarnation || own == (CellClaim { crc: own.crc, ..CellClaim::zeroed() }) {
-                continue;
-            }
+            let own = match if_whole(self.fetch_own(line))? {
+                Some(own) if own.incarnation == incarnation || own == (CellClaim { crc: own.crc, ..CellClaim::zeroed() }) => continue,
+                Some(own) => own,
+                None => self.claim_of_all(line),
+            };
             let row = self.fetch_row(line)?;
             let mut claim = own;
             for bit in (0..self.bits_in(line)).filter(|&bit| own.has(bit)) {
@@ -351,12 +383,23 @@ impl Inner {
         Ok(())
     }
 
+    /// A claim of every chunk that a line stands for.
+    fn claim_of_all(&self, line: u64) -> CellClaim {
+        let mut claim = CellClaim::zeroed();
+        (0..self.bits_in(line)).for_each(|bit| claim.set(bit, true));
+        claim
+    }
+
     /// Takes over chunks that this host claims and none of its living processes has; at most `limit`. Returns how many.
     pub(super) fn sweep(&self, limit: usize) -> Result<usize> {
         let mut living = HashMap::new();
         let mut orphans = Vec::new();
         for line in 0..self.geometry().cell_claim_lines() {
-            let own = self.fetch_own(line)?;
+            let Some(own) = if_whole(self.fetch_own(line))? else {
+                // A process of this host was killed in the middle of it.
+                self.claim_again(&self.lock_claims()?)?;
+                return Ok(0);
+            };
             let first = line * CHUNKS_PER_CELL_CLAIM as u64;
             let claimed = (0..self.bits_in(line)).filter(|&bit| own.has(bit)).map(|bit| first + bit as u64);
             orphans.extend(claimed.filter(|&chunk| self.is_orphan(chunk, &mut living)));

@@ -229,7 +229,8 @@ impl CacheView {
             let claimant = match claim(slot) {
                 Some(claim) if claim.has(bit) => Claimant { slot, incarnation: claim.incarnation },
                 Some(_) => return None,
-                None => Claimant { slot, incarnation: u32::MAX },
+                None if self.hosts.was_joined(slot) => self.hosts.latest(slot),
+                None => return None,
             };
             Some((claimant, self.hosts.standing(claimant)))
         });

@@ -38,7 +38,7 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
     for (index, reason) in &view.cell_claims.bad {
         let (slot, line) = (index / per_slot, index % per_slot);
         let meaning =
-            "it counts as a claim of every chunk in it, by somebody who is never proven to have ended: they are adopted by nobody";
+            "it counts as a claim of every chunk in it, by the latest incarnation of its slot: nobody adopts them while that may be there";
         let remedy = if view.is_never_bound(slot) {
             Remedy::Safe {
                 what: "writes the empty line that stood there: nobody was ever given the slot",

@@ -114,6 +114,15 @@ impl Member {
         }
     }
 
+    /// Rounds of the upkeep until the host has joined again after the fence of `incarnation`.
+    pub fn serve_until_rejoined(&self, incarnation: u32) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.cache.service_round().is_err() || self.host.incarnation() == incarnation {
+            assert!(Instant::now() < deadline, "the host did not join again");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Publishes blocks `range` of `len_bytes` bytes, which nobody has published.
     pub fn publish(&self, range: std::ops::Range<u64>, len_bytes: usize) {
         for number in range {
@@ -137,6 +146,15 @@ impl Member {
     /// How many of some blocks are there.
     pub fn count(&self, range: std::ops::Range<u64>, len_bytes: usize) -> usize {
         range.filter(|&number| self.has(number, len_bytes)).count()
+    }
+}
+
+/// Waits until the host that has `slot` is fenced.
+pub fn await_fence(observer: &Member, slot: u16, incarnation: u32) {
+    let deadline = Instant::now() + PATIENCE;
+    while !observer.host.is_fenced(slot, incarnation).unwrap() {
+        assert!(Instant::now() < deadline, "a silent host was not fenced");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

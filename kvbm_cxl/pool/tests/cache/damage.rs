@@ -4,7 +4,7 @@
 use crate::bench::*;
 use cxl_pool::cache::{CacheConfig, Pulled, Reserved, Wish};
 use cxl_pool::line::Line;
-use cxl_pool::media::Region;
+use cxl_pool::media::{CellClaim, Region};
 use cxl_pool::metrics::MissReason;
 
 #[test]
@@ -127,4 +127,64 @@ fn cells_in_poisoned_memory_are_not_used_again() {
     other.serve_until("the cells of who left are taken over", || other.cache.usage().owned == CELLS);
     other.publish(3 * CELLS..4 * CELLS, LEN);
     assert_eq!(other.cache.usage().ready, CELLS);
+}
+
+/// The line with a host's claims.
+fn claims_of(member: &Member) -> u64 {
+    u64::from(member.host.slot()) * member.pool.layout().geometry().cell_claim_lines()
+}
+
+/// Leaves the claims of a host as a writer does that stops in the middle of the line.
+fn tear_claims(member: &Member) {
+    let line = member.pool.layout().line_offset(Region::CellClaim, claims_of(member)).unwrap();
+    let mut torn = member.pool.lines().fetch_raw(line).unwrap();
+    torn.0[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
+    let memory = member.pool.lines().memory();
+    memory.write_line(line, &torn).unwrap();
+    memory.fence_stores();
+}
+
+#[test]
+fn chunks_of_a_host_that_stopped_in_the_middle_of_its_claims_are_taken_over_once_it_is_fenced() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let mut member = bench.member(2);
+    let other = bench.member(1);
+    member.publish(0..8, 1000);
+    other.publish(100..107, 1000);
+    tear_claims(&member);
+    // While it may be there, all that nobody else has is its own.
+    for _ in 0..20 {
+        other.cache.service_round().unwrap();
+    }
+    assert_eq!((other.cache.usage().owned, other.count(0..8, 1000)), (7, 8));
+    let (slot, incarnation) = (member.host.slot(), member.host.incarnation());
+    drop(member.service.take());
+    await_fence(&other, slot, incarnation);
+    other.serve_until("adoption", || other.cache.usage().owned == 56);
+    // Of which incarnation the claims are cannot be told, so no cell is trusted.
+    assert_eq!((other.cache.usage().quarantined, other.count(0..8, 1000), other.count(100..107, 1000)), (49, 0, 7));
+    // Its re-join proves that it has ended, once its claims can be read again.
+    member.service = Some(member.host.serve().unwrap());
+    member.serve_until_rejoined(incarnation);
+    other.serve_until("the end of the quarantine", || other.cache.usage().quarantined == 0);
+    other.publish(200..249, 1000);
+    assert_eq!((other.count(200..249, 1000), member.count(200..249, 1000)), (49, 49));
+    let claims = member.pool.lines().fetch::<CellClaim>(claims_of(&member)).unwrap();
+    assert!(!(0..8).any(|chunk| claims.has(chunk)), "two hosts that are there claim one chunk");
+}
+
+#[test]
+fn a_host_writes_its_own_claims_anew_when_a_process_of_it_stopped_in_the_middle() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (member, other) = (bench.member(2), bench.member(1));
+    member.publish(0..8, 1000);
+    other.publish(100..107, 1000);
+    tear_claims(&member);
+    member.serve_until("claims of everything that may have been its own", || member.cache.usage().owned == 49);
+    let claims = member.pool.lines().fetch::<CellClaim>(claims_of(&member)).unwrap();
+    assert_eq!((0..8).filter(|&chunk| claims.has(chunk)).count(), 7);
+    assert_eq!((member.cache.usage().quarantined, other.cache.usage().owned), (0, 7));
+    assert_eq!((other.count(0..8, 1000), member.count(100..107, 1000)), (8, 7));
+    member.publish(200..241, 1000);
+    assert_eq!(other.count(200..241, 1000), 41);
 }

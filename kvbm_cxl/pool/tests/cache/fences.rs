@@ -7,15 +7,6 @@ use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
 use cxl_pool::lock::FIRST_STRIPE_LOCK;
 use std::time::{Duration, Instant};
 
-/// Waits until the host that has `slot` is fenced.
-fn await_fence(observer: &Member, slot: u16, incarnation: u32) {
-    let deadline = Instant::now() + PATIENCE;
-    while !observer.host.is_fenced(slot, incarnation).unwrap() {
-        assert!(Instant::now() < deadline, "a silent host was not fenced");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn a_publish_that_waits_for_a_lock_gives_way_to_the_re_join() {
     let bench = Bench::new(&[(1024, 56)]);
@@ -92,11 +83,7 @@ fn with_a_process_behind(has_blocks: bool) -> (Bench, Member, Member) {
     await_fence(&other, slot, incarnation);
     other.serve_until("adoption", || other.cache.usage().owned == 7);
     (first.service, second.service) = (Some(first.host.serve().unwrap()), Some(second.host.serve().unwrap()));
-    let deadline = Instant::now() + PATIENCE;
-    while first.cache.service_round().is_err() || first.host.incarnation() == incarnation {
-        assert!(Instant::now() < deadline, "the host did not join again");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    first.serve_until_rejoined(incarnation);
     other.cache.clear(None).unwrap();
     other.leave();
     first.publish(100..156, 1000);
