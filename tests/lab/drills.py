@@ -34,11 +34,11 @@ def b_holds_a_lock(rack, times):
     return a, b, lock, counter
 
 
-def until(what, check, timeout_s=CALL_TIMEOUT_S):
-    """Waits until `check` gives something true, and returns it. What it gave last goes with the failure."""
+def until(what, check, timeout_s=CALL_TIMEOUT_S, tell=lambda: "no more is known"):
+    """Waits until `check` gives something true, and returns it. What `tell` gives goes with the failure."""
     deadline = time.monotonic() + timeout_s
     while not (found := check()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s: {tell()}"
         time.sleep(0.1)
     return found
 
@@ -70,6 +70,16 @@ def goes_on(peer, work, what, times=20):
     """Waits until background work has counted an outcome so many times more."""
     before = peer("progress", work).get(what, 0)
     return peer.until(work, lambda done: done.get(what, 0) >= before + times)
+
+
+def until_all_cells_are_of(rack, peer, cells):
+    """Waits until a peer has all `cells` cells of the pool."""
+    name = peer.host.name
+    until(
+        f"all {cells} cells are {peer.host}'s",
+        lambda: peer("usage")["owned"] == cells,
+        tell=lambda: [peer("usage"), peer("progress", "publish"), states(rack, name), hosts(rack, name)],
+    )
 
 
 def until_served(peer, seed, count, len_bytes=BLOCK_BYTES):

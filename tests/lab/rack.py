@@ -210,5 +210,6 @@ class Rack:
         assert "0 errors" in self.fsck("B")
 
     def story(self):
-        """What the hosts wrote on their consoles."""
-        return "\n".join(f"{host}, {'up' if host.alive() else 'down'}:\n{host.story()}" for host in self.lab.hosts if host.machine)
+        """What the hosts wrote on their consoles, and where a copy of their memory is."""
+        memory = "".join(f"memory: {path}\n" for path in self.lab.keep_memory())
+        return memory + "\n".join(f"{host}, {'up' if host.alive() else 'down'}:\n{host.story()}" for host in self.lab.hosts if host.machine)

@@ -18,6 +18,7 @@ from drills import (
     states,
     stop,
     until,
+    until_all_cells_are_of,
     until_fenced,
     until_served,
 )
@@ -98,7 +99,7 @@ def test_a_host_killed_while_it_evicts_leaves_its_room_to_others(either_pair, se
     rack.reboot("B")
     goes_on(a, "publish", "stored", cells // 2)
     until_fenced(rack, "A", slot)
-    until("everything is A's", lambda: a("usage")["owned"] == cells)
+    until_all_cells_are_of(rack, a, cells)
     b = start(rack, "B").ready()
     b("start_publishing", "publish", MODEL, seed + 2, SMALL_BLOCK_BYTES)
     goes_on(b, "publish", "stored")

@@ -15,6 +15,7 @@ from drills import (
     states,
     stop,
     until,
+    until_all_cells_are_of,
     until_fenced,
 )
 from rack import Raised
@@ -39,7 +40,7 @@ def test_a_zombie_harms_nobody(either_pair, seed):
     rack["B"].pause()
     until_fenced(rack, "A", slot)
     cells = sum(states(rack, "A").values())
-    until("its cells are taken over", lambda: a("usage")["owned"] == cells)
+    until_all_cells_are_of(rack, a, cells)
     # Those of a dead host are the first to go.
     goes_on(a, "publish", "stored", cells // 2)
     rack["B"].resume()

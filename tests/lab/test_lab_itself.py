@@ -409,6 +409,21 @@ def test_who_waits_for_no_host_is_told(tmp_path):
         lab.close()
 
 
+def test_memory_is_kept_as_it_is(tmp_path):
+    lab = Lab(folder=tmp_path)
+    try:
+        places = {0: b"first", lab.device_bytes // 2 + 77: b"middle", lab.device_bytes - 4: b"last"}
+        for offset, written in places.items():
+            os.pwrite(lab.memories[0], written, offset)
+        (kept,) = lab.keep_memory()
+        with open(kept, "rb") as copy:
+            for offset in range(0, lab.device_bytes, 1 << 20):
+                assert copy.read(1 << 20) == os.pread(lab.memories[0], 1 << 20, offset)
+            assert copy.read() == b""
+    finally:
+        lab.close()
+
+
 def test_lines_bring_bytes_through():
     message = ["add", b"\0\xff", [1, {"a": None}]]
     assert lines.line(message).endswith(b"\n") and lines.line(message).count(b"\n") == 1

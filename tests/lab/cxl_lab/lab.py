@@ -80,6 +80,19 @@ class Lab:
         for host in hosts:
             host.ready(max(deadline - time.monotonic(), 1))
 
+    def keep_memory(self) -> list[Path]:
+        """Copies what is in the memory now into files beside the logs, for `cxlctl --pool FILE`; not that of namespaces."""
+        kept = []
+        for index, descriptor in enumerate(self.memories):
+            kept.append(self.folder / f"memory-{index}")
+            with open(kept[-1], "wb") as copy:
+                for offset in range(0, self.device_bytes, MIB):
+                    if any(piece := os.pread(descriptor, MIB, offset)):
+                        copy.seek(offset)
+                        copy.write(piece)
+                copy.truncate(self.device_bytes)
+        return kept
+
     def close(self, keep_logs: bool = False) -> None:
         """Ends all hosts, and the memory with them."""
         for host in self.hosts:
