@@ -10,7 +10,7 @@ from graph import counters
 from graph.counters import COMPUTED, PULLED, REUSED
 from graph.model import BLOCK_TOKENS
 from serving import serving, tokens
-from traffic import Rounds, Traffic
+from traffic import Rounds
 
 SHARED = tokens("shared", 5 * BLOCK_TOKENS + 30)
 LONG = [tokens(f"long {number}", 2500) for number in range(24)]
@@ -65,12 +65,17 @@ def restart(served, name):
 
 
 def test_100_requests_at_random_prefixes_survive_the_end_of_a_decode_worker_while_it_pulls(served):
-    traffic = Traffic(served, RANDOM)
-    traffic.wait_for(REQUESTS // 4)
-    faults.kill_while(served, "decode-1", faults.pulling(served, "decode-1"), lambda: None, seed=1)
-    left = REQUESTS - traffic.done
+    rounds = Rounds(served, RANDOM)
+    pulls = faults.pulling(served, "decode-1")
+
+    def pulls_in_the_middle():
+        return REQUESTS // 4 <= rounds.round.done <= REQUESTS // 2 and pulls()
+
+    # A round in which no such moment was met is followed by another one.
+    faults.kill_while(served, "decode-1", pulls_in_the_middle, rounds.keep_busy, seed=1)
+    left = REQUESTS - rounds.round.done
     assert left > REQUESTS // 4, "it ended in the middle"
-    failed = traffic.end()
+    failed = rounds.end()
     # Requests of the dead worker go on elsewhere; those that cannot are refused, not answered with something else.
     assert len(failed) <= left // 2
     assert served.ask_all(RANDOM[:8]) == [], "the other decode worker is as it was"

@@ -2,9 +2,11 @@
 """Whole engines of other kinds on one pool: number types, block sizes, ranks. Each finds its own blocks and nobody else's."""
 
 import pytest
+import torch
 from engines import BLOCK_BYTES, engine, prompt
 
 PROMPT = prompt(300, 3)
+KINDS = [{}, {"block_size": 64}, {"dtype": "bfloat16"}]
 
 
 def _round(model: str, pool: str, tokens: int, **options) -> None:
@@ -18,12 +20,22 @@ def _round(model: str, pool: str, tokens: int, **options) -> None:
         assert decode.counted()["external_hits"] == tokens
 
 
+def has_fp8() -> bool:
+    """Whether vLLM has kernels for it: CPUs with AMX have AVX-512, too."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def test_kv_types_and_block_sizes_share_a_pool(model, make_pool):
     pool = make_pool(size="128M", cells="512K:75%")
-    _round(model, pool, 300)
-    _round(model, pool, 300, block_size=64)
-    _round(model, pool, 300, dtype="bfloat16")
-    _round(model, pool, 300, dtype="bfloat16", kv_cache_dtype="fp8_e4m3")
+    for options in KINDS:
+        _round(model, pool, 300, **options)
+
+
+@pytest.mark.skipif(not has_fp8(), reason="vLLM computes with fp8 on CPUs with AVX-512 or AMX only")
+def test_fp8_shares_a_pool_with_the_others(model, make_pool):
+    pool = make_pool(size="128M", cells="512K:75%")
+    for options in [*KINDS, {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}]:
+        _round(model, pool, 300, **options)
 
 
 def test_two_ranks(model, make_pool):
