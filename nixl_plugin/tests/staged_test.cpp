@@ -166,7 +166,8 @@ void ranges_that_are_not_registered_are_refused() {
     // An engine that nobody has named, and one that is gone.
     CHECK_OK(Plan::make(random_engine_id(), {here.memory}, {}, plan));
     std::shared_ptr<Transfer> transfer;
-    CHECK(pair.a.staged->start(plan, Direction::read, {}, transfer).code() == NIXL_ERR_NOT_FOUND);
+    (void)pair.a.staged->start(plan, Direction::read, {}, transfer);
+    CHECK(pair.a.await(*transfer) == NIXL_ERR_NOT_FOUND);
     // The link has survived all of that.
     auto good = pair.a.start(pair.b, Direction::read, {here.memory}, {{here.address(), there.address(), SIZE, registration, 0}});
     pair.a.await_ok(*good);
