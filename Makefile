@@ -112,6 +112,11 @@ build: ## Build the release programs, the C API libraries and the Python extensi
 build-plugin: build ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
 	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
 
+# All of the plugin that is compiled without the pool's library, which is only linked.
+.PHONY: compile-plugin
+compile-plugin:
+	$(STEP) 'NIXL plugin, compiled' scripts/nixl-plugin target/nixl_plugin kvbm_cxl_nixl -DKVBM_CXL_TESTS=OFF
+
 .PHONY: python-extension
 python-extension: build ## Build the compiled part of the Python package into python/kvbm_cxl, for PYTHONPATH=python
 	$(STEP) 'Python extension' scripts/python-extension
@@ -143,15 +148,16 @@ build-lab: build
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
-# What is fetched and what is built wait for different things, so they go side by side.
+# What is fetched and what is built wait for different things, so they go side by side. The programs take longest, and go first (`nice`).
 .PHONY: serve-ready
-serve-ready: .venv/installed ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
-	@$(MAKE) --no-print-directory .venv/serve-imported & fetched=$$!; \
-	$(MAKE) --no-print-directory build-plugin; built=$$?; wait $$fetched && exit $$built
+serve-ready: ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
+	@$(MAKE) -s --no-print-directory .venv/serve-imported & fetched=$$!; \
+	nice $(MAKE) --no-print-directory compile-plugin & compiled=$$!; \
+	$(MAKE) --no-print-directory build; status=$$?; wait $$compiled || status=$$?; wait $$fetched || status=$$?; exit $$status
 	@$(MAKE) --no-print-directory python-package
 
 .venv/serve-imported: .venv/serve-installed deploy/dynamo/graph/imports.py
-	$(STEP) 'bytecode' env -u PYTHONDONTWRITEBYTECODE CUDA_VISIBLE_DEVICES= .venv/serve/bin/python deploy/dynamo/graph/imports.py
+	$(STEP) 'bytecode' nice env -u PYTHONDONTWRITEBYTECODE CUDA_VISIBLE_DEVICES= .venv/serve/bin/python deploy/dynamo/graph/imports.py
 	@touch $@
 
 .PHONY: serve

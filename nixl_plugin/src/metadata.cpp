@@ -24,7 +24,7 @@ uint64_t fnv1a(std::string_view bytes) {
     return sum;
 }
 
-class Writer {
+class MetadataWriter {
     std::string bytes_;
 
   public:
@@ -38,7 +38,7 @@ class Writer {
         bytes_ += text;
     }
 
-    explicit Writer(uint64_t magic) {
+    explicit MetadataWriter(uint64_t magic) {
         number(magic);
         number(version);
         number(uint32_t{0}); // the length, once it is known
@@ -53,7 +53,7 @@ class Writer {
 };
 
 /// Reads as long as there is something to read; failed() afterwards says whether it was all there.
-class Reader {
+class MetadataReader {
     std::string_view rest_;
     bool failed_ = false;
 
@@ -68,7 +68,7 @@ class Reader {
     }
 
   public:
-    explicit Reader(std::string_view bytes) : rest_(bytes) {}
+    explicit MetadataReader(std::string_view bytes) : rest_(bytes) {}
 
     template <class Number> Number number() {
         uint64_t value = 0;
@@ -97,14 +97,14 @@ class Reader {
 
 /// Checks what both kinds have in common; the fields are what is left of `bytes` afterwards.
 Status open_envelope(std::string_view& bytes, uint64_t magic, std::string_view what) {
-    Reader reader(bytes);
+    MetadataReader reader(bytes);
     if (bytes.size() < header_bytes + sum_bytes || reader.number<uint64_t>() != magic)
         return {NIXL_ERR_INVALID_PARAM, text("CXL: ", bytes.size(), " bytes are no ", what, " of this backend")};
     if (uint32_t found = reader.number<uint32_t>(); found != version)
         return {NIXL_ERR_MISMATCH,
                 text("CXL: ", what, " of version ", found, ", this plugin knows ", version, ": use the same everywhere")};
     std::string_view summed = bytes.substr(0, bytes.size() - sum_bytes);
-    if (reader.number<uint32_t>() != bytes.size() || Reader(bytes.substr(summed.size())).number<uint64_t>() != fnv1a(summed))
+    if (reader.number<uint32_t>() != bytes.size() || MetadataReader(bytes.substr(summed.size())).number<uint64_t>() != fnv1a(summed))
         return {NIXL_ERR_INVALID_PARAM, text("CXL: ", what, " is damaged: its length or sum is wrong")};
     bytes = summed.substr(header_bytes);
     return {};
@@ -121,7 +121,7 @@ bool is_kind(uint32_t value) {
 } // namespace
 
 std::string encode(const PublicRegion& region) {
-    Writer out(region_magic);
+    MetadataWriter out(region_magic);
     out.uuid(region.pool);
     out.number(region.engine);
     out.number(region.registration);
@@ -137,7 +137,7 @@ Status decode(std::string_view bytes, PublicRegion& region) {
     constexpr std::string_view what = "metadata of a registration";
     if (Status opened = open_envelope(bytes, region_magic, what); !opened.ok())
         return opened;
-    Reader in(bytes);
+    MetadataReader in(bytes);
     PublicRegion read;
     read.pool = in.uuid();
     read.engine = in.number<uint64_t>();
@@ -156,7 +156,7 @@ Status decode(std::string_view bytes, PublicRegion& region) {
 }
 
 std::string encode(const ConnInfo& info) {
-    Writer out(conn_magic);
+    MetadataWriter out(conn_magic);
     out.uuid(info.pool);
     out.number(info.engine);
     out.uuid(info.machine);
@@ -171,7 +171,7 @@ Status decode(std::string_view bytes, ConnInfo& info) {
     constexpr std::string_view what = "connection information";
     if (Status opened = open_envelope(bytes, conn_magic, what); !opened.ok())
         return opened;
-    Reader in(bytes);
+    MetadataReader in(bytes);
     ConnInfo read;
     read.pool = in.uuid();
     read.engine = in.number<uint64_t>();

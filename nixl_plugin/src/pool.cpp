@@ -30,7 +30,7 @@ OpenPools& open_pools() {
 }
 
 /// What a user can do about a pool that does not open.
-const char* advice(int cxl_status) {
+const char* advice_on(int cxl_status) {
     switch (cxl_status) {
     case CXL_SHM_E_NOT_A_POOL:
         return " (format it with: cxlctl format)";
@@ -96,7 +96,7 @@ Status Pool::open(const Options& options, std::shared_ptr<Pool>& pool) {
     how.timeout_ms = options.timeout_ms;
     if (int status = cxl_shm_open(spec.c_str(), &how, &opened->handle_); status != CXL_SHM_OK) {
         Status failure = pool_failure(status, text("the pool ", spec, " cannot be opened"));
-        return {failure.code(), failure.reason() + advice(status)};
+        return {failure.code(), failure.reason() + advice_on(status)};
     }
     opened->info_.struct_size = sizeof opened->info_;
     if (int status = cxl_shm_get_info(opened->handle_, &opened->info_); status != CXL_SHM_OK)

@@ -9,6 +9,10 @@ std::string hex(uint64_t value) {
     return out.str();
 }
 
+Status cancelled() {
+    return {NIXL_ERR_CANCELED, "CXL: cancelled"};
+}
+
 const char* status_name(nixl_status_t status) {
     switch (status) {
     case NIXL_IN_PROG:

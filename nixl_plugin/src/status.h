@@ -36,6 +36,9 @@ template <class... Parts> std::string text(const Parts&... parts) {
 /// "0x..." of an address or offset.
 std::string hex(uint64_t value);
 
+/// What an operation ends with that somebody cancelled.
+Status cancelled();
+
 /// A status in words, as NIXL names it.
 const char* status_name(nixl_status_t status);
 

@@ -13,8 +13,6 @@ namespace {
 
 /// Copies that are handed to the driver at a time.
 constexpr size_t most_of_a_batch = 4096;
-/// How long the end of a copy that nobody wants any more is waited for, before its memory is given up.
-constexpr uint64_t patience_ms = 10'000;
 constexpr Result error_not_supported = 801;
 
 DeviceAddress address_of(const void* host) {

@@ -13,6 +13,9 @@
 
 namespace kvbm_cxl::cuda {
 
+/// How long the end of a copy that nobody wants any more is waited for, before its memory is given up.
+constexpr uint64_t patience_ms = 10'000;
+
 struct DevicePiece {
     DeviceAddress device = 0;
     std::byte* host = nullptr;

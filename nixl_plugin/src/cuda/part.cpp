@@ -6,9 +6,6 @@ namespace kvbm_cxl::cuda {
 
 namespace {
 
-/// Longest wait for a device whose copies are cancelled.
-constexpr uint64_t patience_ms = 10'000;
-
 /// Copies between one GPU and memory of this process.
 class DevicePart : public Part {
     /// The registrations, in use until the device has finished.

@@ -19,10 +19,6 @@ constexpr size_t step_bytes = 8u << 20;
 constexpr int most_interruptions = 10'000;
 constexpr nixl_status_t not_found = NIXL_ERR_NOT_FOUND;
 
-Status cancelled() {
-    return {NIXL_ERR_CANCELED, "CXL: cancelled"};
-}
-
 nixl_status_t status_of_errno(int error) {
     switch (error) {
     case ENOENT:
@@ -40,7 +36,7 @@ nixl_status_t status_of_errno(int error) {
     }
 }
 
-const char* advice(int error) {
+const char* advice_for(int error) {
     switch (error) {
     case EBADF:
         return " (is it open, and for that?)";
@@ -142,7 +138,7 @@ Status parse_file_spec(std::string_view meta_info, FileSpec& spec, bool& is_ther
 Status File::os_failure(std::string_view what, uint64_t offset, size_t len_bytes) const {
     int error = errno;
     return {status_of_errno(error),
-            text("CXL: ", what, " ", len_bytes, " bytes at offset ", offset, " of ", name_, ": ", std::strerror(error), advice(error))};
+            text("CXL: ", what, " ", len_bytes, " bytes at offset ", offset, " of ", name_, ": ", std::strerror(error), advice_for(error))};
 }
 
 Status File::open_by_path(const FileSpec& spec) {

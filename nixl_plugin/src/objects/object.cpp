@@ -73,10 +73,6 @@ std::vector<cxl_shm_piece_t> pieces_of(const std::vector<ObjectPiece>& pieces) {
     return list;
 }
 
-Status cancelled() {
-    return {NIXL_ERR_CANCELED, "CXL: cancelled"};
-}
-
 } // namespace
 
 Status name_object(const std::string& name_space, uint64_t device, std::string_view meta_info, ObjectName& name) {
