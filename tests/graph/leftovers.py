@@ -44,8 +44,8 @@ def there(paths):
 
 
 def wait_for(condition, timeout_s=20, what="", pause_s=0.05):
-    """Until it is true; fails where it does not become so in time."""
+    """Until it is true; fails where it does not become so in time. What then was wrong is text, or called for."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, what or "not in time"
+        assert time.monotonic() < deadline, (what() if callable(what) else what) or "not in time"
         time.sleep(pause_s)

@@ -63,7 +63,7 @@ def launch(tmp_path):
 
 def assert_clean(launcher, made=(), timeout_s=20):
     leftovers.wait_for(lambda: not leftovers.processes_with(launcher.marker), timeout_s, "processes are left")
-    leftovers.wait_for(lambda: not leftovers.there(made), timeout_s, f"left: {leftovers.there(made)}")
+    leftovers.wait_for(lambda: not leftovers.there(made), timeout_s, lambda: f"left: {leftovers.there(made)}")
 
 
 def is_listened_on(port):
