@@ -126,12 +126,45 @@ impl Lines {
     /// `out` receives one result for each index, in order. No order holds among the lines of one call.
     pub fn fetch_many<T: MediaLine>(&self, indexes: &[u64], out: &mut Vec<Result<T>>) -> Result<()> {
         out.clear();
-        let mut lines = [Line::ZERO; FETCHED_TOGETHER];
+        let mut lines = ArrayVec::<Line, FETCHED_TOGETHER>::new();
+        lines.extend(std::iter::repeat_n(Line::ZERO, indexes.len().min(FETCHED_TOGETHER)));
         for indexes in indexes.chunks(FETCHED_TOGETHER) {
             let found = self.fetch_some::<T>(indexes, &mut lines)?;
             out.extend(found.zip(indexes).map(|(found, &index)| found.map_or_else(|| self.fetch(index), |found| Ok(*found))));
         }
         Ok(())
+    }
+
+    /// Fetches lines of two regions; a few of them share one fence, so that all their misses overlap. One result for each index, in order.
+    /// No order holds among the lines.
+    pub(crate) fn fetch_both<A: MediaLine, B: MediaLine>(&self, first: &[u64], second: &[u64]) -> Result<(Vec<Result<A>>, Vec<Result<B>>)> {
+        if first.len() + second.len() > FETCHED_TOGETHER {
+            let (mut of_first, mut of_second) = (Vec::with_capacity(first.len()), Vec::with_capacity(second.len()));
+            self.fetch_many(first, &mut of_first)?;
+            self.fetch_many(second, &mut of_second)?;
+            return Ok((of_first, of_second));
+        }
+        let mut offsets = ArrayVec::<u64, FETCHED_TOGETHER>::new();
+        for &index in first {
+            offsets.push(self.layout.line_offset(A::REGION, index)?);
+        }
+        for &index in second {
+            offsets.push(self.layout.line_offset(B::REGION, index)?);
+        }
+        let mut lines = ArrayVec::<Line, FETCHED_TOGETHER>::new();
+        lines.extend(std::iter::repeat_n(Line::ZERO, offsets.len()));
+        self.fetch_raw_at(&offsets, &mut lines)?;
+        let (of_first, of_second) = lines.split_at(first.len());
+        Ok((self.open_all(first, of_first), self.open_all(second, of_second)))
+    }
+
+    /// Reads fetched lines of one region; one that does not verify is fetched again, for it may have been in the middle of being written.
+    fn open_all<T: MediaLine>(&self, indexes: &[u64], lines: &[Line]) -> Vec<Result<T>> {
+        let open = |(&index, line): (&u64, &Line)| match self.open(index, line) {
+            Err(Error::BadLine { .. }) => self.fetch(index),
+            other => other,
+        };
+        indexes.iter().zip(lines).map(open).collect()
     }
 
     /// Sees to it that what a fetch of line `index` returned is in the memory itself.
@@ -157,11 +190,16 @@ impl Lines {
     pub fn fetch_raw_many(&self, mut offsets: impl Iterator<Item = u64>, out: &mut [Line]) -> Result<()> {
         for part in out.chunks_mut(FETCHED_TOGETHER) {
             let offsets: ArrayVec<u64, FETCHED_TOGETHER> = offsets.by_ref().take(part.len()).collect();
-            self.flush_many(&offsets)?;
-            self.fence_flushed();
-            self.memory.load_lines(&offsets, part)?;
-            self.fence_loaded();
+            self.fetch_raw_at(&offsets, part)?;
         }
+        Ok(())
+    }
+
+    fn fetch_raw_at(&self, offsets: &[u64], out: &mut [Line]) -> Result<()> {
+        self.flush_many(offsets)?;
+        self.fence_flushed();
+        self.memory.load_lines(offsets, out)?;
+        self.fence_loaded();
         Ok(())
     }
 

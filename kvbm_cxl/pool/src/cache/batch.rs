@@ -74,7 +74,7 @@ impl Inner {
         let found = self.found_of(namespace, keys)?;
         let there = |(&key, found): (&BlockKey, &Option<BlockInfo>)| found.map(|found| (key, found.cell));
         let (named, cells): (Vec<BlockKey>, Vec<u64>) = keys.iter().zip(&found).filter_map(there).unzip();
-        let mut pinned = self.confirm(namespace, &named, &cells)?.into_iter();
+        let mut pinned = self.confirm(namespace, &named, &cells, found.iter().flatten().map(|found| found.owner))?.into_iter();
         let mut answers = Vec::with_capacity(keys.len());
         for (&key, found) in keys.iter().zip(&found) {
             answers.push(match found.and_then(|_| pinned.next()) {

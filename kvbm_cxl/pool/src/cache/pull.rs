@@ -43,10 +43,16 @@ pub struct Pinned {
 impl Inner {
     /// Pins the block of a key; an error of the caller's or the host's is an error, everything else a miss.
     pub(super) fn pin_block(self: &Arc<Self>, namespace: Namespace, key: BlockKey) -> Result<std::result::Result<Pinned, MissReason>> {
+        // Where this process met it last it mostly still is: the look behind the pin tells, and saves the one before it.
+        if let Some(cell) = self.guesses.get(&self.home(namespace, key))
+            && let Some(Ok(pinned)) = self.confirm(namespace, &[key], &[cell], std::iter::once(self.host.slot()))?.pop()
+        {
+            return Ok(Ok(pinned));
+        }
         let mut miss = MissReason::Absent;
         for _ in 0..TRIES {
             let Some(found) = self.look_up(namespace, key)? else { return Ok(Err(miss)) };
-            let mut pinned = self.confirm(namespace, &[key], &[found.cell])?;
+            let mut pinned = self.confirm(namespace, &[key], &[found.cell], std::iter::once(found.owner))?;
             match pinned.pop() {
                 Some(Ok(pinned)) => return Ok(Ok(pinned)),
                 Some(Err(found)) => miss = found,
@@ -58,9 +64,10 @@ impl Inner {
 
     /// Pins the leading blocks of a chain that are cached.
     pub(super) fn pin_chain(self: &Arc<Self>, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Pinned>> {
-        let cells: Vec<u64> = self.look_up_chain(namespace, keys)?.iter().map(|found| found.cell).collect();
+        let found = self.look_up_chain(namespace, keys)?;
+        let cells: Vec<u64> = found.iter().map(|found| found.cell).collect();
         let mut pinned = Vec::with_capacity(cells.len());
-        for block in self.confirm(namespace, &keys[..cells.len()], &cells)? {
+        for block in self.confirm(namespace, &keys[..cells.len()], &cells, found.iter().map(|found| found.owner))? {
             match block {
                 Ok(block) => pinned.push(block),
                 Err(_) => match self.pin_block(namespace, keys[pinned.len()])? {
@@ -72,12 +79,14 @@ impl Inner {
         Ok(pinned)
     }
 
-    /// Steps 0 to 2: pins `cells`, then looks whether each still holds the block of its key, by an owner that is not fenced.
+    /// Steps 0 to 2: pins `cells`, then looks whether each still holds the block of its key, by an owner that is not fenced. `owners` are
+    /// those that the lookup met.
     pub(super) fn confirm(
         self: &Arc<Self>,
         namespace: Namespace,
         keys: &[BlockKey],
         cells: &[u64],
+        owners: impl Iterator<Item = u16>,
     ) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
         if cells.is_empty() {
             return Ok(Vec::new());
@@ -89,13 +98,14 @@ impl Inner {
         point!("cache.pin");
         self.pin(cells)?;
         let guard = Unpin { inner: self, cells };
-        let found = match early {
-            Some(early) => early,
-            None => self.descriptors(cells)?,
-        };
-        point!("cache.pin_fetched");
+        let (late, mut fences) = self.descriptors_and_fences(cells, owners)?;
+        let found = early.unwrap_or(late);
         let blocks = |index: usize| found[index].filter(|found| Self::is_block(found, namespace, keys[index]));
-        let fences = self.fences((0..cells.len()).filter_map(blocks).map(|found| found.owner))?;
+        let owners = || (0..cells.len()).filter_map(blocks).map(|found| found.owner);
+        if !fences.know(owners()) {
+            // Somebody else's by now, or a line of a seat that was just being written.
+            fences = self.fences(owners())?;
+        }
         point!("cache.pin_confirmed");
         std::mem::forget(guard);
         let mut answers = Vec::with_capacity(cells.len());
@@ -126,7 +136,7 @@ impl Inner {
         Ok(answers)
     }
 
-    fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
+    pub(super) fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
         self.lines().fetch_many(cells, &mut fetched)?;
         fetched.into_iter().map(if_whole).collect()
@@ -136,9 +146,8 @@ impl Inner {
     pub(super) fn unchanged(&self, blocks: &[&Pinned]) -> Result<Vec<Option<MissReason>>> {
         let cells: Vec<u64> = blocks.iter().map(|block| block.cell).collect();
         point!("cache.copied");
-        let found = self.descriptors(&cells)?;
+        let (found, fences) = self.descriptors_and_fences(&cells, blocks.iter().map(|block| block.descriptor.owner))?;
         point!("cache.fetched_again");
-        let fences = self.fences(blocks.iter().map(|block| block.descriptor.owner))?;
         let verdict = |(block, found): (&&Pinned, &Option<Descriptor>)| {
             if found.is_none_or(|found| !is_same(&found, &block.descriptor)) && !mutant!("cache.no_refetch") {
                 Some(MissReason::Changed)

@@ -3,8 +3,13 @@
 
 use super::Inner;
 use crate::error::{Error, Result};
-use crate::limits::MAX_SLOTS;
-use crate::media::{FenceLine, SLOTS_PER_FENCE};
+use crate::limits::{MAX_SEATS, MAX_SLOTS};
+use crate::line::if_whole;
+use crate::media::{Descriptor, FenceLine, SLOTS_PER_FENCE};
+use arrayvec::ArrayVec;
+
+/// The slots of one fence line.
+const GROUP_BITS: u64 = (1 << SLOTS_PER_FENCE) - 1;
 
 /// Fence words as fetched together.
 #[derive(Clone, Copy)]
@@ -21,39 +26,75 @@ impl Fences {
         let known = slot < MAX_SLOTS && self.known >> slot & 1 == 1;
         known.then(|| self.up_to[slot] >= incarnation)
     }
+
+    /// Whether the words of all these slots verified.
+    pub fn know(&self, mut slots: impl Iterator<Item = u16>) -> bool {
+        slots.all(|slot| self.of(slot, 0).is_some())
+    }
 }
 
+/// Fence lines that hold some slots, of all seats.
+struct Rows {
+    /// One bit for each line of a seat.
+    groups: u64,
+    indexes: ArrayVec<u64, MAX_ROWS>,
+}
+
+/// Fence lines that there can be.
+const MAX_ROWS: usize = MAX_SEATS * MAX_SLOTS.div_ceil(SLOTS_PER_FENCE);
+
 impl Inner {
-    /// Fetches the fence words of `slots` from all seats; misses overlap.
-    pub(super) fn fences(&self, slots: impl Iterator<Item = u16>) -> Result<Fences> {
+    fn rows_of(&self, slots: impl Iterator<Item = u16>) -> Rows {
         let geometry = self.geometry();
         let mut groups = 0u64;
         for slot in slots.filter(|&slot| u32::from(slot) < geometry.slots) {
             groups |= 1 << (usize::from(slot) / SLOTS_PER_FENCE);
         }
-        let mut indexes = Vec::with_capacity(8);
+        let mut indexes = ArrayVec::new();
         for group in (0..geometry.fence_lines()).filter(|group| groups >> group & 1 == 1) {
             indexes.extend((0..u64::from(geometry.seats)).map(|seat| seat * geometry.fence_lines() + group));
         }
-        let mut fetched: Vec<Result<FenceLine>> = Vec::with_capacity(indexes.len());
-        self.lines().fetch_many(&indexes, &mut fetched)?;
-        let mut fences = Fences { up_to: [0; MAX_SLOTS], known: u64::MAX };
-        for (index, line) in indexes.iter().zip(fetched) {
-            let first = (index % geometry.fence_lines()) as usize * SLOTS_PER_FENCE;
-            for place in 0..SLOTS_PER_FENCE.min(MAX_SLOTS - first) {
-                match &line {
-                    Ok(line) => fences.up_to[first + place] = fences.up_to[first + place].max(line.fenced[place]),
-                    Err(Error::BadLine { .. }) => fences.known &= !(1 << (first + place)),
-                    Err(_) => return Err(line.err().unwrap_or(Error::Closed)),
-                }
-            }
-        }
+        Rows { groups, indexes }
+    }
+
+    /// What the lines of `rows`, in their order, tell.
+    fn fences_in(&self, rows: &Rows, fetched: impl Iterator<Item = Result<FenceLine>>) -> Result<Fences> {
+        let per_seat = self.geometry().fence_lines();
         // What was not asked for is not known either.
-        for slot in 0..MAX_SLOTS {
-            if groups >> (slot / SLOTS_PER_FENCE) & 1 == 0 {
-                fences.known &= !(1 << slot);
+        let asked = (0..MAX_SLOTS).step_by(SLOTS_PER_FENCE).enumerate().filter(|(group, _)| rows.groups >> group & 1 == 1);
+        let known = asked.fold(0, |known, (_, first)| known | GROUP_BITS << first);
+        let mut fences = Fences { up_to: [0; MAX_SLOTS], known };
+        for (index, line) in rows.indexes.iter().zip(fetched) {
+            let first = (index % per_seat) as usize * SLOTS_PER_FENCE;
+            match line {
+                Ok(line) => {
+                    fences.up_to.iter_mut().skip(first).zip(line.fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
+                }
+                Err(Error::BadLine { .. }) => fences.known &= !(GROUP_BITS << first),
+                Err(error) => return Err(error),
             }
         }
         Ok(fences)
+    }
+
+    /// Fetches the fence words of `slots` from all seats; misses overlap.
+    pub(super) fn fences(&self, slots: impl Iterator<Item = u16>) -> Result<Fences> {
+        let rows = self.rows_of(slots);
+        let mut fetched: Vec<Result<FenceLine>> = Vec::with_capacity(rows.indexes.len());
+        self.lines().fetch_many(&rows.indexes, &mut fetched)?;
+        self.fences_in(&rows, fetched.into_iter())
+    }
+
+    /// Fetches the descriptors of `cells`, `None` for those that do not verify, and the fence words of `slots`. Neither needs the other to be
+    /// older (CACHE.md 12.5), so that they are fetched together.
+    pub(super) fn descriptors_and_fences(
+        &self,
+        cells: &[u64],
+        slots: impl Iterator<Item = u16>,
+    ) -> Result<(Vec<Option<Descriptor>>, Fences)> {
+        let rows = self.rows_of(slots);
+        let (descriptors, fences) = self.lines().fetch_both::<Descriptor, FenceLine>(cells, &rows.indexes)?;
+        let found = descriptors.into_iter().map(if_whole).collect::<Result<Vec<_>>>()?;
+        Ok((found, self.fences_in(&rows, fences.into_iter())?))
     }
 }

@@ -60,7 +60,8 @@ fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static
     let span = offsets.iter().copied().max().unwrap_or(0) - first + size as u64;
     // The bare loops touch no line but those of the blocks; the power of two above them lies within the cells.
     let bare = lab.bare(first, span)?;
-    let mut local = Local { bytes: vec![0; LOCAL_BYTES + 4096].into(), next: 0 };
+    // Not zeros: those would be pages that the system has yet to find, one by one, in the middle of a pull.
+    let mut local = Local { bytes: vec![1; LOCAL_BYTES + 4096].into(), next: 0 };
     let (mut ours, mut checked): (Vec<f64>, Vec<f64>) = Default::default();
     let mut base: [Vec<f64>; LOOPS.len()] = Default::default();
     let turns = LOOPS.len() as u64 + 2;
