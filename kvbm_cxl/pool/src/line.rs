@@ -135,14 +135,16 @@ impl Lines {
         Ok(())
     }
 
-    /// Fetches lines of two regions; a few of them share one fence, so that all their misses overlap. One result for each index, in order.
-    /// No order holds among the lines.
-    pub(crate) fn fetch_both<A: MediaLine, B: MediaLine>(&self, first: &[u64], second: &[u64]) -> Result<(Vec<Result<A>>, Vec<Result<B>>)> {
+    /// Fetches lines of two regions; a few of them share one fence, so that all their misses overlap. Each list gets one result for each
+    /// index, in order. No order holds among the lines.
+    pub(crate) fn fetch_both<A: MediaLine, B: MediaLine>(
+        &self,
+        (first, of_first): (&[u64], &mut Vec<Result<A>>),
+        (second, of_second): (&[u64], &mut Vec<Result<B>>),
+    ) -> Result<()> {
         if first.len() + second.len() > FETCHED_TOGETHER {
-            let (mut of_first, mut of_second) = (Vec::with_capacity(first.len()), Vec::with_capacity(second.len()));
-            self.fetch_many(first, &mut of_first)?;
-            self.fetch_many(second, &mut of_second)?;
-            return Ok((of_first, of_second));
+            self.fetch_many(first, of_first)?;
+            return self.fetch_many(second, of_second);
         }
         let mut offsets = ArrayVec::<u64, FETCHED_TOGETHER>::new();
         for &index in first {
@@ -154,17 +156,19 @@ impl Lines {
         let mut lines = ArrayVec::<Line, FETCHED_TOGETHER>::new();
         lines.extend(std::iter::repeat_n(Line::ZERO, offsets.len()));
         self.fetch_raw_at(&offsets, &mut lines)?;
-        let (of_first, of_second) = lines.split_at(first.len());
-        Ok((self.open_all(first, of_first), self.open_all(second, of_second)))
+        let (lines_of_first, lines_of_second) = lines.split_at(first.len());
+        self.open_all(first, lines_of_first, of_first);
+        self.open_all(second, lines_of_second, of_second);
+        Ok(())
     }
 
     /// Reads fetched lines of one region; one that does not verify is fetched again, for it may have been in the middle of being written.
-    fn open_all<T: MediaLine>(&self, indexes: &[u64], lines: &[Line]) -> Vec<Result<T>> {
-        let open = |(&index, line): (&u64, &Line)| match self.open(index, line) {
+    fn open_all<T: MediaLine>(&self, indexes: &[u64], lines: &[Line], out: &mut Vec<Result<T>>) {
+        out.clear();
+        out.extend(indexes.iter().zip(lines).map(|(&index, line)| match self.open(index, line) {
             Err(Error::BadLine { .. }) => self.fetch(index),
             other => other,
-        };
-        indexes.iter().zip(lines).map(open).collect()
+        }));
     }
 
     /// Sees to it that what a fetch of line `index` returned is in the memory itself.

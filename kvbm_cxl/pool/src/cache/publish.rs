@@ -96,10 +96,12 @@ impl Inner {
         }
         self.lines().fence_published();
         point!("cache.writing");
-        self.hint_all(wishes, &mut begun, &mut answers)?;
-        point!("cache.hinted_all");
         // X: after WRITING is there for everybody, before the first byte of payload.
-        if !mutant!("cache.no_fence_check_before_payload") {
+        let checks = !mutant!("cache.no_fence_check_before_payload");
+        let is_alone = begun.len() == 1;
+        self.hint_all(wishes, &mut begun, &mut answers, (checks && is_alone).then_some(&*op))?;
+        point!("cache.hinted_all");
+        if checks && !is_alone {
             op.check_fences()?;
         }
         point!("cache.may_write");
@@ -210,8 +212,15 @@ impl Inner {
         Ok(begun)
     }
 
-    /// Inserts the hints of a batch, one stripe after the other; wishes that cannot be fulfilled get their answer and lose their cell.
-    fn hint_all(&self, wishes: &[Wish], begun: &mut Vec<(usize, Reservation)>, answers: &mut [Option<Reserved>]) -> Result<()> {
+    /// Inserts the hints of a batch, one stripe after the other; wishes that cannot be fulfilled get their answer and lose their cell. With
+    /// `checked` also that operation's fence is looked at, behind the same full fence as the first hints: for a batch of one.
+    fn hint_all(
+        &self,
+        wishes: &[Wish],
+        begun: &mut Vec<(usize, Reservation)>,
+        answers: &mut [Option<Reserved>],
+        checked: Option<&HeldOp>,
+    ) -> Result<()> {
         let mut homes: Vec<(Home, usize)> =
             begun.iter().enumerate().map(|(at, (index, _))| (self.home(wishes[*index].namespace, wishes[*index].key), at)).collect();
         homes.sort_by_key(|(home, at)| (home.stripe, *at));
@@ -221,7 +230,8 @@ impl Inner {
             for (home, at) in group {
                 let (index, reservation) = &begun[*at];
                 let wish = &wishes[*index];
-                match self.insert(home, wish.namespace, wish.key, reservation.cell)? {
+                let first = checked.map(|op| self.home_line_unless_fenced(home, op)).transpose()?;
+                match self.insert(home, wish.namespace, wish.key, reservation.cell, first)? {
                     Inserted::Done => self.guesses.put(home, reservation.cell),
                     Inserted::Exists => refused.push((*at, Reserved::Exists)),
                     Inserted::Busy => refused.push((*at, Reserved::Busy)),

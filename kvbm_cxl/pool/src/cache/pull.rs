@@ -136,10 +136,15 @@ impl Inner {
         Ok(answers)
     }
 
-    pub(super) fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
+    fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
         self.lines().fetch_many(cells, &mut fetched)?;
         fetched.into_iter().map(if_whole).collect()
+    }
+
+    fn descriptors_and_fences(&self, cells: &[u64], slots: impl Iterator<Item = u16>) -> Result<(Vec<Option<Descriptor>>, Fences)> {
+        let (fetched, fences) = self.fetch_with_fences::<Descriptor>(cells, slots)?;
+        Ok((fetched.into_iter().map(if_whole).collect::<Result<_>>()?, fences))
     }
 
     /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.

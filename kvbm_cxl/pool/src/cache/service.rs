@@ -112,7 +112,7 @@ impl Inner {
             }
             let guard = self.lock_stripe(&home)?;
             point!("cache.scrub");
-            let inserted = self.insert(&home, namespace, key, cell)?;
+            let inserted = self.insert(&home, namespace, key, cell, None)?;
             drop(guard);
             if matches!(inserted, Inserted::Exists) {
                 self.remove_duplicate(cell)?;

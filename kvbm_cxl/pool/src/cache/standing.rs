@@ -4,8 +4,7 @@
 use super::Inner;
 use crate::error::{Error, Result};
 use crate::limits::{MAX_SEATS, MAX_SLOTS};
-use crate::line::if_whole;
-use crate::media::{Descriptor, FenceLine, SLOTS_PER_FENCE};
+use crate::media::{FenceLine, MediaLine, SLOTS_PER_FENCE};
 use arrayvec::ArrayVec;
 
 /// The slots of one fence line.
@@ -85,16 +84,16 @@ impl Inner {
         self.fences_in(&rows, fetched.into_iter())
     }
 
-    /// Fetches the descriptors of `cells`, `None` for those that do not verify, and the fence words of `slots`. Neither needs the other to be
-    /// older (CACHE.md 12.5), so that they are fetched together.
-    pub(super) fn descriptors_and_fences(
+    /// Fetches lines of one kind and the fence words of `slots`. Neither needs the other to be older (CACHE.md 12.5), so that they are
+    /// fetched together.
+    pub(super) fn fetch_with_fences<T: MediaLine>(
         &self,
-        cells: &[u64],
+        indexes: &[u64],
         slots: impl Iterator<Item = u16>,
-    ) -> Result<(Vec<Option<Descriptor>>, Fences)> {
+    ) -> Result<(Vec<Result<T>>, Fences)> {
         let rows = self.rows_of(slots);
-        let (descriptors, fences) = self.lines().fetch_both::<Descriptor, FenceLine>(cells, &rows.indexes)?;
-        let found = descriptors.into_iter().map(if_whole).collect::<Result<Vec<_>>>()?;
+        let (mut found, mut fences) = (Vec::with_capacity(indexes.len()), Vec::with_capacity(rows.indexes.len()));
+        self.lines().fetch_both((indexes, &mut found), (&rows.indexes, &mut fences))?;
         Ok((found, self.fences_in(&rows, fences.into_iter())?))
     }
 }
