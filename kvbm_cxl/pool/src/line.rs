@@ -146,13 +146,8 @@ impl Lines {
             self.fetch_many(first, of_first)?;
             return self.fetch_many(second, of_second);
         }
-        let mut offsets = ArrayVec::<u64, FETCHED_TOGETHER>::new();
-        for &index in first {
-            offsets.push(self.layout.line_offset(A::REGION, index)?);
-        }
-        for &index in second {
-            offsets.push(self.layout.line_offset(B::REGION, index)?);
-        }
+        let mut offsets = self.offsets_of::<A>(first)?;
+        offsets.extend(self.offsets_of::<B>(second)?);
         let mut lines = ArrayVec::<Line, FETCHED_TOGETHER>::new();
         lines.extend(std::iter::repeat_n(Line::ZERO, offsets.len()));
         self.fetch_raw_at(&offsets, &mut lines)?;

@@ -145,7 +145,12 @@ impl Inner {
     /// Behind an empty place there is no hint of the key: it would have got that place, and a place becomes empty only in front of another
     /// empty one. Mostly the home line has one.
     fn window(&self, home: &Home) -> Result<ArrayVec<HintLine, { HINT_WINDOW as usize }>> {
-        self.window_from(home, tombs_if_bad(self.lines().fetch(self.hint_line(home, 0)))?)
+        self.window_from(home, self.home_line(home)?)
+    }
+
+    /// The first line of a key's window.
+    pub(super) fn home_line(&self, home: &Home) -> Result<HintLine> {
+        tombs_if_bad(self.lines().fetch(self.hint_line(home, 0)))
     }
 
     /// As [`Inner::window`], with the first line as just fetched.
@@ -205,30 +210,20 @@ impl Inner {
         Ok(Some(guard))
     }
 
-    /// Fetches the home line of a key together with this host's own fence words, and fails if the incarnation of `op` is fenced.
+    /// As [`Inner::home_line`], fetched together with this host's own fence words; fails if the incarnation of `op` is fenced.
     pub(super) fn home_line_unless_fenced(&self, home: &Home, op: &HeldOp) -> Result<HintLine> {
         let own = self.host.slot();
         let (mut found, fences) = self.fetch_with_fences::<HintLine>(&[self.hint_line(home, 0)], std::iter::once(own))?;
         if fences.of(own, op.incarnation()) != Some(false) {
             op.check_fences()?;
         }
-        found.pop().map_or_else(|| self.lines().fetch(self.hint_line(home, 0)), tombs_if_bad)
+        found.pop().map_or_else(|| self.home_line(home), tombs_if_bad)
     }
 
     /// Publishes a hint for `cell` unless a block of the key is there. The caller holds the stripe's lock and has published WRITING;
-    /// `fetched` is the key's home line if it was fetched since then.
-    pub(super) fn insert(
-        &self,
-        home: &Home,
-        namespace: Namespace,
-        key: BlockKey,
-        cell: u64,
-        fetched: Option<HintLine>,
-    ) -> Result<Inserted> {
-        let mut window = match fetched {
-            Some(first) => self.window_from(home, first)?,
-            None => self.window(home)?,
-        };
+    /// `first` is the key's home line, fetched since then.
+    pub(super) fn insert(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64, first: HintLine) -> Result<Inserted> {
+        let mut window = self.window_from(home, first)?;
         let (mut stale_same, mut free, mut others) = (None, None, Vec::new());
         for (step, line) in window.iter().enumerate() {
             for (place, hint) in line.iter().enumerate() {

@@ -96,14 +96,8 @@ impl Inner {
         }
         self.lines().fence_published();
         point!("cache.writing");
-        // X: after WRITING is there for everybody, before the first byte of payload.
-        let checks = !mutant!("cache.no_fence_check_before_payload");
-        let is_alone = begun.len() == 1;
-        self.hint_all(wishes, &mut begun, &mut answers, (checks && is_alone).then_some(&*op))?;
+        self.hint_all(wishes, &mut begun, &mut answers, &op)?;
         point!("cache.hinted_all");
-        if checks && !is_alone {
-            op.check_fences()?;
-        }
         point!("cache.may_write");
         for (index, reservation) in begun {
             answers[index] = Some(Reserved::Cell(reservation));
@@ -212,25 +206,31 @@ impl Inner {
         Ok(begun)
     }
 
-    /// Inserts the hints of a batch, one stripe after the other; wishes that cannot be fulfilled get their answer and lose their cell. With
-    /// `checked` also that operation's fence is looked at, behind the same full fence as the first hints: for a batch of one.
+    /// Inserts the hints of a batch, one stripe after the other; wishes that cannot be fulfilled get their answer and lose their cell.
+    ///
+    /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
+    /// same full fence as the first hints.
     fn hint_all(
         &self,
         wishes: &[Wish],
         begun: &mut Vec<(usize, Reservation)>,
         answers: &mut [Option<Reserved>],
-        checked: Option<&HeldOp>,
+        op: &HeldOp,
     ) -> Result<()> {
         let mut homes: Vec<(Home, usize)> =
             begun.iter().enumerate().map(|(at, (index, _))| (self.home(wishes[*index].namespace, wishes[*index].key), at)).collect();
         homes.sort_by_key(|(home, at)| (home.stripe, *at));
         let mut refused = Vec::new();
+        let mut unchecked = (!mutant!("cache.no_fence_check_before_payload")).then_some(op);
         for group in homes.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
             let _guard = self.lock_stripe(&group[0].0)?;
             for (home, at) in group {
                 let (index, reservation) = &begun[*at];
                 let wish = &wishes[*index];
-                let first = checked.map(|op| self.home_line_unless_fenced(home, op)).transpose()?;
+                let first = match unchecked.take() {
+                    Some(op) => self.home_line_unless_fenced(home, op)?,
+                    None => self.home_line(home)?,
+                };
                 match self.insert(home, wish.namespace, wish.key, reservation.cell, first)? {
                     Inserted::Done => self.guesses.put(home, reservation.cell),
                     Inserted::Exists => refused.push((*at, Reserved::Exists)),

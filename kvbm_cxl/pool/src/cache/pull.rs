@@ -94,7 +94,8 @@ impl Inner {
         // The host cannot join again before the pins are confirmed, so that they are of the incarnation that runs when the caller gets
         // them.
         let op = self.host.enter()?;
-        let early = if mutant!("cache.fetched_before_pin") { Some(self.descriptors(cells)?) } else { None };
+        let early =
+            if mutant!("cache.fetched_before_pin") { Some(self.descriptors_and_fences(cells, std::iter::empty())?.0) } else { None };
         point!("cache.pin");
         self.pin(cells)?;
         let guard = Unpin { inner: self, cells };
@@ -134,12 +135,6 @@ impl Inner {
         cells.iter().rev().for_each(|&cell| own.touched(cell, tick));
         drop(own);
         Ok(answers)
-    }
-
-    fn descriptors(&self, cells: &[u64]) -> Result<Vec<Option<Descriptor>>> {
-        let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
-        self.lines().fetch_many(cells, &mut fetched)?;
-        fetched.into_iter().map(if_whole).collect()
     }
 
     fn descriptors_and_fences(&self, cells: &[u64], slots: impl Iterator<Item = u16>) -> Result<(Vec<Option<Descriptor>>, Fences)> {
