@@ -39,6 +39,7 @@ scenarios! {
     rebind: 1000,
     stall: 1000,
     patience: 300,
+    sticky: 200,
     alloc: 200,
     records: 100,
     objects: 100,

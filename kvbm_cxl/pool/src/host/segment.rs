@@ -104,6 +104,13 @@ pub(crate) struct LocalLock {
     pub seen_at_ns: AtomicU64,
 }
 
+impl LocalLock {
+    /// Counts a use of the grant. For the owner of the mutex.
+    pub fn note_use(&self) {
+        self.uses.store(self.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+}
+
 /// One request line in the local tier.
 #[repr(C)]
 pub(crate) struct LocalRequestLine {

@@ -27,7 +27,7 @@ impl Inner {
         let flags = local.flags.load(Ordering::Acquire);
         if flags & flag::GRANTED != 0 {
             if flags & flag::RECALL == 0 {
-                local.uses.store(local.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                local.note_use();
                 return Ok(local.grant.load(Ordering::Acquire));
             }
             self.give_back(lock)?;
@@ -133,6 +133,8 @@ impl Inner {
             flags |= flag::RECALL;
         }
         local.grant.store(seen.grant.number, Ordering::Release);
+        // In front of the flag, or the service takes the new grant for one that has been idle since the use before.
+        local.note_use();
         // Last, so that who inherits the mutex from a dead process finds a complete grant or none.
         local.flags.store(flags, Ordering::Release);
         self.mark_held(lock, true);

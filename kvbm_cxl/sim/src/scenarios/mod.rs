@@ -30,6 +30,7 @@ pub mod seal;
 pub mod setup;
 pub mod stall;
 pub mod stats;
+pub mod sticky;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -48,6 +49,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("rebind", rebind::run),
     ("stall", stall::run),
     ("patience", patience::run),
+    ("sticky", sticky::run),
     ("alloc", alloc::run),
     ("records", records::run),
     ("objects", objects::run),
