@@ -8,7 +8,6 @@
 use super::{BlockKey, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::host::HeldOp;
 use crate::limits::HINT_WINDOW;
 use crate::line::if_whole;
 use crate::lock::{FIRST_STRIPE_LOCK, LockGuard, LockId};
@@ -68,8 +67,11 @@ impl Homes {
 /// What an insert found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inserted {
-    /// The hint is published.
-    Done,
+    /// The hint is written.
+    Done {
+        /// Number of its line.
+        line: u64,
+    },
     /// A block of this key is there or being written.
     Exists,
     /// A block of this key is there and may be about to go.
@@ -197,32 +199,35 @@ impl Inner {
     }
 
     /// Takes the lock of a stripe.
-    ///
-    /// Nothing is to be repaired after an unclean end: every line is whole, and hints may be anything.
     pub(super) fn lock_stripe(&self, home: &Home) -> Result<Option<LockGuard<'_>>> {
-        if mutant!("cache.no_stripe_lock") {
+        if !locks_stripes() {
             return Ok(None);
         }
-        let mut guard = self.acquire(home.lock())?;
-        if guard.needs_repair() {
-            guard.repaired();
-        }
-        Ok(Some(guard))
+        self.acquire(home.lock()).map(|guard| Some(usable(guard)))
     }
 
-    /// As [`Inner::home_line`], fetched together with this host's own fence words; fails if the incarnation of `op` is fenced.
-    pub(super) fn home_line_unless_fenced(&self, home: &Home, op: &HeldOp) -> Result<HintLine> {
-        let own = self.host.slot();
-        let (mut found, fences) = self.fetch_with_fences::<HintLine>(&[self.hint_line(home, 0)], std::iter::once(own))?;
-        if fences.of(own, op.incarnation()) != Some(false) {
-            op.check_fences()?;
+    /// As [`Inner::lock_stripe`] where that needs nobody else; `None` where it would have to wait.
+    pub(super) fn lock_stripe_if_here(&self, home: &Home) -> Result<Option<LockGuard<'_>>> {
+        if !locks_stripes() {
+            return Ok(None);
         }
-        found.pop().map_or_else(|| self.home_line(home), tombs_if_bad)
+        let guard = self.host.acquire_if_here(home.lock())?;
+        if guard.is_some() {
+            self.metrics.lock_wait_seconds.observe(0);
+        }
+        Ok(guard.map(usable))
     }
 
-    /// Publishes a hint for `cell` unless a block of the key is there. The caller holds the stripe's lock and has published WRITING;
-    /// `first` is the key's home line, fetched since then.
-    pub(super) fn insert(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64, first: HintLine) -> Result<Inserted> {
+    /// Publishes a hint for `cell` unless a block of the key is there. The caller holds the stripe's lock and has published WRITING.
+    pub(super) fn insert(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64) -> Result<Inserted> {
+        let inserted = self.write_hint(home, namespace, key, cell, self.home_line(home)?);
+        self.lines().fence_published();
+        inserted
+    }
+
+    /// As [`Inner::insert`], but the hint is written without a fence, which the caller makes before it gives the lock back. `first` is the
+    /// key's home line, fetched since the lock was taken, WRITING was published and hints were written to it.
+    pub(super) fn write_hint(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64, first: HintLine) -> Result<Inserted> {
         let mut window = self.window_from(home, first)?;
         let (mut stale_same, mut free, mut others) = (None, None, Vec::new());
         for (step, line) in window.iter().enumerate() {
@@ -246,9 +251,10 @@ impl Inner {
         let Some((step, place)) = chosen else { return Ok(Inserted::Full) };
         window[step].set(place, Hint::Cell { fingerprint: home.fingerprint, cell });
         point!("cache.hint_chosen");
-        self.lines().publish(self.hint_line(home, step as u64), window[step])?;
+        let line = self.hint_line(home, step as u64);
+        self.lines().write(line, window[step])?;
         point!("cache.hinted");
-        Ok(Inserted::Done)
+        Ok(Inserted::Done { line })
     }
 
     /// What a cell is to a publisher of the key: `None` when a hint that names it for the key is stale.
@@ -326,7 +332,19 @@ impl Inner {
     }
 }
 
-fn has_empty(line: &HintLine) -> bool {
+fn locks_stripes() -> bool {
+    !mutant!("cache.no_stripe_lock")
+}
+
+/// Nothing is to be repaired after an unclean end: every line is whole, and hints may be anything.
+fn usable(mut guard: LockGuard<'_>) -> LockGuard<'_> {
+    if guard.needs_repair() {
+        guard.repaired();
+    }
+    guard
+}
+
+pub(super) fn has_empty(line: &HintLine) -> bool {
     line.iter().any(|hint| hint == Hint::Empty)
 }
 

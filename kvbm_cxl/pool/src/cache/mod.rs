@@ -74,6 +74,7 @@ mod claims;
 mod config;
 pub mod events;
 mod evict;
+mod hinting;
 mod index;
 #[cfg(feature = "faults")]
 pub mod inspect;

@@ -5,13 +5,12 @@
 //! written. An adopter does the same the other way round, so either it sees WRITING and leaves the cell alone, or this host sees its fence.
 
 use super::events::Change;
-use super::index::{Home, Inserted};
 use super::policy::Place;
 use super::reservation::Reservation;
 use super::{BlockKey, Cache, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
-use crate::fault::{mutant, point};
+use crate::fault::point;
 use crate::host::HeldOp;
 use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
 use crate::metrics::RefusalReason;
@@ -96,8 +95,9 @@ impl Inner {
         }
         self.lines().fence_published();
         point!("cache.writing");
-        self.hint_all(wishes, &mut begun, &mut answers, &op)?;
-        point!("cache.hinted_all");
+        for (at, answer) in self.hint_all(wishes, &begun, &op)? {
+            answers[begun.remove(at).0] = Some(answer);
+        }
         point!("cache.may_write");
         for (index, reservation) in begun {
             answers[index] = Some(Reserved::Cell(reservation));
@@ -204,48 +204,6 @@ impl Inner {
             }
         }
         Ok(begun)
-    }
-
-    /// Inserts the hints of a batch, one stripe after the other; wishes that cannot be fulfilled get their answer and lose their cell.
-    ///
-    /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
-    /// same full fence as the first hints.
-    fn hint_all(
-        &self,
-        wishes: &[Wish],
-        begun: &mut Vec<(usize, Reservation)>,
-        answers: &mut [Option<Reserved>],
-        op: &HeldOp,
-    ) -> Result<()> {
-        let mut homes: Vec<(Home, usize)> =
-            begun.iter().enumerate().map(|(at, (index, _))| (self.home(wishes[*index].namespace, wishes[*index].key), at)).collect();
-        homes.sort_by_key(|(home, at)| (home.stripe, *at));
-        let mut refused = Vec::new();
-        let mut unchecked = (!mutant!("cache.no_fence_check_before_payload")).then_some(op);
-        for group in homes.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
-            let _guard = self.lock_stripe(&group[0].0)?;
-            for (home, at) in group {
-                let (index, reservation) = &begun[*at];
-                let wish = &wishes[*index];
-                let first = match unchecked.take() {
-                    Some(op) => self.home_line_unless_fenced(home, op)?,
-                    None => self.home_line(home)?,
-                };
-                match self.insert(home, wish.namespace, wish.key, reservation.cell, first)? {
-                    Inserted::Done => self.guesses.put(home, reservation.cell),
-                    Inserted::Exists => refused.push((*at, Reserved::Exists)),
-                    Inserted::Busy => refused.push((*at, Reserved::Busy)),
-                    Inserted::Full => refused.push((*at, Reserved::NoHint)),
-                }
-            }
-        }
-        refused.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-        for (at, answer) in refused {
-            let (index, reservation) = begun.remove(at);
-            answers[index] = Some(answer);
-            drop(reservation);
-        }
-        Ok(())
     }
 
     /// Cells of a class for blocks: free ones, else a chunk more, else by eviction. Fewer than `count` when there are no more.

@@ -112,7 +112,7 @@ impl Inner {
             }
             let guard = self.lock_stripe(&home)?;
             point!("cache.scrub");
-            let inserted = self.insert(&home, namespace, key, cell, self.home_line(&home)?)?;
+            let inserted = self.insert(&home, namespace, key, cell)?;
             drop(guard);
             if matches!(inserted, Inserted::Exists) {
                 self.remove_duplicate(cell)?;

@@ -255,6 +255,11 @@ impl Host {
         crate::lock::acquire(self, lock, timeout_ms, OnFence::Fail)
     }
 
+    /// As [`Host::acquire_inside`], without waiting for anybody: `None` unless the lock is this host's and nobody here holds it.
+    pub(crate) fn acquire_if_here(&self, lock: LockId) -> Result<Option<LockGuard<'_>>> {
+        crate::lock::acquire_if_here(self, lock)
+    }
+
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.
     ///
     /// Returns after how many nanoseconds the next round is wanted.

@@ -23,13 +23,11 @@ struct Seen {
 impl Inner {
     /// Makes the lock this host's, whose local mutex the caller holds within an operation of `incarnation`; returns the grant number.
     pub(super) fn obtain(&self, lock: LockId, incarnation: u32, mut deadline_ns: impl FnMut() -> u64, timeout_ms: u64) -> Result<u32> {
+        if let Some(grant) = self.granted(lock) {
+            return Ok(grant);
+        }
         let local = self.segment.lock(lock);
-        let flags = local.flags.load(Ordering::Acquire);
-        if flags & flag::GRANTED != 0 {
-            if flags & flag::RECALL == 0 {
-                local.note_use();
-                return Ok(local.grant.load(Ordering::Acquire));
-            }
+        if local.flags.load(Ordering::Acquire) & flag::GRANTED != 0 {
             self.give_back(lock)?;
         }
         let deadline_ns = deadline_ns();
@@ -65,6 +63,17 @@ impl Inner {
             }
             self.platform.relax(polls);
         }
+    }
+
+    /// The number of a grant that stayed here from before and is not wanted back, for one more use of it. The caller holds the local mutex
+    /// within an operation.
+    pub(super) fn granted(&self, lock: LockId) -> Option<u32> {
+        let local = self.segment.lock(lock);
+        let stays = local.flags.load(Ordering::Acquire) & (flag::GRANTED | flag::RECALL) == flag::GRANTED;
+        stays.then(|| {
+            local.note_use();
+            local.grant.load(Ordering::Acquire)
+        })
     }
 
     /// H1

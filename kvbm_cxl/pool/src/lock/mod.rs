@@ -116,6 +116,23 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, on_fenc
     }
 }
 
+/// [`Host::acquire_if_here`].
+pub(crate) fn acquire_if_here(host: &Host, lock: LockId) -> Result<Option<LockGuard<'_>>> {
+    let inner = &*host.inner;
+    if lock >= inner.geometry().locks {
+        return Ok(None);
+    }
+    let local = inner.segment.lock(lock);
+    if !local.mutex.try_lock(inner.tag) {
+        return Ok(None);
+    }
+    let taken = host.enter().map(|op| inner.granted(lock).map(|grant| LockGuard { op, lock, grant }));
+    if !matches!(taken, Ok(Some(_))) {
+        local.mutex.unlock(&*inner.platform);
+    }
+    taken
+}
+
 impl<'h> LockGuard<'h> {
     /// The work this guard is part of.
     pub fn op(&self) -> &Op<'h> {

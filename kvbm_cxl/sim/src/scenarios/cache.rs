@@ -38,7 +38,6 @@ const ZOMBIES: &[&str] = &[
     "cache.evicting",
     "cache.filled",
     "cache.hint_chosen",
-    "cache.hinted_all",
     "cache.may_write",
     "cache.pin_counted",
     "cache.pinned",

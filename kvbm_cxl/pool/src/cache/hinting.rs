@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The hints of a batch (CACHE.md section 4): as far as this host has the locks of their stripes, all their home lines are fetched behind
+//! one fence, and all hints written in front of one.
+//!
+//! Several locks are only held together where none of them is waited for, so that no order among them has to be kept, and whoever waits
+//! for a host that is gone keeps nobody else out.
+
+use super::Inner;
+use super::index::{Home, Inserted, has_empty, tombs_if_bad};
+use super::publish::{Reserved, Wish};
+use super::reservation::Reservation;
+use crate::error::Result;
+use crate::fault::mutant;
+use crate::host::HeldOp;
+use crate::media::HintLine;
+use arrayvec::ArrayVec;
+
+/// Hints that are inserted together: enough for their misses to overlap, few enough that nobody waits long for a lock.
+const TOGETHER: usize = 32;
+
+/// A hint to be inserted: where its key is looked for, and its place in the batch.
+type Hinted = (Home, usize);
+
+/// A batch while its hints are inserted.
+struct Batch<'a> {
+    wishes: &'a [Wish],
+    /// What was begun, each with the place of its wish.
+    begun: &'a [(usize, Reservation)],
+    /// The work it is part of, until that was seen not to be fenced.
+    unchecked: Option<&'a HeldOp>,
+    /// Places of what cannot be, and why.
+    refused: Vec<(usize, Reserved)>,
+}
+
+impl Inner {
+    /// Inserts the hints of what was begun. Returns the places in `begun` of those that cannot be, the last one first, with their answers.
+    ///
+    /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
+    /// same full fence as the first hints.
+    pub(super) fn hint_all(&self, wishes: &[Wish], begun: &[(usize, Reservation)], op: &HeldOp) -> Result<Vec<(usize, Reserved)>> {
+        let home_of = |(at, (index, _)): (usize, &(usize, Reservation))| (self.home(wishes[*index].namespace, wishes[*index].key), at);
+        let mut hints: Vec<Hinted> = begun.iter().enumerate().map(home_of).collect();
+        hints.sort_by_key(|(home, at)| (home.stripe, *at));
+        let unchecked = (!mutant!("cache.no_fence_check_before_payload")).then_some(op);
+        let mut batch = Batch { wishes, begun, unchecked, refused: Vec::new() };
+        for part in hints.chunks(TOGETHER) {
+            let (mut guards, mut here, mut elsewhere) = (ArrayVec::<_, TOGETHER>::new(), ArrayVec::<_, TOGETHER>::new(), Vec::new());
+            for of_stripe in part.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
+                match self.lock_stripe_if_here(&of_stripe[0].0)? {
+                    Some(guard) => {
+                        guards.push(guard);
+                        here.extend(of_stripe.iter().copied());
+                    }
+                    None => elsewhere.push(of_stripe),
+                }
+            }
+            if !here.is_empty() {
+                self.hint_locked(&mut batch, &here)?;
+            }
+            drop(guards);
+            for of_stripe in elsewhere {
+                let _guard = self.lock_stripe(&of_stripe[0].0)?;
+                self.hint_locked(&mut batch, of_stripe)?;
+            }
+        }
+        batch.refused.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        Ok(batch.refused)
+    }
+
+    /// Inserts hints whose stripes' locks the caller holds.
+    fn hint_locked(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
+        let inserted = self.write_hints(batch, hints);
+        // Before the locks are given back, also when only some hints were written.
+        self.lines().fence_published();
+        inserted
+    }
+
+    fn write_hints(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
+        let lines = self.home_lines(hints, batch.unchecked.take())?;
+        let mut written = ArrayVec::<u64, TOGETHER>::new();
+        for ((home, at), line) in hints.iter().zip(lines) {
+            let (mut first, (index, reservation)) = (tombs_if_bad(line)?, &batch.begun[*at]);
+            let is_rewritten = written.contains(&home.first_line);
+            if is_rewritten || !has_empty(&first) {
+                // Lines of this window are fetched once more: with what was written to them.
+                self.lines().fence_published();
+            }
+            if is_rewritten {
+                first = self.home_line(home)?;
+            }
+            let wish = &batch.wishes[*index];
+            let refusal = match self.write_hint(home, wish.namespace, wish.key, reservation.cell, first)? {
+                Inserted::Done { line } => {
+                    self.guesses.put(home, reservation.cell);
+                    written.push(line);
+                    continue;
+                }
+                Inserted::Exists => Reserved::Exists,
+                Inserted::Busy => Reserved::Busy,
+                Inserted::Full => Reserved::NoHint,
+            };
+            batch.refused.push((*at, refusal));
+        }
+        Ok(())
+    }
+
+    /// Fetches home lines; together with this host's own fence words, if `op` is given, which fails if its incarnation is fenced.
+    fn home_lines(&self, hints: &[Hinted], op: Option<&HeldOp>) -> Result<Vec<Result<HintLine>>> {
+        let numbers: ArrayVec<u64, TOGETHER> = hints.iter().map(|(home, _)| home.first_line).collect();
+        let Some(op) = op else {
+            let mut lines = Vec::with_capacity(numbers.len());
+            self.lines().fetch_many(&numbers, &mut lines)?;
+            return Ok(lines);
+        };
+        let own = self.host.slot();
+        let (lines, fences) = self.fetch_with_fences::<HintLine>(&numbers, std::iter::once(own))?;
+        if fences.of(own, op.incarnation()) != Some(false) {
+            op.check_fences()?;
+        }
+        Ok(lines)
+    }
+}
