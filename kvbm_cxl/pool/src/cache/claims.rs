@@ -124,12 +124,29 @@ impl Inner {
     pub(super) fn acquire(&self, lock: LockId) -> Result<LockGuard<'_>> {
         let start_ns = self.host.platform().now_ns();
         let guard = self.host.acquire_inside(lock, self.config.lock_timeout_ms);
-        match &guard {
-            Ok(_) => self.metrics.lock_wait_seconds.observe(self.host.platform().now_ns().saturating_sub(start_ns)),
-            Err(Error::Timeout { .. }) => self.metrics.lock_timeouts_total.inc(),
-            Err(_) => {}
-        }
+        self.count_wait(start_ns, guard.as_ref().err());
         guard
+    }
+
+    /// As [`Inner::acquire`], of several locks, each as soon as it comes.
+    pub(super) fn acquire_each<'a>(&'a self, locks: &[LockId], mut work: impl FnMut(LockGuard<'a>) -> Result<()>) -> Result<()> {
+        let start_ns = self.host.platform().now_ns();
+        let done = self.host.acquire_each(locks, self.config.lock_timeout_ms, |guard| {
+            self.count_wait(start_ns, None);
+            work(guard)
+        });
+        if let Err(error) = &done {
+            self.count_wait(start_ns, Some(error));
+        }
+        done
+    }
+
+    fn count_wait(&self, start_ns: u64, failed: Option<&Error>) {
+        match failed {
+            None => self.metrics.lock_wait_seconds.observe(self.host.platform().now_ns().saturating_sub(start_ns)),
+            Some(Error::Timeout { .. }) => self.metrics.lock_timeouts_total.inc(),
+            Some(_) => {}
+        }
     }
 
     pub(super) fn fetch_row(&self, line: u64) -> Result<Row> {

@@ -177,19 +177,14 @@ impl Inner {
             .map(|victim| (self.home(Namespace(victim.descriptor.namespace), BlockKey(victim.descriptor.key)), victim.cell))
             .collect();
         homes.sort_by_key(|(home, _)| home.stripe);
-        for group in homes.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
-            let _guard = match self.lock_stripe(&group[0].0) {
-                Ok(guard) => guard,
-                Err(Error::BadLine { .. }) => continue,
-                // Without a manager every one of them would wait as long.
-                Err(Error::Timeout { .. }) => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            for (home, cell) in group {
-                self.remove(home, *cell)?;
-            }
+        let groups: Vec<_> = homes.chunk_by(|a, b| a.0.stripe == b.0.stripe).collect();
+        let removed = self.lock_stripes(groups.iter().map(|group| &group[0].0), |place| {
+            groups[place].iter().try_for_each(|(home, cell)| self.remove(home, *cell))
+        });
+        match removed {
+            Err(Error::BadLine { .. } | Error::Timeout { .. }) => Ok(()),
+            other => other,
         }
-        Ok(())
     }
 
     fn tell_gone(&self, gone: &[Victim], reason: Reason) {

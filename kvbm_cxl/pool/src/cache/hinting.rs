@@ -3,7 +3,7 @@
 //! one fence, and all hints written in front of one.
 //!
 //! Several locks are only held together where none of them is waited for, so that no order among them has to be kept, and whoever waits
-//! for a host that is gone keeps nobody else out.
+//! for a host that is gone keeps nobody else out. The others are asked for together.
 
 use super::Inner;
 use super::index::{Home, Inserted, has_empty, tombs_if_bad};
@@ -58,10 +58,7 @@ impl Inner {
                 self.hint_locked(&mut batch, &here)?;
             }
             drop(guards);
-            for of_stripe in elsewhere {
-                let _guard = self.lock_stripe(&of_stripe[0].0)?;
-                self.hint_locked(&mut batch, of_stripe)?;
-            }
+            self.lock_stripes(elsewhere.iter().map(|of_stripe| &of_stripe[0].0), |place| self.hint_locked(&mut batch, elsewhere[place]))?;
         }
         batch.refused.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         Ok(batch.refused)

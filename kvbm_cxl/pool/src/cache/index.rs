@@ -206,6 +206,22 @@ impl Inner {
         self.acquire(home.lock()).map(|guard| Some(usable(guard)))
     }
 
+    /// Takes the locks of several stripes, each as soon as it comes, and calls `work` with the place of its home while it is held.
+    pub(super) fn lock_stripes<'a>(
+        &self,
+        homes: impl ExactSizeIterator<Item = &'a Home> + Clone,
+        mut work: impl FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
+        if !locks_stripes() {
+            return (0..homes.len()).try_for_each(work);
+        }
+        let locks: Vec<LockId> = homes.map(Home::lock).collect();
+        self.acquire_each(&locks, |guard| {
+            let guard = usable(guard);
+            locks.iter().position(|&lock| lock == guard.lock()).map_or(Ok(()), &mut work)
+        })
+    }
+
     /// As [`Inner::lock_stripe`] where that needs nobody else; `None` where it would have to wait.
     pub(super) fn lock_stripe_if_here(&self, home: &Home) -> Result<Option<LockGuard<'_>>> {
         if !locks_stripes() {

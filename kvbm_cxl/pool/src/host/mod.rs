@@ -260,6 +260,17 @@ impl Host {
         crate::lock::acquire_if_here(self, lock)
     }
 
+    /// Acquires each of several locks, in whatever order they come, and calls `work` with it: all are asked for at once, and none is kept
+    /// while another is waited for. Inside an [`Op`], as [`Host::acquire_inside`].
+    pub(crate) fn acquire_each<'h>(
+        &'h self,
+        locks: &[LockId],
+        timeout_ms: u64,
+        work: impl FnMut(LockGuard<'h>) -> Result<()>,
+    ) -> Result<()> {
+        crate::lock::acquire_each(self, locks, timeout_ms, work)
+    }
+
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.
     ///
     /// Returns after how many nanoseconds the next round is wanted.

@@ -20,48 +20,91 @@ struct Seen {
     grant: Grant,
 }
 
+/// A wait for grants, which goes on over several of them.
+pub(super) struct Wait {
+    deadline_ns: u64,
+    timeout_ms: u64,
+    polls: u32,
+}
+
+impl Wait {
+    pub fn new(deadline_ns: u64, timeout_ms: u64) -> Self {
+        Wait { deadline_ns, timeout_ms, polls: 0 }
+    }
+}
+
 impl Inner {
     /// Makes the lock this host's, whose local mutex the caller holds within an operation of `incarnation`; returns the grant number.
-    pub(super) fn obtain(&self, lock: LockId, incarnation: u32, mut deadline_ns: impl FnMut() -> u64, timeout_ms: u64) -> Result<u32> {
+    pub(super) fn obtain(&self, lock: LockId, incarnation: u32, wait: impl FnOnce() -> Wait) -> Result<u32> {
+        match self.ask(lock)? {
+            Some(grant) => Ok(grant),
+            None => self.await_any(&[lock], incarnation, &mut wait()).map(|(_, grant)| grant),
+        }
+    }
+
+    /// Asks for a lock, unless it is here; then returns the grant number. The caller holds the local mutex within an operation.
+    pub(super) fn ask(&self, lock: LockId) -> Result<Option<u32>> {
         if let Some(grant) = self.granted(lock) {
-            return Ok(grant);
+            return Ok(Some(grant));
         }
         let local = self.segment.lock(lock);
         if local.flags.load(Ordering::Acquire) & flag::GRANTED != 0 {
             self.give_back(lock)?;
         }
-        let deadline_ns = deadline_ns();
         self.request(lock, local)?;
         point!("lock.requested");
-        let mut polls = 0;
+        Ok(None)
+    }
+
+    /// Waits until one of the locks that were asked for is granted; returns its place and the grant number. After an error none of them is
+    /// asked for any more. The caller holds their local mutexes within an operation of `incarnation`.
+    pub(super) fn await_any(&self, asked: &[LockId], incarnation: u32, wait: &mut Wait) -> Result<(usize, u32)> {
+        let awaited = self.await_grant(asked, incarnation, wait);
+        if awaited.is_err() {
+            self.cancel_all(asked)?;
+        }
+        awaited
+    }
+
+    /// Takes back what was asked for and not granted yet. A host that is not live writes nothing: nobody grants it anything any more.
+    pub(super) fn cancel_all(&self, asked: &[LockId]) -> Result<()> {
+        if self.state() != state::LIVE {
+            return Ok(());
+        }
+        asked.iter().try_for_each(|&lock| self.cancel(lock, self.segment.lock(lock)))
+    }
+
+    fn await_grant(&self, asked: &[LockId], incarnation: u32, wait: &mut Wait) -> Result<(usize, u32)> {
         let mut damaged = None;
         loop {
             if self.state() != state::LIVE {
                 return Err(self.not_live(self.state()));
             }
-            if self.platform.now_ns() >= deadline_ns {
-                self.cancel(lock, local)?;
-                return Err(damaged.unwrap_or_else(|| Error::Timeout { what: format!("lock {lock}"), timeout_ms }));
+            if self.platform.now_ns() >= wait.deadline_ns {
+                let first = asked.first().copied().unwrap_or_default();
+                let timeout = || Error::Timeout { what: format!("lock {first}"), timeout_ms: wait.timeout_ms };
+                return Err(damaged.unwrap_or_else(timeout));
             }
-            match self.poll(lock, local, incarnation) {
-                Ok(Some(seen)) => {
-                    self.take(lock, local, &seen);
-                    point!("lock.accepted");
-                    return Ok(seen.grant.number);
-                }
-                Ok(None) => damaged = None,
-                // A writer may be stopped in the middle of the line; if it stays so, that is the answer at the deadline.
-                Err(error @ Error::BadLine { .. }) => damaged = Some(error),
-                Err(error) => {
-                    self.cancel(lock, local)?;
-                    return Err(error);
+            damaged = None;
+            for (place, &lock) in asked.iter().enumerate() {
+                let local = self.segment.lock(lock);
+                match self.poll(lock, local, incarnation) {
+                    Ok(Some(seen)) => {
+                        self.take(lock, local, &seen);
+                        point!("lock.accepted");
+                        return Ok((place, seen.grant.number));
+                    }
+                    Ok(None) => {}
+                    // A writer may be stopped in the middle of the line; if it stays so, that is the answer at the deadline.
+                    Err(error @ Error::BadLine { .. }) => damaged = Some(error),
+                    Err(error) => return Err(error),
                 }
             }
-            polls += 1;
-            if polls % POLLS_PER_SEAT == 0 {
+            wait.polls += 1;
+            if wait.polls.is_multiple_of(POLLS_PER_SEAT) {
                 self.look_for_manager();
             }
-            self.platform.relax(polls);
+            self.platform.relax(wait.polls);
         }
     }
 

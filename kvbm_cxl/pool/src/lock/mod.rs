@@ -8,12 +8,16 @@
 mod global;
 pub(crate) mod manager;
 pub(crate) mod seat;
+mod several;
+
+pub(crate) use several::{acquire_each, acquire_if_here};
 
 use crate::error::{Error, Result};
 use crate::host::local_mutex::Asker;
 use crate::host::segment::{flag, state};
 use crate::host::{Host, Op};
 use crate::media::Geometry;
+use global::Wait;
 use std::sync::atomic::Ordering;
 
 /// Number of a lock, from 0.
@@ -65,9 +69,7 @@ pub(crate) enum OnFence {
 /// [`Host::acquire`], [`Host::acquire_inside`].
 pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, on_fence: OnFence) -> Result<LockGuard<'h>> {
     let inner = &*host.inner;
-    if lock >= inner.geometry().locks {
-        return Err(Error::Invalid(format!("lock {lock} does not exist: the pool has {} locks", inner.geometry().locks)));
-    }
+    check(host, lock)?;
     let local = inner.segment.lock(lock);
     let is_alive = |tag| inner.is_tag_alive(tag);
     let asker = Asker { tag: inner.tag, platform: &*inner.platform, is_alive: &is_alive };
@@ -85,8 +87,8 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, on_fenc
         }
         match host.enter() {
             Ok(op) => {
-                let deadline_ns = || *deadline_ns.get_or_insert_with(|| inner.platform.now_ns() + timeout_ms * 1_000_000);
-                match inner.obtain(lock, op.incarnation(), deadline_ns, timeout_ms) {
+                let mut deadline_ns = || *deadline_ns.get_or_insert_with(|| inner.platform.now_ns() + timeout_ms * 1_000_000);
+                match inner.obtain(lock, op.incarnation(), || Wait::new(deadline_ns(), timeout_ms)) {
                     Ok(grant) => return Ok(LockGuard { op, lock, grant }),
                     Err(error) => {
                         local.mutex.unlock(&*inner.platform);
@@ -116,21 +118,12 @@ pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, on_fenc
     }
 }
 
-/// [`Host::acquire_if_here`].
-pub(crate) fn acquire_if_here(host: &Host, lock: LockId) -> Result<Option<LockGuard<'_>>> {
-    let inner = &*host.inner;
-    if lock >= inner.geometry().locks {
-        return Ok(None);
+fn check(host: &Host, lock: LockId) -> Result<()> {
+    let locks = host.inner.geometry().locks;
+    if lock >= locks {
+        return Err(Error::Invalid(format!("lock {lock} does not exist: the pool has {locks} locks")));
     }
-    let local = inner.segment.lock(lock);
-    if !local.mutex.try_lock(inner.tag) {
-        return Ok(None);
-    }
-    let taken = host.enter().map(|op| inner.granted(lock).map(|grant| LockGuard { op, lock, grant }));
-    if !matches!(taken, Ok(Some(_))) {
-        local.mutex.unlock(&*inner.platform);
-    }
-    taken
+    Ok(())
 }
 
 impl<'h> LockGuard<'h> {

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Several locks at once: to take one only if it is here, and to ask for many together, so that their ways to the manager and back overlap.
+//!
+//! To the manager the requests are those of as many threads of one host. No lock is kept while another is waited for, and no local
+//! mutex of one is waited for with another held, so that no order among them has to be kept.
+
+use super::global::Wait;
+use super::{LockGuard, LockId, OnFence, acquire, check};
+use crate::error::Result;
+use crate::host::{Host, Inner};
+
+/// [`Host::acquire_if_here`].
+pub(crate) fn acquire_if_here(host: &Host, lock: LockId) -> Result<Option<LockGuard<'_>>> {
+    check(host, lock)?;
+    let Some(mutex) = Mutex::try_lock(&host.inner, lock) else { return Ok(None) };
+    // The operation first: without one a fenced host would count a use of what is not its own any more.
+    let op = host.enter()?;
+    Ok(host.inner.granted(lock).map(|grant| LockGuard { op, lock: mutex.keep(), grant }))
+}
+
+/// [`Host::acquire_each`].
+pub(crate) fn acquire_each<'h>(
+    host: &'h Host,
+    locks: &[LockId],
+    timeout_ms: u64,
+    mut work: impl FnMut(LockGuard<'h>) -> Result<()>,
+) -> Result<()> {
+    let inner = &*host.inner;
+    locks.iter().try_for_each(|&lock| check(host, lock))?;
+    let op = host.enter()?;
+    let mut asked = Asked { inner, locks: Vec::with_capacity(locks.len()) };
+    let (mut here, mut busy) = (Vec::new(), Vec::new());
+    for &lock in locks {
+        let Some(mutex) = Mutex::try_lock(inner, lock) else {
+            busy.push(lock);
+            continue;
+        };
+        match inner.ask(lock)? {
+            Some(grant) => here.push(mutex.guard(host, grant)?),
+            None => asked.locks.push(mutex.keep()),
+        }
+    }
+    here.into_iter().try_for_each(&mut work)?;
+    let mut wait = Wait::new(inner.platform.now_ns() + timeout_ms * 1_000_000, timeout_ms);
+    while !asked.locks.is_empty() {
+        let (place, grant) = inner.await_any(&asked.locks, op.incarnation(), &mut wait).inspect_err(|_| asked.unlock())?;
+        let mutex = Mutex { inner, lock: asked.locks.swap_remove(place) };
+        work(mutex.guard(host, grant)?)?;
+    }
+    drop(op);
+    // Other threads of this host are at these: their turn comes first.
+    busy.into_iter().try_for_each(|lock| work(acquire(host, lock, timeout_ms, OnFence::Fail)?))
+}
+
+/// The local mutex of a lock, held.
+struct Mutex<'h> {
+    inner: &'h Inner,
+    lock: LockId,
+}
+
+impl<'h> Mutex<'h> {
+    fn try_lock(inner: &'h Inner, lock: LockId) -> Option<Self> {
+        // Made only once it is held: whatever is dropped unlocks.
+        inner.segment.lock(lock).mutex.try_lock(inner.tag).then(|| Mutex { inner, lock })
+    }
+
+    /// The lock, whose grant is accepted.
+    fn guard(self, host: &'h Host, grant: u32) -> Result<LockGuard<'h>> {
+        let op = host.enter()?;
+        Ok(LockGuard { op, lock: self.keep(), grant })
+    }
+
+    /// Leaves it held.
+    fn keep(self) -> LockId {
+        std::mem::ManuallyDrop::new(self).lock
+    }
+}
+
+impl Drop for Mutex<'_> {
+    fn drop(&mut self) {
+        self.inner.segment.lock(self.lock).mutex.unlock(&*self.inner.platform);
+    }
+}
+
+/// Locks that were asked for and are not here yet, with their local mutexes held: a grant that nobody waits for any more is one that
+/// nobody gives back.
+struct Asked<'h> {
+    inner: &'h Inner,
+    locks: Vec<LockId>,
+}
+
+impl Asked<'_> {
+    fn unlock(&mut self) {
+        self.locks.drain(..).for_each(|lock| drop(Mutex { inner: self.inner, lock }));
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        // Should the memory fail here, the host's own failure ends the requests.
+        let _ = self.inner.cancel_all(&self.locks);
+        self.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests;
