@@ -38,7 +38,7 @@ const Row rows[] = {
      0,
      1'000'000},
     {{"staging_bytes", "64M", "Pool memory for staged transfers, at most, per engine."}, &Options::staging_bytes, 1 << 20, no_limit},
-    {{"staging_chunk_bytes", "256K", "Pool memory of one step of a staged transfer."}, &Options::staging_chunk_bytes, 4096, 1 << 30},
+    {{"staging_chunk_bytes", "512K", "Pool memory of one step of a staged transfer."}, &Options::staging_chunk_bytes, 4096, 1 << 30},
     {{"namespace", "nixl", "Namespace of objects whose key does not name one: any text, or 32 hexadecimal digits."},
      nullptr,
      0,
