@@ -114,10 +114,11 @@ fn lookups_find_what_was_published_however_full_the_cache_is() {
 
 #[test]
 fn hosts_in_processes_share_blocks_and_every_byte_is_right() {
-    let output = bench(&["mixed", "--json", "--batches", "40", "--hosts", "2", "--block", "16K", "--cells", "64"]);
+    let output = bench(&["mixed", "--json", "--batches", "40", "--hosts", "2", "--block", "16K", "--cells", "64", "--pause-ms", "1"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(figure(&report, "blocks pulled and verified") > 0.0 && figure(&report, "blocks published") > 0.0, "{report}");
+    assert!(figure(&report, "publish of what is missing of a prompt, 2 hosts") > 0.0, "{report}");
 }
 
 #[test]
