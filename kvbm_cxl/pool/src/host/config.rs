@@ -27,7 +27,7 @@ pub struct HostConfig {
     /// A host (or manager) whose heartbeat did not move for this long is suspected, in milliseconds. The same on every host.
     pub suspect_ms: u64,
     /// Period in which the service looks for recalls and fences, in microseconds; its thread looks half as often once it found nothing for
-    /// some hundred rounds.
+    /// some hundred rounds, and four times as often for some rounds after a lock changed hands.
     pub poll_us: u64,
     /// A sticky lock that nobody here used for this long is given back, in milliseconds.
     pub idle_release_ms: u64,

@@ -21,6 +21,11 @@ const BUSY_REST_NS: u64 = 20_000;
 /// wakes.
 const QUIET_ROUNDS: u32 = 256;
 
+/// After a lock changed hands the thread looks so many times as often for so many rounds: where one went another will go soon, and each
+/// waits for a round here.
+const BRISK_FACTOR: u64 = 4;
+const BRISK_ROUNDS: u32 = 40;
+
 impl Inner {
     /// [`Host::service_round`].
     pub fn service_round(&self) -> Result<u64> {
@@ -235,6 +240,16 @@ impl Inner {
     }
 }
 
+/// How long the thread rests, of the `rest_ns` that a round asked for, after so many rounds in a row that found nothing.
+fn rest_after(rest_ns: u64, quiet_rounds: u32) -> u64 {
+    match quiet_rounds {
+        0 => rest_ns,
+        1..=BRISK_ROUNDS => rest_ns / BRISK_FACTOR,
+        rounds if rounds > QUIET_ROUNDS => rest_ns * 2,
+        _ => rest_ns,
+    }
+}
+
 /// The service on a thread of its own; dropping it stops the thread.
 pub struct Service {
     _thread: Background,
@@ -243,17 +258,27 @@ pub struct Service {
 impl Service {
     pub(super) fn start(host: &Host) -> Result<Service> {
         let host = host.clone();
-        let mut quiet_rounds = 0u32;
+        let mut quiet_rounds = BRISK_ROUNDS;
         let round = move || match host.service_round() {
             Ok(rest_ns) => {
                 quiet_rounds = if rest_ns == BUSY_REST_NS { 0 } else { quiet_rounds.saturating_add(1) };
-                let factor = if quiet_rounds > QUIET_ROUNDS { 2 } else { 1 };
-                Some(Duration::from_nanos(rest_ns * factor))
+                Some(Duration::from_nanos(rest_after(rest_ns, quiet_rounds)))
             }
             Err(Error::Closed) => None,
             // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too and report it.
             Err(_) => Some(Duration::from_nanos(host.config().heartbeat_ms * 1_000_000)),
         };
         Ok(Service { _thread: Background::start("cxl-service", "start the service thread", round)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_is_brisk_after_work_and_slow_after_none() {
+        let rests = [0, 1, BRISK_ROUNDS, BRISK_ROUNDS + 1, QUIET_ROUNDS, QUIET_ROUNDS + 1, u32::MAX].map(|rounds| rest_after(1000, rounds));
+        assert_eq!(rests, [1000, 250, 250, 1000, 1000, 2000, 2000]);
     }
 }
