@@ -209,7 +209,7 @@ impl Inner {
     /// Takes the locks of several stripes, each as soon as it comes, and calls `work` with the place of its home while it is held.
     pub(super) fn lock_stripes<'a>(
         &self,
-        homes: impl ExactSizeIterator<Item = &'a Home> + Clone,
+        homes: impl ExactSizeIterator<Item = &'a Home>,
         mut work: impl FnMut(usize) -> Result<()>,
     ) -> Result<()> {
         if !locks_stripes() {

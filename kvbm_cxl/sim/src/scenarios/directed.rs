@@ -5,7 +5,8 @@
 //! pins each to a visit of a named point, with lengths around the time-outs, so that takeovers race with grants and zombies wake up late.
 
 use super::setup::Cluster;
-use crate::{Chances, Env, Fault, Planned, Random, SimHost, When, WritePath};
+use crate::{Chances, Env, Failure, Fault, Planned, Random, SimHost, Stats, When, WritePath};
+use std::cell::RefCell;
 
 /// Time-out of hosts and managers, in milliseconds.
 pub const SUSPECT_MS: u64 = 3;
@@ -68,6 +69,15 @@ pub fn crash(random: &mut Random, path: WritePath) -> Fault {
 }
 
 impl Cluster {
+    /// Runs, and fails under the name of `rule` if there are complaints afterwards.
+    pub fn run_without(mut self, rule: &str, complaints: &RefCell<Vec<String>>) -> Result<Stats, Failure> {
+        let stats = self.world.run()?;
+        match complaints.borrow().as_slice() {
+            [] => Ok(stats),
+            complaints => Err(self.world.failure(format!("{rule}: {}", complaints.join("; ")))),
+        }
+    }
+
     /// Orders `planned` and, in every other run, a host that stands still at `point` and is fenced: some points only exist after that.
     pub fn plan_beside(&mut self, planned: Planned, point: &'static str) {
         self.world.plan(planned);
