@@ -21,7 +21,8 @@ impl PinSet {
     pub fn release(&self) {
         if let Ok(pinned) = self.0.get("the pins") {
             // Under the lock, so that whoever closes the cache meanwhile waits for the last of them: a pin keeps the cache open.
-            held(pinned).clear();
+            let mut pinned = held(pinned);
+            Pinned::release_all(pinned.drain(..));
         }
     }
 

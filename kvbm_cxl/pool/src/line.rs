@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 use std::sync::Arc;
 
 /// Lines that are fetched together, behind one fence.
-const FETCHED_TOGETHER: usize = 64;
+pub(crate) const FETCHED_TOGETHER: usize = 64;
 
 /// The 64 bytes of a cache line, by value: never a reference into pool memory.
 #[repr(C, align(64))]
@@ -135,35 +135,27 @@ impl Lines {
         Ok(())
     }
 
-    /// Fetches lines of two regions; a few of them share one fence, so that all their misses overlap. Each list gets one result for each
-    /// index, in order. No order holds among the lines.
-    pub(crate) fn fetch_both<A: MediaLine, B: MediaLine>(
+    /// Fetches lines of two regions into `lines`, behind one fence, so that all their misses overlap: at most [`FETCHED_TOGETHER`] of both.
+    /// Gives those that verify, in order; `None` for the others, which may be in the middle of being written. No order holds among them.
+    pub(crate) fn fetch_both<'a, A: MediaLine, B: MediaLine>(
         &self,
-        (first, of_first): (&[u64], &mut Vec<Result<A>>),
-        (second, of_second): (&[u64], &mut Vec<Result<B>>),
-    ) -> Result<()> {
-        if first.len() + second.len() > FETCHED_TOGETHER {
-            self.fetch_many(first, of_first)?;
-            return self.fetch_many(second, of_second);
-        }
+        first: &[u64],
+        second: &[u64],
+        lines: &'a mut ArrayVec<Line, FETCHED_TOGETHER>,
+    ) -> Result<(impl Iterator<Item = Option<&'a A>> + use<'a, A, B>, impl Iterator<Item = Option<&'a B>> + use<'a, A, B>)> {
         let mut offsets = self.offsets_of::<A>(first)?;
         offsets.extend(self.offsets_of::<B>(second)?);
-        let mut lines = ArrayVec::<Line, FETCHED_TOGETHER>::new();
+        lines.clear();
         lines.extend(std::iter::repeat_n(Line::ZERO, offsets.len()));
-        self.fetch_raw_at(&offsets, &mut lines)?;
-        let (lines_of_first, lines_of_second) = lines.split_at(first.len());
-        self.open_all(first, lines_of_first, of_first);
-        self.open_all(second, lines_of_second, of_second);
-        Ok(())
+        self.fetch_raw_at(&offsets, lines)?;
+        let (of_first, of_second) = lines.split_at(first.len().min(lines.len()));
+        Ok((self.whole_of(first, of_first), self.whole_of(second, of_second)))
     }
 
-    /// Reads fetched lines of one region; one that does not verify is fetched again, for it may have been in the middle of being written.
-    fn open_all<T: MediaLine>(&self, indexes: &[u64], lines: &[Line], out: &mut Vec<Result<T>>) {
-        out.clear();
-        out.extend(indexes.iter().zip(lines).map(|(&index, line)| match self.open(index, line) {
-            Err(Error::BadLine { .. }) => self.fetch(index),
-            other => other,
-        }));
+    /// The values of fetched lines of one region.
+    fn whole_of<'a, T: MediaLine>(&self, indexes: &[u64], lines: &'a [Line]) -> impl Iterator<Item = Option<&'a T>> + use<'a, T> {
+        let whole = whole_lines(self.crc_seed, T::REGION as u32, indexes, lines);
+        values_of(lines, whole)
     }
 
     /// Sees to it that what a fetch of line `index` returned is in the memory itself.
@@ -217,10 +209,7 @@ impl Lines {
         // In front of the load fence, so that the sums of the first lines overlap with the misses of the last.
         let whole = whole_lines(self.crc_seed, T::REGION as u32, indexes, lines);
         self.fence_loaded();
-        Ok(lines.iter().enumerate().map(move |(place, line)| {
-            let value: &T = bytemuck::from_bytes(&line.0);
-            (whole >> place & 1 == 1 && value.check().is_ok()).then_some(value)
-        }))
+        Ok(values_of(lines, whole))
     }
 
     /// Looks at up to 64 lines of one region without flushing or verifying them: what this host's caches hold, perhaps since long ago, or
@@ -340,6 +329,14 @@ impl Lines {
         value.check().map_err(bad)?;
         Ok(value)
     }
+}
+
+/// The values of lines, those whose bit is set in `whole` and that are sound.
+fn values_of<T: MediaLine>(lines: &[Line], whole: u64) -> impl Iterator<Item = Option<&T>> {
+    lines.iter().enumerate().map(move |(place, line)| {
+        let value: &T = bytemuck::from_bytes(&line.0);
+        (whole >> place & 1 == 1 && value.check().is_ok()).then_some(value)
+    })
 }
 
 /// What was fetched, if the line verified; any error but that one stays an error.

@@ -120,7 +120,7 @@ impl Inner {
         }
         let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
         let cells: Vec<u64> = blocks.iter().map(Pinned::cell).collect();
-        drop(blocks);
+        Pinned::release_all(blocks);
         for ((place, cell), verdict) in places.into_iter().zip(cells).zip(verdicts) {
             answers[place] = match verdict {
                 None => continue,

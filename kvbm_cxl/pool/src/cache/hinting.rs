@@ -6,7 +6,7 @@
 //! for a host that is gone keeps nobody else out. The others are asked for together.
 
 use super::Inner;
-use super::index::{Home, Inserted, has_empty, tombs_if_bad};
+use super::index::{Home, Inserted, has_empty, or_tombs};
 use super::publish::{Reserved, Wish};
 use super::reservation::Reservation;
 use crate::error::Result;
@@ -57,7 +57,8 @@ impl Inner {
             if !here.is_empty() {
                 self.hint_locked(&mut batch, &here)?;
             }
-            drop(guards);
+            // Not moved, as a list of that many is: this is on the path of every publish.
+            guards.clear();
             self.lock_stripes(elsewhere.iter().map(|of_stripe| &of_stripe[0].0), |place| self.hint_locked(&mut batch, elsewhere[place]))?;
         }
         batch.refused.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
@@ -73,10 +74,11 @@ impl Inner {
     }
 
     fn write_hints(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
-        let lines = self.home_lines(hints, batch.unchecked.take())?;
+        let mut lines = ArrayVec::new();
+        self.home_lines(hints, batch.unchecked.take(), &mut lines)?;
         let mut written = ArrayVec::<u64, TOGETHER>::new();
-        for ((home, at), line) in hints.iter().zip(lines) {
-            let (mut first, (index, reservation)) = (tombs_if_bad(line)?, &batch.begun[*at]);
+        for ((home, at), line) in hints.iter().zip(&lines) {
+            let (mut first, (index, reservation)) = (*line, &batch.begun[*at]);
             let is_rewritten = written.contains(&home.first_line);
             if is_rewritten || !has_empty(&first) {
                 // Lines of this window are fetched once more: with what was written to them.
@@ -102,18 +104,13 @@ impl Inner {
     }
 
     /// Fetches home lines; together with this host's own fence words, if `op` is given, which fails if its incarnation is fenced.
-    fn home_lines(&self, hints: &[Hinted], op: Option<&HeldOp>) -> Result<Vec<Result<HintLine>>> {
+    fn home_lines(&self, hints: &[Hinted], op: Option<&HeldOp>, lines: &mut ArrayVec<HintLine, TOGETHER>) -> Result<()> {
         let numbers: ArrayVec<u64, TOGETHER> = hints.iter().map(|(home, _)| home.first_line).collect();
-        let Some(op) = op else {
-            let mut lines = Vec::with_capacity(numbers.len());
-            self.lines().fetch_many(&numbers, &mut lines)?;
-            return Ok(lines);
-        };
         let own = self.host.slot();
-        let (lines, fences) = self.fetch_with_fences::<HintLine>(&numbers, std::iter::once(own))?;
-        if fences.of(own, op.incarnation()) != Some(false) {
-            op.check_fences()?;
+        let fences = self.fetch_with_fences(&numbers, op.map(|_| own).into_iter(), |line| lines.push(or_tombs(line.copied())))?;
+        match op {
+            Some(op) if fences.of(own, op.incarnation()) != Some(false) => op.check_fences(),
+            _ => Ok(()),
         }
-        Ok(lines)
     }
 }

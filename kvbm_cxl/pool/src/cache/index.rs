@@ -6,7 +6,7 @@
 //! [`HINT_WINDOW`] lines or at the first empty place.
 
 use super::{BlockKey, Inner, Namespace};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault::{mutant, point};
 use crate::limits::HINT_WINDOW;
 use crate::line::if_whole;
@@ -82,6 +82,8 @@ pub(super) enum Inserted {
 
 /// A place in the window of a key.
 type Place = (usize, usize);
+/// Lines of a window.
+type Window = ArrayVec<HintLine, { HINT_WINDOW as usize }>;
 
 impl Home {
     #[cfg(test)]
@@ -142,25 +144,21 @@ impl Inner {
         home.hint_line(self.geometry(), step)
     }
 
-    /// The window of a key up to the line with the first empty place; a line that does not verify is four tombs.
-    ///
-    /// Behind an empty place there is no hint of the key: it would have got that place, and a place becomes empty only in front of another
-    /// empty one. Mostly the home line has one.
-    fn window(&self, home: &Home) -> Result<ArrayVec<HintLine, { HINT_WINDOW as usize }>> {
-        self.window_from(home, self.home_line(home)?)
-    }
-
     /// The first line of a key's window.
     pub(super) fn home_line(&self, home: &Home) -> Result<HintLine> {
         tombs_if_bad(self.lines().fetch(self.hint_line(home, 0)))
     }
 
-    /// As [`Inner::window`], with the first line as just fetched.
-    fn window_from(&self, home: &Home, first: HintLine) -> Result<ArrayVec<HintLine, { HINT_WINDOW as usize }>> {
-        let mut window = ArrayVec::new();
+    /// The window of a key up to the line with the first empty place; a line that does not verify is four tombs. `first` is its first line,
+    /// as just fetched.
+    ///
+    /// Behind an empty place there is no hint of the key: it would have got that place, and a place becomes empty only in front of another
+    /// empty one. Mostly the home line has one.
+    fn window_from(&self, home: &Home, first: HintLine, window: &mut Window) -> Result<()> {
+        window.clear();
         window.push(first);
         if has_empty(&first) {
-            return Ok(window);
+            return Ok(());
         }
         let indexes: ArrayVec<u64, { HINT_WINDOW as usize }> = (1..HINT_WINDOW).map(|step| self.hint_line(home, step)).collect();
         let mut fetched = Vec::with_capacity(indexes.len());
@@ -172,7 +170,7 @@ impl Inner {
                 break;
             }
         }
-        Ok(window)
+        Ok(())
     }
 
     /// Cells that may hold the key: lines of the window are fetched one after the other, up to the first empty place.
@@ -244,8 +242,9 @@ impl Inner {
     /// As [`Inner::insert`], but the hint is written without a fence, which the caller makes before it gives the lock back. `first` is the
     /// key's home line, fetched since the lock was taken, WRITING was published and hints were written to it.
     pub(super) fn write_hint(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64, first: HintLine) -> Result<Inserted> {
-        let mut window = self.window_from(home, first)?;
-        let (mut stale_same, mut free, mut others) = (None, None, Vec::new());
+        let mut window = Window::new();
+        self.window_from(home, first, &mut window)?;
+        let (mut stale_same, mut free, mut others) = (None, None, ArrayVec::<_, { HINT_WINDOW as usize * HINTS_PER_LINE }>::new());
         for (step, line) in window.iter().enumerate() {
             for (place, hint) in line.iter().enumerate() {
                 match hint {
@@ -329,7 +328,8 @@ impl Inner {
 
     /// Removes the hint that names `cell` for the key, if there is one. The caller holds the stripe's lock.
     pub(super) fn remove(&self, home: &Home, cell: u64) -> Result<()> {
-        let mut window = self.window(home)?;
+        let mut window = Window::new();
+        self.window_from(home, self.home_line(home)?, &mut window)?;
         let mine = Hint::Cell { fingerprint: home.fingerprint, cell };
         let found = window.iter().enumerate().find_map(|(step, line)| line.iter().position(|hint| hint == mine).map(|place| (step, place)));
         let Some((step, place)) = found else { return Ok(()) };
@@ -365,14 +365,16 @@ pub(super) fn has_empty(line: &HintLine) -> bool {
 }
 
 pub(super) fn tombs_if_bad(line: Result<HintLine>) -> Result<HintLine> {
-    match line {
-        Err(Error::BadLine { .. }) => {
-            let mut tombs = HintLine::default();
-            (0..HINTS_PER_LINE).for_each(|place| tombs.set(place, Hint::Tomb));
-            Ok(tombs)
-        }
-        other => other,
-    }
+    if_whole(line).map(or_tombs)
+}
+
+/// As [`tombs_if_bad`], of a line that is not there if it did not verify.
+pub(super) fn or_tombs(line: Option<HintLine>) -> HintLine {
+    line.unwrap_or_else(|| {
+        let mut tombs = HintLine::default();
+        (0..HINTS_PER_LINE).for_each(|place| tombs.set(place, Hint::Tomb));
+        tombs
+    })
 }
 
 /// Turns the tomb at `from`, and those right before it, into empty places if the place behind it is empty; a probe that would have gone

@@ -114,6 +114,7 @@ use crate::media::{Ask, Geometry, Stripes};
 use crate::metrics::stats::StatsBoard;
 use crate::metrics::{Metrics, MissReason};
 use events::{Events, Subscriber};
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -125,6 +126,9 @@ use std::sync::{Arc, Mutex};
 pub struct Cache {
     inner: Arc<Inner>,
 }
+
+/// A list that mostly has one entry, which then costs no allocation.
+type Few<T> = SmallVec<[T; 1]>;
 
 /// What the clones of a [`Cache`], its reservations and its pins share.
 struct Inner {

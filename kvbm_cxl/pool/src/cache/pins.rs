@@ -5,19 +5,19 @@
 //! last are published, always as the whole line. A line counts under the incarnation in it, so after a re-join the next pin of a line
 //! publishes it again even where the nibble does not change.
 
-use super::Inner;
 use super::local::{PinRow, note, noted};
+use super::{Few, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::MAX_PROCESSES;
 use crate::media::{CELLS_PER_PIN, PinLine};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 /// What this process has pinned: entry of its notes and count, by cell.
 #[derive(Default)]
 pub(super) struct PinTable {
-    entries: HashMap<u64, (usize, u16)>,
+    entries: BTreeMap<u64, (usize, u16)>,
     free: Vec<usize>,
     used: usize,
 }
@@ -69,8 +69,8 @@ fn set_nibble(row: &PinRow, place: usize, nibble: u8) {
 
 impl Inner {
     /// Cells sorted by pin line: each line is locked and published once.
-    fn by_row(cells: &[u64]) -> Vec<u64> {
-        let mut sorted = cells.to_vec();
+    fn by_row(cells: &[u64]) -> Few<u64> {
+        let mut sorted = Few::from_slice(cells);
         sorted.sort_unstable();
         sorted
     }

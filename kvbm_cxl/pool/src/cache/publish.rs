@@ -4,10 +4,9 @@
 //! One fence check carries the safety: the descriptor says WRITING, *then* the own fence is fetched, *then* the first payload byte is
 //! written. An adopter does the same the other way round, so either it sees WRITING and leaves the cell alone, or this host sees its fence.
 
-use super::events::Change;
 use super::policy::Place;
 use super::reservation::Reservation;
-use super::{BlockKey, Cache, Inner, Namespace};
+use super::{BlockKey, Cache, Few, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
@@ -16,6 +15,10 @@ use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
 use crate::metrics::RefusalReason;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// Age of X, the look at the own fence in front of the payload, from which on a commit looks once more, in nanoseconds. READY of a fenced
+/// incarnation is void: that look only saves the caller from believing what nobody else does, and soon behind X it tells nothing new.
+const RECENT_NS: u64 = 1_000_000;
 
 /// A block to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,27 +162,31 @@ impl Inner {
         answers: &mut [Option<Reserved>],
         op: &Arc<HeldOp>,
     ) -> Result<Vec<(usize, Reservation)>> {
-        let mut wanted: Vec<Vec<usize>> = vec![Vec::new(); self.geometry().cells.len()];
-        // What this batch is going to take, which no share tells yet.
+        // Class and place of each wish that may have a cell, the wishes of one class together.
+        let mut wanted = Few::<(usize, usize)>::new();
+        // What this batch is going to take of namespaces with a quota, which no share tells yet.
         let mut taking: HashMap<Namespace, u64> = HashMap::new();
         for (index, wish) in wishes.iter().enumerate() {
             if answers[index].is_some() {
                 continue;
             }
             let Some(class) = self.class_of(wish, form) else { continue };
-            let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
-            if self.within_quota(wish.namespace, bytes)? {
+            if self.config.quotas.contains_key(&wish.namespace) {
+                let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
+                if !self.within_quota(wish.namespace, bytes)? {
+                    answers[index] = Some(Reserved::OverQuota);
+                    continue;
+                }
                 taking.insert(wish.namespace, bytes);
-                wanted[class].push(index);
-            } else {
-                answers[index] = Some(Reserved::OverQuota);
             }
+            wanted.push((class, index));
         }
-        let mut begun = Vec::new();
+        wanted.sort_by_key(|(class, _)| *class);
+        let mut begun = Vec::with_capacity(wanted.len());
         let since_ns = self.host.platform().now_ns();
-        for (class, indexes) in wanted.iter().enumerate().filter(|(_, indexes)| !indexes.is_empty()) {
-            let cells = self.obtain(class, indexes.len())?;
-            for (position, &index) in indexes.iter().enumerate() {
+        for of_class in wanted.chunk_by(|one, other| one.0 == other.0) {
+            let cells = self.obtain(of_class[0].0, of_class.len())?;
+            for (position, &(_, index)) in of_class.iter().enumerate() {
                 let (Some(&cell), wish) = (cells.get(position), &wishes[index]) else {
                     answers[index] = Some(Reserved::NoCell);
                     continue;
@@ -264,53 +271,45 @@ impl Inner {
     }
 
     /// Publishes READY for several filled reservations with one fence.
-    pub(super) fn commit(&self, reservations: Vec<Reservation>) -> Result<()> {
-        let Some(first) = reservations.first() else { return Ok(()) };
-        first.op.check_noticed()?;
-        let mut ready = Vec::with_capacity(reservations.len());
-        for reservation in &reservations {
-            let mut line = Descriptor { state: Descriptor::READY, ..reservation.descriptor };
+    pub(super) fn commit(&self, reservations: &mut [Reservation]) -> Result<()> {
+        let Some(op) = reservations.first().map(|first| first.op.clone()) else { return Ok(()) };
+        op.check_noticed()?;
+        for reservation in reservations.iter_mut() {
+            let line = &mut reservation.descriptor;
+            line.state = Descriptor::READY;
             if let Some(checksum) = reservation.checksum {
-                let kind = if reservation.form == Form::Reference { Descriptor::REFERENCE } else { Descriptor::XXH3 };
-                (line.kind, line.checksum) = (kind, checksum);
+                line.kind = if reservation.form == Form::Reference { Descriptor::REFERENCE } else { Descriptor::XXH3 };
+                line.checksum = checksum;
             }
             point!("cache.commit");
-            self.lines().write(reservation.cell, line)?;
-            ready.push(line);
+            self.lines().write(reservation.cell, *line)?;
         }
         self.lines().fence_published();
         point!("cache.ready");
-        // READY of a fenced incarnation is void: this look only saves the caller from believing what nobody else does. Written, then
-        // checked (I6): if it comes out clean, the block was there for everybody.
-        let op = first.op.clone();
-        if let Err(error) = op.check_fences() {
+        let now_ns = self.host.platform().now_ns();
+        if reservations.iter().any(|reservation| now_ns.saturating_sub(reservation.since_ns) > RECENT_NS)
+            && let Err(error) = op.check_fences()
+        {
             // What the cells are is read anew after the re-join.
-            reservations.into_iter().for_each(|mut reservation| reservation.open = false);
+            reservations.iter_mut().for_each(|reservation| reservation.open = false);
             return Err(error);
         }
         let tick = self.clock_now();
-        let now_ns = self.host.platform().now_ns();
-        let mut changes = Vec::new();
-        for (mut reservation, line) in reservations.into_iter().zip(ready) {
+        let mut own = held(&self.cells);
+        for reservation in reservations.iter_mut() {
             reservation.open = false;
+            own.set_ready(reservation.cell, reservation.descriptor, reservation.parent, Place::Young, tick)?;
+        }
+        drop(own);
+        let mut bytes = 0;
+        for reservation in reservations.iter() {
             self.metrics.publish_seconds.observe(now_ns.saturating_sub(reservation.since_ns));
-            held(&self.cells).set_ready(reservation.cell, line, reservation.parent, Place::Young, tick)?;
-            changes.push(Change::Stored {
-                key: BlockKey(line.key),
-                parent: reservation.parent.map(BlockKey),
-                namespace: Namespace(line.namespace),
-                cell: reservation.cell,
-                len_bytes: line.len_bytes.into(),
-            });
+            self.metrics.block_bytes.observe(reservation.len_bytes());
+            bytes += reservation.len_bytes();
         }
-        for change in &changes {
-            if let Change::Stored { len_bytes, .. } = change {
-                self.metrics.publish_bytes_total.add(*len_bytes);
-                self.metrics.block_bytes.observe(*len_bytes);
-            }
-        }
-        self.metrics.publish_total.add(changes.len() as u64);
-        self.events.emit_all(changes);
+        self.metrics.publish_bytes_total.add(bytes);
+        self.metrics.publish_total.add(reservations.len() as u64);
+        self.events.emit_all(reservations.iter().map(Reservation::stored));
         Ok(())
     }
 
@@ -328,7 +327,7 @@ impl Inner {
 }
 
 impl Cache {
-    /// Publishes a block: when it returns, every host can pull it.
+    /// Publishes a block: when it returns, every host can pull it, for as long as this one is not fenced.
     ///
     /// # Errors
     /// [`Error::Full`] when there is no cell or hint for it, or its namespace has no quota left; [`Error::Invalid`] when no cell is
@@ -383,12 +382,13 @@ impl Cache {
         answers
     }
 
-    /// Makes filled reservations visible to every host, with one fence.
+    /// Makes filled reservations visible to every host, with one fence. A fence of this host within the last millisecond may go unnoticed:
+    /// then they are not visible, as after one that comes a moment later.
     ///
     /// # Errors
     /// [`Error::Fenced`]: none of them is visible, unless for a moment.
-    pub fn commit_all(&self, reservations: Vec<Reservation>) -> Result<()> {
-        self.inner.commit(reservations)
+    pub fn commit_all(&self, mut reservations: Vec<Reservation>) -> Result<()> {
+        self.inner.commit(&mut reservations)
     }
 }
 

@@ -2,12 +2,11 @@
 //! Verified pull: pin, fetch, copy, fetch again (CACHE.md section 5). Whatever is in doubt is a miss.
 
 use super::standing::Fences;
-use super::{BlockKey, Inner, Namespace};
+use super::{BlockKey, Few, Inner, Namespace};
 use crate::background::held;
 use crate::copy::{Checksum, LocalPlace, LocalRange, Outcome, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::line::if_whole;
 use crate::media::Descriptor;
 use crate::metrics::MissReason;
 use std::ptr::NonNull;
@@ -38,6 +37,8 @@ pub struct Pinned {
     descriptor: Descriptor,
     /// Incarnation of this host under which the pin was published.
     incarnation: u32,
+    /// Whether dropping it gives the pin back.
+    held: bool,
 }
 
 impl Inner {
@@ -87,9 +88,9 @@ impl Inner {
         keys: &[BlockKey],
         cells: &[u64],
         owners: impl Iterator<Item = u16>,
-    ) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
+    ) -> Result<Few<std::result::Result<Pinned, MissReason>>> {
         if cells.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Few::new());
         }
         // The host cannot join again before the pins are confirmed, so that they are of the incarnation that runs when the caller gets
         // them.
@@ -109,7 +110,7 @@ impl Inner {
         }
         point!("cache.pin_confirmed");
         std::mem::forget(guard);
-        let mut answers = Vec::with_capacity(cells.len());
+        let mut answers = Few::with_capacity(cells.len());
         for (index, &cell) in cells.iter().enumerate() {
             let answer = match blocks(index) {
                 None => Err(MissReason::Changed),
@@ -118,7 +119,7 @@ impl Inner {
             };
             answers.push(match answer {
                 Ok((descriptor, (offset, cell_bytes))) if descriptor.stored_bytes() <= cell_bytes => {
-                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation() })
+                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation(), held: true })
                 }
                 Ok(_) => Err(MissReason::Changed),
                 Err(miss) => Err(miss),
@@ -137,14 +138,15 @@ impl Inner {
         Ok(answers)
     }
 
-    fn descriptors_and_fences(&self, cells: &[u64], slots: impl Iterator<Item = u16>) -> Result<(Vec<Option<Descriptor>>, Fences)> {
-        let (fetched, fences) = self.fetch_with_fences::<Descriptor>(cells, slots)?;
-        Ok((fetched.into_iter().map(if_whole).collect::<Result<_>>()?, fences))
+    fn descriptors_and_fences(&self, cells: &[u64], slots: impl Iterator<Item = u16>) -> Result<(Few<Option<Descriptor>>, Fences)> {
+        let mut found = Few::with_capacity(cells.len());
+        let fences = self.fetch_with_fences(cells, slots, |line| found.push(line.copied()))?;
+        Ok((found, fences))
     }
 
     /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.
-    pub(super) fn unchanged(&self, blocks: &[&Pinned]) -> Result<Vec<Option<MissReason>>> {
-        let cells: Vec<u64> = blocks.iter().map(|block| block.cell).collect();
+    pub(super) fn unchanged(&self, blocks: &[&Pinned]) -> Result<Few<Option<MissReason>>> {
+        let cells: Few<u64> = blocks.iter().map(|block| block.cell).collect();
         point!("cache.copied");
         let (found, fences) = self.descriptors_and_fences(&cells, blocks.iter().map(|block| block.descriptor.owner))?;
         point!("cache.fetched_again");
@@ -162,7 +164,7 @@ impl Inner {
 
     /// Steps 3 to 6 for several blocks: copies each as its list says, and looks whether it was itself all the while; `None`, or why it is a
     /// miss. A checksum is looked at where the list takes the whole block.
-    pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
+    pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
         for (block, list) in blocks.iter().zip(lists.iter()) {
             if let Some((offset, len_bytes)) = list.outside(block.offset, block.len_bytes()) {
                 return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: block.len_bytes() });
@@ -175,7 +177,7 @@ impl Inner {
         if lent == blocks.len() {
             return self.copy_lent(blocks, lists);
         }
-        let mut answers = vec![None; blocks.len()];
+        let mut answers = Few::from_elem(None, blocks.len());
         for lent in [true, false] {
             let places: Vec<usize> = (0..blocks.len()).filter(|&place| blocks[place].is_lent() == lent).collect();
             let some: Vec<&Pinned> = places.iter().map(|&place| blocks[place]).collect();
@@ -187,12 +189,12 @@ impl Inner {
     }
 
     /// Of blocks that lie in their cells.
-    fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
+    fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
         let is_checked = |(block, list): (&&Pinned, &ReadList<'_>)| {
             let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
             whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
         };
-        let checked: Vec<bool> = blocks.iter().zip(lists.iter()).map(is_checked).collect();
+        let checked: Few<bool> = blocks.iter().zip(lists.iter()).map(is_checked).collect();
         point!("cache.copying");
         let outcomes = self.pull_lists(lists, &checked);
         let verdicts = self.unchanged(blocks)?;
@@ -206,21 +208,23 @@ impl Inner {
     }
 
     /// Copies lists, those with a checksum apart from those without: a call of the engine is of one kind.
-    pub(super) fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Vec<Outcome> {
-        let pull = |lists: &mut [ReadList<'_>], checked: bool| {
-            let checksum = if checked { Checksum::Xxh3 } else { Checksum::Off };
-            self.engine.pull_each(&**self.lines().memory(), lists, checksum)
-        };
+    pub(super) fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Few<Outcome> {
+        let memory = &**self.lines().memory();
+        let kind_of = |checked: bool| if checked { Checksum::Xxh3 } else { Checksum::Off };
+        if let ([list], [checked]) = (&mut *lists, checked) {
+            return Few::from([self.engine.pull(memory, list, kind_of(*checked))]);
+        }
         let count = checked.iter().filter(|checked| **checked).count();
         if count == 0 || count == checked.len() {
-            return pull(lists, count > 0);
+            return self.engine.pull_each(memory, lists, kind_of(count > 0)).into();
         }
-        let mut outcomes: Vec<Outcome> = checked.iter().map(|_| Ok(None)).collect();
+        let mut outcomes: Few<Outcome> = checked.iter().map(|_| Ok(None)).collect();
         for kind in [true, false] {
             let taken = lists.iter_mut().zip(checked).filter(|(_, checked)| **checked == kind).map(|(list, _)| std::mem::take(list));
             let mut taken: Vec<ReadList<'_>> = taken.collect();
             let places = checked.iter().enumerate().filter(|(_, checked)| **checked == kind).map(|(place, _)| place);
-            places.zip(pull(&mut taken, kind)).for_each(|(place, outcome)| outcomes[place] = outcome);
+            let pulled = self.engine.pull_each(memory, &mut taken, kind_of(kind));
+            places.zip(pulled).for_each(|(place, outcome)| outcomes[place] = outcome);
         }
         outcomes
     }
@@ -287,6 +291,21 @@ impl Drop for Unpin<'_> {
 }
 
 impl Pinned {
+    /// Gives several pins back, as dropping them one by one does, but publishes each line of pins once.
+    pub fn release_all(blocks: impl IntoIterator<Item = Pinned>) {
+        let mut blocks: Vec<Pinned> = blocks.into_iter().collect();
+        for of_one in blocks.chunk_by_mut(|one, other| Arc::ptr_eq(&one.inner, &other.inner)) {
+            let cells: Vec<u64> = of_one.iter_mut().map(Pinned::let_go).collect();
+            of_one[0].inner.unpin(&cells);
+        }
+    }
+
+    /// Leaves it to the caller to give the pin of the cell back.
+    fn let_go(&mut self) -> u64 {
+        self.held = false;
+        self.cell
+    }
+
     pub(super) fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
@@ -440,6 +459,8 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.inner.unpin(&[self.cell]);
+        if self.held {
+            self.inner.unpin(&[self.cell]);
+        }
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A cell that is reserved for a block, until it is committed or given up.
 
+use super::events::Change;
 use super::publish::Form;
-use super::{BlockKey, Inner};
+use super::{BlockKey, Inner, Namespace};
 use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::point;
@@ -90,11 +91,21 @@ impl Reservation {
     }
 
     fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
-        Self::fill_each(std::slice::from_mut(self), std::slice::from_ref(&list))
+        self.check_len(&list)?;
+        let checksum = self.inner.payload_checksum();
+        let filled = self.copy(&list, checksum).map(|checksum| self.checksum = checksum);
+        after_filling();
+        filled
     }
 
-    fn not_as_long(&self, given_bytes: u64) -> Error {
-        Error::Invalid(format!("the pieces have {given_bytes} bytes together, the block {}: give all of it, in order", self.len_bytes()))
+    fn check_len(&self, list: &WriteList<'_>) -> Result<()> {
+        let (given_bytes, len_bytes) = (list.len_bytes(), self.len_bytes());
+        match given_bytes == len_bytes {
+            true => Ok(()),
+            false => Err(Error::Invalid(format!(
+                "the pieces have {given_bytes} bytes together, the block {len_bytes}: give all of it, in order"
+            ))),
+        }
     }
 
     /// Fills whole blocks of one cache from one list each, with one store fence behind all of them.
@@ -104,12 +115,9 @@ impl Reservation {
             if !Arc::ptr_eq(&inner, &reservation.inner) {
                 return Err(Error::Invalid("the reservations are of several caches: fill those of each by themselves".into()));
             }
-            if list.len_bytes() != reservation.len_bytes() {
-                return Err(reservation.not_as_long(list.len_bytes()));
-            }
+            reservation.check_len(list)?;
         }
-        let checksum = if inner.config.checksums { Checksum::Xxh3 } else { Checksum::Off };
-        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, checksum);
+        let outcomes = inner.engine.publish_each(&**inner.lines().memory(), lists, inner.payload_checksum());
         let mut filled = Ok(());
         for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
             // Every one of them is noted, whatever became of those before.
@@ -118,7 +126,7 @@ impl Reservation {
                 Err(error) => filled = filled.and(Err(error)),
             }
         }
-        point!("cache.filled");
+        after_filling();
         filled
     }
 
@@ -159,19 +167,42 @@ impl Reservation {
         outcome
     }
 
-    /// Makes the block visible to every host.
+    /// Makes the block visible to every host, as [`super::Cache::commit_all`] does.
     ///
     /// # Errors
     /// [`Error::Fenced`]: it is not visible, unless it was for a moment.
-    pub fn commit(self) -> Result<()> {
+    pub fn commit(mut self) -> Result<()> {
         let inner = self.inner.clone();
-        inner.commit(vec![self])
+        inner.commit(std::slice::from_mut(&mut self))
+    }
+
+    /// What listeners are told of it once it is committed.
+    pub(super) fn stored(&self) -> Change {
+        Change::Stored {
+            key: self.key(),
+            parent: self.parent.map(BlockKey),
+            namespace: Namespace(self.descriptor.namespace),
+            cell: self.cell,
+            len_bytes: self.len_bytes(),
+        }
     }
 
     /// Gives the cell up, as dropping does, and says whether that worked.
     pub fn abort(mut self) -> Result<()> {
         self.open = false;
         self.inner.clone().abort(&self)
+    }
+}
+
+/// Where everything of a block, or of several, is in the memory and nobody was told.
+fn after_filling() {
+    point!("cache.filled");
+}
+
+impl Inner {
+    /// What is computed of the payload of blocks that are filled in one go.
+    fn payload_checksum(&self) -> Checksum {
+        if self.config.checksums { Checksum::Xxh3 } else { Checksum::Off }
     }
 }
 

@@ -4,6 +4,7 @@
 use super::Inner;
 use crate::error::{Error, Result};
 use crate::limits::{MAX_SEATS, MAX_SLOTS};
+use crate::line::{FETCHED_TOGETHER, if_whole};
 use crate::media::{FenceLine, MediaLine, SLOTS_PER_FENCE};
 use arrayvec::ArrayVec;
 
@@ -57,7 +58,7 @@ impl Inner {
     }
 
     /// What the lines of `rows`, in their order, tell.
-    fn fences_in(&self, rows: &Rows, fetched: impl Iterator<Item = Result<FenceLine>>) -> Result<Fences> {
+    fn fences_in<'a>(&self, rows: &Rows, fetched: impl Iterator<Item = Option<&'a FenceLine>>) -> Result<Fences> {
         let per_seat = self.geometry().fence_lines();
         // What was not asked for is not known either.
         let asked = (0..MAX_SLOTS).step_by(SLOTS_PER_FENCE).enumerate().filter(|(group, _)| rows.groups >> group & 1 == 1);
@@ -65,12 +66,11 @@ impl Inner {
         let mut fences = Fences { up_to: [0; MAX_SLOTS], known };
         for (index, line) in rows.indexes.iter().zip(fetched) {
             let first = (index % per_seat) as usize * SLOTS_PER_FENCE;
-            match line {
-                Ok(line) => {
-                    fences.up_to.iter_mut().skip(first).zip(line.fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
+            match line.copied().map_or_else(|| self.look_again(*index), |line| Ok(Some(line)))? {
+                Some(FenceLine { fenced, .. }) => {
+                    fences.up_to.iter_mut().skip(first).zip(fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
                 }
-                Err(Error::BadLine { .. }) => fences.known &= !(GROUP_BITS << first),
-                Err(error) => return Err(error),
+                None => fences.known &= !(GROUP_BITS << first),
             }
         }
         Ok(fences)
@@ -78,22 +78,41 @@ impl Inner {
 
     /// Fetches the fence words of `slots` from all seats; misses overlap.
     pub(super) fn fences(&self, slots: impl Iterator<Item = u16>) -> Result<Fences> {
-        let rows = self.rows_of(slots);
-        let mut fetched: Vec<Result<FenceLine>> = Vec::with_capacity(rows.indexes.len());
-        self.lines().fetch_many(&rows.indexes, &mut fetched)?;
-        self.fences_in(&rows, fetched.into_iter())
+        self.fetch_with_fences::<FenceLine>(&[], slots, |_| ())
     }
 
-    /// Fetches lines of one kind and the fence words of `slots`. Neither needs the other to be older (CACHE.md 12.5), so that they are
-    /// fetched together.
+    /// Fetches lines of one kind, and the fence words of `slots`; `each` gets the lines in order, `None` for one that does not verify.
+    /// Neither needs the other to be older (CACHE.md 12.5), so that they are fetched together.
     pub(super) fn fetch_with_fences<T: MediaLine>(
         &self,
         indexes: &[u64],
         slots: impl Iterator<Item = u16>,
-    ) -> Result<(Vec<Result<T>>, Fences)> {
+        mut each: impl FnMut(Option<&T>),
+    ) -> Result<Fences> {
         let rows = self.rows_of(slots);
-        let (mut found, mut fences) = (Vec::with_capacity(indexes.len()), Vec::with_capacity(rows.indexes.len()));
-        self.lines().fetch_both((indexes, &mut found), (&rows.indexes, &mut fences))?;
-        Ok((found, self.fences_in(&rows, fences.into_iter())?))
+        let (first, rest) = indexes.split_at(indexes.len().min(FETCHED_TOGETHER - rows.indexes.len()));
+        let mut give = |index: u64, line: Option<&T>| {
+            match line {
+                Some(line) => each(Some(line)),
+                None => each(self.look_again(index)?.as_ref()),
+            }
+            Ok::<_, Error>(())
+        };
+        let mut lines = ArrayVec::new();
+        let (found, fences) = self.lines().fetch_both::<T, FenceLine>(first, &rows.indexes, &mut lines)?;
+        first.iter().zip(found).try_for_each(|(&index, line)| give(index, line))?;
+        let fences = self.fences_in(&rows, fences)?;
+        for indexes in rest.chunks(FETCHED_TOGETHER) {
+            let (found, _) = self.lines().fetch_both::<T, FenceLine>(indexes, &[], &mut lines)?;
+            indexes.iter().zip(found).try_for_each(|(&index, line)| give(index, line))?;
+        }
+        Ok(fences)
+    }
+
+    /// One more look at a line that did not verify: it may have been in the middle of being written.
+    fn look_again<T: MediaLine>(&self, index: u64) -> Result<Option<T>> {
+        if_whole(self.lines().fetch(index))
     }
 }
+
+const _: () = assert!(MAX_ROWS < FETCHED_TOGETHER);

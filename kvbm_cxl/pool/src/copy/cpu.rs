@@ -12,6 +12,7 @@ use crate::coherence::{Coherence, LineSum};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use crate::media::Stripes;
+use smallvec::SmallVec;
 use std::borrow::Cow;
 
 /// Pieces shorter than this are put together to whole lines before they are written.
@@ -127,7 +128,7 @@ impl CopyEngine for CpuEngine {
         let checked = lists.iter().map(|list| list.check(memory.len_bytes(), checksum.is_on())).collect();
         let total = lists.iter().fold(0u64, |sum, list| sum.saturating_add(list.len_bytes()));
         let pull = Pull::new(memory, &self.config, total, checksum, order);
-        let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares));
+        let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares).into_vec());
         count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
         outcomes
     }
@@ -146,6 +147,22 @@ impl CopyEngine for CpuEngine {
             Err(_) => self.counters.failed(1),
         }
         done.map(|()| sum.map(|sum| sum.finish()))
+    }
+
+    fn pull(&self, memory: &dyn Coherence, list: &mut ReadList<'_>, checksum: Checksum) -> Outcome {
+        if self.is_divided(list.len_bytes()) {
+            return super::only(self.pull_each(memory, std::slice::from_mut(list), checksum));
+        }
+        let pull = Pull::new(memory, &self.config, list.len_bytes(), checksum, Order::now());
+        let pulled = list.check(memory.len_bytes(), checksum.is_on()).and_then(|pieces| {
+            let done = pull.run(&[Share { list: 0, pieces: &pieces }]);
+            done.into_iter().next().map_or(Ok(None), |(_, outcome)| outcome)
+        });
+        match pulled {
+            Ok(_) => self.counters.pulled(list.len_bytes()),
+            Err(_) => self.counters.failed(1),
+        }
+        pulled
     }
 
     fn is_settled(&self, _timeout_ms: u64) -> bool {
@@ -348,9 +365,9 @@ impl<'c> Pull<'c> {
     }
 
     /// Copies shares out of the pool: while one window is copied, the flushes of the next are under way.
-    pub(super) fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
-        let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
-        let mut sums: Vec<Option<Sum>> = shares.iter().map(|share| self.sum_of(share)).collect();
+    pub(super) fn run(&self, shares: &[Share<'_>]) -> SmallVec<[(usize, Outcome); 1]> {
+        let mut failed: SmallVec<[Option<Error>; 1]> = shares.iter().map(|_| None).collect();
+        let mut sums: SmallVec<[Option<Sum>; 1]> = shares.iter().map(|share| self.sum_of(share)).collect();
         let (mut flushing, mut copying) = (Walk::new(shares), Walk::new(shares));
         self.flush_window(&mut flushing, &mut failed);
         while !copying.is_at_end() {

@@ -3,7 +3,7 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{BlockKey, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Pinned, Pulled, Reservation, Reserved, Wish};
 use cxl_pool::copy::{LocalPlace, LocalRange};
 use cxl_pool::metrics::MissReason;
 use std::ptr::NonNull;
@@ -72,6 +72,28 @@ fn hits_and_misses_keep_their_places() {
     }
     other.leave();
     member.leave();
+}
+
+#[test]
+fn pins_that_are_given_back_together_are_gone_and_no_others() {
+    let bench = Bench::new(&[(1024, 600)]);
+    let (owner, reader) = (bench.member(1), bench.member(2));
+    // More than a line of pins has.
+    owner.publish(0..200, LEN);
+    let keys: Vec<BlockKey> = (0..200).map(key).collect();
+    let mut pins = reader.cache.pin_chain(SPACE, &keys).unwrap();
+    // One that is pinned no second time, and one that is.
+    let kept = [pins.remove(77), reader.cache.pin(SPACE, key(5)).unwrap().unwrap()];
+    // Some of another cache in between.
+    pins.splice(50..50, owner.cache.pin_chain(SPACE, &keys[..3]).unwrap());
+    assert_eq!((reader.cache.pinned(), owner.cache.pinned()), (200, 3));
+    Pinned::release_all(pins);
+    assert_eq!((reader.cache.pinned(), owner.cache.pinned()), (2, 0));
+    for number in 0..200 {
+        assert_eq!(owner.cache.evict(SPACE, key(number)).unwrap(), ![5, 77].contains(&number), "block {number}");
+    }
+    drop(kept);
+    assert!([5, 77].into_iter().all(|number| owner.cache.evict(SPACE, key(number)).unwrap()));
 }
 
 #[test]

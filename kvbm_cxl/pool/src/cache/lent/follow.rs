@@ -5,7 +5,7 @@
 //! A reference, once read from the memory, says that the block was in the memory before. So a flush behind that look gets bytes that are at
 //! least as new, and what is left to know is that they are no newer.
 
-use super::super::{BlockKey, Inner, Namespace, Pinned};
+use super::super::{BlockKey, Few, Inner, Namespace, Pinned};
 use super::lines::{Reference, Standing};
 use super::shape::Shape;
 use crate::copy::{Outcome, ReadList, checksum_of};
@@ -26,23 +26,23 @@ struct Followed {
 
 impl Inner {
     /// Copies lent blocks as the lists say, which take their bytes from the cells; `None`, or why it is a miss. The lists are used up.
-    pub(in super::super) fn copy_lent(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
+    pub(in super::super) fn copy_lent(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
         match self.copy_lent_together(blocks, lists) {
             // One of them: each by itself then.
             Err(Error::Poisoned { .. }) if blocks.len() > 1 => {
-                let mut answers = Vec::with_capacity(blocks.len());
+                let mut answers = Few::with_capacity(blocks.len());
                 for (block, list) in blocks.iter().zip(lists) {
                     answers.extend(self.copy_lent(&[block], std::slice::from_mut(list))?);
                 }
                 Ok(answers)
             }
-            Err(Error::Poisoned { .. }) => Ok(vec![Some(MissReason::Device)]),
+            Err(Error::Poisoned { .. }) => Ok(Few::from([Some(MissReason::Device)])),
             other => other,
         }
     }
 
-    fn copy_lent_together(&self, blocks: &[&Pinned], lists: &[ReadList<'_>]) -> Result<Vec<Option<MissReason>>> {
-        let mut answers: Vec<Option<MissReason>> = vec![Some(MissReason::TakenBack); blocks.len()];
+    fn copy_lent_together(&self, blocks: &[&Pinned], lists: &[ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
+        let mut answers = Few::from_elem(Some(MissReason::TakenBack), blocks.len());
         let mut followed = Vec::with_capacity(blocks.len());
         for (place, found) in self.follow_all(blocks)?.into_iter().enumerate() {
             match found {
