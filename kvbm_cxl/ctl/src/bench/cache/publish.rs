@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Publishing one block beside a bare copy of the same bytes to other lines of the same pool: non-temporal stores and SFENCE.
+//! Publishing one block beside a bare copy of the same bytes to other lines of the same pool: non-temporal stores and SFENCE; and beside
+//! that copy with the other accesses of a publish around it.
 //!
 //! The block before was evicted, outside of what is timed, so that a cell is free; the lines of both destinations are in no cache. No other
 //! host uses the pool, so that the locks of the hint table stay with this one.
 
-use super::{BLOCKS, Lab, Member, NAMESPACE, SIZES, alone, fill, join, key, place, refuse_emulated, uncache};
+use super::accesses::Accesses;
+use super::{BLOCKS, Lab, Member, NAMESPACE, Names, SIZES, alone, fill, join, key, place, refuse_emulated, uncache};
 use crate::bench::{Bench, wrong};
 use crate::stats::{Estimate, median, quantile};
 use cxl_pool::Result;
@@ -25,8 +27,8 @@ const WARM: u64 = 200;
 pub fn run(batches: u64) -> Result<Bench> {
     refuse_emulated()?;
     let mut bench = Bench { title: "publish of blocks, pool in /dev/shm, one thread".into(), ..Bench::default() };
-    for (size, [name, _]) in SIZES {
-        single(&mut bench, batches, size, name)?;
+    for (size, [names, _]) in SIZES {
+        single(&mut bench, batches, size, names)?;
     }
     let [small, large] = [together(batches.min(101), 4 << 10)?, together(batches.min(101), 64 << 10)?];
     batch_figures(&mut bench, &small, "4 KiB");
@@ -36,7 +38,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     Ok(bench)
 }
 
-fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static str, f64)) -> Result<()> {
+fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<()> {
     // A pool each, so that neither waits for locks of the other.
     let labs = [Lab::new(size as u64, BLOCKS, 8 << 20)?, Lab::new(size as u64, BLOCKS, 8 << 20)?];
     let [plain, summing] = &labs;
@@ -44,9 +46,10 @@ fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static
     let checked = join(summing.pool(), &summing.state(), 0, CacheConfig { checksums: true, ..alone() }, false)?;
     let data = plain.pool().layout().data_offset();
     let bare = plain.bare(data, size as u64)?;
+    let accesses = Accesses::at(plain, data + size as u64)?;
     // Made once: memory that is given back and had again in between is what the system would be measured with.
     let (mut source, mut found) = (vec![0; size], vec![0; size]);
-    let (mut ours, mut summed, mut base): (Vec<f64>, Vec<f64>, Vec<f64>) = Default::default();
+    let (mut ours, mut summed, mut base, mut least): (Vec<f64>, Vec<f64>, Vec<f64>, Vec<f64>) = Default::default();
     // The first publishes of a host claim a chunk and take the locks of the hint table, which takes the manager.
     for number in 0..WARM {
         for (lab, member) in [(plain, &member), (summing, &checked)] {
@@ -55,8 +58,8 @@ fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static
     }
     for batch in 0..batches {
         fill(&mut source, batch);
-        for turn in 0..3 {
-            let (lab, taken, taken_ns, offset) = match (turn + batch) % 3 {
+        for turn in 0..4 {
+            let (lab, taken, taken_ns, offset) = match (turn + batch) % 4 {
                 0 => {
                     let (taken_ns, offset) = one(plain, &member, batch, &source)?;
                     (plain, &mut ours, taken_ns, offset)
@@ -65,11 +68,20 @@ fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static
                     let (taken_ns, offset) = one(summing, &checked, batch, &source)?;
                     (summing, &mut summed, taken_ns, offset)
                 }
-                _ => {
+                way => {
+                    let copy = || {
+                        bare.copy_in(0, black_box(&source));
+                        bare.fence_stores();
+                    };
                     let start = Instant::now();
-                    bare.copy_in(0, black_box(&source));
-                    bare.fence_stores();
-                    (plain, &mut base, start.elapsed().as_nanos() as f64, data)
+                    let taken = if way == 2 {
+                        copy();
+                        &mut base
+                    } else {
+                        accesses.publish(copy);
+                        &mut least
+                    };
+                    (plain, taken, start.elapsed().as_nanos() as f64, data)
                 }
             };
             uncache(&**lab.memory(), offset, size)?;
@@ -82,15 +94,21 @@ fn single(bench: &mut Bench, batches: u64, size: usize, (name, least): (&'static
         }
     }
     let text = format!("{} KiB", size >> 10);
-    let ratio = Estimate::of_ratios(&base, &ours);
-    for (what, taken) in [("publish", &mut ours), ("publish with a checksum", &mut summed), ("bare non-temporal copy, SFENCE", &mut base)] {
+    let (ratio, of_least) = (Estimate::of_ratios(&base, &ours), Estimate::of_ratios(&least, &ours));
+    for (what, taken) in [
+        ("publish", &mut ours),
+        ("publish with a checksum", &mut summed),
+        ("bare accesses of a publish", &mut least),
+        ("bare non-temporal copy, SFENCE", &mut base),
+    ] {
         bench.figure(format!("{what}, {text}"), median(taken), "ns");
         bench.figure(format!("{what}, {text}, p99"), quantile(taken, 0.99), "ns");
         bench.figure(format!("{what}, {text}, rate"), 1e9 / median(taken), "/s");
         bench.figure(format!("{what}, {text}, speed"), size as f64 / median(taken), "GB/s");
     }
-    bench.at_least(&format!("publish of {text}, speed beside the bare one"), &ratio, least);
-    bench.ratio(name, ratio);
+    bench.at_least(&format!("publish of {text}, speed beside the bare one"), &ratio, names.least);
+    bench.ratio(names.vs_bare, ratio);
+    bench.ratio(names.vs_accesses, of_least);
     member.leave()?;
     checked.leave()
 }
