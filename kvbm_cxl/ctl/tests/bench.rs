@@ -86,14 +86,27 @@ fn blocks_are_published_and_pulled_beside_bare_copies() {
             "publish",
             [
                 "publish_64k_vs_bare",
+                "publish_64k_vs_accesses",
                 "publish_1m_vs_bare",
+                "publish_1m_vs_accesses",
                 "publish_4m_vs_bare",
+                "publish_4m_vs_accesses",
                 "publish_together_over_one_by_one",
                 "publish_64k_together_vs_bare",
             ]
             .as_slice(),
         ),
-        ("pull", &["pull_64k_vs_bare", "pull_1m_vs_bare", "pull_4m_vs_bare"]),
+        (
+            "pull",
+            &[
+                "pull_64k_vs_bare",
+                "pull_64k_vs_accesses",
+                "pull_1m_vs_bare",
+                "pull_1m_vs_accesses",
+                "pull_4m_vs_bare",
+                "pull_4m_vs_accesses",
+            ],
+        ),
     ] {
         let report = json(what);
         let ratios: Vec<&str> = report["ratios"].as_array().unwrap().iter().map(|ratio| ratio["name"].as_str().unwrap()).collect();
