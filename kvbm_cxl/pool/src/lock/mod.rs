@@ -7,17 +7,18 @@
 
 mod global;
 pub(crate) mod manager;
+mod mutex;
 pub(crate) mod seat;
 mod several;
 
 pub(crate) use several::{acquire_each, acquire_if_here};
 
 use crate::error::{Error, Result};
-use crate::host::local_mutex::Asker;
 use crate::host::segment::{flag, state};
 use crate::host::{Host, Op};
 use crate::media::Geometry;
 use global::Wait;
+use mutex::Mutex;
 use std::sync::atomic::Ordering;
 
 /// Number of a lock, from 0.
@@ -70,41 +71,37 @@ pub(crate) enum OnFence {
 pub(crate) fn acquire<'h>(host: &'h Host, lock: LockId, timeout_ms: u64, on_fence: OnFence) -> Result<LockGuard<'h>> {
     let inner = &*host.inner;
     check(host, lock)?;
-    let local = inner.segment.lock(lock);
-    let is_alive = |tag| inner.is_tag_alive(tag);
-    let asker = Asker { tag: inner.tag, platform: &*inner.platform, is_alive: &is_alive };
     let timeout = || Error::Timeout { what: format!("lock {lock}"), timeout_ms };
     // The clock is only read once there is something to wait for: the uncontended path must stay short.
     let mut deadline_ns = None;
     let mut round = 0;
     loop {
-        if !local.mutex.try_lock(inner.tag) {
-            let deadline_ns = *deadline_ns.get_or_insert_with(|| inner.platform.now_ns() + timeout_ms * 1_000_000);
-            match local.mutex.lock(&asker, deadline_ns) {
-                None => return Err(timeout()),
-                Some(taken) => inner.note_inherited(lock, taken),
+        let mutex = match Mutex::try_lock(inner, lock) {
+            Some(mutex) => mutex,
+            None => {
+                let deadline_ns = *deadline_ns.get_or_insert_with(|| inner.platform.now_ns() + timeout_ms * 1_000_000);
+                Mutex::lock(inner, lock, deadline_ns).ok_or_else(timeout)?
             }
-        }
-        match host.enter() {
+        };
+        let error = match host.enter() {
             Ok(op) => {
                 let mut deadline_ns = || *deadline_ns.get_or_insert_with(|| inner.platform.now_ns() + timeout_ms * 1_000_000);
                 match inner.obtain(lock, op.incarnation(), || Wait::new(deadline_ns(), timeout_ms)) {
-                    Ok(grant) => return Ok(LockGuard { op, lock, grant }),
+                    Ok(grant) => return Ok(LockGuard { op, lock: mutex.keep(), grant }),
                     Err(error) => {
-                        local.mutex.unlock(&*inner.platform);
-                        drop(op);
-                        if !error.is_fenced() || on_fence == OnFence::Fail {
-                            return Err(error);
-                        }
+                        // Before the operation ends, as everywhere.
+                        drop(mutex);
+                        error
                     }
                 }
             }
             Err(error) => {
-                local.mutex.unlock(&*inner.platform);
-                if !error.is_fenced() || on_fence == OnFence::Fail {
-                    return Err(error);
-                }
+                drop(mutex);
+                error
             }
+        };
+        if !error.is_fenced() || on_fence == OnFence::Fail {
+            return Err(error);
         }
         // Fenced: nothing was done under the old incarnation, so wait for the new one.
         let deadline_ns = *deadline_ns.get_or_insert_with(|| inner.platform.now_ns() + timeout_ms * 1_000_000);

@@ -5,6 +5,7 @@
 //! mutex of one is waited for with another held, so that no order among them has to be kept.
 
 use super::global::Wait;
+use super::mutex::Mutex;
 use super::{LockGuard, LockId, OnFence, acquire, check};
 use crate::error::Result;
 use crate::host::{Host, Inner};
@@ -44,42 +45,12 @@ pub(crate) fn acquire_each<'h>(
     let mut wait = Wait::new(inner.platform.now_ns() + timeout_ms * 1_000_000, timeout_ms);
     while !asked.locks.is_empty() {
         let (place, grant) = inner.await_any(&asked.locks, op.incarnation(), &mut wait).inspect_err(|_| asked.unlock())?;
-        let mutex = Mutex { inner, lock: asked.locks.swap_remove(place) };
+        let mutex = Mutex::kept(inner, asked.locks.swap_remove(place));
         work(mutex.guard(host, grant)?)?;
     }
     drop(op);
     // Other threads of this host are at these: their turn comes first.
     busy.into_iter().try_for_each(|lock| work(acquire(host, lock, timeout_ms, OnFence::Fail)?))
-}
-
-/// The local mutex of a lock, held.
-struct Mutex<'h> {
-    inner: &'h Inner,
-    lock: LockId,
-}
-
-impl<'h> Mutex<'h> {
-    fn try_lock(inner: &'h Inner, lock: LockId) -> Option<Self> {
-        // Made only once it is held: whatever is dropped unlocks.
-        inner.segment.lock(lock).mutex.try_lock(inner.tag).then(|| Mutex { inner, lock })
-    }
-
-    /// The lock, whose grant is accepted.
-    fn guard(self, host: &'h Host, grant: u32) -> Result<LockGuard<'h>> {
-        let op = host.enter()?;
-        Ok(LockGuard { op, lock: self.keep(), grant })
-    }
-
-    /// Leaves it held.
-    fn keep(self) -> LockId {
-        std::mem::ManuallyDrop::new(self).lock
-    }
-}
-
-impl Drop for Mutex<'_> {
-    fn drop(&mut self) {
-        self.inner.segment.lock(self.lock).mutex.unlock(&*self.inner.platform);
-    }
 }
 
 /// Locks that were asked for and are not here yet, with their local mutexes held: a grant that nobody waits for any more is one that
@@ -91,7 +62,7 @@ struct Asked<'h> {
 
 impl Asked<'_> {
     fn unlock(&mut self) {
-        self.locks.drain(..).for_each(|lock| drop(Mutex { inner: self.inner, lock }));
+        self.locks.drain(..).for_each(|lock| drop(Mutex::kept(self.inner, lock)));
     }
 }
 
