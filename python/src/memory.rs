@@ -33,12 +33,24 @@ impl Block {
         }
         let freed = match &self.region {
             Some(region) => region.free().map_err(Failure::from),
-            None => self.unname().and_then(|()| Ok(self.member.allocator()?.free(self.offset)?)),
+            None => self.unname().and_then(|()| {
+                // What a view stored and nobody flushed would be written back onto the next user's bytes.
+                self.flush(0, self.len_bytes)?;
+                Ok(self.member.allocator()?.free(self.offset)?)
+            }),
         };
         if freed.is_err() {
             self.is_freed.store(false, Ordering::Release);
         }
         freed
+    }
+
+    /// Writes a part back and drops it from this host's caches.
+    fn flush(&self, at: u64, len_bytes: u64) -> Outcome<()> {
+        let memory = self.member.pool.lines().memory();
+        memory.flush_range(self.offset + at, len_bytes)?;
+        memory.fence_all();
+        Ok(())
     }
 
     /// Takes the name away first: with it, others find the block, and it must stay.
@@ -116,7 +128,7 @@ impl PoolMemory {
     }
 
     fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>, region: Option<Arc<RegionMemory>>) -> Outcome<Self> {
-        let address = member.pool.lines().memory().address(offset, len_bytes).map_or(0, |address| address.addr().get());
+        let address = member.pool.lines().memory().address_for_stores(offset, len_bytes).map_or(0, |address| address.addr().get());
         member.blocks.fetch_add(1, Ordering::AcqRel);
         let block = Native::new(Block { region, member, offset, len_bytes, name, is_freed: AtomicBool::new(false) });
         if address == 0 {
@@ -179,13 +191,7 @@ impl PoolMemory {
         if len_bytes > rest {
             return Err(invalid(format!("{len_bytes} bytes at offset {offset} reach behind the memory of {} bytes", block.len_bytes)));
         }
-        py.detach(|| -> Outcome<()> {
-            let memory = block.member.pool.lines().memory();
-            memory.flush_range(block.offset + offset, len_bytes)?;
-            memory.fence_all();
-            Ok(())
-        })?;
-        Ok(())
+        Ok(py.detach(|| block.flush(offset, len_bytes))?)
     }
 
     fn free(&self, py: Python<'_>) -> PyResult<()> {

@@ -267,11 +267,13 @@ int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------------------- *
  *
  * A block starts at a line and owns whole lines. Its bytes are undefined. Any host may free a block, whoever allocated it; the caller knows
- * that nobody uses it any more.
+ * that nobody uses it any more, and that whoever stored to it has flushed that (clflush, cxl_shm_flush): what is still in a cache would be
+ * written back onto the bytes of whoever has the memory next.
  *
  *   kept     lives until it is freed, beyond its process and host: for structures that hosts find through a named object
  *   scratch  lives at most as long as the process that allocated it: for what needs no cleaning up after a crash. Only cxl_shm_keep()
- *            makes it fit to be known to another process
+ *            makes it fit to be known to another process. Write to it past the caches (cxl_shm_copy_in), or flush soon: of a process
+ *            that is killed, what it stored and did not flush may be written back after the memory has gone to another host
  */
 
 #ifndef CXL_SHM_NO_SHORT_NAMES
@@ -595,8 +597,8 @@ int cxl_shm_cache_lookup_chain(cxl_pool_t* pool, const uint8_t* name_space, cons
 int cxl_shm_cache_publish(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, const cxl_shm_piece_t* pieces,
                           size_t count);
 
-/* Reserves room for a block, which nobody sees until it is committed. Fill it with cxl_shm_cache_fill(), or at `ptr` by stores (the commit
- * flushes them) or by a device (which must have ended, and have flushed, before the commit). Errors as cxl_shm_cache_publish(). */
+/* Reserves room for a block, which nobody sees until it is committed. Fill it with cxl_shm_cache_fill(), or at `ptr` by stores (commit and
+ * abort flush them) or by a device (which must have ended, and have flushed, before the commit). Errors as cxl_shm_cache_publish(). */
 int cxl_shm_cache_reserve(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, uint64_t len_bytes,
                           cxl_shm_block_t* block);
 

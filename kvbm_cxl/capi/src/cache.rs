@@ -18,8 +18,7 @@ pub const CACHE_CHECKSUMS: u32 = 1;
 
 /// What a handle can stand for.
 enum Held {
-    /// And whether its bytes are past the caches already.
-    Reservation(Box<Reservation>, bool),
+    Reservation(Box<Reservation>),
     Pin(Arc<Pinned>),
 }
 
@@ -127,7 +126,7 @@ impl CacheMember {
         let reservation = self.reserved(id, parent, len_bytes)?;
         let (offset, address) = (reservation.offset(), reservation.address());
         let owner = self.cache.host().slot().into();
-        let handle = self.keep(Held::Reservation(Box::new(reservation), false));
+        let handle = self.keep(Held::Reservation(Box::new(reservation)));
         Ok(self.describe(handle, offset, len_bytes, address, owner))
     }
 
@@ -165,17 +164,17 @@ impl CacheMember {
     pub unsafe fn fill(&self, handle: u64, pieces: &[Piece]) -> Outcome<()> {
         let ranges = ranges(pieces)?;
         // Out of the table while it is filled: nobody commits or aborts it meanwhile, and the table is not locked.
-        let (mut reservation, _) = self.take_reservation(handle)?;
+        let mut reservation = self.take_reservation(handle)?;
         // SAFETY: as demanded of the caller.
         let filled = unsafe { reservation.fill_raw(ranges) };
-        locked(&self.held).insert(handle, Held::Reservation(reservation, filled.is_ok()));
+        locked(&self.held).insert(handle, Held::Reservation(reservation));
         Ok(filled?)
     }
 
-    fn take_reservation(&self, handle: u64) -> Outcome<(Box<Reservation>, bool)> {
+    fn take_reservation(&self, handle: u64) -> Outcome<Box<Reservation>> {
         let mut held = locked(&self.held);
         match held.remove(&handle) {
-            Some(Held::Reservation(reservation, filled)) => Ok((reservation, filled)),
+            Some(Held::Reservation(reservation)) => Ok(reservation),
             Some(other) => {
                 held.insert(handle, other);
                 Err(Failure::invalid(format!("{handle} is a pinned block, not a reserved one")))
@@ -186,16 +185,12 @@ impl CacheMember {
 
     /// Makes a reserved block visible.
     pub fn commit(&self, handle: u64) -> Outcome<()> {
-        let (reservation, is_past_caches) = self.take_reservation(handle)?;
-        if !is_past_caches {
-            reservation.flush()?;
-        }
-        Ok(reservation.commit()?)
+        Ok(self.take_reservation(handle)?.commit()?)
     }
 
     /// Gives a reserved block up.
     pub fn abort(&self, handle: u64) -> Outcome<()> {
-        Ok(self.take_reservation(handle)?.0.abort()?)
+        Ok(self.take_reservation(handle)?.abort()?)
     }
 
     /// Copies a block to pieces, which may have more room; returns its length.

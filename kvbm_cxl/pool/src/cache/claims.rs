@@ -4,8 +4,8 @@
 //! A claim of a host that is not fenced beats every claim of one that is. Claims outlive their hosts: who adopts a chunk leaves the bits of
 //! the others where they are, because they tell whose late lines may still turn up on it.
 
-use super::Inner;
 use super::cells::State;
+use super::{Inner, remains};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -200,7 +200,18 @@ impl Inner {
         self.publish_own(guard, row.line, own)?;
         point!("cache.claimed");
         self.host.check_fences(guard.op())?;
-        self.local.set_owner(row.first() + bit as u64, self.host.inner.tag);
+        self.give_chunk(row.first() + bit as u64, self.host.inner.tag)?;
+        Ok(())
+    }
+
+    /// Notes that a chunk is that of the process `tag` of this host, 0 for none. What another one was filling there is brought out of this
+    /// machine's caches before: nobody asks for it any more afterwards.
+    fn give_chunk(&self, chunk: u64, tag: u32) -> Result<()> {
+        let found = self.local.chunk(chunk);
+        if found.is_filled() && found.owner() != tag && !mutant!("cache.taken_unflushed") {
+            remains::bring_out_of(self.lines(), chunk, self.host.slot())?;
+        }
+        self.local.set_owner(chunk, tag);
         Ok(())
     }
 
@@ -346,7 +357,7 @@ impl Inner {
         let (row, bit) = self.row_of(chunk)?;
         let mut claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
         claimants.push(Claimant { slot: self.host.slot(), incarnation: self.former_incarnation(guard, chunk)?, is_certain: true });
-        self.local.set_owner(chunk, self.host.inner.tag);
+        self.give_chunk(chunk, self.host.inner.tag)?;
         self.take_over(guard, chunk, &claimants)
     }
 
@@ -392,7 +403,7 @@ impl Inner {
                 }
                 if is_live || clears_early {
                     claim.set(bit, false);
-                    self.local.set_owner(row.first() + bit as u64, 0);
+                    self.give_chunk(row.first() + bit as u64, 0)?;
                 }
             }
             self.publish_own(guard, line, claim)?;

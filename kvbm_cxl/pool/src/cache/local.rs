@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Version of the structure: processes of different builds must not share an area that they lay out differently.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[repr(C, align(64))]
 pub(super) struct Header {
@@ -62,6 +62,31 @@ pub(super) fn noted(note: u64) -> Option<(u64, u16)> {
     (note != 0).then(|| ((note >> 16).wrapping_sub(1), note as u16))
 }
 
+/// What the processes of a host know of a cell chunk, as one word: the tag of the one that has it, 0 = none, and above it how many of its
+/// cells are being filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ChunkUse(u64);
+
+impl ChunkUse {
+    /// One cell that is being filled.
+    const CELL: u64 = 1 << 32;
+
+    /// The process.
+    pub fn owner(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Whether stores to its cells may lie in this machine's caches.
+    pub fn is_filled(self) -> bool {
+        self.0 >= Self::CELL
+    }
+
+    /// The same without cells that are being filled.
+    fn filled(self) -> Self {
+        ChunkUse(self.owner().into())
+    }
+}
+
 fn notes_per_process(geometry: &Geometry) -> usize {
     geometry.cell_count().min(MAX_PINS) as usize
 }
@@ -98,7 +123,7 @@ impl Offsets {
         let notes = rows + geometry.pin_lines() as usize * size_of::<PinRow>();
         let entries = notes + MAX_PROCESSES * size_of::<Notes>();
         let owners = entries + MAX_PROCESSES * notes_per_process(geometry) * size_of::<AtomicU64>();
-        let end = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU32>()).next_multiple_of(64);
+        let end = (owners + geometry.cell_chunks() as usize * size_of::<AtomicU64>()).next_multiple_of(64);
         Offsets { rows, notes, entries, owners, end }
     }
 }
@@ -121,8 +146,12 @@ unsafe impl Sync for LocalCells {}
 impl LocalCells {
     /// The area of `host`, behind that of the allocator.
     pub fn of(host: &Host) -> Result<Self> {
-        let layout = host.lines().layout();
-        let (start, len_bytes, owner) = host.local_memory_above();
+        Self::behind(host.lines().layout(), host.local_memory_above())
+    }
+
+    /// The area in `above`, the memory above a host: its first byte, its size in bytes, and what keeps it mapped.
+    pub fn behind(layout: &Layout, above: (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>)) -> Result<Self> {
+        let (start, len_bytes, owner) = above;
         let before = before_bytes(layout);
         if len_bytes < local_end_bytes(layout) {
             return Err(Error::Invalid("the local memory has no room for the cache: stop the older processes of this machine".into()));
@@ -193,27 +222,59 @@ impl LocalCells {
         let _ = self.all_notes()[index].tag.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    fn owners(&self) -> &[AtomicU32] {
+    fn uses(&self) -> &[AtomicU64] {
         self.slice(self.offsets.owners, self.geometry.cell_chunks() as usize)
+    }
+
+    /// What the processes know of a cell chunk.
+    pub fn chunk(&self, chunk: u64) -> ChunkUse {
+        ChunkUse(self.uses().get(chunk as usize).map_or(0, |of| of.load(Ordering::Acquire)))
     }
 
     /// Tag of the process that has a cell chunk; 0 = none. Meaningless unless the host claims the chunk.
     pub fn owner(&self, chunk: u64) -> u32 {
-        self.owners().get(chunk as usize).map_or(0, |owner| owner.load(Ordering::Acquire))
+        self.chunk(chunk).owner()
     }
 
-    /// Gives a cell chunk to the process `tag`. The caller holds the lock of the claims.
+    /// Gives a cell chunk to the process `tag`, none of whose cells is being filled unless it is that process's already. The caller holds
+    /// the lock of the claims, and has brought out what another process left of it ([`super::remains`]).
     pub fn set_owner(&self, chunk: u64, tag: u32) {
-        if let Some(owner) = self.owners().get(chunk as usize) {
-            owner.store(tag, Ordering::Release);
+        if let Some(of) = self.uses().get(chunk as usize)
+            && self.owner(chunk) != tag
+        {
+            of.store(tag.into(), Ordering::Release);
         }
     }
 
     /// Takes a cell chunk from the process `tag`, if it is still that one's.
     pub fn disown(&self, chunk: u64, tag: u32) {
-        if let Some(owner) = self.owners().get(chunk as usize) {
+        if let Some(of) = self.uses().get(chunk as usize) {
+            let without = |word: u64| (ChunkUse(word).owner() == tag).then_some(word & !u64::from(u32::MAX));
             // Another owner is what is wanted as well.
-            let _ = owner.compare_exchange(tag, 0, Ordering::AcqRel, Ordering::Acquire);
+            let _ = of.fetch_update(Ordering::AcqRel, Ordering::Acquire, without);
+        }
+    }
+
+    /// Notes that a cell of a chunk is about to be filled.
+    pub fn begin_filling(&self, chunk: u64) {
+        if let Some(of) = self.uses().get(chunk as usize) {
+            of.fetch_add(ChunkUse::CELL, Ordering::AcqRel);
+        }
+    }
+
+    /// Notes that a cell which the process `tag` was filling is past this machine's caches.
+    pub fn end_filling(&self, chunk: u64, tag: u32) {
+        if let Some(of) = self.uses().get(chunk as usize) {
+            let less = |word: u64| (ChunkUse(word).owner() == tag).then(|| word.checked_sub(ChunkUse::CELL)).flatten();
+            // Somebody else's by now: nothing of it was noted any more.
+            let _ = of.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        }
+    }
+
+    /// Notes that all cells of a chunk are past this machine's caches, if nothing has changed since it was `found`.
+    pub fn brought_out(&self, chunk: u64, found: ChunkUse) {
+        if let Some(of) = self.uses().get(chunk as usize) {
+            let _ = of.compare_exchange(found.0, found.filled().0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 

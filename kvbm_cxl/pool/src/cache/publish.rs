@@ -9,12 +9,13 @@ use super::reservation::Reservation;
 use super::{BlockKey, Cache, Few, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
-use crate::fault::point;
+use crate::fault::{mutant, point};
 use crate::host::HeldOp;
 use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
 use crate::metrics::RefusalReason;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Age of X, the look at the own fence in front of the payload, from which on a commit looks once more, in nanoseconds. READY of a fenced
 /// incarnation is void: that look only saves the caller from believing what nobody else does, and soon behind X it tells nothing new.
@@ -191,6 +192,7 @@ impl Inner {
                     answers[index] = Some(Reserved::NoCell);
                     continue;
                 };
+                self.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
                 let content =
                     Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
                 begun.push((
@@ -205,6 +207,7 @@ impl Inner {
                         since_ns,
                         checksum: None,
                         form,
+                        is_in_place: AtomicBool::new(false),
                         open: true,
                     },
                 ));
@@ -274,6 +277,9 @@ impl Inner {
     pub(super) fn commit(&self, reservations: &mut [Reservation]) -> Result<()> {
         let Some(op) = reservations.first().map(|first| first.op.clone()) else { return Ok(()) };
         op.check_noticed()?;
+        if !mutant!("cache.committed_unflushed") {
+            reservations.iter().try_for_each(Reservation::bring_out)?;
+        }
         for reservation in reservations.iter_mut() {
             let line = &mut reservation.descriptor;
             line.state = Descriptor::READY;
@@ -316,6 +322,7 @@ impl Inner {
     /// Gives a reserved cell up. Every writer of it has stopped.
     pub(super) fn abort(&self, reservation: &Reservation) -> Result<()> {
         reservation.op.check_fences()?;
+        reservation.give_up()?;
         point!("cache.abort");
         let free = self.stamped(reservation.op.incarnation(), Descriptor::FREE, Descriptor::default());
         self.lines().publish(reservation.cell, free)?;

@@ -6,11 +6,12 @@ use super::publish::Form;
 use super::{BlockKey, Inner, Namespace};
 use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
-use crate::fault::point;
+use crate::fault::{mutant, point};
 use crate::host::HeldOp;
 use crate::media::{Descriptor, REFERENCE_BYTES};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A cell that this process may fill: visible to all as WRITING, served to nobody. Dropping it gives it up.
 ///
@@ -28,6 +29,8 @@ pub struct Reservation {
     /// Checksum of the whole payload, once it is known.
     pub(super) checksum: Option<u64>,
     pub(super) form: Form,
+    /// Somebody was told where it is mapped, and may have stored there what is still in this machine's caches.
+    pub(super) is_in_place: AtomicBool,
     pub(super) open: bool,
 }
 
@@ -52,18 +55,35 @@ impl Reservation {
         BlockKey(self.descriptor.key)
     }
 
-    /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. What is written here must be
-    /// past the caches before the commit: [`Reservation::flush`].
+    /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. The commit flushes what was
+    /// stored here, and so does whatever gives the reservation up, unless it was filled as a whole since; a device that writes past this
+    /// host's caches needs neither.
     pub fn address(&self) -> Option<NonNull<u8>> {
-        self.inner.lines().memory().address(self.offset, self.len_bytes())
+        self.is_in_place.store(true, Ordering::Relaxed);
+        self.inner.lines().memory().address_for_stores(self.offset, self.len_bytes())
     }
 
-    /// Writes what was stored in place out of this host's caches.
-    pub fn flush(&self) -> Result<()> {
-        let memory = self.inner.lines().memory();
-        memory.flush_range(self.offset, self.len_bytes())?;
-        memory.fence_all();
+    /// Brings what may have been stored in place out of this machine's caches. A line that stayed there would be written back onto whatever
+    /// the cell holds by then.
+    pub(super) fn bring_out(&self) -> Result<()> {
+        if self.is_in_place.load(Ordering::Relaxed) {
+            let memory = self.inner.lines().memory();
+            memory.flush_range(self.offset, self.len_bytes())?;
+            memory.fence_all();
+            self.is_in_place.store(false, Ordering::Relaxed);
+        }
         Ok(())
+    }
+
+    /// As [`Reservation::bring_out`], where the block is not to be.
+    pub(super) fn give_up(&self) -> Result<()> {
+        if mutant!("cache.given_up_unflushed") { Ok(()) } else { self.bring_out() }
+    }
+
+    /// Notes a checksum of the whole block, which was written past the caches.
+    fn filled(&mut self, checksum: Option<u64>) {
+        self.checksum = checksum;
+        *self.is_in_place.get_mut() = false;
     }
 
     /// Fills the whole block from pieces that follow one another, and computes its checksum if the cache is configured so.
@@ -93,7 +113,7 @@ impl Reservation {
     fn fill_from(&mut self, list: WriteList<'_>) -> Result<()> {
         self.check_len(&list)?;
         let checksum = self.inner.payload_checksum();
-        let filled = self.copy(&list, checksum).map(|checksum| self.checksum = checksum);
+        let filled = self.copy(&list, checksum).map(|checksum| self.filled(checksum));
         after_filling();
         filled
     }
@@ -122,7 +142,7 @@ impl Reservation {
         for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
             // Every one of them is noted, whatever became of those before.
             match reservation.noted(outcome) {
-                Ok(checksum) => reservation.checksum = checksum,
+                Ok(checksum) => reservation.filled(checksum),
                 Err(error) => filled = filled.and(Err(error)),
             }
         }
@@ -162,6 +182,7 @@ impl Reservation {
             // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
             // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
             self.open = false;
+            self.inner.local.begin_filling(self.chunk());
             std::mem::forget(self.op.clone());
         }
         outcome
@@ -174,6 +195,10 @@ impl Reservation {
     pub fn commit(mut self) -> Result<()> {
         let inner = self.inner.clone();
         inner.commit(std::slice::from_mut(&mut self))
+    }
+
+    fn chunk(&self) -> u64 {
+        self.cell / u64::from(self.inner.geometry().cells_per_chunk)
     }
 
     /// What listeners are told of it once it is committed.
@@ -211,6 +236,10 @@ impl Drop for Reservation {
         if self.open {
             // Fenced: the cell is read anew after the re-join. A device that is gone: with the pool.
             let _ = self.inner.clone().abort(self);
+        }
+        // A fenced host too says that its work has ended once this one has.
+        if self.give_up().is_ok() {
+            self.inner.local.end_filling(self.chunk(), self.inner.host.inner.tag);
         }
     }
 }

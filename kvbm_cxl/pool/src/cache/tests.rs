@@ -61,7 +61,7 @@ fn a_full_part_of_the_hint_table_keeps_blocks_out_and_loses_none() {
     for &number in &crowd[places..] {
         match publish(number) {
             Err(Error::Full { what, .. }) => assert!(what.contains("hint table"), "{what}"),
-            other => panic!("{other:?}"),
+            _ => panic!("there is a cell"),
         }
         let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 };
         assert!(matches!(cache.reserve(&wish).unwrap(), Reserved::NoHint));
@@ -76,4 +76,50 @@ fn a_full_part_of_the_hint_table_keeps_blocks_out_and_loses_none() {
     assert!(cache.evict(SPACE, key(crowd[5])).unwrap());
     assert_eq!(publish(crowd[places]).unwrap(), Published::Stored);
     assert!(is_there(crowd[places]) && !is_there(crowd[5]) && crowd[6..places].iter().all(|&number| is_there(number)));
+}
+
+#[test]
+fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
+    let (cache, _service, _pool, _directory) = cache(112);
+    let local = &cache.inner.local;
+    let reserve = |number: u64| match cache.reserve(&Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 }).unwrap() {
+        Reserved::Cell(reservation) => reservation,
+        _ => panic!("there is a cell"),
+    };
+    let [mut committed, aborted, dropped] = [1, 2, 3].map(reserve);
+    let chunk = committed.cell() / u64::from(cache.inner.geometry().cells_per_chunk);
+    committed.fill([&1u64.to_le_bytes()[..]]).unwrap();
+    committed.commit().unwrap();
+    assert!(local.chunk(chunk).is_filled());
+    aborted.abort().unwrap();
+    assert!(local.chunk(chunk).is_filled());
+    let mine = local.owner(chunk);
+    local.end_filling(chunk, mine + 1);
+    assert!(local.chunk(chunk).is_filled(), "nobody else ends it");
+    drop(dropped);
+    assert!(!local.chunk(chunk).is_filled());
+    local.end_filling(chunk, mine);
+    assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false), "there is nothing to end");
+
+    // What is found is what is noted as brought out, and nothing that has begun since.
+    local.begin_filling(chunk);
+    let found = local.chunk(chunk);
+    local.begin_filling(chunk);
+    local.brought_out(chunk, found);
+    assert!(local.chunk(chunk).is_filled());
+    local.brought_out(chunk, local.chunk(chunk));
+    assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false));
+
+    // Nobody's chunk is not forgotten; the next one's begins anew.
+    local.begin_filling(chunk);
+    local.disown(chunk, mine + 1);
+    assert_eq!(local.owner(chunk), mine);
+    local.disown(chunk, mine);
+    assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (0, true));
+    local.set_owner(chunk, mine);
+    assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false));
+    local.begin_filling(chunk);
+    local.set_owner(chunk, mine);
+    assert!(local.chunk(chunk).is_filled(), "it has had it all the while");
+    local.end_filling(chunk, mine);
 }

@@ -70,7 +70,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
     };
     point!("join.local");
     if first {
-        start_over(&segment);
+        start_over(&lines, &segment)?;
     } else {
         segment.check_membership(&geometry)?;
     }
@@ -105,11 +105,16 @@ pub(super) fn superblock_lines(lines: &Lines) -> Result<Vec<Line>> {
 }
 
 /// Empties a segment whose processes are all gone.
-fn start_over(segment: &Segment) {
+fn start_over(lines: &Lines, segment: &Segment) -> Result<()> {
     let header = segment.header();
     header.state.store(state::NONE, Ordering::SeqCst);
+    // What is said of the incarnation before is that it has ended: nothing of it may come out of this machine's caches later.
+    if !mutant!("cache.joined_unflushed") {
+        crate::cache::bring_out(lines, segment.behind(), header.slot.load(Ordering::Acquire) as u16, |_| true)?;
+    }
     segment.forget_processes();
     segment.reset_locks();
+    Ok(())
 }
 
 /// Turns the exclusive hold on Members into a shared one. Not atomic, which the Join lock covers.
@@ -374,6 +379,9 @@ fn give_slot_up(inner: &Inner) -> Result<()> {
     let result = result.and_then(|()| {
         // A fenced host leaves as well: nothing of it runs any more, and saying so is the proof that others may be waiting for.
         let incarnation = inner.incarnation();
+        if !mutant!("cache.left_unflushed") {
+            crate::cache::bring_out(&inner.lines, inner.segment.behind(), inner.slot() as u16, |_| true)?;
+        }
         header.drained.store(incarnation, Ordering::Release);
         point!("leave.released");
         inner.publish_identity(Identity::LEFT, incarnation)

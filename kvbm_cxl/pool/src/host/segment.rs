@@ -259,19 +259,25 @@ impl Segment {
         )))
     }
 
-    /// Forgets processes that no longer exist and tells how many those were. The caller holds the service mutex.
-    pub fn reap(&self, is_alive: impl Fn(ProcessId) -> bool) -> usize {
-        let mut reaped = 0;
-        for entry in &self.header().processes {
+    /// Tags of attached processes that no longer exist. The caller holds the service mutex.
+    pub fn gone(&self, is_alive: impl Fn(ProcessId) -> bool) -> Vec<u32> {
+        let processes = self.header().processes.iter().enumerate();
+        let gone = processes.filter(|(_, entry)| {
             let process = ProcessId { pid: entry.pid.load(Ordering::Acquire), start: entry.start.load(Ordering::Acquire) };
-            if process.pid != 0 && process.start != 0 && !is_alive(process) {
+            process.pid != 0 && process.start != 0 && !is_alive(process)
+        });
+        gone.map(|(index, _)| self.tag_of(index)).collect()
+    }
+
+    /// Forgets processes that are [gone](Segment::gone), and with them the operations that they had under way.
+    pub fn forget(&self, gone: &[u32]) {
+        for (index, entry) in self.header().processes.iter().enumerate() {
+            if gone.contains(&self.tag_of(index)) {
                 entry.start.store(0, Ordering::Release);
                 entry.operations.store(0, Ordering::SeqCst);
                 entry.pid.store(0, Ordering::Release);
-                reaped += 1;
             }
         }
-        reaped
     }
 
     /// Operations under way in all attached processes.

@@ -9,7 +9,7 @@ use super::segment::{flag, state};
 use super::{Host, Inner};
 use crate::background::Background;
 use crate::error::{Error, Result};
-use crate::fault::point;
+use crate::fault::{mutant, point};
 use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Summary, VERSIONS_PER_SUMMARY};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl Inner {
         }
         header.heartbeat.fetch_add(1, Ordering::Relaxed);
         self.publish_summary(0)?;
-        if self.segment.reap(|process| self.platform.is_alive(process)) > 0 {
+        if self.reap()? > 0 {
             self.recover_locks_of_the_dead()?;
         }
         self.look_for_manager();
@@ -170,6 +170,20 @@ impl Inner {
         result
     }
 
+    /// Forgets processes of this host that no longer exist, and tells how many those were. From here on their work counts as ended, so
+    /// what they left in this machine's caches comes out before.
+    fn reap(&self) -> Result<usize> {
+        let gone = self.segment.gone(|process| self.platform.is_alive(process));
+        if !gone.is_empty() {
+            if !mutant!("cache.reaped_unflushed") {
+                let is_gone = |tag| gone.contains(&tag) || self.segment.process_of(tag).is_none();
+                crate::cache::bring_out(&self.lines, self.segment.behind(), self.slot() as u16, is_gone)?;
+            }
+            self.segment.forget(&gone);
+        }
+        Ok(gone.len())
+    }
+
     /// A process of this host died: what it asked for is cancelled, what it held is marked for repair, and what it may have changed in the
     /// segment without publishing is published.
     fn recover_locks_of_the_dead(&self) -> Result<()> {
@@ -209,7 +223,7 @@ impl Inner {
 
     /// FENCED: once no operation runs any more, acknowledge (mode S may now hand our locks over) and join again.
     fn join_again(&self) -> Result<()> {
-        self.segment.reap(|process| self.platform.is_alive(process));
+        self.reap()?;
         if self.segment.operations() > 0 {
             return Ok(());
         }

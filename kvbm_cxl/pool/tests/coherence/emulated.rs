@@ -474,3 +474,25 @@ fn a_view_holds_the_pool_as_it_was_when_opened_up_to_its_limit() {
     assert_eq!(host.load_line(MIB + 64).unwrap().0[36], 0);
     assert_eq!(fetch(&host, MIB + 64).0[36], 4);
 }
+
+#[test]
+fn stores_in_place_arrive_also_where_they_are_what_the_host_saw_before() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(POOL_BYTES).unwrap();
+    let hosts = [1, 2].map(|seed| {
+        let options = format!("emulated:seed={seed},noise=0").parse().unwrap();
+        Host { memory: over_mapping(map_files(&[&file], POOL_BYTES, POOL_BYTES), &options).unwrap().memory }
+    });
+    let [first, second] = &hosts;
+    // The first host's view is of before: it holds zeros.
+    second.memory.copy_in(DATA, &[7; 256]).unwrap();
+    second.memory.fence_all();
+    let at = first.memory.address_for_stores(DATA, 129).unwrap();
+    // SAFETY: the range is in the first host's view, and nobody else uses it.
+    unsafe { at.as_ptr().write_bytes(0, 129) };
+    first.flush(DATA, 129);
+    let mut seen = [0; 256];
+    second.flush(DATA, 256);
+    second.memory.copy_out(DATA, &mut seen).unwrap();
+    assert_eq!((&seen[..129], &seen[129..]), (&[0; 129][..], &[7; 127][..]));
+}

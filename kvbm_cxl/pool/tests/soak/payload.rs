@@ -75,12 +75,17 @@ pub fn publication(start: u64, count: u64, aborted: bool) -> u64 {
     start << 34 | count << 1 | if aborted { ABORTED } else { 0 }
 }
 
-/// Length of a publication: any, also of parts of a line, and mostly that of small cells.
+/// Length of a publication: any, also of parts of a line, often of one byte in the last, and mostly that of small cells.
 pub fn len_bytes(publication: u64) -> usize {
     let dice = mix(publication, 0x1e4);
     let most = CELL_BYTES[usize::from(dice.is_multiple_of(5))];
     let any = 64 + (dice >> 8) % (most - 63);
-    (if dice >> 60 < 4 { any } else { any.next_multiple_of(64) }) as usize
+    let len_bytes = match dice >> 60 {
+        0 | 1 => any,
+        2 | 3 => any.next_multiple_of(64).min(most - 64) + 1,
+        _ => any.next_multiple_of(64),
+    };
+    len_bytes as usize
 }
 
 /// Bytes of a publication.

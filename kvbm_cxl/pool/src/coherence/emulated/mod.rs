@@ -12,11 +12,14 @@
 //!   again never sees a change, except where a random prefetch shows it.
 //! - `write_line` and the whole lines of `copy_in` are pending until this thread fences, in any order. So are flushes: their write-back
 //!   until the next fence, their refill until the next [`Coherence::fence_all`]. The host itself sees its own pending writes.
-//! - What is dirty when the host is dropped is lost; its pending writes arrive. A process that ends without dropping it loses both.
+//! - What is dirty when the host is dropped is lost; its pending writes arrive. A process that ends without dropping it loses both. (On a
+//!   real machine they come out of its caches later. That a dead process leaves nothing there which could, only the simulator checks.)
 //!
 //! What is not emulated
 //! - Plain loads of a line never touched: the view holds the pool's content at the time of opening up to [`EmulatorOptions::copy_mib`];
 //!   behind that it holds zeros, as a cache might from before the first write. Nobody who fetches can tell.
+//! - Plain stores of what the view holds already: they change nothing, so the line is not known to be dirty and is not written back.
+//!   Whoever stores in place to lines that others wrote before gets their address from [`Coherence::address_for_stores`].
 //! - Missing [`Coherence::fence_loads`], and fences made by instructions of the caller's own.
 //! - Whole-line atomicity on CPUs without 64-byte loads and stores: there a line may rarely be seen torn.
 
@@ -222,14 +225,19 @@ impl Emulated {
         self.disturb(line);
     }
 
+    /// Writes a line back and takes it from the memory, with whatever is pending for it.
+    fn take_anew(&self, shard: &mut Shard, line: u64) {
+        self.settle(shard, line, true);
+        self.view.write_back(line);
+        self.view.refill(line);
+    }
+
     /// Writes a part of a line as the CPU would: through the cache, on top of the line's present content, then flushed.
     fn copy_part(&self, offset: u64, part: &[u8]) {
         let line = offset / LINE_BYTES as u64;
         {
             let mut shard = self.shard(line);
-            self.settle(&mut shard, line, true);
-            self.view.write_back(line);
-            self.view.refill(line);
+            self.take_anew(&mut shard, line);
             // SAFETY: the part lies inside a line of the view; the source is the caller's memory.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.view.address(offset), part.len()) };
         }
@@ -314,6 +322,12 @@ impl Coherence for Emulated {
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.shared.enter(offset, len_bytes).ok()?;
         NonNull::new(self.view.address(offset))
+    }
+
+    fn address_for_stores(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        let address = self.address(offset, len_bytes)?;
+        lines_of(offset, len_bytes).for_each(|line| self.take_anew(&mut self.shard(line), line));
+        Some(address)
     }
 }
 

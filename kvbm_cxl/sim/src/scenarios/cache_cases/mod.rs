@@ -6,6 +6,7 @@
 //! The roles: Z is the host that is taken for dead and goes on, A another publisher, B the next one, R a reader. The warden directs.
 
 mod adopt;
+mod caches;
 mod claims;
 mod plain;
 mod pull;
@@ -59,4 +60,10 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c22_claim_of_a_proven_host", claims::claim_of_a_proven_host),
     ("c23_releaser_dies", claims::releaser_dies),
     ("c24_hint_line_cached_before", plain::hint_line_cached_before),
+    ("c25_committed_in_place", caches::committed_in_place),
+    ("c25_given_up_with_stores_in_a_cache", caches::given_up),
+    ("c26_filler_dies_and_its_host_goes_on", caches::host_goes_on),
+    ("c27_cells_of_a_dead_filler_taken_over", caches::taken_over),
+    ("c28_machine_of_a_dead_filler_joins_again", caches::joined_again),
+    ("c29_host_of_a_dead_filler_leaves", caches::left),
 ];

@@ -3,8 +3,8 @@
 
 use super::super::cache_ledger::{Name, Shared, is_fenced};
 use super::super::directed;
-use super::{Board, Marks, PLAYED, Player, REST_NS, SPOILED, Script, Shape};
-use crate::{Env, Fault, Planned, When};
+use super::{Board, JOINED_AGAIN, Marks, PLAYED, Player, REST_NS, SPOILED, Script, Shape};
+use crate::{Env, Fault, Planned, SimHost, SimProcess, When};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{Cache, CacheConfig, Pinned, Pulled, Reservation, Reserved, Wish};
 use cxl_pool::copy::CopyConfig;
@@ -31,6 +31,10 @@ impl Actor {
     pub(super) fn perform(&self, script: &Script) -> Result<()> {
         let player = Player { host: self.env.host(), slot: self.host.slot(), incarnation: self.host.incarnation() };
         self.board.borrow_mut().players.insert(self.role, player);
+        if self.generation() > 0 {
+            self.env.memory().fence_all();
+            self.env.point(JOINED_AGAIN);
+        }
         let result = self.open().and_then(|()| self.wait(|marks| marks.players.len() == marks.roles)).and_then(|()| script(self));
         if self.end(result)? {
             self.env.point(PLAYED);
@@ -124,10 +128,19 @@ impl Actor {
 
     /// This thread stands still at its next visit to the point, until [`Actor::let_go`].
     pub fn stop_at(&self, point: &'static str) {
-        let visit = 1 + self.env.view(|view| view.visits_by(self.env.host(), point));
-        self.board.borrow_mut().stops.insert(self.role, (point, visit));
+        self.stop_role_at(self.role, self.env.host(), point);
+    }
+
+    /// Whoever of a role's host comes to the point next stands still there, until [`Actor::let_go`].
+    pub fn stop_other_at(&self, role: usize, point: &'static str) {
+        self.stop_role_at(role, self.player(role).host, point);
+    }
+
+    fn stop_role_at(&self, role: usize, host: SimHost, point: &'static str) {
+        let visit = 1 + self.env.view(|view| view.visits_by(host, point));
+        self.board.borrow_mut().stops.insert(role, (point, visit));
         let fault = Fault::PauseThread { for_ns: u64::MAX };
-        self.env.plan(Planned { when: When::Point(point, visit), host: Some(self.env.host()), fault });
+        self.env.plan(Planned { when: When::Point(point, visit), host: Some(host), fault });
     }
 
     /// Waits until a role has come to the point at which it stops.
@@ -155,6 +168,24 @@ impl Actor {
         let Player { host, slot, incarnation, .. } = self.player(role);
         self.board.borrow_mut().silent.insert(host);
         self.wait(|_| self.env.view(|view| is_fenced(view, slot, incarnation)))
+    }
+
+    /// Keeps the service of this role's host from running.
+    pub fn fall_silent(&self) {
+        self.board.borrow_mut().silent.insert(self.env.host());
+    }
+
+    /// Ends this process's part in the pool.
+    pub fn leave(&self) -> Result<()> {
+        if let Some(cache) = self.cache.borrow_mut().take() {
+            cache.close()?;
+        }
+        self.host.leave()
+    }
+
+    /// Waits until a process of this role's host has ended.
+    pub fn await_death(&self, process: SimProcess) -> Result<()> {
+        self.wait(|_| !self.env.view(|view| view.is_alive(process)))
     }
 
     /// The service of a role's host runs again, so that a fenced one joins again.
@@ -311,6 +342,12 @@ impl Draft<'_> {
     /// Fills it.
     pub fn fill(&mut self) -> Result<()> {
         self.reservation.fill([&self.bytes[..]])
+    }
+
+    /// Fills it with plain stores, which stay in the cache.
+    pub fn store_in_place(&self) -> Result<()> {
+        self.reservation.address();
+        self.actor.env.store(self.reservation.offset(), &self.bytes)
     }
 
     /// Makes it visible.

@@ -30,6 +30,8 @@ pub const WARDEN: usize = 0;
 pub const HALF_READ: &str = "scene.half_read";
 /// Where a thread has written the first half of a block.
 pub const HALF_WRITTEN: &str = "scene.half_written";
+/// Where a process that was started again has joined, and has not opened its cache.
+pub const JOINED_AGAIN: &str = "scene.joined_again";
 /// Visited by each script that came to its end.
 pub const PLAYED: &str = "scene.played";
 /// Visited by each script that found its host fenced by chance.
@@ -65,6 +67,8 @@ pub struct Shape {
     pub hosts: usize,
     /// Cells of a chunk.
     pub cells: u32,
+    /// Bytes of a cell.
+    pub cell_bytes: u64,
     /// Chunks.
     pub chunks: u64,
     /// The host that becomes the manager once the warden's is gone.
@@ -78,7 +82,7 @@ pub struct Shape {
 impl Shape {
     /// So many hosts over one chunk of one cell.
     pub fn of(hosts: usize) -> Self {
-        Shape { hosts, cells: 1, chunks: 1, deputy: None, checksums: false, watch: Watch::ALL }
+        Shape { hosts, cells: 1, cell_bytes: 256, chunks: 1, deputy: None, checksums: false, watch: Watch::ALL }
     }
 }
 
@@ -125,8 +129,8 @@ impl Stage {
             let geometry = &mut config.geometry;
             (geometry.seats, geometry.locks, geometry.objects) = (1 + u32::from(shape.deputy.is_some()), 12, 1);
             (geometry.stripes, geometry.cells_per_chunk) = (1, shape.cells);
-            geometry.cells[0] = CellClass { cell_bytes: 256, chunks: shape.chunks };
-            len_bytes = random.pick(&[256, 200, 192, 130]);
+            geometry.cells[0] = CellClass { cell_bytes: shape.cell_bytes, chunks: shape.chunks };
+            len_bytes = shape.cell_bytes as usize - random.pick(&[0, 56, 64, 126]);
             config.chances = Chances::default();
             config.max_steps = 1_500_000;
             config.max_time_ns = 4_000_000_000;
