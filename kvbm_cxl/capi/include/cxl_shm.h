@@ -267,13 +267,12 @@ int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------------------- *
  *
  * A block starts at a line and owns whole lines. Its bytes are undefined. Any host may free a block, whoever allocated it; the caller knows
- * that nobody uses it any more, and that whoever stored to it has flushed that (clflush, cxl_shm_flush): what is still in a cache would be
- * written back onto the bytes of whoever has the memory next.
+ * that nobody uses it any more. What was stored to a kept block is flushed before it is freed (clflush, cxl_shm_flush): what is still in
+ * the cache of some host would be written back onto the bytes of whoever has the memory next. Scratch blocks need no flush.
  *
  *   kept     lives until it is freed, beyond its process and host: for structures that hosts find through a named object
  *   scratch  lives at most as long as the process that allocated it: for what needs no cleaning up after a crash. Only cxl_shm_keep()
- *            makes it fit to be known to another process. Write to it past the caches (cxl_shm_copy_in), or flush soon: of a process
- *            that is killed, what it stored and did not flush may be written back after the memory has gone to another host
+ *            makes it fit to be known to another process
  */
 
 #ifndef CXL_SHM_NO_SHORT_NAMES

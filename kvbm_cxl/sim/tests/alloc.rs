@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The allocator on simulated hosts.
 
-use cxl_sim::scenarios::alloc;
-use cxl_sim::{explore, mutation_table, names, strike_all_points};
+use cxl_sim::scenarios::{alloc, alloc_cases};
+use cxl_sim::{Scenario, explore, mutation_table, names, strike_all_points};
 
 /// Names of the allocator.
 fn of_alloc(names: Vec<&'static str>) -> Vec<&'static str> {
@@ -21,7 +21,17 @@ fn a_crash_or_pause_at_any_point_of_the_allocator_is_survived() {
 }
 
 #[test]
+fn every_choreography_holds_and_is_played_to_its_end() {
+    for &(name, scenario) in alloc_cases::ALL {
+        let summary = explore(name, 60, scenario);
+        let played = summary.points.get(alloc_cases::PLAYED).copied().unwrap_or(0);
+        assert_eq!(played, summary.runs, "{name}");
+    }
+}
+
+#[test]
 fn every_rule_of_the_allocator_is_needed() {
     let mutants = of_alloc(names::of_pool().expect("the pool's sources").mutants);
-    assert_eq!(mutation_table(&mutants, &[("alloc", alloc::run)], 4096), [""; 0], "nothing noticed their loss");
+    let scenarios = [&[("alloc", alloc::run as Scenario)], alloc_cases::ALL].concat();
+    assert_eq!(mutation_table(&mutants, &scenarios, 4096), [""; 0], "nothing noticed their loss");
 }

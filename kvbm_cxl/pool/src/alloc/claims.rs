@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 /// The bits of a claim line.
 type Bits = [u8; CHUNKS_PER_CLAIM / 8];
 
-fn has(bits: &Bits, bit: usize) -> bool {
+pub(super) fn has(bits: &Bits, bit: usize) -> bool {
     bits[bit / 8] >> (bit % 8) & 1 != 0
 }
 
@@ -294,7 +294,7 @@ impl Allocator {
         Ok(false)
     }
 
-    /// Takes a chunk of which nothing is used out of this host's claims.
+    /// Takes a chunk of which nothing is used, and which was brought out of this machine's caches, out of this host's claims.
     pub(super) fn unclaim(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<()> {
         let (line, bit) = (chunk / CHUNKS_PER_CLAIM as u64, (chunk % CHUNKS_PER_CLAIM as u64) as usize);
         let mut bits = self.fetch_own(line)?.bits;

@@ -23,12 +23,14 @@ mod freebox;
 mod heap;
 mod load;
 mod local;
+mod remains;
 mod spare;
 
 pub use audit::{AllocAudit, Finding, audit, block_of, owner_of};
 pub use local::LocalArea;
+pub(crate) use remains::bring_out;
 
-use crate::background::held;
+use crate::background::{held, try_held};
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::host::{Host, Op};
@@ -37,9 +39,9 @@ use crate::line::Lines;
 use crate::media::{ChunkHead, Layout};
 use class::Classes;
 use heap::{BlockSet, Chunk, Freed, Heap, Kept};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Locks that serialise changes of keep-map lines; more than one so that chunks do not wait for each other.
 const STRIPES: usize = 16;
@@ -134,6 +136,8 @@ struct Run {
 #[derive(Default)]
 struct Other {
     spare: Vec<u64>,
+    /// Those of the spare ones that have not been used since they were brought out of this machine's caches.
+    brought_out: BTreeSet<u64>,
     /// By first chunk.
     runs: BTreeMap<u64, Run>,
     bad: BTreeMap<u64, &'static str>,
@@ -159,6 +163,8 @@ pub struct Allocator {
     backlog: Mutex<Vec<u64>>,
     /// Held by the thread that frees what dead processes kept.
     reaping: Mutex<()>,
+    /// Held by the thread that gives chunks back to the pool.
+    giving: Mutex<()>,
 }
 
 fn not_allocated(offset: u64) -> Error {
@@ -191,6 +197,7 @@ impl Allocator {
             swept: AtomicU64::new(0),
             backlog: Mutex::default(),
             reaping: Mutex::default(),
+            giving: Mutex::default(),
         };
         drop(allocator.lock_chunks()?);
         allocator.sweep(allocator.layout().chunks())?;
@@ -253,11 +260,10 @@ impl Allocator {
         let mutex = &self.stripes[chunk as usize % STRIPES];
         let mut round = 0;
         loop {
-            match mutex.try_lock() {
-                Ok(guard) => return guard,
-                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => self.host.platform().relax(round),
+            if let Some(guard) = try_held(mutex) {
+                return guard;
             }
+            self.host.platform().relax(round);
             round += 1;
         }
     }
@@ -462,8 +468,10 @@ impl Allocator {
     /// Nothing of this process may still use its scratch blocks.
     pub fn close(self) -> Result<()> {
         self.post()?;
-        let guard = self.lock_chunks()?;
         let mine: Vec<u64> = (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != Place::None).collect();
+        // Before the lock, which others want meanwhile. What belongs to a kept block stays where it is.
+        mine.iter().filter(|&&chunk| !self.is_in_kept_run(chunk)).try_for_each(|&chunk| self.bring_out(chunk))?;
+        let guard = self.lock_chunks()?;
         for &chunk in &mine {
             self.forget(chunk);
             if self.local.owner(chunk) == self.tag() {
@@ -500,11 +508,7 @@ impl Allocator {
 
     /// The right to free kept blocks that were others': one thread at a time, so that none is freed twice. `None` while another has it.
     pub(crate) fn try_reap(&self) -> Option<MutexGuard<'_, ()>> {
-        match self.reaping.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        try_held(&self.reaping)
     }
 
     /// What this process has of the pool.

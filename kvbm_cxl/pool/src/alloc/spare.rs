@@ -1,11 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunks without any block: those that a process keeps for later, where they come from, and how they go back to the pool.
 
-use super::{Allocator, Place};
-use crate::background::held;
+use super::{Allocator, Other, Place, remains};
+use crate::background::{held, try_held};
 use crate::error::Result;
-use crate::fault::point;
+use crate::fault::{mutant, point};
 use crate::media::ChunkHead;
+
+impl Other {
+    /// A spare chunk, to be used.
+    fn pop(&mut self) -> Option<u64> {
+        let chunk = self.spare.pop()?;
+        self.brought_out.remove(&chunk);
+        Some(chunk)
+    }
+
+    /// A spare chunk beyond the youngest `spare` of them that is to be brought out of the caches, and is noted as if it were: if it is used
+    /// meanwhile, that goes.
+    fn next_to_bring_out(&mut self, spare: usize) -> Option<u64> {
+        let beyond = self.spare.len().saturating_sub(spare);
+        let chunk = self.spare.iter().take(beyond).copied().find(|chunk| !self.brought_out.contains(chunk))?;
+        self.brought_out.insert(chunk);
+        Some(chunk)
+    }
+
+    /// Takes out a spare chunk beyond the youngest `spare` of them that was brought out.
+    fn take_brought_out(&mut self, spare: usize) -> Option<u64> {
+        let beyond = self.spare.len().saturating_sub(spare);
+        let place = self.spare.iter().take(beyond).position(|chunk| self.brought_out.contains(chunk))?;
+        let chunk = self.spare.remove(place);
+        self.brought_out.remove(&chunk);
+        Some(chunk)
+    }
+}
 
 impl Allocator {
     pub(super) fn has_spare(&self) -> bool {
@@ -13,7 +40,7 @@ impl Allocator {
     }
 
     pub(super) fn pop_spare(&self) -> Option<u64> {
-        held(&self.other).spare.pop()
+        held(&self.other).pop()
     }
 
     /// Takes chunks `first` to `first + count - 1` out of the spare ones; false, and nothing taken, unless all of them are there.
@@ -23,6 +50,7 @@ impl Allocator {
         let found = other.spare.iter().filter(|chunk| wanted.contains(chunk)).count() as u64;
         if found == count {
             other.spare.retain(|chunk| !wanted.contains(chunk));
+            other.brought_out.retain(|chunk| !wanted.contains(chunk));
         }
         found == count
     }
@@ -68,21 +96,38 @@ impl Allocator {
         if held(&self.other).spare.len() <= spare {
             return Ok(());
         }
+        let Some(_turn) = try_held(&self.giving) else { return Ok(()) };
+        // What takes its time is done before the lock, which others want meanwhile. Who uses one of them says so.
+        loop {
+            let next = held(&self.other).next_to_bring_out(spare);
+            let Some(chunk) = next else { break };
+            if let Err(error) = self.bring_out(chunk) {
+                held(&self.other).brought_out.remove(&chunk);
+                return Err(error);
+            }
+        }
         let guard = self.lock_chunks()?;
         loop {
-            let chunk = {
-                let mut other = held(&self.other);
-                if other.spare.len() <= spare {
-                    return Ok(());
-                }
-                other.spare.remove(0)
-            };
+            let next = held(&self.other).take_brought_out(spare);
+            let Some(chunk) = next else { return Ok(()) };
             if let Err(error) = self.unclaim(&guard, chunk) {
                 held(&self.other).spare.push(chunk);
                 return Err(error);
             }
             self.set_place(chunk, Place::None);
         }
+    }
+
+    /// Brings what processes of this host stored to a chunk out of this machine's caches.
+    pub(super) fn bring_out(&self, chunk: u64) -> Result<()> {
+        if mutant!("alloc.unclaimed_unflushed") { Ok(()) } else { remains::bring_out_of(self.lines(), chunk) }
+    }
+
+    /// Whether a chunk is a part of a kept block of whole chunks.
+    pub(super) fn is_in_kept_run(&self, chunk: u64) -> bool {
+        let other = held(&self.other);
+        let before = other.runs.range(..=chunk).next_back();
+        before.is_some_and(|(&first, run)| run.kept && chunk < first + run.count)
     }
 
     /// Forgets a chunk that is not this host's any more.
@@ -92,6 +137,7 @@ impl Allocator {
         }
         let mut other = held(&self.other);
         other.spare.retain(|&spare| spare != chunk);
+        other.brought_out.remove(&chunk);
         other.runs.remove(&chunk);
         other.bad.remove(&chunk);
         self.set_place(chunk, Place::None);

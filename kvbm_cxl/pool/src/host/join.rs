@@ -107,11 +107,16 @@ pub(super) fn superblock_lines(lines: &Lines) -> Result<Vec<Line>> {
 /// Empties a segment whose processes are all gone.
 fn start_over(lines: &Lines, segment: &Segment) -> Result<()> {
     let header = segment.header();
-    header.state.store(state::NONE, Ordering::SeqCst);
+    let slot = header.slot.load(Ordering::Acquire) as u16;
     // What is said of the incarnation before is that it has ended: nothing of it may come out of this machine's caches later.
     if !mutant!("cache.joined_unflushed") {
-        crate::cache::bring_out(lines, segment.behind(), header.slot.load(Ordering::Acquire) as u16, |_| true)?;
+        crate::cache::bring_out(lines, segment.behind(), slot, |_| true)?;
     }
+    let has_left = !matches!(header.state.load(Ordering::SeqCst), state::LIVE | state::FENCED);
+    if !has_left && !mutant!("alloc.joined_unflushed") {
+        crate::alloc::bring_out(lines, slot)?;
+    }
+    header.state.store(state::NONE, Ordering::SeqCst);
     segment.forget_processes();
     segment.reset_locks();
     Ok(())
@@ -381,6 +386,9 @@ fn give_slot_up(inner: &Inner) -> Result<()> {
         let incarnation = inner.incarnation();
         if !mutant!("cache.left_unflushed") {
             crate::cache::bring_out(&inner.lines, inner.segment.behind(), inner.slot() as u16, |_| true)?;
+        }
+        if !mutant!("alloc.left_unflushed") {
+            crate::alloc::bring_out(&inner.lines, inner.slot() as u16)?;
         }
         header.drained.store(incarnation, Ordering::Release);
         point!("leave.released");

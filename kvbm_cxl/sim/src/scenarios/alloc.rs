@@ -3,13 +3,15 @@
 //! machine may be gone for good.
 //!
 //! Checked: no block overlaps one that somebody has (V7): a scratch block is somebody's while its process lives, a kept one until somebody
-//! begins to free it. At the end, with every death proven and every free delivered, exactly the kept blocks are kept: none is lost, and
-//! without a crash none is left over.
+//! begins to free it. Nobody else writes to it meanwhile (P3), neither late nor out of a cache, where those who had the memory before often
+//! leave what they have stored. At the end, with every death proven and every free delivered, exactly the kept blocks are kept: none is
+//! lost, and without a crash none is left over.
 
 use super::setup::{Cluster, join};
 use crate::{Env, Failure, Fault, Planned, SimHost, SimProcess, Stats, When, WritePath};
 use cxl_pool::alloc::{AllocConfig, Allocator, Block, Finding, LocalArea, audit, block_of};
 use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::media::{CHUNKS_PER_CLAIM, Claim, FreeAck, FreeBox, Identity};
 use cxl_pool::{Error, Result};
 use std::cell::RefCell;
@@ -20,6 +22,8 @@ use std::rc::Rc;
 const OPERATIONS: usize = 25;
 /// Rounds of every process within which a free arrives that is in nobody's list: sender, receiver, and the process that has the chunk.
 const HANDS: u64 = 4;
+/// Bytes of a block that are written at most.
+const WRITTEN_BYTES: u64 = 512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -34,6 +38,8 @@ struct Entry {
     block: Block,
     process: SimProcess,
     state: State,
+    /// What the memory holds of it, once somebody has written it past the caches: its first bytes, all alike.
+    byte: Option<u8>,
 }
 
 /// Who has what, as the callers know it.
@@ -77,7 +83,7 @@ impl Ledger {
         {
             env.fail(format!("V7: {:?} was given {block:?}, which overlaps {other:?}", env.process()));
         }
-        self.entries.insert(block.offset, Entry { block, process: env.process(), state: State::Scratch });
+        self.entries.insert(block.offset, Entry { block, process: env.process(), state: State::Scratch, byte: None });
     }
 
     fn pick(&self, env: &Env, wanted: impl Fn(&Entry) -> bool) -> Option<Block> {
@@ -88,6 +94,40 @@ impl Ledger {
     fn set(&mut self, offset: u64, state: State) {
         if let Some(entry) = self.entries.get_mut(&offset) {
             entry.state = state;
+        }
+    }
+}
+
+/// Bytes of a block that are written.
+fn written(block: Block) -> u64 {
+    block.len_bytes.min(WRITTEN_BYTES)
+}
+
+/// Writes to a new block: with plain stores, which are never flushed, or past the caches.
+fn write(env: &Env, ledger: &Shared, block: Block) -> Result<()> {
+    let byte = 1 + env.below(255) as u8;
+    let bytes = vec![byte; written(block) as usize];
+    match env.below(3) {
+        0 => env.store(block.offset, &bytes),
+        1 => {
+            env.memory().copy_in(block.offset, &bytes)?;
+            env.memory().fence_all();
+            if let Some(entry) = ledger.borrow_mut().entries.get_mut(&block.offset) {
+                entry.byte = Some(byte);
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Looks whether the memory still holds what was written to this process's blocks and to kept ones.
+fn check(env: &Env, ledger: &Ledger) {
+    for entry in ledger.entries.values().filter(|entry| entry.process == env.process() || entry.state == State::Kept) {
+        let (Some(byte), block) = (entry.byte, entry.block) else { continue };
+        let is_whole = |offset: u64| env.view(|view| view.line(offset).0.iter().all(|&found| found == byte));
+        if let Some(offset) = (block.offset..block.offset + written(block)).step_by(LINE_BYTES).find(|&offset| !is_whole(offset)) {
+            env.fail(format!("P3: somebody else wrote to {offset:#x} in {entry:?}"));
         }
     }
 }
@@ -169,10 +209,10 @@ fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Resu
         Ok(audit) => audit,
         Err(error) => return fail(format!("audit: {error}")),
     };
-    // A host may just have been fenced, wrongly: it joins again and goes on with its chunks.
+    // A host may just have been fenced, wrongly, or its machine crashed: it joins again and goes on with its chunks.
     let is_left = |chunk: u64| {
-        let up = ledger.slots.iter().filter(|(host, _)| cluster.world.view(|view| view.is_up(**host)));
-        !up.into_iter().any(|(_, &slot)| is_claimed_by(cluster, slot, chunk))
+        let may_return = |host: SimHost| ledger.victim != Some(host) || cluster.world.view(|view| view.is_up(host));
+        !ledger.slots.iter().any(|(&host, &slot)| may_return(host) && is_claimed_by(cluster, slot, chunk))
     };
     let wrong = |finding: &&Finding| !matches!(finding, Finding::Orphan { chunk } if !is_left(*chunk));
     if let Some(finding) = audit.findings.iter().find(wrong) {
@@ -211,6 +251,7 @@ fn main(env: &Env, ledger: &Shared, config: &HostConfig, index: usize) -> Result
     });
     for _ in 0..OPERATIONS {
         operate(env, ledger, &allocator)?;
+        check(env, &ledger.borrow());
     }
     ledger.borrow_mut().done.insert(index, (env.host(), true));
     settle(env, ledger, &host, &allocator)
@@ -253,7 +294,10 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
             let len_bytes = [64, 64, 1000, 30_000, chunk_bytes, 2 * chunk_bytes + 1][env.below(6)];
             match allocator.alloc(len_bytes) {
                 Ok(block) if block.len_bytes < len_bytes => env.fail(format!("{block:?} for {len_bytes} bytes")),
-                Ok(block) => ledger.borrow_mut().allocated(env, block),
+                Ok(block) => {
+                    ledger.borrow_mut().allocated(env, block);
+                    write(env, ledger, block)?;
+                }
                 Err(Error::Full { .. } | Error::Fenced { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -262,6 +306,9 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
             let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == State::Scratch);
             let Some(block) = block else { return Ok(()) };
             ledger.borrow_mut().set(block.offset, State::Doubtful);
+            // Others may find it from now on.
+            env.memory().flush_range(block.offset, written(block))?;
+            env.memory().fence_all();
             match allocator.keep(block.offset) {
                 Ok(()) => ledger.borrow_mut().set(block.offset, State::Kept),
                 Err(Error::Fenced { .. }) => {}

@@ -5,6 +5,7 @@
 //! through (V9), because a run whose threads do not end in time fails.
 
 pub mod alloc;
+pub mod alloc_cases;
 pub mod cache;
 pub mod cache_cases;
 pub mod cache_ledger;
