@@ -10,7 +10,6 @@ const MAX_SEEDS: u64 = 1024;
 const SEEDS: u64 = 40;
 /// Every rule that can be dropped, and the scenario that notices it soonest.
 const RULES: &[(&str, &str)] = &[
-    ("lent.freed_unflushed", "lent"),
     ("lent.freed_while_lent", "z4_successor_in_the_same_memory"),
     ("lent.generation_not_compared", "z1_same_block_again_and_no_pin"),
     ("lent.key_not_compared", "lent"),

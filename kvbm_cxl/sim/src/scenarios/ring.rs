@@ -249,6 +249,16 @@ fn call(env: &Env, ledger: &Shared, rings: &Rings, caller: usize, busy: &Rc<RefC
     Ok(())
 }
 
+/// Counts a connection as given up when it is dropped: it is declared behind the connection, so that it goes before that one does, whose
+/// thread may stand still between the two.
+struct GivesUp<'a>(&'a Shared);
+
+impl Drop for GivesUp<'_> {
+    fn drop(&mut self) {
+        self.0.borrow_mut().given_up += 1;
+    }
+}
+
 /// Changes whenever the server may have given up a connection.
 fn server_state(env: &Env, ledger: &Shared) -> (Option<SimProcess>, bool, u64) {
     let ledger = ledger.borrow();
@@ -332,6 +342,7 @@ fn put(env: &Env, ledger: &Shared, sender: &mut Sender, key: u64, end: usize, se
 
 /// Sends and receives some messages in any order, then closes in good order or does not.
 fn talk(env: &Env, ledger: &Shared, mut connection: Connection, key: u64, end: usize) -> Result<()> {
+    let _gives_up = (end == 1).then_some(GivesUp(ledger));
     // Both ends know how many there are.
     let wanted = 3 + key % 20;
     let (mut sent, mut received, mut idle_since_ns) = (0, u64::from(end == 1), None);
@@ -456,6 +467,7 @@ fn call_some(env: &Env, ledger: &Shared, connection: Connection, key: u64) -> Re
 
 /// The server's end: the first message says whose connection it is and what it is for.
 fn answer(env: &Env, ledger: &Shared, mut connection: Connection) -> Result<()> {
+    let _gives_up = GivesUp(ledger);
     let mut hello = Vec::new();
     if let Err(error) = connection.recv(&mut hello, PATIENCE_MS) {
         return ended(env, error);
@@ -474,6 +486,7 @@ fn answer(env: &Env, ledger: &Shared, mut connection: Connection) -> Result<()> 
         return talk(env, ledger, connection, key, 1);
     }
     let mut server = Server::new(connection);
+    let _gives_up = GivesUp(ledger);
     let (mut request, mut waiting) = (Vec::new(), Vec::new());
     loop {
         match server.next(&mut request) {
