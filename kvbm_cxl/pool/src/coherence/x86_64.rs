@@ -126,14 +126,34 @@ pub(super) unsafe fn copy_lines(choice: LineCopy, to: *mut u8, from: *const u8, 
     }
 }
 
+/// Stretches of a long copy that are made side by side, and the lines that are copied of each in turn: lines that are in no cache come
+/// faster from several pages at once, since prefetchers end at the end of a page (measured: 5 to 10 percent from 64 KiB on).
+const STRETCHES: usize = 4;
+const TURN_LINES: usize = 4;
+/// Lines from which on a copy is long.
+const LONG_LINES: usize = 1024;
+
 /// Copies `lines` whole lines to memory of this host alone, past the caches.
 ///
 /// # Safety
 /// As for [`copy_lines`].
 #[inline]
 pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: what the caller promises.
-    unsafe { copy_lines(choice, to, from, lines) }
+    let stretch = if lines >= LONG_LINES { lines / STRETCHES / TURN_LINES * TURN_LINES } else { 0 };
+    // SAFETY: what the caller promises: the stretches and what is behind them are parts of the ranges. A prefetch is no access.
+    unsafe {
+        let copy = |first: usize, lines| copy_lines(choice, to.add(first * LINE_BYTES), from.add(first * LINE_BYTES), lines);
+        for done in (0..stretch).step_by(TURN_LINES) {
+            for first in (0..STRETCHES).map(|number| number * stretch + done) {
+                for next in (first + TURN_LINES..first + 2 * TURN_LINES).filter(|_| done + TURN_LINES < stretch) {
+                    // Read once: not where it would push out what is used again.
+                    _mm_prefetch::<_MM_HINT_NTA>(from.add(next * LINE_BYTES).cast());
+                }
+                copy(first, TURN_LINES);
+            }
+        }
+        copy(STRETCHES * stretch, lines - STRETCHES * stretch);
+    }
 }
 
 /// Whether [`stream_lines_summed`] is made with the instructions of this choice.

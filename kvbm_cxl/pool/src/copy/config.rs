@@ -4,7 +4,7 @@
 //! `CXL_COPY` is `name=value` pairs separated by commas; what is not named keeps its default:
 //!
 //! ```text
-//! CXL_COPY=engine=cpu,workers=3,parallel_from=1M,window=1M,stream_from=64K
+//! CXL_COPY=engine=cpu,workers=3,parallel_from=1M,window=2M,stream_from=64K
 //! ```
 
 use crate::device::parse_size;
@@ -59,7 +59,7 @@ impl Default for CopyConfig {
             engine: EngineChoice::Auto,
             workers: (processors - 1).min(3),
             parallel_from_bytes: 1 << 20,
-            window_bytes: 1 << 20,
+            window_bytes: 2 << 20,
             stream_from_bytes: 64 << 10,
         }
     }

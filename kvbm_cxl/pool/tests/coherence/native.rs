@@ -87,6 +87,30 @@ fn copies_of_every_head_and_tail_change_their_range_only() {
 }
 
 #[test]
+fn streams_of_every_length_deliver_all_of_their_range_and_nothing_else() {
+    const AROUND: usize = 4096;
+    for copy in LineCopy::available() {
+        let memory = native(Instructions { copy, ..Instructions::best().unwrap() }, false);
+        let source = pattern(7, MIB as usize);
+        memory.copy_in(0, &source).unwrap();
+        memory.fence_stores();
+        let mut local = vec![0xa5; MIB as usize + 2 * AROUND];
+        // Around the length from which on several stretches are copied side by side, and lengths that do not divide by their number.
+        let lines = [0, 1, 63, 1023, 1024, 1025, 1027, 1039, 4099, 16_383].map(|lines| lines * LINE_BYTES);
+        for len in lines.into_iter().flat_map(|len| [len, len + 1, len + 63]).filter(|&len| len + 200 <= MIB as usize) {
+            for (at, offset) in [(AROUND, 0), (AROUND, 64), (AROUND + 1, 0), (AROUND + 40, 100), (AROUND + 63, 7)] {
+                local.fill(0xa5);
+                memory.copy_out_streaming(offset as u64, &mut local[at..at + len]).unwrap();
+                memory.fence_all();
+                assert!(local[at..at + len] == source[offset..offset + len], "{copy:?}: {len} bytes from {offset} to {at}");
+                let rest = local[..at].iter().chain(&local[at + len..]);
+                assert!(rest.into_iter().all(|&byte| byte == 0xa5), "{copy:?}: more than {len} bytes were written");
+            }
+        }
+    }
+}
+
+#[test]
 fn ranges_outside_are_refused_and_change_nothing() {
     for emulator in [None, Some(EmulatorOptions::default())] {
         let pool = over_mapping(map_new(MIB), &CoherenceOptions { emulator, ..CoherenceOptions::default() }).unwrap();
