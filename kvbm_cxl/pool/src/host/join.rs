@@ -295,7 +295,7 @@ impl Inner {
             half.store(bytes.try_into().map_or(0, u64::from_le_bytes), Ordering::Release);
         }
         if fresh {
-            header.drained.store(binding.incarnation - 1, Ordering::Release);
+            header.upkeep.drained.store(binding.incarnation - 1, Ordering::Release);
         }
         for intent in 0..INTENTS as u64 {
             let empty = Intent { incarnation: binding.incarnation, ..Intent::default() };
@@ -322,7 +322,7 @@ impl Inner {
             acknowledged,
             machine: self.platform.machine().0,
             nonce: self.nonce(),
-            drained: header.drained.load(Ordering::Acquire),
+            drained: header.upkeep.drained.load(Ordering::Acquire),
             ..Identity::default()
         };
         self.lines.publish(self.slot().into(), identity)
@@ -358,7 +358,7 @@ fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
     let _joining = machine_lock(&*inner.platform, MachineLock::Join, &inner.config, deadline_ns)?;
     // A service round of this host, of whichever process, must not publish a slot line after the slot is given up.
     let is_alive = |tag| inner.is_tag_alive(tag);
-    let service = &inner.segment.header().service;
+    let service = &inner.segment.header().upkeep.service;
     let asker = Asker { tag: inner.tag, platform: &*inner.platform, is_alive: &is_alive };
     if service.lock(&asker, deadline_ns).is_none() {
         return Err(Error::Timeout { what: "a service round of this host to end".into(), timeout_ms: inner.config.join_timeout_ms });
@@ -390,7 +390,7 @@ fn give_slot_up(inner: &Inner) -> Result<()> {
         if !mutant!("alloc.left_unflushed") {
             crate::alloc::bring_out(&inner.lines, inner.slot() as u16)?;
         }
-        header.drained.store(incarnation, Ordering::Release);
+        header.upkeep.drained.store(incarnation, Ordering::Release);
         point!("leave.released");
         inner.publish_identity(Identity::LEFT, incarnation)
     });

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Version of this structure: processes of different builds must not share a segment that they lay out differently.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// States of the membership.
 pub(crate) mod state {
@@ -60,6 +60,18 @@ pub(crate) struct Header {
     pub slot: AtomicU32,
     pub nonce: [AtomicU64; 2],
     pub manager_seat: AtomicU32,
+    pub upkeep: Upkeep,
+    /// Incarnations that an operator on this machine stated to be dead, by slot.
+    pub declared_dead: [AtomicU32; MAX_SLOTS],
+    /// Incarnations that somebody on this machine takes for dead before their heartbeats are missed, by slot.
+    pub suspected: [AtomicU32; MAX_SLOTS],
+    pub processes: [ProcessEntry; MAX_PROCESSES],
+}
+
+/// What the service writes in every round: apart from what every operation reads, which would else be fetched from another core's cache
+/// each time.
+#[repr(C, align(64))]
+pub(crate) struct Upkeep {
     /// Serialises service rounds of this host's processes.
     pub service: LocalMutex,
     /// Serialises compositions and publishes of the summary lines.
@@ -68,11 +80,8 @@ pub(crate) struct Header {
     pub drained: AtomicU32,
     pub heartbeat: AtomicU64,
     pub heartbeat_at_ns: AtomicU64,
-    /// Incarnations that an operator on this machine stated to be dead, by slot.
-    pub declared_dead: [AtomicU32; MAX_SLOTS],
-    /// Incarnations that somebody on this machine takes for dead before their heartbeats are missed, by slot.
-    pub suspected: [AtomicU32; MAX_SLOTS],
-    pub processes: [ProcessEntry; MAX_PROCESSES],
+    /// When the service last looked for locks that nobody uses.
+    pub idle_looked_at_ns: AtomicU64,
 }
 
 /// One attached process.
@@ -240,9 +249,9 @@ impl Segment {
             entry.operations.store(0, Ordering::SeqCst);
             entry.pid.store(0, Ordering::Release);
         }
-        header.service.free();
-        header.summary.free();
-        header.heartbeat_at_ns.store(0, Ordering::Release);
+        header.upkeep.service.free();
+        header.upkeep.summary.free();
+        header.upkeep.heartbeat_at_ns.store(0, Ordering::Release);
         self.all_locks().iter().for_each(|lock| lock.mutex.free());
         self.request_lines().iter().for_each(|line| line.mutex.free());
     }

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Rest between two rounds while a lock changes hands, in nanoseconds.
 const BUSY_REST_NS: u64 = 20_000;
+/// Looks at a lock within the time after which it is given back unused.
+const IDLE_LOOKS: u64 = 16;
 
 /// After so many rounds in a row that found nothing, the thread rests twice as long: what a host costs that does nothing is how often it
 /// wakes.
@@ -34,7 +36,7 @@ impl Inner {
         }
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
-        let service = &self.segment.header().service;
+        let service = &self.segment.header().upkeep.service;
         let mut busy = false;
         if service.try_lock_or_inherit(&asker).is_some() {
             let served = self.serve_host();
@@ -68,17 +70,17 @@ impl Inner {
         let header = self.segment.header();
         let now_ns = self.platform.now_ns();
         // A time to come can only be something that was left there: it must not keep the heart from beating.
-        let since_ns = now_ns.checked_sub(header.heartbeat_at_ns.load(Ordering::Relaxed));
+        let since_ns = now_ns.checked_sub(header.upkeep.heartbeat_at_ns.load(Ordering::Relaxed));
         if since_ns.is_some_and(|since_ns| since_ns < self.config.heartbeat_ms * 1_000_000) {
             return Ok(());
         }
-        header.heartbeat_at_ns.store(now_ns, Ordering::Relaxed);
+        header.upkeep.heartbeat_at_ns.store(now_ns, Ordering::Relaxed);
         // Before anything is published: after a re-format our lines are another pool's.
         if super::join::superblock_lines(&self.lines)? != self.superblocks {
             let _ = header.state.compare_exchange(state::LIVE, state::REPLACED, Ordering::SeqCst, Ordering::SeqCst);
             return Err(self.not_live(state::REPLACED));
         }
-        header.heartbeat.fetch_add(1, Ordering::Relaxed);
+        header.upkeep.heartbeat.fetch_add(1, Ordering::Relaxed);
         self.publish_summary(0)?;
         if self.reap()? > 0 {
             self.recover_locks_of_the_dead()?;
@@ -112,7 +114,7 @@ impl Inner {
         indexes.dedup();
         let mut fetched: Vec<Result<GrantLine>> = Vec::with_capacity(indexes.len());
         self.lines.fetch_many(&indexes, &mut fetched)?;
-        let mut busy = false;
+        let (mut busy, looks_at_idle) = (false, self.looks_at_idle());
         for lock in held {
             let at = first + u64::from(lock) / LOCKS_PER_GRANT as u64;
             let Some(Ok(line)) = indexes.iter().position(|index| *index == at).map(|position| &fetched[position]) else { continue };
@@ -126,7 +128,7 @@ impl Inner {
                 local.flags.fetch_or(flag::RECALL, Ordering::AcqRel);
                 busy = true;
             }
-            if recalled || self.is_idle(lock) {
+            if recalled || looks_at_idle && self.is_idle(lock) {
                 self.give_back_if_unused(lock)?;
             }
         }
@@ -142,6 +144,16 @@ impl Inner {
                 .map(move |bit| line as u32 * LOCKS_PER_REQUEST as u32 + bit)
                 .filter(|lock| *lock < self.geometry().locks)
         })
+    }
+
+    /// Whether it is time to look for locks that nobody uses: seldom, since each look takes their lines out of the caches of those who do.
+    fn looks_at_idle(&self) -> bool {
+        let (at_ns, now_ns) = (&self.segment.header().upkeep.idle_looked_at_ns, self.platform.now_ns());
+        let is_time = now_ns.abs_diff(at_ns.load(Ordering::Relaxed)) >= self.config.idle_release_ms * 1_000_000 / IDLE_LOOKS;
+        if is_time {
+            at_ns.store(now_ns, Ordering::Relaxed);
+        }
+        is_time
     }
 
     fn is_idle(&self, lock: u32) -> bool {
@@ -242,9 +254,12 @@ impl Inner {
     /// Publishes summary line `line` of this host from the segment.
     pub(crate) fn publish_summary(&self, line: u64) -> Result<()> {
         let header = self.segment.header();
-        self.with_mutex(&header.summary, || {
-            let mut summary =
-                Summary { incarnation: self.incarnation(), heartbeat: header.heartbeat.load(Ordering::Acquire), ..Summary::default() };
+        self.with_mutex(&header.upkeep.summary, || {
+            let mut summary = Summary {
+                incarnation: self.incarnation(),
+                heartbeat: header.upkeep.heartbeat.load(Ordering::Acquire),
+                ..Summary::default()
+            };
             let first = line as usize * VERSIONS_PER_SUMMARY;
             for (version, local) in summary.versions.iter_mut().zip(self.segment.request_lines().iter().skip(first)) {
                 *version = local.version.load(Ordering::Acquire);

@@ -29,8 +29,9 @@ const BEATS_TO_CALM: u64 = 64;
 /// The beat of a manager that gave the role up.
 const RESIGNED: u64 = u64::MAX;
 
-/// This process's part in the manager role.
+/// This process's part in the manager role. Aligned, so that rounds of the service write to no line that operations read.
 #[derive(Default)]
+#[repr(align(64))]
 pub(crate) struct Manager {
     /// Held while this process may write the machine's seat lines.
     guard: Option<MachineLockGuard>,
