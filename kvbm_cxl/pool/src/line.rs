@@ -143,10 +143,15 @@ impl Lines {
         second: &[u64],
         lines: &'a mut ArrayVec<Line, FETCHED_TOGETHER>,
     ) -> Result<(impl Iterator<Item = Option<&'a A>> + use<'a, A, B>, impl Iterator<Item = Option<&'a B>> + use<'a, A, B>)> {
-        let mut offsets = self.offsets_of::<A>(first)?;
-        offsets.extend(self.offsets_of::<B>(second)?);
+        // Mostly few, so that no array of all that there may be is made for each kind, as `offsets_of` does.
+        let mut offsets = ArrayVec::<u64, FETCHED_TOGETHER>::new();
         lines.clear();
-        lines.extend(std::iter::repeat_n(Line::ZERO, offsets.len()));
+        for (region, indexes) in [(A::REGION, first), (B::REGION, second)] {
+            for &index in indexes {
+                offsets.push(self.layout.line_offset(region, index)?);
+                lines.push(Line::ZERO);
+            }
+        }
         self.fetch_raw_at(&offsets, lines)?;
         let (of_first, of_second) = lines.split_at(first.len().min(lines.len()));
         Ok((self.whole_of(first, of_first), self.whole_of(second, of_second)))

@@ -2,8 +2,8 @@
 //! The cells that this process owns: the truth about them, in its own memory (CACHE.md D6). Descriptors are published from here and
 //! never read back while the process has the chunk, because a stray of an earlier owner may lie on top of one.
 
-use super::Namespace;
 use super::policy::{Candidate, Entry, EvictionPolicy, Place, PolicyKind, Verdict};
+use super::{Few, Namespace};
 use crate::error::Result;
 use crate::limits::CELL_CLASSES;
 use crate::media::{Descriptor, Geometry};
@@ -128,8 +128,8 @@ impl Cells {
     /// Takes a cell out of whatever list it is in.
     fn make_busy(&mut self, number: u64) {
         let (chunk_number, place) = self.place(number);
-        let cell_bytes = self.cell_bytes(number);
         let Some(chunk) = self.chunks.get_mut(&chunk_number) else { return };
+        let cell_bytes = self.geometry.cells[chunk.class].cell_bytes;
         let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) else { return };
         let Some(cell) = chunk.cells.get_mut(place) else { return };
         match cell.state {
@@ -182,9 +182,9 @@ impl Cells {
     /// A cell that holds a block, with the descriptor as published.
     pub fn set_ready(&mut self, number: u64, descriptor: Descriptor, parent: Option<[u8; 16]>, age: Place, tick: u32) -> Result<()> {
         self.make_busy(number);
-        let cell_bytes = self.cell_bytes(number);
         let (chunk_number, place) = self.place(number);
         let Some(chunk) = self.chunks.get_mut(&chunk_number) else { return Ok(()) };
+        let cell_bytes = self.geometry.cells[chunk.class].cell_bytes;
         let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) else { return Ok(()) };
         let Some(cell) = chunk.cells.get_mut(place) else { return Ok(()) };
         let entry = Entry { cell: number, key: descriptor.key, namespace: descriptor.namespace, parent };
@@ -232,7 +232,7 @@ impl Cells {
     }
 
     /// Takes up to `count` free cells of a class, neighbours where there are some, so that their pins share lines.
-    pub fn take_free(&mut self, class: usize, count: usize, out: &mut Vec<u64>) {
+    pub fn take_free(&mut self, class: usize, count: usize, out: &mut Few<u64>) {
         let per_chunk = self.per_chunk();
         let wanted = out.len() + count;
         while out.len() < wanted {
@@ -394,9 +394,9 @@ mod tests {
         let mut cells = cells();
         cells.add_chunk(2, 0);
         (8..12).for_each(|cell| cells.set_free(cell));
-        let mut taken = Vec::new();
+        let mut taken = Few::new();
         cells.take_free(0, 9, &mut taken);
-        assert_eq!(taken, [8, 9, 10, 11]);
+        assert_eq!(taken[..], [8, 9, 10, 11]);
         assert_eq!(cells.counts(0), (0, 0, 4));
         cells.set_ready(8, block(1), None, Place::Young, 7).unwrap();
         cells.set_ready(9, block(2), Some([1; 16]), Place::Young, 7).unwrap();
@@ -425,12 +425,12 @@ mod tests {
         cells.add_chunk(0, 0);
         (0..4).for_each(|cell| cells.set_free(cell));
         cells.drain(0, true);
-        let mut taken = Vec::new();
+        let mut taken = Few::new();
         cells.take_free(0, 1, &mut taken);
         assert!(taken.is_empty() && cells.is_all_free(0));
         cells.drain(0, false);
         cells.take_free(0, 1, &mut taken);
-        assert_eq!(taken, [0]);
+        assert_eq!(taken[..], [0]);
         assert!(!cells.is_all_free(0));
     }
 }

@@ -5,12 +5,12 @@
 //! Several locks are only held together where none of them is waited for, so that no order among them has to be kept, and whoever waits
 //! for a host that is gone keeps nobody else out. The others are asked for together.
 
-use super::Inner;
 use super::index::{Home, Inserted, has_empty, or_tombs};
 use super::publish::{Reserved, Wish};
 use super::reservation::Reservation;
+use super::{Few, Inner};
 use crate::error::Result;
-use crate::fault::mutant;
+use crate::fault::{mutant, point};
 use crate::host::HeldOp;
 use crate::media::HintLine;
 use arrayvec::ArrayVec;
@@ -26,23 +26,24 @@ struct Batch<'a> {
     wishes: &'a [Wish],
     /// What was begun, each with the place of its wish.
     begun: &'a [(usize, Reservation)],
-    /// The work it is part of, until that was seen not to be fenced.
-    unchecked: Option<&'a HeldOp>,
+    /// The work it is part of, until its cells say WRITING and it was seen not to be fenced.
+    unannounced: Option<&'a HeldOp>,
     /// Places of what cannot be, and why.
     refused: Vec<(usize, Reserved)>,
 }
 
 impl Inner {
-    /// Inserts the hints of what was begun. Returns the places in `begun` of those that cannot be, the last one first, with their answers.
+    /// Publishes WRITING of what was begun and inserts its hints. Returns the places in `begun` of those that cannot be, the last one
+    /// first, with their answers.
     ///
     /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
-    /// same full fence as the first hints.
-    pub(super) fn hint_all(&self, wishes: &[Wish], begun: &[(usize, Reservation)], op: &HeldOp) -> Result<Vec<(usize, Reserved)>> {
+    /// same full fence as the first hint lines. That fence is also the one behind WRITING, so that both ways to the memory overlap; locks
+    /// are taken before, because their instructions would wait for what is written.
+    pub(super) fn announce(&self, wishes: &[Wish], begun: &[(usize, Reservation)], op: &HeldOp) -> Result<Vec<(usize, Reserved)>> {
         let home_of = |(at, (index, _)): (usize, &(usize, Reservation))| (self.home(wishes[*index].namespace, wishes[*index].key), at);
-        let mut hints: Vec<Hinted> = begun.iter().enumerate().map(home_of).collect();
+        let mut hints: Few<Hinted> = begun.iter().enumerate().map(home_of).collect();
         hints.sort_by_key(|(home, at)| (home.stripe, *at));
-        let unchecked = (!mutant!("cache.no_fence_check_before_payload")).then_some(op);
-        let mut batch = Batch { wishes, begun, unchecked, refused: Vec::new() };
+        let mut batch = Batch { wishes, begun, unannounced: Some(op), refused: Vec::new() };
         for part in hints.chunks(TOGETHER) {
             let (mut guards, mut here, mut elsewhere) = (ArrayVec::<_, TOGETHER>::new(), ArrayVec::<_, TOGETHER>::new(), Vec::new());
             for of_stripe in part.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
@@ -59,6 +60,9 @@ impl Inner {
             }
             // Not moved, as a list of that many is: this is on the path of every publish.
             guards.clear();
+            if elsewhere.is_empty() {
+                continue;
+            }
             self.lock_stripes(elsewhere.iter().map(|of_stripe| &of_stripe[0].0), |place| self.hint_locked(&mut batch, elsewhere[place]))?;
         }
         batch.refused.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
@@ -75,7 +79,19 @@ impl Inner {
 
     fn write_hints(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
         let mut lines = ArrayVec::new();
-        self.home_lines(hints, batch.unchecked.take(), &mut lines)?;
+        let unannounced = batch.unannounced.take();
+        if unannounced.is_some() {
+            for (_, reservation) in batch.begun {
+                self.lines().write(reservation.cell, reservation.descriptor)?;
+            }
+            point!("cache.writing");
+        }
+        // Advice, of whatever becomes of these hints: early, so that its misses overlap with those of the lines.
+        for (home, at) in hints {
+            self.guesses.put(home, batch.begun[*at].1.cell);
+        }
+        let unchecked = unannounced.filter(|_| !mutant!("cache.no_fence_check_before_payload"));
+        self.home_lines(hints, unchecked, &mut lines)?;
         let mut written = ArrayVec::<u64, TOGETHER>::new();
         for ((home, at), line) in hints.iter().zip(&lines) {
             let (mut first, (index, reservation)) = (*line, &batch.begun[*at]);
@@ -90,7 +106,6 @@ impl Inner {
             let wish = &batch.wishes[*index];
             let refusal = match self.write_hint(home, wish.namespace, wish.key, reservation.cell, first)? {
                 Inserted::Done { line } => {
-                    self.guesses.put(home, reservation.cell);
                     written.push(line);
                     continue;
                 }

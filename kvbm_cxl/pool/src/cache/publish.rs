@@ -81,32 +81,27 @@ pub enum Published {
 
 impl Inner {
     /// Reserves a cell for each wish; the answers come in the same order. Lines of a batch share their fences.
-    pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
+    pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish], form: Form) -> Result<Few<Reserved>> {
         for wish in wishes {
             self.check_wish(wish, form)?;
         }
         // A fence that this host has not noticed yet is seen at X, before any byte of payload.
         let op = Arc::new(self.work_held()?);
-        let mut answers: Vec<Option<Reserved>> = wishes.iter().map(|_| None).collect();
-        self.skip_known(wishes, &mut answers)?;
-        let mut begun = self.take_cells(wishes, form, &mut answers, &op)?;
+        let mut answers: Few<Reserved> = wishes.iter().map(|_| Reserved::NoCell).collect();
+        let open = self.skip_known(wishes, &mut answers)?;
+        let mut begun = self.take_cells(wishes, form, &open, &mut answers, &op)?;
         point!("cache.reserve");
         if begun.is_empty() {
-            return Ok(answers.into_iter().flatten().collect());
+            return Ok(answers);
         }
-        for (_, reservation) in &begun {
-            self.lines().write(reservation.cell, reservation.descriptor)?;
-        }
-        self.lines().fence_published();
-        point!("cache.writing");
-        for (at, answer) in self.hint_all(wishes, &begun, &op)? {
-            answers[begun.remove(at).0] = Some(answer);
+        for (at, answer) in self.announce(wishes, &begun, &op)? {
+            answers[begun.remove(at).0] = answer;
         }
         point!("cache.may_write");
         for (index, reservation) in begun {
-            answers[index] = Some(Reserved::Cell(reservation));
+            answers[index] = Reserved::Cell(reservation);
         }
-        Ok(answers.into_iter().flatten().collect())
+        Ok(answers)
     }
 
     fn check_wish(&self, wish: &Wish, form: Form) -> Result<()> {
@@ -132,50 +127,54 @@ impl Inner {
         self.class_holding(form.stored_bytes(wish.len_bytes)).filter(|_| wish.len_bytes <= u64::from(u32::MAX))
     }
 
-    /// Blocks of a batch that are there are seen without a cell, a lock or a published line. A single block is only looked for where this
-    /// process met it: whoever publishes one has mostly just found out that it is not there, and the insert looks anyway.
-    fn skip_known(&self, wishes: &[Wish], answers: &mut [Option<Reserved>]) -> Result<()> {
+    /// Places of the wishes whose blocks are not there, as far as that is seen without a cell, a lock or a published line; the others are
+    /// answered. A single block is only looked for where this process met it: whoever publishes one has mostly just found out that it is
+    /// not there, and the insert looks anyway.
+    fn skip_known(&self, wishes: &[Wish], answers: &mut [Reserved]) -> Result<Few<usize>> {
+        let mut open = Few::new();
         if let [wish] = wishes {
             if self.is_where_it_was(wish.namespace, wish.key)? {
-                answers[0] = Some(Reserved::Exists);
+                answers[0] = Reserved::Exists;
+            } else {
+                open.push(0);
             }
-            return Ok(());
+            return Ok(open);
         }
         let mut index = 0;
         for group in wishes.chunk_by(|a, b| a.namespace == b.namespace) {
             let keys: Vec<BlockKey> = group.iter().map(|wish| wish.key).collect();
             self.look_up_all(group[0].namespace, &keys, |found| {
-                if found.is_some() {
-                    answers[index] = Some(Reserved::Exists);
+                match found {
+                    Some(_) => answers[index] = Reserved::Exists,
+                    None => open.push(index),
                 }
                 index += 1;
                 true
             })?;
         }
-        Ok(())
+        Ok(open)
     }
 
-    /// Takes a cell for every wish that has no answer yet.
+    /// Takes a cell for every wish in a place of `open`; the others, and those that get none, have their answers.
     fn take_cells(
         self: &Arc<Self>,
         wishes: &[Wish],
         form: Form,
-        answers: &mut [Option<Reserved>],
+        open: &[usize],
+        answers: &mut [Reserved],
         op: &Arc<HeldOp>,
-    ) -> Result<Vec<(usize, Reservation)>> {
+    ) -> Result<Few<(usize, Reservation)>> {
         // Class and place of each wish that may have a cell, the wishes of one class together.
         let mut wanted = Few::<(usize, usize)>::new();
         // What this batch is going to take of namespaces with a quota, which no share tells yet.
         let mut taking: HashMap<Namespace, u64> = HashMap::new();
-        for (index, wish) in wishes.iter().enumerate() {
-            if answers[index].is_some() {
-                continue;
-            }
+        for &index in open {
+            let wish = &wishes[index];
             let Some(class) = self.class_of(wish, form) else { continue };
             if self.config.quotas.contains_key(&wish.namespace) {
                 let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
                 if !self.within_quota(wish.namespace, bytes)? {
-                    answers[index] = Some(Reserved::OverQuota);
+                    answers[index] = Reserved::OverQuota;
                     continue;
                 }
                 taking.insert(wish.namespace, bytes);
@@ -183,15 +182,13 @@ impl Inner {
             wanted.push((class, index));
         }
         wanted.sort_by_key(|(class, _)| *class);
-        let mut begun = Vec::with_capacity(wanted.len());
+        let mut begun = Few::with_capacity(wanted.len());
         let since_ns = self.host.platform().now_ns();
         for of_class in wanted.chunk_by(|one, other| one.0 == other.0) {
             let cells = self.obtain(of_class[0].0, of_class.len())?;
             for (position, &(_, index)) in of_class.iter().enumerate() {
-                let (Some(&cell), wish) = (cells.get(position), &wishes[index]) else {
-                    answers[index] = Some(Reserved::NoCell);
-                    continue;
-                };
+                // The answer of those that get none is there.
+                let (Some(&cell), wish) = (cells.get(position), &wishes[index]) else { continue };
                 self.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
                 let content =
                     Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
@@ -217,8 +214,8 @@ impl Inner {
     }
 
     /// Cells of a class for blocks: free ones, else a chunk more, else by eviction. Fewer than `count` when there are no more.
-    fn obtain(&self, class: usize, count: usize) -> Result<Vec<u64>> {
-        let mut cells = Vec::with_capacity(count);
+    fn obtain(&self, class: usize, count: usize) -> Result<Few<u64>> {
+        let mut cells = Few::with_capacity(count);
         self.take_usable(class, count, &mut cells)?;
         let result = self.obtain_more(class, count, &mut cells);
         if result.is_err() {
@@ -228,7 +225,7 @@ impl Inner {
         result.map(|()| cells)
     }
 
-    fn obtain_more(&self, class: usize, count: usize, cells: &mut Vec<u64>) -> Result<()> {
+    fn obtain_more(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
         while cells.len() < count && self.may_claim(class) {
             if !self.claim_chunk(class)? {
                 self.has_exhausted(class, true);
@@ -251,7 +248,7 @@ impl Inner {
 
     /// Takes free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each
     /// of its publishes fail. True when there were any.
-    fn take_usable(&self, class: usize, count: usize, cells: &mut Vec<u64>) -> Result<bool> {
+    fn take_usable(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<bool> {
         let mut were_bad = false;
         loop {
             let had = cells.len();
@@ -358,7 +355,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
     pub fn reserve(&self, wish: &Wish) -> Result<Reserved> {
-        let mut answers = self.reserve_all(std::slice::from_ref(wish))?;
+        let mut answers = self.reserve_as(std::slice::from_ref(wish), Form::Bytes)?;
         answers.pop().ok_or_else(|| Error::Invalid("a wish was not answered".into()))
     }
 
@@ -367,10 +364,10 @@ impl Cache {
     /// # Errors
     /// As [`Cache::reserve`]; then nothing is reserved.
     pub fn reserve_all(&self, wishes: &[Wish]) -> Result<Vec<Reserved>> {
-        self.reserve_as(wishes, Form::Bytes)
+        Ok(self.reserve_as(wishes, Form::Bytes)?.into_vec())
     }
 
-    pub(super) fn reserve_as(&self, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
+    pub(super) fn reserve_as(&self, wishes: &[Wish], form: Form) -> Result<Few<Reserved>> {
         let answers = self.inner.reserve(wishes, form);
         let refused = |reason: RefusalReason, count| self.inner.metrics.publish_refused_total.of(reason).add(count);
         match &answers {

@@ -8,14 +8,14 @@ use crate::line::{FETCHED_TOGETHER, if_whole};
 use crate::media::{FenceLine, MediaLine, SLOTS_PER_FENCE};
 use arrayvec::ArrayVec;
 
-/// The slots of one fence line.
-const GROUP_BITS: u64 = (1 << SLOTS_PER_FENCE) - 1;
+/// Fence lines that a seat can have, each with the words of as many neighbouring slots.
+const GROUPS: usize = MAX_SLOTS.div_ceil(SLOTS_PER_FENCE);
 
 /// Fence words as fetched together.
 #[derive(Clone, Copy)]
 pub(super) struct Fences {
-    up_to: [u32; MAX_SLOTS],
-    /// One bit for each slot whose words all verified.
+    up_to: [[u32; SLOTS_PER_FENCE]; GROUPS],
+    /// One bit for each group of slots whose lines were fetched, and verified.
     known: u64,
 }
 
@@ -23,8 +23,8 @@ impl Fences {
     /// Whether an incarnation is fenced; `None` where that cannot be told.
     pub fn of(&self, slot: u16, incarnation: u32) -> Option<bool> {
         let slot = usize::from(slot);
-        let known = slot < MAX_SLOTS && self.known >> slot & 1 == 1;
-        known.then(|| self.up_to[slot] >= incarnation)
+        let (group, place) = (slot / SLOTS_PER_FENCE, slot % SLOTS_PER_FENCE);
+        (slot < MAX_SLOTS && self.known >> group & 1 == 1).then(|| self.up_to[group][place] >= incarnation)
     }
 
     /// Whether the words of all these slots verified.
@@ -35,13 +35,14 @@ impl Fences {
 
 /// Fence lines that hold some slots, of all seats.
 struct Rows {
-    /// One bit for each line of a seat.
+    /// One bit for each group of slots.
     groups: u64,
+    /// Group by group, its line of each seat.
     indexes: ArrayVec<u64, MAX_ROWS>,
 }
 
 /// Fence lines that there can be.
-const MAX_ROWS: usize = MAX_SEATS * MAX_SLOTS.div_ceil(SLOTS_PER_FENCE);
+const MAX_ROWS: usize = MAX_SEATS * GROUPS;
 
 impl Inner {
     fn rows_of(&self, slots: impl Iterator<Item = u16>) -> Rows {
@@ -57,20 +58,18 @@ impl Inner {
         Rows { groups, indexes }
     }
 
-    /// What the lines of `rows`, in their order, tell.
+    /// What the lines of `rows`, in their order, tell. What was not asked for is not known.
     fn fences_in<'a>(&self, rows: &Rows, fetched: impl Iterator<Item = Option<&'a FenceLine>>) -> Result<Fences> {
-        let per_seat = self.geometry().fence_lines();
-        // What was not asked for is not known either.
-        let asked = (0..MAX_SLOTS).step_by(SLOTS_PER_FENCE).enumerate().filter(|(group, _)| rows.groups >> group & 1 == 1);
-        let known = asked.fold(0, |known, (_, first)| known | GROUP_BITS << first);
-        let mut fences = Fences { up_to: [0; MAX_SLOTS], known };
-        for (index, line) in rows.indexes.iter().zip(fetched) {
-            let first = (index % per_seat) as usize * SLOTS_PER_FENCE;
-            match line.copied().map_or_else(|| self.look_again(*index), |line| Ok(Some(line)))? {
-                Some(FenceLine { fenced, .. }) => {
-                    fences.up_to.iter_mut().skip(first).zip(fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
+        let mut fences = Fences { up_to: [[0; SLOTS_PER_FENCE]; GROUPS], known: rows.groups };
+        let mut lines = rows.indexes.iter().zip(fetched);
+        for (group, up_to) in fences.up_to.iter_mut().enumerate().filter(|(group, _)| rows.groups >> group & 1 == 1) {
+            for (&index, line) in lines.by_ref().take(self.geometry().seats as usize) {
+                match line.copied().map_or_else(|| self.look_again(index), |line| Ok(Some(line)))? {
+                    Some(FenceLine { fenced, .. }) => {
+                        up_to.iter_mut().zip(fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
+                    }
+                    None => fences.known &= !(1 << group),
                 }
-                None => fences.known &= !(GROUP_BITS << first),
             }
         }
         Ok(fences)

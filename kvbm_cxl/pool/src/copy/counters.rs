@@ -28,6 +28,12 @@ impl Counters {
         self.published_bytes.fetch_add(len_bytes, Relaxed);
     }
 
+    /// Bytes that were counted ahead of their copy, which then failed.
+    pub(super) fn not_published(&self, len_bytes: u64) {
+        self.published_bytes.fetch_sub(len_bytes, Relaxed);
+        self.failed(1);
+    }
+
     pub(super) fn pulled(&self, len_bytes: u64) {
         self.pulled_bytes.fetch_add(len_bytes, Relaxed);
     }

@@ -115,14 +115,15 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
 
 /// Publishes a new block, and evicts it: its bytes stay until the cell is used again. How long the publish took, and where the block lay.
 fn one(lab: &Lab, member: &Member, number: u64, source: &[u8]) -> Result<(f64, u64)> {
+    let key = key(number);
     let start = Instant::now();
-    let published = member.cache.publish(NAMESPACE, key(number), None, black_box(source))?;
+    let published = member.cache.publish(NAMESPACE, key, None, black_box(source))?;
     let taken_ns = start.elapsed().as_nanos() as f64;
     if published != Published::Stored {
         return Err(wrong("a new block was not stored"));
     }
-    let offset = place(&member.cache, lab.pool(), key(number))?;
-    if !member.cache.evict(NAMESPACE, key(number))? {
+    let offset = place(&member.cache, lab.pool(), key)?;
+    if !member.cache.evict(NAMESPACE, key)? {
         return Err(wrong("a block of this process could not be evicted"));
     }
     Ok((taken_ns, offset))
