@@ -110,22 +110,6 @@ pub(super) unsafe fn store_line(choice: LineLoad, to: *mut u8, line: &Line) {
     }
 }
 
-/// Copies `lines` whole lines past the caches. `to` is aligned to 64, `from` need not be.
-///
-/// # Safety
-/// Both ranges are mapped and do not overlap, `to` is aligned to 64, and the CPU has the instruction.
-#[inline]
-pub(super) unsafe fn copy_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
-    // SAFETY: what the caller promises.
-    unsafe {
-        match choice {
-            LineCopy::Avx512 => stream_avx512(to, from, lines),
-            LineCopy::Avx2 => stream_avx2(to, from, lines),
-            LineCopy::Sse2 | LineCopy::Stnp => stream_sse2(to, from, lines),
-        }
-    }
-}
-
 /// Stretches of a long copy that are made side by side, and the lines that are copied of each in turn: lines that are in no cache come
 /// faster from several pages at once, since prefetchers end at the end of a page (measured: 5 to 10 percent from 64 KiB on).
 const STRETCHES: usize = 4;
@@ -133,16 +117,16 @@ const TURN_LINES: usize = 4;
 /// Lines from which on a copy is long.
 const LONG_LINES: usize = 1024;
 
-/// Copies `lines` whole lines to memory of this host alone, past the caches.
+/// Copies `lines` whole lines past the caches. `to` is aligned to 64, `from` need not be.
 ///
 /// # Safety
-/// As for [`copy_lines`].
+/// Both ranges are mapped and do not overlap, `to` is aligned to 64, and the CPU has the instruction.
 #[inline]
-pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
+pub(super) unsafe fn copy_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
     let stretch = if lines >= LONG_LINES { lines / STRETCHES / TURN_LINES * TURN_LINES } else { 0 };
     // SAFETY: what the caller promises: the stretches and what is behind them are parts of the ranges. A prefetch is no access.
     unsafe {
-        let copy = |first: usize, lines| copy_lines(choice, to.add(first * LINE_BYTES), from.add(first * LINE_BYTES), lines);
+        let copy = |first: usize, lines| copy_run(choice, to.add(first * LINE_BYTES), from.add(first * LINE_BYTES), lines);
         for done in (0..stretch).step_by(TURN_LINES) {
             for first in (0..STRETCHES).map(|number| number * stretch + done) {
                 for next in (first + TURN_LINES..first + 2 * TURN_LINES).filter(|_| done + TURN_LINES < stretch) {
@@ -154,6 +138,32 @@ pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8
         }
         copy(STRETCHES * stretch, lines - STRETCHES * stretch);
     }
+}
+
+/// As [`copy_lines`], one line after the other.
+///
+/// # Safety
+/// As for [`copy_lines`].
+#[inline]
+unsafe fn copy_run(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: what the caller promises.
+    unsafe {
+        match choice {
+            LineCopy::Avx512 => stream_avx512(to, from, lines),
+            LineCopy::Avx2 => stream_avx2(to, from, lines),
+            LineCopy::Sse2 | LineCopy::Stnp => stream_sse2(to, from, lines),
+        }
+    }
+}
+
+/// Copies `lines` whole lines to memory of this host alone, past the caches.
+///
+/// # Safety
+/// As for [`copy_lines`].
+#[inline]
+pub(super) unsafe fn stream_lines(choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
+    // SAFETY: what the caller promises.
+    unsafe { copy_lines(choice, to, from, lines) }
 }
 
 /// Whether [`stream_lines_summed`] is made with the instructions of this choice.
