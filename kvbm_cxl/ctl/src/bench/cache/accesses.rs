@@ -31,8 +31,13 @@ impl Accesses {
         Ok(Accesses { bare: lab.bare(offset, Self::BYTES)?, seats: lab.pool().superblock().seats().len() as u64 })
     }
 
+    fn write(&self, number: u64) {
+        self.bare.write(number * STRIDE_LINES, black_box(&Line([number as u8 + 1; LINE_BYTES])));
+    }
+
     fn put(&self, number: u64) {
-        self.bare.publish(number * STRIDE_LINES, black_box(&Line([number as u8 + 1; LINE_BYTES])));
+        self.write(number);
+        self.bare.fence_stores();
     }
 
     /// A line of a block or of hints, and the fence words of one host: together.
@@ -45,9 +50,10 @@ impl Accesses {
         }
     }
 
-    /// A publish: WRITING; hint and own fence; the hint; the payload, which `copy` fences; READY.
+    /// A publish: WRITING, which the full fence of the fetch behind it orders; hint and own fence; the hint; the payload, which `copy` fences;
+    /// READY.
     pub fn publish(&self, copy: impl FnOnce()) {
-        self.put(0);
+        self.write(0);
         self.fetch();
         self.put(1);
         copy();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Publishing one block beside a bare copy of the same bytes to other lines of the same pool: non-temporal stores and SFENCE; and beside
-//! that copy with the other accesses of a publish around it.
+//! that copy with the other accesses of a publish around it. SFENCE may return before what was stored has arrived; the same copy with MFENCE
+//! tells when it has, which the locked instructions behind a publish's last line wait for as well.
 //!
 //! The block before was evicted, outside of what is timed, so that a cell is free; the lines of both destinations are in no cache. No other
 //! host uses the pool, so that the locks of the hint table stay with this one.
@@ -49,7 +50,8 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
     let accesses = Accesses::at(plain, data + size as u64)?;
     // Made once: memory that is given back and had again in between is what the system would be measured with.
     let (mut source, mut found) = (vec![0; size], vec![0; size]);
-    let (mut ours, mut summed, mut base, mut least): (Vec<f64>, Vec<f64>, Vec<f64>, Vec<f64>) = Default::default();
+    let (mut ours, mut summed): (Vec<f64>, Vec<f64>) = Default::default();
+    let (mut base, mut least, mut arrived): (Vec<f64>, Vec<f64>, Vec<f64>) = Default::default();
     // The first publishes of a host claim a chunk and take the locks of the hint table, which takes the manager.
     for number in 0..WARM {
         for (lab, member) in [(plain, &member), (summing, &checked)] {
@@ -58,8 +60,8 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
     }
     for batch in 0..batches {
         fill(&mut source, batch);
-        for turn in 0..4 {
-            let (lab, taken, taken_ns, offset) = match (turn + batch) % 4 {
+        for turn in 0..5 {
+            let (lab, taken, taken_ns, offset) = match (turn + batch) % 5 {
                 0 => {
                     let (taken_ns, offset) = one(plain, &member, batch, &source)?;
                     (plain, &mut ours, taken_ns, offset)
@@ -74,12 +76,20 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
                         bare.fence_stores();
                     };
                     let start = Instant::now();
-                    let taken = if way == 2 {
-                        copy();
-                        &mut base
-                    } else {
-                        accesses.publish(copy);
-                        &mut least
+                    let taken = match way {
+                        2 => {
+                            copy();
+                            &mut base
+                        }
+                        3 => {
+                            accesses.publish(copy);
+                            &mut least
+                        }
+                        _ => {
+                            copy();
+                            bare.fence_all();
+                            &mut arrived
+                        }
                     };
                     (plain, taken, start.elapsed().as_nanos() as f64, data)
                 }
@@ -100,6 +110,7 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
         ("publish with a checksum", &mut summed),
         ("bare accesses of a publish", &mut least),
         ("bare non-temporal copy, SFENCE", &mut base),
+        ("bare non-temporal copy, MFENCE", &mut arrived),
     ] {
         bench.figure(format!("{what}, {text}"), median(taken), "ns");
         bench.figure(format!("{what}, {text}, p99"), quantile(taken, 0.99), "ns");
