@@ -50,8 +50,8 @@ impl Accesses {
         }
     }
 
-    /// A publish: WRITING, which the full fence of the fetch behind it orders; hint and own fence; the hint; the payload, which `copy` fences;
-    /// READY.
+    /// A publish: WRITING, which the full fence of the fetch behind it orders; hint and own fence; the hint; the payload, which `copy`
+    /// fences; READY.
     pub fn publish(&self, copy: impl FnOnce()) {
         self.write(0);
         self.fetch();

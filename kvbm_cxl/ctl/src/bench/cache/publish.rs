@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Publishing one block beside a bare copy of the same bytes to other lines of the same pool: non-temporal stores and SFENCE; and beside
-//! that copy with the other accesses of a publish around it. SFENCE may return before what was stored has arrived; the same copy with MFENCE
-//! tells when it has, which the locked instructions behind a publish's last line wait for as well.
+//! that copy with the other accesses of a publish around it. SFENCE may return before what was stored has arrived; the same copy with
+//! MFENCE tells when it has, which the locked instructions behind a publish's last line wait for as well.
 //!
 //! The block before was evicted, outside of what is timed, so that a cell is free; the lines of both destinations are in no cache. No other
 //! host uses the pool, so that the locks of the hint table stay with this one.
