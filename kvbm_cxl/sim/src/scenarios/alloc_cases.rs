@@ -3,13 +3,12 @@
 //! holds on every seed, and fails with the rule dropped that it is about.
 
 use super::Scenario;
-use super::lent::{CHUNK_BYTES, len_bytes_of};
+use super::lent::{CHUNK_BYTES, stage};
 use super::setup::{Cluster, join};
-use crate::{Chances, Env, Failure, Fault, SimProcess, Stats, WritePath};
+use crate::{Env, Failure, Fault, SimProcess, Stats};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::limits::LINE_BYTES;
-use cxl_pool::media::CellClass;
 use cxl_pool::{Error, Result};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -31,19 +30,9 @@ const STORED: u32 = 3;
 const ENDED: u32 = 4;
 const LOOKED: u32 = 5;
 
+/// The machine that stays is the first.
 fn cluster(seed: u64) -> Cluster {
-    let mut cluster = Cluster::new(seed, 2, 2, |config, _| {
-        config.chances = Chances::default();
-        config.write_path = if seed.is_multiple_of(2) { WritePath::OneUnit } else { WritePath::StoresAndFlush };
-        let geometry = &mut config.geometry;
-        (geometry.cells_per_chunk, geometry.stripes, geometry.chunk_bytes) = (1, 1, CHUNK_BYTES);
-        geometry.cells[0] = CellClass { cell_bytes: 64, chunks: 1 };
-        geometry.len_bytes = len_bytes_of(*geometry, CHUNKS);
-    });
-    // The machine that stays has the seat.
-    cluster.host_config.seats.truncate(1);
-    cluster.host_config.suspect_ms = 30;
-    cluster
+    stage(seed, 2, (1, 1), CHUNKS)
 }
 
 fn until(env: &Env, progress: &Progress, least: u32) {

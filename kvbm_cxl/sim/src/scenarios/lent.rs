@@ -108,8 +108,24 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     Ok(stats)
 }
 
+/// Hosts for a choreography, in which nothing fails by chance: over a pool with so many chunks for the allocator, and for the cache `cells`,
+/// how many of 64 bytes each in how many chunks. The first machine has the only seat.
+pub(super) fn stage(seed: u64, hosts: usize, (cells_per_chunk, cell_chunks): (u32, u64), chunks: u64) -> Cluster {
+    let mut cluster = Cluster::new(seed, hosts, hosts, |config, _| {
+        config.chances = Chances::default();
+        config.write_path = if seed.is_multiple_of(2) { WritePath::OneUnit } else { WritePath::StoresAndFlush };
+        let geometry = &mut config.geometry;
+        (geometry.cells_per_chunk, geometry.stripes, geometry.chunk_bytes) = (cells_per_chunk, 1, CHUNK_BYTES);
+        geometry.cells[0] = CellClass { cell_bytes: 64, chunks: cell_chunks };
+        geometry.len_bytes = len_bytes_of(*geometry, chunks);
+    });
+    cluster.host_config.seats.truncate(1);
+    cluster.host_config.suspect_ms = 30;
+    cluster
+}
+
 /// A pool with room for so few chunks.
-pub(super) fn len_bytes_of(mut geometry: Geometry, chunks: u64) -> u64 {
+fn len_bytes_of(mut geometry: Geometry, chunks: u64) -> u64 {
     geometry.len_bytes = DEVICE_HEADER_BYTES + CHUNK_BYTES;
     while Layout::new(geometry).map_or(0, |layout| layout.chunks()) < chunks {
         geometry.len_bytes += CHUNK_BYTES;

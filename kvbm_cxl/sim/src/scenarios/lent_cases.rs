@@ -6,9 +6,9 @@ use super::Scenario;
 use super::cache_ledger::{Name, Shared, is_fenced};
 use super::cache_stage::HALF_READ;
 use super::cache_stage::halting::Halting;
-use super::lent::{CHUNK_BYTES, len_bytes_of};
+use super::lent::{CHUNK_BYTES, stage};
 use super::setup::{Cluster, join, join_over};
-use crate::{Chances, Env, Failure, Fault, Planned, SimHost, Stats, When, WritePath};
+use crate::{Env, Failure, Fault, Planned, SimHost, Stats, When};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::cache::lent::{Lend, Lending, LentRegion, Part, RegionSize, reap};
 use cxl_pool::cache::{Cache, CacheConfig, Pulled};
@@ -16,7 +16,6 @@ use cxl_pool::copy::CopyConfig;
 use cxl_pool::host::Host;
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::{Line, Lines};
-use cxl_pool::media::CellClass;
 use cxl_pool::metrics::MissReason;
 use cxl_pool::{Error, Result};
 use std::cell::Cell;
@@ -67,17 +66,8 @@ struct Actor {
 impl Play {
     /// So many hosts over a pool with so many chunks.
     fn new(seed: u64, hosts: usize, chunks: u64) -> Self {
-        let mut cluster = Cluster::new(seed, hosts, hosts, |config, _| {
-            config.chances = Chances::default();
-            config.write_path = if seed.is_multiple_of(2) { WritePath::OneUnit } else { WritePath::StoresAndFlush };
-            let geometry = &mut config.geometry;
-            (geometry.cells_per_chunk, geometry.stripes, geometry.chunk_bytes) = (2, 1, CHUNK_BYTES);
-            geometry.cells[0] = CellClass { cell_bytes: 64, chunks: 6 };
-            geometry.len_bytes = len_bytes_of(*geometry, chunks);
-        });
-        // The machine that stays has the seat.
-        cluster.host_config.seats.truncate(1);
-        cluster.host_config.suspect_ms = 30;
+        // The machine that stays is the first.
+        let mut cluster = stage(seed, hosts, (2, 6), chunks);
         let checksums = cluster.random.one_in(2);
         Play { cluster, ledger: Shared::default(), stage: Rc::default(), silent: Rc::default(), checksums }
     }
