@@ -108,8 +108,8 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     Ok(stats)
 }
 
-/// Hosts for a choreography, in which nothing fails by chance: over a pool with so many chunks for the allocator, and for the cache `cells`,
-/// how many of 64 bytes each in how many chunks. The first machine has the only seat.
+/// Hosts for a choreography, in which nothing fails by chance: over a pool with so many chunks for the allocator, and cells of 64 bytes for
+/// the cache, so many of them in each of so many chunks. The first machine has the only seat.
 pub(super) fn stage(seed: u64, hosts: usize, (cells_per_chunk, cell_chunks): (u32, u64), chunks: u64) -> Cluster {
     let mut cluster = Cluster::new(seed, hosts, hosts, |config, _| {
         config.chances = Chances::default();
