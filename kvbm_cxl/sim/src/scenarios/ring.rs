@@ -215,11 +215,7 @@ fn serve(env: &Env, ledger: &Shared, rings: &Rings, busy: &Rc<RefCell<usize>>) -
         match listener.accept(2) {
             Ok(connection) => {
                 let ledger = Rc::clone(ledger);
-                beside(env, busy, "answers", move |env| {
-                    let result = answer(env, &ledger, connection);
-                    ledger.borrow_mut().given_up += 1;
-                    result
-                });
+                beside(env, busy, "answers", move |env| answer(env, &ledger, connection));
             }
             Err(Error::Timeout { .. } | Error::Fenced { .. } | Error::BadLine { .. }) => {}
             Err(error) => return Err(error),
