@@ -12,7 +12,6 @@ use crate::coherence::{Coherence, LineSum};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use crate::media::Stripes;
-use smallvec::SmallVec;
 use std::borrow::Cow;
 
 /// Pieces shorter than this are put together to whole lines before they are written.
@@ -128,7 +127,7 @@ impl CopyEngine for CpuEngine {
         let checked = lists.iter().map(|list| list.check(memory.len_bytes(), checksum.is_on())).collect();
         let total = lists.iter().fold(0u64, |sum, list| sum.saturating_add(list.len_bytes()));
         let pull = Pull::new(memory, &self.config, total, checksum, order);
-        let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares).into_vec());
+        let outcomes = self.copy(memory, checked, checksum, |shares| pull.run(shares));
         count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
         outcomes
     }
@@ -155,10 +154,7 @@ impl CopyEngine for CpuEngine {
             return super::only(self.pull_each(memory, std::slice::from_mut(list), checksum));
         }
         let pull = Pull::new(memory, &self.config, list.len_bytes(), checksum, Order::now());
-        let pulled = list.check(memory.len_bytes(), checksum.is_on()).and_then(|pieces| {
-            let done = pull.run(&[Share { list: 0, pieces: &pieces }]);
-            done.into_iter().next().map_or(Ok(None), |(_, outcome)| outcome)
-        });
+        let pulled = list.check(memory.len_bytes(), checksum.is_on()).and_then(|pieces| pull.run_one(&pieces));
         match pulled {
             Ok(_) => self.counters.pulled(list.len_bytes()),
             Err(_) => self.counters.failed(1),
@@ -350,6 +346,10 @@ impl Sum {
     }
 }
 
+fn outcome_of(failed: Option<Error>, sum: Option<Sum>) -> Outcome {
+    failed.map_or(sum.map(Sum::finish).transpose(), Err)
+}
+
 /// A pull of some lists.
 pub(super) struct Pull<'c> {
     memory: &'c dyn Coherence,
@@ -365,15 +365,32 @@ impl<'c> Pull<'c> {
         Pull { memory, window_bytes: config.window_bytes as u64, checksum, order, streams: total_bytes >= config.stream_from_bytes }
     }
 
-    /// Copies shares out of the pool: while one window is copied, the flushes of the next are under way.
-    pub(super) fn run(&self, shares: &[Share<'_>]) -> SmallVec<[(usize, Outcome); 1]> {
-        let mut failed: SmallVec<[Option<Error>; 1]> = shares.iter().map(|_| None).collect();
-        let mut sums: SmallVec<[Option<Sum>; 1]> = shares.iter().map(|share| self.sum_of(share)).collect();
+    /// Copies shares out of the pool.
+    pub(super) fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
+        let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
+        let mut sums: Vec<Option<Sum>> = shares.iter().map(|share| self.sum_of(share)).collect();
+        self.copy_windows(shares, &mut failed, &mut sums);
+        let fates = failed.into_iter().zip(sums).map(|(failed, sum)| outcome_of(failed, sum));
+        shares.iter().map(|share| share.list).zip(fates).collect()
+    }
+
+    /// Copies the pieces of one list out of the pool.
+    pub(super) fn run_one(&self, pieces: &[Piece]) -> Outcome {
+        let share = Share { list: 0, pieces };
+        let (mut failed, mut sum) = ([None], [self.sum_of(&share)]);
+        self.copy_windows(&[share], &mut failed, &mut sum);
+        let ([failed], [sum]) = (failed, sum);
+        outcome_of(failed, sum)
+    }
+
+    /// Copies shares, each of which has a place for its failure and one for its checksum: while one window is copied, the flushes of the
+    /// next are under way.
+    fn copy_windows(&self, shares: &[Share<'_>], failed: &mut [Option<Error>], sums: &mut [Option<Sum>]) {
         let (mut flushing, mut copying) = (Walk::new(shares), Walk::new(shares));
-        self.flush_window(&mut flushing, &mut failed);
+        self.flush_window(&mut flushing, failed);
         while !copying.is_at_end() {
             self.order.flushed(self.memory);
-            self.flush_window(&mut flushing, &mut failed);
+            self.flush_window(&mut flushing, failed);
             let mut left = self.window_bytes;
             while left > 0
                 && let Some((share, part)) = copying.next(left)
@@ -385,8 +402,6 @@ impl<'c> Pull<'c> {
             }
         }
         self.order.pulled(self.memory, self.streams);
-        let fates = failed.into_iter().zip(sums).map(|(failed, sum)| failed.map_or(sum.map(Sum::finish).transpose(), Err));
-        shares.iter().map(|share| share.list).zip(fates).collect()
     }
 
     /// Flushes the next window, neighbouring pieces of a list together.

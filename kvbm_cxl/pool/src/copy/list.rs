@@ -8,6 +8,7 @@
 
 use super::place::LocalPlace;
 use crate::error::{Error, Result};
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -77,8 +78,11 @@ impl Piece {
     }
 }
 
+/// Mostly one, which then costs no allocation.
+type Pieces = SmallVec<[Piece; 1]>;
+
 /// Appends a piece, or lengthens the last one where it goes on.
-fn append(pieces: &mut Vec<Piece>, offset: u64, address: usize, len_bytes: usize) {
+fn append(pieces: &mut Pieces, offset: u64, address: usize, len_bytes: usize) {
     if len_bytes == 0 {
         return;
     }
@@ -99,7 +103,7 @@ fn append(pieces: &mut Vec<Piece>, offset: u64, address: usize, len_bytes: usize
 /// would depend on how the work is divided.
 #[derive(Debug, Default)]
 pub struct WriteList<'m> {
-    pieces: Vec<Piece>,
+    pieces: Pieces,
     place: LocalPlace,
     /// Whether any piece is a slice, which lies in the host's memory.
     has_slices: bool,
@@ -198,7 +202,7 @@ impl<'m> WriteList<'m> {
 /// name, are refused before a byte moves.
 #[derive(Debug, Default)]
 pub struct ReadList<'m> {
-    pieces: Vec<Piece>,
+    pieces: Pieces,
     /// Whether any piece came by address, so that overlaps are possible.
     has_raw: bool,
     /// Whether the pieces, in the order given, are one block, wherever in the pool its parts lie: a checksum is of them in that order.
@@ -284,7 +288,7 @@ impl<'m> ReadList<'m> {
     /// The same list with other places in the pool: `places_of` is told offset and length of each piece, and gives the stretches that its
     /// bytes come from, in order, which are as long together. A checksum of the new list is of its pieces in the order of this one.
     pub(crate) fn moved<I: IntoIterator<Item = (u64, usize)>>(&self, mut places_of: impl FnMut(u64, usize) -> I) -> ReadList<'m> {
-        let pieces = Vec::with_capacity(self.pieces.len());
+        let pieces = Pieces::with_capacity(self.pieces.len());
         let mut moved = ReadList { pieces, is_block: true, memory: PhantomData, ..*self };
         for piece in &self.pieces {
             let mut skip = 0;

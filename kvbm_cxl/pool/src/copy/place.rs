@@ -155,11 +155,18 @@ impl CopyEngine for ByPlace {
     }
 
     fn publish(&self, memory: &dyn Coherence, list: &WriteList<'_>, checksum: Checksum) -> Outcome {
-        self.engine_at(list.place().gpu())?.publish(memory, list, checksum)
+        match list.place().gpu() {
+            // Without a handle of its own, whose end would wait until all that was copied has arrived.
+            None => self.host.publish(memory, list, checksum),
+            Some(device) => self.gpu(device)?.publish(memory, list, checksum),
+        }
     }
 
     fn pull(&self, memory: &dyn Coherence, list: &mut ReadList<'_>, checksum: Checksum) -> Outcome {
-        self.engine_at(list.place().gpu())?.pull(memory, list, checksum)
+        match list.place().gpu() {
+            None => self.host.pull(memory, list, checksum),
+            Some(device) => self.gpu(device)?.pull(memory, list, checksum),
+        }
     }
 
     fn is_settled(&self, timeout_ms: u64) -> bool {

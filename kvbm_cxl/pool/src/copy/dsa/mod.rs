@@ -19,7 +19,7 @@ mod transfer;
 pub use descriptor::{Answer, Completion, Descriptor};
 pub use queue::{Found, HardwareQueue, Limits, WorkQueue, discover};
 
-use super::cpu::{CpuEngine, Pull, Share, write_pieces};
+use super::cpu::{CpuEngine, Pull, write_pieces};
 use super::list::Piece;
 use super::order::Order;
 use super::{Checksum, Copied, CopyEngine, Outcome, ReadList, WriteList};
@@ -202,7 +202,7 @@ impl CopyEngine for DsaEngine {
         let pull = Pull::new(memory, self.cpu.config(), total, Checksum::Off, order);
         let copy = |pieces: &[Piece]| match pieces {
             [] => Ok(None),
-            _ => pull.run(&[Share { list: 0, pieces }]).pop().map_or(Ok(None), |(_, outcome)| outcome),
+            _ => pull.run_one(pieces),
         };
         let mut rest: Vec<Outcome> = Vec::new();
         let meanwhile = || rest = divided.iter().map(|list| list.as_ref().map_or(Ok(None), |list| copy(&list.by_cpu))).collect();
