@@ -147,8 +147,12 @@ impl Lines {
         let mut offsets = ArrayVec::<u64, FETCHED_TOGETHER>::new();
         lines.clear();
         for (region, indexes) in [(A::REGION, first), (B::REGION, second)] {
+            let (start, count) = self.layout.lines_of(region);
             for &index in indexes {
-                offsets.push(self.layout.line_offset(region, index)?);
+                if index >= count {
+                    self.layout.line_offset(region, index)?;
+                }
+                offsets.push(start + index * LINE_BYTES as u64);
                 lines.push(Line::ZERO);
             }
         }

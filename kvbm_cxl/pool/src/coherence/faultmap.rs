@@ -84,7 +84,7 @@ impl FaultMap {
     pub(super) fn enter_lines(&self, offsets: &[u64]) -> Result<*mut u8> {
         let last = self.mapping.len_bytes.saturating_sub(LINE_BYTES as u64);
         let is_strange = |&offset: &u64| offset > last || !offset.is_multiple_of(LINE_BYTES as u64);
-        if self.registration.damage().any() | offsets.iter().fold(false, |any, offset| any | is_strange(offset)) {
+        if self.registration.damage().any() || offsets.iter().any(is_strange) {
             offsets.iter().try_for_each(|&offset| self.enter_line(offset).map(drop))?;
         }
         Ok(self.mapping.base.as_ptr())

@@ -33,7 +33,9 @@ pub const COUNTERS_PER_STATS: usize = 7;
 /// Refuses epochs, incarnations, grant, request and message numbers that no host can have reached: the code counts on, and nothing may
 /// wrap.
 pub(super) fn within<const N: usize>(numbers: [u32; N]) -> Result<(), &'static str> {
-    if numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
+    // All of them at once first: these are the fence words that every operation looks at.
+    let bits = numbers.iter().fold(0, |bits, number| bits | number);
+    if bits < MAX_NUMBER || numbers.iter().all(|&number| number <= MAX_NUMBER) { Ok(()) } else { Err("a number beyond the limit") }
 }
 
 /// Asserts the size of a line structure and the offset of each of its fields, and ties it to its region.
