@@ -2,6 +2,7 @@
 //! The cells that this process owns: the truth about them, in its own memory (CACHE.md D6). Descriptors are published from here and
 //! never read back while the process has the chunk, because a stray of an earlier owner may lie on top of one.
 
+use super::hashing::Spread;
 use super::policy::{Candidate, Entry, EvictionPolicy, Place, PolicyKind, Verdict};
 use super::{Few, Namespace};
 use crate::error::Result;
@@ -54,6 +55,7 @@ pub struct Share {
 
 /// The cells of one size.
 struct Class {
+    /// Chunks that have free cells, and some that had: a cell that comes and goes leaves its chunk here.
     with_free: BTreeSet<u64>,
     free: u64,
     ready: u64,
@@ -65,7 +67,7 @@ pub(super) struct Cells {
     geometry: Geometry,
     chunks: BTreeMap<u64, Chunk>,
     classes: [Option<Class>; CELL_CLASSES],
-    shares: HashMap<[u8; 16], Share>,
+    shares: HashMap<[u8; 16], Share, Spread>,
 }
 
 impl Cells {
@@ -78,7 +80,7 @@ impl Cells {
                 policy: policy.build(geometry.cell_count()),
             })
         };
-        Cells { geometry: *geometry, chunks: BTreeMap::new(), classes: std::array::from_fn(class), shares: HashMap::new() }
+        Cells { geometry: *geometry, chunks: BTreeMap::new(), classes: std::array::from_fn(class), shares: HashMap::default() }
     }
 
     fn per_chunk(&self) -> u64 {
@@ -133,13 +135,11 @@ impl Cells {
         let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) else { return };
         let Some(cell) = chunk.cells.get_mut(place) else { return };
         match cell.state {
+            State::Busy | State::Bad => {}
             State::Free => {
                 chunk.free &= !(1 << place);
                 if !chunk.draining {
                     class.free -= 1;
-                }
-                if chunk.free == 0 {
-                    class.with_free.remove(&chunk_number);
                 }
             }
             State::Quarantined => chunk.quarantined &= !(1 << place),
@@ -154,7 +154,6 @@ impl Cells {
                     }
                 }
             }
-            State::Busy | State::Bad => {}
         }
         cell.state = State::Busy;
     }
@@ -181,7 +180,9 @@ impl Cells {
 
     /// A cell that holds a block, with the descriptor as published.
     pub fn set_ready(&mut self, number: u64, descriptor: Descriptor, parent: Option<[u8; 16]>, age: Place, tick: u32) -> Result<()> {
-        self.make_busy(number);
+        if self.state(number) != Some(State::Busy) {
+            self.make_busy(number);
+        }
         let (chunk_number, place) = self.place(number);
         let Some(chunk) = self.chunks.get_mut(&chunk_number) else { return Ok(()) };
         let cell_bytes = self.geometry.cells[chunk.class].cell_bytes;
@@ -240,6 +241,12 @@ impl Cells {
                 return;
             };
             let free = self.chunks.get(&chunk).map_or(0, |chunk| chunk.free);
+            if free == 0 {
+                if let Some(class) = self.classes.get_mut(class).and_then(Option::as_mut) {
+                    class.with_free.remove(&chunk);
+                }
+                continue;
+            }
             let cell = chunk * per_chunk + u64::from(free.trailing_zeros());
             self.make_busy(cell);
             out.push(cell);
@@ -417,6 +424,21 @@ mod tests {
         assert!(cells.emptiest(0).is_empty() && !cells.is_all_free(2));
         assert_eq!(cells.remove_chunk(2), [block(2)]);
         assert_eq!((cells.counts(0), cells.shares().len()), ((0, 0, 0), 0));
+    }
+
+    #[test]
+    fn a_chunk_that_ran_empty_is_passed_over() {
+        let mut cells = cells();
+        (0..2).for_each(|chunk| cells.add_chunk(chunk, 0));
+        (0..8).for_each(|cell| cells.set_free(cell));
+        let mut taken = Few::new();
+        cells.take_free(0, 4, &mut taken);
+        cells.take_free(0, 1, &mut taken);
+        assert_eq!(taken[..], [0, 1, 2, 3, 4]);
+        // One that comes back is the first again.
+        cells.set_free(2);
+        cells.take_free(0, 9, &mut taken);
+        assert_eq!((&taken[5..], cells.counts(0)), (&[2, 5, 6, 7][..], (0, 0, 8)));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct CacheConfig {
     pub service_ms: u64,
     /// Period of what the service does less often (other hosts' chunks, scrub, counters), in milliseconds.
     pub upkeep_ms: u64,
-    /// Keys whose cell this process remembers, 8 bytes each.
+    /// Keys whose cell this process remembers, 8 bytes each; no more than eight for each cell of the pool.
     pub remembered_keys: usize,
     /// How payload is copied; `None` = as `CXL_COPY` says.
     pub copy: Option<CopyConfig>,

@@ -8,15 +8,19 @@
 use super::index::{Home, Inserted, has_empty, or_tombs};
 use super::publish::{Reserved, Wish};
 use super::reservation::Reservation;
-use super::{Few, Inner};
+use super::{BlockKey, Few, Inner, Namespace};
 use crate::error::Result;
 use crate::fault::{mutant, point};
-use crate::host::HeldOp;
+use crate::host::Op;
+use crate::limits::MAX_SEATS;
+use crate::line::FETCHED_TOGETHER;
 use crate::media::HintLine;
 use arrayvec::ArrayVec;
 
 /// Hints that are inserted together: enough for their misses to overlap, few enough that nobody waits long for a lock.
 const TOGETHER: usize = 32;
+
+const _: () = assert!(TOGETHER + MAX_SEATS <= FETCHED_TOGETHER);
 
 /// A hint to be inserted: where its key is looked for, and its place in the batch.
 type Hinted = (Home, usize);
@@ -27,7 +31,7 @@ struct Batch<'a> {
     /// What was begun, each with the place of its wish.
     begun: &'a [(usize, Reservation)],
     /// The work it is part of, until its cells say WRITING and it was seen not to be fenced.
-    unannounced: Option<&'a HeldOp>,
+    unannounced: Option<&'a Op<'a>>,
     /// Places of what cannot be, and why.
     refused: Vec<(usize, Reserved)>,
 }
@@ -39,7 +43,7 @@ impl Inner {
     /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
     /// same full fence as the first hint lines. That fence is also the one behind WRITING, so that both ways to the memory overlap; locks
     /// are taken before, because their instructions would wait for what is written.
-    pub(super) fn announce(&self, wishes: &[Wish], begun: &[(usize, Reservation)], op: &HeldOp) -> Result<Vec<(usize, Reserved)>> {
+    pub(super) fn announce(&self, wishes: &[Wish], begun: &[(usize, Reservation)], op: &Op<'_>) -> Result<Vec<(usize, Reserved)>> {
         let home_of = |(at, (index, _)): (usize, &(usize, Reservation))| (self.home(wishes[*index].namespace, wishes[*index].key), at);
         let mut hints: Few<Hinted> = begun.iter().enumerate().map(home_of).collect();
         hints.sort_by_key(|(home, at)| (home.stripe, *at));
@@ -69,6 +73,31 @@ impl Inner {
         Ok(batch.refused)
     }
 
+    /// As [`Inner::announce`] for one block; `None`, or why it cannot be.
+    pub(super) fn announce_one(&self, home: &Home, begun: &Reservation, op: &Op<'_>) -> Result<Option<Reserved>> {
+        let guard = match self.lock_stripe_if_here(home)? {
+            Some(guard) => Some(guard),
+            None => self.lock_stripe(home)?,
+        };
+        let inserted = self.hint_one(home, begun, op);
+        // Before the lock is given back, also when no hint was written.
+        self.lines().fence_published();
+        drop(guard);
+        inserted
+    }
+
+    fn hint_one(&self, home: &Home, begun: &Reservation, op: &Op<'_>) -> Result<Option<Reserved>> {
+        self.lines().write(begun.cell, begun.descriptor)?;
+        point!("cache.writing");
+        self.guesses.put(home, begun.cell);
+        let mut first = None;
+        let unchecked = Some(op).filter(|_| !mutant!("cache.no_fence_check_before_payload"));
+        self.home_lines(&[home.first_line], unchecked, |line| first = Some(line))?;
+        let Some(first) = first else { return Ok(Some(Reserved::NoHint)) };
+        let (namespace, key) = (Namespace(begun.descriptor.namespace), BlockKey(begun.descriptor.key));
+        self.write_hint(home, namespace, key, begun.cell, first).map(refusal_of)
+    }
+
     /// Inserts hints whose stripes' locks the caller holds.
     fn hint_locked(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
         let inserted = self.write_hints(batch, hints);
@@ -78,7 +107,7 @@ impl Inner {
     }
 
     fn write_hints(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
-        let mut lines = ArrayVec::new();
+        let mut lines = ArrayVec::<HintLine, TOGETHER>::new();
         let unannounced = batch.unannounced.take();
         if unannounced.is_some() {
             for (_, reservation) in batch.begun {
@@ -90,8 +119,9 @@ impl Inner {
         for (home, at) in hints {
             self.guesses.put(home, batch.begun[*at].1.cell);
         }
-        let unchecked = unannounced.filter(|_| !mutant!("cache.no_fence_check_before_payload"));
-        self.home_lines(hints, unchecked, &mut lines)?;
+        let unchecked = unannounced.filter(|_| !mutant!("cache.no_fence_check_before_payloads"));
+        let numbers: ArrayVec<u64, TOGETHER> = hints.iter().map(|(home, _)| home.first_line).collect();
+        self.home_lines(&numbers, unchecked, |line| lines.push(line))?;
         let mut written = ArrayVec::<u64, TOGETHER>::new();
         for ((home, at), line) in hints.iter().zip(&lines) {
             let (mut first, (index, reservation)) = (*line, &batch.begun[*at]);
@@ -104,28 +134,31 @@ impl Inner {
                 first = self.home_line(home)?;
             }
             let wish = &batch.wishes[*index];
-            let refusal = match self.write_hint(home, wish.namespace, wish.key, reservation.cell, first)? {
-                Inserted::Done { line } => {
-                    written.push(line);
-                    continue;
-                }
-                Inserted::Exists => Reserved::Exists,
-                Inserted::Busy => Reserved::Busy,
-                Inserted::Full => Reserved::NoHint,
-            };
-            batch.refused.push((*at, refusal));
+            let inserted = self.write_hint(home, wish.namespace, wish.key, reservation.cell, first)?;
+            if let Inserted::Done { line } = inserted {
+                written.push(line);
+            }
+            batch.refused.extend(refusal_of(inserted).map(|refusal| (*at, refusal)));
         }
         Ok(())
     }
 
     /// Fetches home lines; together with this host's own fence words, if `op` is given, which fails if its incarnation is fenced.
-    fn home_lines(&self, hints: &[Hinted], op: Option<&HeldOp>, lines: &mut ArrayVec<HintLine, TOGETHER>) -> Result<()> {
-        let numbers: ArrayVec<u64, TOGETHER> = hints.iter().map(|(home, _)| home.first_line).collect();
-        let own = self.host.slot();
-        let fences = self.fetch_with_fences(&numbers, op.map(|_| own).into_iter(), |line| lines.push(or_tombs(line.copied())))?;
+    fn home_lines(&self, numbers: &[u64], op: Option<&Op<'_>>, mut each: impl FnMut(HintLine)) -> Result<()> {
+        let each = |line: Option<&HintLine>| each(or_tombs(line.copied()));
         match op {
-            Some(op) if fences.of(own, op.incarnation()) != Some(false) => op.check_fences(),
-            _ => Ok(()),
+            Some(op) => self.fetch_unfenced(numbers, op, each),
+            None => self.fetch_with_fences(numbers, std::iter::empty(), each).map(drop),
         }
+    }
+}
+
+/// The answer to the wish for a block whose hint was not written.
+fn refusal_of(inserted: Inserted) -> Option<Reserved> {
+    match inserted {
+        Inserted::Done { .. } => None,
+        Inserted::Exists => Some(Reserved::Exists),
+        Inserted::Busy => Some(Reserved::Busy),
+        Inserted::Full => Some(Reserved::NoHint),
     }
 }

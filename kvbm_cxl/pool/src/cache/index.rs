@@ -244,7 +244,7 @@ impl Inner {
     pub(super) fn write_hint(&self, home: &Home, namespace: Namespace, key: BlockKey, cell: u64, first: HintLine) -> Result<Inserted> {
         let mut window = Window::new();
         self.window_from(home, first, &mut window)?;
-        let (mut stale_same, mut free, mut others) = (None, None, ArrayVec::<_, { HINT_WINDOW as usize * HINTS_PER_LINE }>::new());
+        let (mut stale_same, mut free) = (None, None);
         for (step, line) in window.iter().enumerate() {
             for (place, hint) in line.iter().enumerate() {
                 match hint {
@@ -254,14 +254,14 @@ impl Inner {
                             _ => stale_same = stale_same.or(Some((step, place))),
                         }
                     }
-                    Hint::Cell { fingerprint, cell } => others.push(((step, place), fingerprint, cell)),
+                    Hint::Cell { .. } => {}
                     Hint::Empty | Hint::Tomb => free = free.or(Some((step, place))),
                 }
             }
         }
         let chosen: Option<Place> = match stale_same.or(free) {
             Some(place) => Some(place),
-            None => self.stale(&others)?,
+            None => self.stale(home, &window)?,
         };
         let Some((step, place)) = chosen else { return Ok(Inserted::Full) };
         window[step].set(place, Hint::Cell { fingerprint: home.fingerprint, cell });
@@ -301,13 +301,20 @@ impl Inner {
         if_whole(self.lines().fetch(cell))
     }
 
-    /// The first of `hints` whose cell does not hold what it says.
-    fn stale(&self, hints: &[(Place, u64, u64)]) -> Result<Option<Place>> {
+    /// The first place in a window whose hint, of another key, names a cell that does not hold what it says.
+    fn stale(&self, home: &Home, window: &Window) -> Result<Option<Place>> {
+        let hints =
+            window.iter().enumerate().flat_map(|(step, line)| line.iter().enumerate().map(move |(place, hint)| ((step, place), hint)));
+        let of_others = hints.filter_map(|(place, hint)| match hint {
+            Hint::Cell { fingerprint, cell } if fingerprint != home.fingerprint => Some((place, fingerprint, cell)),
+            _ => None,
+        });
+        let hints: ArrayVec<(Place, u64, u64), { HINT_WINDOW as usize * HINTS_PER_LINE }> = of_others.collect();
         let known: Vec<u64> = hints.iter().map(|(_, _, cell)| *cell).filter(|&cell| cell < self.cell_count).collect();
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(known.len());
         self.lines().fetch_many(&known, &mut fetched)?;
         let mut descriptors = fetched.into_iter();
-        for &(place, fingerprint, cell) in hints {
+        for (place, fingerprint, cell) in hints {
             if cell >= self.cell_count {
                 return Ok(Some(place));
             }

@@ -13,6 +13,7 @@
 
 use super::index::{Home, tombs_if_bad};
 use super::{BlockKey, Inner, Namespace};
+use crate::coherence;
 use crate::error::Result;
 use crate::fault::mutant;
 use crate::limits::{HINT_WINDOW, MAX_SLOTS};
@@ -49,14 +50,20 @@ pub(super) struct Guesses {
 impl Guesses {
     const CELL_BITS: u32 = 33;
 
-    /// Room for about `entries` keys, 8 bytes each.
-    pub fn new(entries: usize) -> Self {
-        Guesses { words: (0..entries.next_power_of_two().max(64)).map(|_| AtomicU64::new(0)).collect() }
+    /// Room for about `entries` keys, 8 bytes each, of a pool with `cells` cells: more than a few times as many are of no use.
+    pub fn new(entries: usize, cells: u64) -> Self {
+        let useful = usize::try_from(cells).unwrap_or(usize::MAX).saturating_mul(8);
+        Guesses { words: (0..entries.min(useful).next_power_of_two().max(64)).map(|_| AtomicU64::new(0)).collect() }
     }
 
     fn word(&self, home: &Home) -> (&AtomicU64, u64) {
         let place = home.fingerprint as usize & (self.words.len() - 1);
         (&self.words[place], home.fingerprint >> Self::CELL_BITS << Self::CELL_BITS)
+    }
+
+    /// Brings the entry of a key into a cache, ahead of its use.
+    pub fn prefetch(&self, home: &Home) {
+        coherence::prefetch(std::ptr::from_ref(self.word(home).0).cast());
     }
 
     /// Remembers the cell of a key.
@@ -164,9 +171,10 @@ impl Inner {
     }
 
     /// Whether a block of the key is in the cell where this process last met it.
-    pub(super) fn is_where_it_was(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
+    pub(super) fn is_where_it_was(&self, home: &Home, namespace: Namespace, key: BlockKey) -> Result<bool> {
+        let Some(cell) = self.guesses.get(home) else { return Ok(false) };
         self.renew_fences();
-        Ok(self.block_by_guess(&self.home(namespace, key), namespace, key)?.is_some())
+        Ok(self.block_in(cell, namespace, key)?.is_some())
     }
 
     /// The block of a key, if it is in the cell where this process last met it.
@@ -415,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_guess_is_of_its_key_alone() {
-        let guesses = Guesses::new(64);
+        let guesses = Guesses::new(64, 64);
         let home = |fingerprint| Home::of(fingerprint);
         let (one, other) = (home(0x1111_2222_3333_4441), home(0x5111_2222_3333_4441));
         assert_eq!(guesses.get(&one), None);

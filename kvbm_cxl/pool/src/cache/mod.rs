@@ -12,6 +12,7 @@
 //! | `lookup` | which blocks of a chain are there |
 //! | `publish` | reserve, fill, commit |
 //! | `pull` | pin, copy, verify |
+//! | `pinned` | the block that a pin keeps |
 //! | `batch` | the same for several blocks with shared fences |
 //! | [`lent`] | blocks that are published where they lie, in memory of the pool that an engine goes on using |
 //! | `pins` | what this host uses, for others to see |
@@ -74,6 +75,7 @@ mod claims;
 mod config;
 pub mod events;
 mod evict;
+mod hashing;
 mod hinting;
 mod index;
 #[cfg(feature = "faults")]
@@ -82,6 +84,7 @@ pub mod lent;
 mod local;
 mod lookup;
 pub mod namespace;
+mod pinned;
 mod pins;
 pub mod policy;
 mod publish;
@@ -98,8 +101,9 @@ pub use config::CacheConfig;
 pub(crate) use local::local_end_bytes;
 pub use lookup::BlockInfo;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
+pub use pinned::Pinned;
 pub use publish::{Published, Reserved, Wish};
-pub use pull::{Pinned, Pulled};
+pub use pull::Pulled;
 pub(crate) use remains::bring_out;
 pub use reservation::Reservation;
 pub use service::Upkeep;
@@ -108,7 +112,7 @@ pub use watch::{Changes, Watch};
 use crate::background::held;
 use crate::copy::{ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
 use crate::error::{Error, Result};
-use crate::host::{HeldOp, Host, Op};
+use crate::host::{Host, Op};
 use crate::limits::{CELL_CLASSES, MAX_SLOTS};
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
@@ -146,6 +150,8 @@ struct Inner {
     shapes: lent::Shapes,
     known_fences: lookup::KnownFences,
     clock: Mutex<policy::TickClock>,
+    /// What `clock` says, for those who only read it.
+    tick: AtomicU32,
     /// Incarnation of the host that `cells` follows.
     incarnation: AtomicU32,
     /// Claim line where the last chunk was found.
@@ -176,18 +182,9 @@ impl Inner {
 
     /// Begins work that publishes lines of this process's cells, after a re-join under the new incarnation.
     fn work(&self) -> Result<Op<'_>> {
-        self.catch_up(Op::incarnation, || self.host.enter())
-    }
-
-    /// As [`Inner::work`], for what outlives the call.
-    fn work_held(&self) -> Result<HeldOp> {
-        self.catch_up(HeldOp::incarnation, || self.host.enter_held())
-    }
-
-    fn catch_up<T>(&self, incarnation_of: impl Fn(&T) -> u32, enter: impl Fn() -> Result<T>) -> Result<T> {
         for _ in 0..2 {
-            let op = enter()?;
-            if incarnation_of(&op) == self.incarnation.load(Ordering::Acquire) {
+            let op = self.host.enter()?;
+            if op.incarnation() == self.incarnation.load(Ordering::Acquire) {
                 return Ok(op);
             }
             drop(op);
@@ -198,7 +195,7 @@ impl Inner {
 
     /// Ticks that went by, as the eviction policies count them.
     fn clock_now(&self) -> u32 {
-        held(&self.clock).now()
+        self.tick.load(Ordering::Relaxed)
     }
 
     /// Whether it is worth looking for one more chunk of a class.
@@ -265,10 +262,11 @@ impl Cache {
             table: index::Table::of(&geometry),
             cells: Mutex::new(cells::Cells::new(&geometry, config.policy)),
             pins: Mutex::default(),
-            guesses: lookup::Guesses::new(config.remembered_keys),
+            guesses: lookup::Guesses::new(config.remembered_keys, geometry.cell_count()),
             shapes: lent::Shapes::default(),
             known_fences: lookup::KnownFences::default(),
             clock: Mutex::default(),
+            tick: AtomicU32::new(policy::TickClock::default().now()),
             incarnation: AtomicU32::new(0),
             claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
             exhausted: Default::default(),

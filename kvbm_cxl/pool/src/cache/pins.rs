@@ -5,19 +5,20 @@
 //! last are published, always as the whole line. A line counts under the incarnation in it, so after a re-join the next pin of a line
 //! publishes it again even where the nibble does not change.
 
+use super::hashing::Spread;
 use super::local::{PinRow, note, noted};
 use super::{Few, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::MAX_PROCESSES;
 use crate::media::{CELLS_PER_PIN, PinLine};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 /// What this process has pinned: entry of its notes and count, by cell.
 #[derive(Default)]
 pub(super) struct PinTable {
-    entries: BTreeMap<u64, (usize, u16)>,
+    entries: HashMap<u64, (usize, u16), Spread>,
     free: Vec<usize>,
     used: usize,
 }

@@ -10,7 +10,7 @@ use super::{BlockKey, Cache, Few, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::host::HeldOp;
+use crate::host::Op;
 use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
 use crate::metrics::RefusalReason;
 use std::collections::HashMap;
@@ -86,7 +86,7 @@ impl Inner {
             self.check_wish(wish, form)?;
         }
         // A fence that this host has not noticed yet is seen at X, before any byte of payload.
-        let op = Arc::new(self.work_held()?);
+        let op = self.work()?;
         let mut answers: Few<Reserved> = wishes.iter().map(|_| Reserved::NoCell).collect();
         let open = self.skip_known(wishes, &mut answers)?;
         let mut begun = self.take_cells(wishes, form, &open, &mut answers, &op)?;
@@ -102,6 +102,31 @@ impl Inner {
             answers[index] = Reserved::Cell(reservation);
         }
         Ok(answers)
+    }
+
+    /// As [`Inner::reserve`] for one block: the same steps without lists, which take a good part of the time of a block that is not large.
+    pub(super) fn reserve_one(self: &Arc<Self>, wish: &Wish, form: Form) -> Result<Reserved> {
+        self.check_wish(wish, form)?;
+        let Some(class) = self.class_of(wish, form) else { return Ok(Reserved::NoCell) };
+        let home = self.home(wish.namespace, wish.key);
+        self.guesses.prefetch(&home);
+        let op = self.work()?;
+        let since_ns = self.host.platform().now_ns();
+        // Whoever publishes one block has mostly just found out that it is not there, and the insert looks anyway.
+        if self.is_where_it_was(&home, wish.namespace, wish.key)? {
+            return Ok(Reserved::Exists);
+        }
+        if !self.within_quota(wish.namespace, self.geometry().cells[class].cell_bytes)? {
+            return Ok(Reserved::OverQuota);
+        }
+        let Some(cell) = self.obtain(class, 1)?.pop() else { return Ok(Reserved::NoCell) };
+        let begun = self.begin(wish, form, cell, &op, since_ns)?;
+        point!("cache.reserve");
+        if let Some(refusal) = self.announce_one(&home, &begun, &op)? {
+            return Ok(refusal);
+        }
+        point!("cache.may_write");
+        Ok(Reserved::Cell(begun))
     }
 
     fn check_wish(&self, wish: &Wish, form: Form) -> Result<()> {
@@ -128,18 +153,9 @@ impl Inner {
     }
 
     /// Places of the wishes whose blocks are not there, as far as that is seen without a cell, a lock or a published line; the others are
-    /// answered. A single block is only looked for where this process met it: whoever publishes one has mostly just found out that it is
-    /// not there, and the insert looks anyway.
+    /// answered.
     fn skip_known(&self, wishes: &[Wish], answers: &mut [Reserved]) -> Result<Few<usize>> {
         let mut open = Few::new();
-        if let [wish] = wishes {
-            if self.is_where_it_was(wish.namespace, wish.key)? {
-                answers[0] = Reserved::Exists;
-            } else {
-                open.push(0);
-            }
-            return Ok(open);
-        }
         let mut index = 0;
         for group in wishes.chunk_by(|a, b| a.namespace == b.namespace) {
             let keys: Vec<BlockKey> = group.iter().map(|wish| wish.key).collect();
@@ -162,7 +178,7 @@ impl Inner {
         form: Form,
         open: &[usize],
         answers: &mut [Reserved],
-        op: &Arc<HeldOp>,
+        op: &Op<'_>,
     ) -> Result<Few<(usize, Reservation)>> {
         // Class and place of each wish that may have a cell, the wishes of one class together.
         let mut wanted = Few::<(usize, usize)>::new();
@@ -189,28 +205,33 @@ impl Inner {
             for (position, &(_, index)) in of_class.iter().enumerate() {
                 // The answer of those that get none is there.
                 let (Some(&cell), wish) = (cells.get(position), &wishes[index]) else { continue };
-                self.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
-                let content =
-                    Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
-                begun.push((
-                    index,
-                    Reservation {
-                        inner: self.clone(),
-                        op: op.clone(),
-                        cell,
-                        offset: self.lines().layout().cell(cell)?.0,
-                        descriptor: self.stamped(op.incarnation(), Descriptor::WRITING, content),
-                        parent: wish.parent.map(|parent| parent.0),
-                        since_ns,
-                        checksum: None,
-                        form,
-                        is_in_place: AtomicBool::new(false),
-                        open: true,
-                    },
-                ));
+                begun.push((index, self.begin(wish, form, cell, op, since_ns)?));
             }
         }
         Ok(begun)
+    }
+
+    /// A reservation of a cell that is this operation's, for a block, stamped anew. Nobody was told of it.
+    fn begin(self: &Arc<Self>, wish: &Wish, form: Form, cell: u64, op: &Op<'_>, since_ns: u64) -> Result<Reservation> {
+        let content =
+            Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
+        let (offset, _) = self.lines().layout().cell(cell)?;
+        // For the reservation, whose drop ends it.
+        self.host.inner.count_operation();
+        self.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
+        Ok(Reservation {
+            inner: self.clone(),
+            incarnation: op.incarnation(),
+            cell,
+            offset,
+            descriptor: self.stamped(op.incarnation(), Descriptor::WRITING, content),
+            parent: wish.parent.map(|parent| parent.0),
+            since_ns,
+            checksum: None,
+            form,
+            is_in_place: AtomicBool::new(false),
+            open: true,
+        })
     }
 
     /// Cells of a class for blocks: free ones, else a chunk more, else by eviction. Fewer than `count` when there are no more.
@@ -272,8 +293,8 @@ impl Inner {
 
     /// Publishes READY for several filled reservations with one fence.
     pub(super) fn commit(&self, reservations: &mut [Reservation]) -> Result<()> {
-        let Some(op) = reservations.first().map(|first| first.op.clone()) else { return Ok(()) };
-        op.check_noticed()?;
+        let Some(incarnation) = reservations.first().map(|first| first.incarnation) else { return Ok(()) };
+        self.host.inner.check_noticed()?;
         if !mutant!("cache.committed_unflushed") {
             reservations.iter().try_for_each(Reservation::bring_out)?;
         }
@@ -291,7 +312,7 @@ impl Inner {
         point!("cache.ready");
         let now_ns = self.host.platform().now_ns();
         if reservations.iter().any(|reservation| now_ns.saturating_sub(reservation.since_ns) > RECENT_NS)
-            && let Err(error) = op.check_fences()
+            && let Err(error) = self.host.inner.check_fences(incarnation)
         {
             // What the cells are is read anew after the re-join.
             reservations.iter_mut().for_each(|reservation| reservation.open = false);
@@ -318,10 +339,10 @@ impl Inner {
 
     /// Gives a reserved cell up. Every writer of it has stopped.
     pub(super) fn abort(&self, reservation: &Reservation) -> Result<()> {
-        reservation.op.check_fences()?;
+        self.host.inner.check_fences(reservation.incarnation)?;
         reservation.give_up()?;
         point!("cache.abort");
-        let free = self.stamped(reservation.op.incarnation(), Descriptor::FREE, Descriptor::default());
+        let free = self.stamped(reservation.incarnation, Descriptor::FREE, Descriptor::default());
         self.lines().publish(reservation.cell, free)?;
         point!("cache.aborted");
         held(&self.cells).set_free(reservation.cell);
@@ -346,7 +367,7 @@ impl Cache {
             Reserved::OverQuota => return Err(over_quota(self.inner.config.quotas.get(&namespace).copied().unwrap_or(0))),
         };
         reservation.fill([bytes])?;
-        reservation.commit()?;
+        self.inner.commit(std::slice::from_mut(&mut reservation))?;
         Ok(Published::Stored)
     }
 
@@ -355,8 +376,12 @@ impl Cache {
     /// # Errors
     /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
     pub fn reserve(&self, wish: &Wish) -> Result<Reserved> {
-        let mut answers = self.reserve_as(std::slice::from_ref(wish), Form::Bytes)?;
-        answers.pop().ok_or_else(|| Error::Invalid("a wish was not answered".into()))
+        let answer = self.inner.reserve_one(wish, Form::Bytes);
+        match &answer {
+            Ok(answer) => self.count_refused(answer),
+            Err(error) => self.count_failed_wishes(error, 1),
+        }
+        answer
     }
 
     /// Reserves cells for several blocks, with shared fences and neighbouring cells; one answer for each wish, in order.
@@ -369,21 +394,32 @@ impl Cache {
 
     pub(super) fn reserve_as(&self, wishes: &[Wish], form: Form) -> Result<Few<Reserved>> {
         let answers = self.inner.reserve(wishes, form);
-        let refused = |reason: RefusalReason, count| self.inner.metrics.publish_refused_total.of(reason).add(count);
         match &answers {
-            Ok(answers) => answers.iter().for_each(|answer| match answer {
-                Reserved::Cell(_) => {}
-                Reserved::Exists => refused(RefusalReason::Exists, 1),
-                Reserved::Busy => refused(RefusalReason::Busy, 1),
-                Reserved::NoCell => refused(RefusalReason::PoolFull, 1),
-                Reserved::NoHint => refused(RefusalReason::TableFull, 1),
-                Reserved::OverQuota => refused(RefusalReason::Quota, 1),
-            }),
-            Err(Error::Fenced { .. }) => refused(RefusalReason::Fenced, wishes.len() as u64),
-            Err(Error::Invalid(_)) => refused(RefusalReason::TooLong, wishes.len() as u64),
-            Err(_) => refused(RefusalReason::Device, wishes.len() as u64),
+            Ok(answers) => answers.iter().for_each(|answer| self.count_refused(answer)),
+            Err(error) => self.count_failed_wishes(error, wishes.len()),
         }
         answers
+    }
+
+    fn count_refused(&self, answer: &Reserved) {
+        let reason = match answer {
+            Reserved::Cell(_) => return,
+            Reserved::Exists => RefusalReason::Exists,
+            Reserved::Busy => RefusalReason::Busy,
+            Reserved::NoCell => RefusalReason::PoolFull,
+            Reserved::NoHint => RefusalReason::TableFull,
+            Reserved::OverQuota => RefusalReason::Quota,
+        };
+        self.inner.metrics.publish_refused_total.of(reason).inc();
+    }
+
+    fn count_failed_wishes(&self, error: &Error, wishes: usize) {
+        let reason = match error {
+            Error::Fenced { .. } => RefusalReason::Fenced,
+            Error::Invalid(_) => RefusalReason::TooLong,
+            _ => RefusalReason::Device,
+        };
+        self.inner.metrics.publish_refused_total.of(reason).add(wishes as u64);
     }
 
     /// Makes filled reservations visible to every host, with one fence. A fence of this host within the last millisecond may go unnoticed:

@@ -2,14 +2,13 @@
 //! Verified pull: pin, fetch, copy, fetch again (CACHE.md section 5). Whatever is in doubt is a miss.
 
 use super::standing::Fences;
-use super::{BlockKey, Few, Inner, Namespace};
+use super::{BlockKey, Few, Inner, Namespace, Pinned};
 use crate::background::held;
-use crate::copy::{Checksum, LocalPlace, LocalRange, Outcome, ReadList};
+use crate::copy::{Checksum, Outcome, ReadList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::media::Descriptor;
 use crate::metrics::MissReason;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Tries of a pull whose block changed under it: it may have been stamped anew by its next owner, which is no reason for a miss.
@@ -27,37 +26,21 @@ pub enum Pulled {
     Miss(MissReason),
 }
 
-/// A block that stays: its cell is neither freed nor written until this is dropped, as long as this host is not fenced.
-///
-/// Bytes are right only after [`Pinned::is_unchanged`] said so behind their use; the methods that copy do that themselves.
-pub struct Pinned {
-    inner: Arc<Inner>,
-    cell: u64,
-    offset: u64,
-    descriptor: Descriptor,
-    /// Incarnation of this host under which the pin was published.
-    incarnation: u32,
-    /// Whether dropping it gives the pin back.
-    held: bool,
-}
-
 impl Inner {
     /// Pins the block of a key; an error of the caller's or the host's is an error, everything else a miss.
     pub(super) fn pin_block(self: &Arc<Self>, namespace: Namespace, key: BlockKey) -> Result<std::result::Result<Pinned, MissReason>> {
         // Where this process met it last it mostly still is: the look behind the pin tells, and saves the one before it.
         if let Some(cell) = self.guesses.get(&self.home(namespace, key))
-            && let Some(Ok(pinned)) = self.confirm(namespace, &[key], &[cell], std::iter::once(self.host.slot()))?.pop()
+            && let Ok(pinned) = self.confirm_one(namespace, key, cell, self.host.slot())?
         {
             return Ok(Ok(pinned));
         }
         let mut miss = MissReason::Absent;
         for _ in 0..TRIES {
             let Some(found) = self.look_up(namespace, key)? else { return Ok(Err(miss)) };
-            let mut pinned = self.confirm(namespace, &[key], &[found.cell], std::iter::once(found.owner))?;
-            match pinned.pop() {
-                Some(Ok(pinned)) => return Ok(Ok(pinned)),
-                Some(Err(found)) => miss = found,
-                None => {}
+            match self.confirm_one(namespace, key, found.cell, found.owner)? {
+                Ok(pinned) => return Ok(Ok(pinned)),
+                Err(found) => miss = found,
             }
         }
         Ok(Err(miss))
@@ -96,7 +79,7 @@ impl Inner {
         // them.
         let op = self.host.enter()?;
         let early =
-            if mutant!("cache.fetched_before_pin") { Some(self.descriptors_and_fences(cells, std::iter::empty())?.0) } else { None };
+            if mutant!("cache.fetched_before_pins") { Some(self.descriptors_and_fences(cells, std::iter::empty())?.0) } else { None };
         point!("cache.pin");
         self.pin(cells)?;
         let guard = Unpin { inner: self, cells };
@@ -112,18 +95,9 @@ impl Inner {
         std::mem::forget(guard);
         let mut answers = Few::with_capacity(cells.len());
         for (index, &cell) in cells.iter().enumerate() {
-            let answer = match blocks(index) {
-                None => Err(MissReason::Changed),
-                Some(found) if is_void(&fences, &found) && !mutant!("cache.no_void_check_before_copy") => Err(MissReason::FencedOwner),
-                Some(found) => self.lines().layout().cell(cell).map(|place| (found, place)).map_err(|_| MissReason::Changed),
-            };
-            answers.push(match answer {
-                Ok((descriptor, (offset, cell_bytes))) if descriptor.stored_bytes() <= cell_bytes => {
-                    Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation: op.incarnation(), held: true })
-                }
-                Ok(_) => Err(MissReason::Changed),
-                Err(miss) => Err(miss),
-            });
+            let found = blocks(index);
+            let void = found.is_some_and(|found| is_void(fences.of(found.owner, found.incarnation)));
+            answers.push(self.pinned(cell, found, void, op.incarnation()));
         }
         let lost: Vec<u64> = answers.iter().zip(cells).filter(|(answer, _)| answer.is_err()).map(|(_, &cell)| cell).collect();
         if !lost.is_empty() {
@@ -138,6 +112,63 @@ impl Inner {
         Ok(answers)
     }
 
+    /// As [`Inner::confirm`] for one cell: the same steps without lists, which take a good part of the time of a block that is not large.
+    fn confirm_one(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        key: BlockKey,
+        cell: u64,
+        owner: u16,
+    ) -> Result<std::result::Result<Pinned, MissReason>> {
+        let op = self.host.enter()?;
+        let early = if mutant!("cache.fetched_before_pin") { self.descriptor_and_fence(cell, owner)?.0 } else { None };
+        point!("cache.pin");
+        self.pin(&[cell])?;
+        let guard = Unpin { inner: self, cells: &[cell] };
+        let (late, up_to) = self.descriptor_and_fence(cell, owner)?;
+        let found = early.or(late).filter(|found| Self::is_block(found, namespace, key));
+        point!("cache.pin_confirmed");
+        let void = found.is_some_and(|found| is_void(up_to.map(|up_to| up_to >= found.incarnation)));
+        let answer = self.pinned(cell, found, void, op.incarnation());
+        if answer.is_err() {
+            return Ok(answer);
+        }
+        std::mem::forget(guard);
+        self.metrics.pins_total.inc();
+        held(&self.cells).touched(cell, self.clock_now());
+        Ok(answer)
+    }
+
+    /// The block in a cell that `incarnation` of this host has pinned, if it is `found` and not void.
+    fn pinned(
+        self: &Arc<Self>,
+        cell: u64,
+        found: Option<Descriptor>,
+        void: bool,
+        incarnation: u32,
+    ) -> std::result::Result<Pinned, MissReason> {
+        let Some(descriptor) = found else { return Err(MissReason::Changed) };
+        if void && !mutant!("cache.no_void_check_before_copy") {
+            return Err(MissReason::FencedOwner);
+        }
+        match self.lines().layout().cell(cell) {
+            Ok((offset, cell_bytes)) if descriptor.stored_bytes() <= cell_bytes => {
+                Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation, held: true })
+            }
+            _ => Err(MissReason::Changed),
+        }
+    }
+
+    /// A descriptor and the incarnation up to which its owner, who is expected to be `owner`, is fenced; `None` for what cannot be told.
+    fn descriptor_and_fence(&self, cell: u64, owner: u16) -> Result<(Option<Descriptor>, Option<u32>)> {
+        let mut found: Option<Descriptor> = None;
+        let up_to = self.fetch_with_fence(&[cell], owner, |line| {
+            found = line.copied();
+            found.map_or(owner, |found| found.owner)
+        })?;
+        Ok((found, up_to))
+    }
+
     fn descriptors_and_fences(&self, cells: &[u64], slots: impl Iterator<Item = u16>) -> Result<(Few<Option<Descriptor>>, Fences)> {
         let mut found = Few::with_capacity(cells.len());
         let fences = self.fetch_with_fences(cells, slots, |line| found.push(line.copied()))?;
@@ -150,26 +181,35 @@ impl Inner {
         point!("cache.copied");
         let (found, fences) = self.descriptors_and_fences(&cells, blocks.iter().map(|block| block.descriptor.owner))?;
         point!("cache.fetched_again");
-        let verdict = |(block, found): (&&Pinned, &Option<Descriptor>)| {
-            if found.is_none_or(|found| !is_same(&found, &block.descriptor)) && !mutant!("cache.no_refetch") {
-                Some(MissReason::Changed)
-            } else if is_void(&fences, &block.descriptor) && !mutant!("cache.no_void_check_after_copy") {
-                Some(MissReason::FencedDuring)
-            } else {
-                None
-            }
-        };
-        Ok(blocks.iter().zip(&found).map(verdict).collect())
+        let void = |block: &Pinned| is_void(fences.of(block.descriptor.owner, block.descriptor.incarnation));
+        Ok(blocks.iter().zip(found).map(|(block, found)| verdict(block, found, void(block))).collect())
     }
 
-    /// Steps 3 to 6 for several blocks: copies each as its list says, and looks whether it was itself all the while; `None`, or why it is a
-    /// miss. A checksum is looked at where the list takes the whole block.
-    pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
-        for (block, list) in blocks.iter().zip(lists.iter()) {
-            if let Some((offset, len_bytes)) = list.outside(block.offset, block.len_bytes()) {
-                return Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: block.len_bytes() });
-            }
+    /// As [`Inner::unchanged`] for one block.
+    pub(super) fn is_as_pinned(&self, block: &Pinned) -> Result<Option<MissReason>> {
+        point!("cache.copied");
+        let (found, up_to) = self.descriptor_and_fence(block.cell, block.descriptor.owner)?;
+        point!("cache.fetched_again");
+        Ok(verdict(block, found, is_void(up_to.map(|up_to| up_to >= block.descriptor.incarnation))))
+    }
+
+    /// Steps 3 to 6 for one block: copies it as its list says, and looks whether it was itself all the while; `None`, or why it is a miss. A
+    /// checksum is looked at where the list takes the whole block.
+    pub(super) fn copy_one(&self, block: &Pinned, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
+        if block.is_lent() {
+            return Ok(self.copy_each(&[block], std::slice::from_mut(list))?.pop().flatten());
         }
+        is_inside(block, list)?;
+        let checked = self.is_checked(block, list);
+        point!("cache.copying");
+        let outcome = self.engine.pull(&**self.lines().memory(), list, kind_of(checked));
+        let verdict = self.is_as_pinned(block)?;
+        answer(block, checked, outcome, verdict)
+    }
+
+    /// As [`Inner::copy_one`], for several.
+    pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
+        blocks.iter().zip(lists.iter()).try_for_each(|(block, list)| is_inside(block, list))?;
         let lent = blocks.iter().filter(|block| block.is_lent()).count();
         if lent == 0 {
             return self.copy_own(blocks, lists);
@@ -190,30 +230,23 @@ impl Inner {
 
     /// Of blocks that lie in their cells.
     fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
-        let is_checked = |(block, list): (&&Pinned, &ReadList<'_>)| {
-            let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
-            whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
-        };
-        let checked: Few<bool> = blocks.iter().zip(lists.iter()).map(is_checked).collect();
+        let checked: Few<bool> = blocks.iter().zip(lists.iter()).map(|(block, list)| self.is_checked(block, list)).collect();
         point!("cache.copying");
         let outcomes = self.pull_lists(lists, &checked);
         let verdicts = self.unchanged(blocks)?;
         let answers = blocks.iter().zip(checked).zip(outcomes).zip(verdicts);
-        let answer = |(((block, checked), outcome), verdict): (((&&Pinned, bool), Outcome), Option<MissReason>)| match outcome {
-            Err(Error::Poisoned { .. }) => Ok(Some(MissReason::Device)),
-            Err(error) => Err(error),
-            Ok(found) => Ok(verdict.or((checked && found != Some(block.descriptor.checksum)).then_some(MissReason::Checksum))),
-        };
-        answers.map(answer).collect()
+        answers.map(|(((block, checked), outcome), verdict)| answer(block, checked, outcome, verdict)).collect()
+    }
+
+    /// Whether the checksum of a block can be looked at while it is copied as `list` says.
+    fn is_checked(&self, block: &Pinned, list: &ReadList<'_>) -> bool {
+        let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
+        whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
     }
 
     /// Copies lists, those with a checksum apart from those without: a call of the engine is of one kind.
     pub(super) fn pull_lists(&self, lists: &mut [ReadList<'_>], checked: &[bool]) -> Few<Outcome> {
         let memory = &**self.lines().memory();
-        let kind_of = |checked: bool| if checked { Checksum::Xxh3 } else { Checksum::Off };
-        if let ([list], [checked]) = (&mut *lists, checked) {
-            return Few::from([self.engine.pull(memory, list, kind_of(*checked))]);
-        }
         let count = checked.iter().filter(|checked| **checked).count();
         if count == 0 || count == checked.len() {
             return self.engine.pull_each(memory, lists, kind_of(count > 0)).into();
@@ -260,9 +293,43 @@ impl Inner {
     }
 }
 
-/// The void rule (CACHE.md D2); what cannot be told is void.
-fn is_void(fences: &Fences, found: &Descriptor) -> bool {
-    fences.of(found.owner, found.incarnation) != Some(false) && !mutant!("cache.no_void_rule")
+/// The void rule (CACHE.md D2), given whether the owner is fenced: what cannot be told is void.
+fn is_void(fenced: Option<bool>) -> bool {
+    fenced != Some(false) && !mutant!("cache.no_void_rule")
+}
+
+/// Refuses a list with parts outside of the block.
+fn is_inside(block: &Pinned, list: &ReadList<'_>) -> Result<()> {
+    match list.outside(block.offset, block.len_bytes()) {
+        None => Ok(()),
+        Some((offset, len_bytes)) => {
+            Err(Error::OutOfRange { what: "part of a pinned block", offset, len_bytes, limit_bytes: block.len_bytes() })
+        }
+    }
+}
+
+fn kind_of(checked: bool) -> Checksum {
+    if checked { Checksum::Xxh3 } else { Checksum::Off }
+}
+
+/// What the second look at a block says: its descriptor as it was, its owner not fenced.
+fn verdict(block: &Pinned, found: Option<Descriptor>, void: bool) -> Option<MissReason> {
+    if found.is_none_or(|found| !is_same(&found, &block.descriptor)) && !mutant!("cache.no_refetch") {
+        Some(MissReason::Changed)
+    } else if void && !mutant!("cache.no_void_check_after_copy") {
+        Some(MissReason::FencedDuring)
+    } else {
+        None
+    }
+}
+
+/// What becomes of a copy of which the second look says `verdict`.
+fn answer(block: &Pinned, checked: bool, outcome: Outcome, verdict: Option<MissReason>) -> Result<Option<MissReason>> {
+    match outcome {
+        Err(Error::Poisoned { .. }) => Ok(Some(MissReason::Device)),
+        Err(error) => Err(error),
+        Ok(found) => Ok(verdict.or((checked && found != Some(block.descriptor.checksum)).then_some(MissReason::Checksum))),
+    }
 }
 
 /// Every byte alike: key, length and the stamp. An owner that looks whether somebody has the block pinned says EVICTING meanwhile, and
@@ -287,180 +354,5 @@ struct Unpin<'a> {
 impl Drop for Unpin<'_> {
     fn drop(&mut self) {
         self.inner.unpin(self.cells);
-    }
-}
-
-impl Pinned {
-    /// Gives several pins back, as dropping them one by one does, but publishes each line of pins once.
-    pub fn release_all(blocks: impl IntoIterator<Item = Pinned>) {
-        let mut blocks: Vec<Pinned> = blocks.into_iter().collect();
-        for of_one in blocks.chunk_by_mut(|one, other| Arc::ptr_eq(&one.inner, &other.inner)) {
-            let cells: Vec<u64> = of_one.iter_mut().map(Pinned::let_go).collect();
-            of_one[0].inner.unpin(&cells);
-        }
-    }
-
-    /// Leaves it to the caller to give the pin of the cell back.
-    fn let_go(&mut self) -> u64 {
-        self.held = false;
-        self.cell
-    }
-
-    pub(super) fn descriptor(&self) -> &Descriptor {
-        &self.descriptor
-    }
-
-    /// Length of the block in bytes.
-    pub fn len_bytes(&self) -> u64 {
-        self.descriptor.len_bytes.into()
-    }
-
-    /// Its key.
-    pub fn key(&self) -> BlockKey {
-        BlockKey(self.descriptor.key)
-    }
-
-    /// Its namespace.
-    pub fn namespace(&self) -> Namespace {
-        Namespace(self.descriptor.namespace)
-    }
-
-    /// The cell.
-    pub fn cell(&self) -> u64 {
-        self.cell
-    }
-
-    /// Whether the block lies where an engine lent it ([`super::lent`]). It can be copied and not be used in place: its lender may take it
-    /// back at any time, and then a copy is a miss. The pin keeps only the reference.
-    pub fn is_lent(&self) -> bool {
-        self.descriptor.kind == Descriptor::REFERENCE
-    }
-
-    /// Pool offset of the first byte; of a lent block an offset for lists that [`Pinned::copy`] gets, and for nothing else.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Incarnation of this host that the pin is of: once it is fenced the block may go.
-    pub fn incarnation(&self) -> u32 {
-        self.incarnation
-    }
-
-    /// Slot of the host that owns the cell.
-    pub fn owner(&self) -> u16 {
-        self.descriptor.owner
-    }
-
-    /// Where this process maps the block, for use in place; `None` where there is no mapping, and of a lent block. Drop what this host's
-    /// caches may hold of it first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
-    pub fn address(&self) -> Option<NonNull<u8>> {
-        if self.is_lent() {
-            return None;
-        }
-        self.inner.lines().memory().address(self.offset, self.len_bytes())
-    }
-
-    /// Drops what this host's caches hold of the block, so that what is read next comes from the memory.
-    pub fn invalidate(&self) -> Result<()> {
-        let memory = self.inner.lines().memory();
-        memory.flush_range(self.offset, self.descriptor.stored_bytes())?;
-        memory.fence_all();
-        Ok(())
-    }
-
-    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right. A
-    /// lent block cannot be used in place, so that the answer is no.
-    pub fn is_unchanged(&self) -> Result<bool> {
-        if self.is_lent() {
-            return Ok(false);
-        }
-        self.inner.lines().memory().fence_loads();
-        Ok(self.inner.unchanged(&[self])?[0].is_none())
-    }
-
-    /// Copies the block into `destination`, which may be longer than the block; `None`, or why it is a miss.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when the destination is too short; the errors of the host and of the memory, except damage of the block itself.
-    pub fn copy_to(&self, destination: &mut [u8]) -> Result<Option<MissReason>> {
-        let len_bytes = destination.len();
-        match destination.get_mut(..self.len_bytes() as usize) {
-            Some(destination) => self.copy(&mut ReadList::scatter(self.offset, [destination])),
-            None => Err(self.too_short(len_bytes)),
-        }
-    }
-
-    /// A list that scatters the block over pieces by address, in order; to be given to [`Pinned::copy`].
-    ///
-    /// # Safety
-    /// Until the last use of the list each range may be written, nobody else uses it, and it is not memory of the pool, but for a
-    /// [region](super::lent) of this process.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] when the pieces are not as long as the block.
-    pub unsafe fn scatter_raw(&self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
-        // SAFETY: as this function demands.
-        unsafe { self.scatter_in(LocalPlace::Host, pieces) }
-    }
-
-    /// As [`Pinned::scatter_raw`], over pieces that lie in `local`.
-    ///
-    /// # Safety
-    /// As there, and a stream or event that `local` names is there.
-    ///
-    /// # Errors
-    /// As there.
-    pub unsafe fn scatter_in(&self, local: LocalPlace, pieces: impl IntoIterator<Item = LocalRange>) -> Result<ReadList<'static>> {
-        // SAFETY: as this function demands.
-        let (mut list, mut at) = (unsafe { ReadList::lying_on(local) }, self.offset);
-        for piece in pieces {
-            // SAFETY: as this function demands.
-            unsafe { list.push_raw(at, piece) };
-            at = at.saturating_add(piece.len_bytes as u64);
-        }
-        if list.len_bytes() != self.len_bytes() { Err(self.too_short(list.len_bytes() as usize)) } else { Ok(list) }
-    }
-
-    fn too_short(&self, len_bytes: usize) -> Error {
-        Error::Invalid(format!("the destination has {len_bytes} bytes, the block {}: give room for all of it", self.len_bytes()))
-    }
-
-    /// Copies parts of the block as `list` says, whose offsets lie inside it; `None`, or why it is a miss. The checksum is looked at when
-    /// the list takes the whole block.
-    ///
-    /// # Errors
-    /// As [`Pinned::copy_to`], and [`Error::OutOfRange`] for parts outside of the block.
-    pub fn copy(&self, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
-        let verdicts = self.inner.copy_each(&[self], std::slice::from_mut(list))?;
-        Ok(verdicts.into_iter().next().flatten())
-    }
-
-    /// Lets `use_bytes` read the block where it lies, and gives its result if the block did not change meanwhile. Without a mapping it
-    /// reads a copy.
-    ///
-    /// Until the check the bytes may be anything, if this host is fenced meanwhile: `use_bytes` must survive any bytes, and nothing of
-    /// what it does besides its result may count.
-    pub fn read<T>(&self, use_bytes: impl FnOnce(&[u8]) -> T) -> Result<std::result::Result<T, MissReason>> {
-        let Some(address) = self.address() else {
-            let mut copy = vec![0; self.len_bytes() as usize];
-            return Ok(match self.copy_to(&mut copy)? {
-                None => Ok(use_bytes(&copy)),
-                Some(miss) => Err(miss),
-            });
-        };
-        self.invalidate()?;
-        // SAFETY: the range lies inside the mapping, which lives as long as `self.inner`; the pin keeps every owner from writing to it, and
-        // a write by a host that disregards this is what the documentation warns of.
-        let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr(), self.len_bytes() as usize) };
-        let result = use_bytes(bytes);
-        Ok(if self.is_unchanged()? { Ok(result) } else { Err(MissReason::Changed) })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.held {
-            self.inner.unpin(&[self.cell]);
-        }
     }
 }

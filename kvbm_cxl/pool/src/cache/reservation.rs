@@ -7,7 +7,6 @@ use super::{BlockKey, Inner, Namespace};
 use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::host::HeldOp;
 use crate::media::{Descriptor, REFERENCE_BYTES};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whoever writes into it by address, or lets a device do so, must have stopped before it is committed or dropped.
 pub struct Reservation {
     pub(super) inner: Arc<Inner>,
-    /// Shared by the reservations of a batch; while it is alive the host does not say that it has ended its work.
-    pub(super) op: Arc<HeldOp>,
+    /// That of the host, which does not say that it has ended its work before this is dropped.
+    pub(super) incarnation: u32,
     pub(super) cell: u64,
     pub(super) offset: u64,
     pub(super) descriptor: Descriptor,
@@ -183,7 +182,7 @@ impl Reservation {
             // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
             self.open = false;
             self.inner.local.begin_filling(self.chunk());
-            std::mem::forget(self.op.clone());
+            self.inner.host.inner.count_operation();
         }
         outcome
     }
@@ -241,5 +240,6 @@ impl Drop for Reservation {
         if self.give_up().is_ok() {
             self.inner.local.end_filling(self.chunk(), self.inner.host.inner.tag);
         }
+        self.inner.host.inner.end_operation();
     }
 }

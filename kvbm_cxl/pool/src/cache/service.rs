@@ -77,7 +77,10 @@ impl Inner {
             Err(error) => return Err(error),
         };
         let tick = (beat / BEATS_PER_TICK % 7) as u32 + 1;
-        held(&self.clock).observe(tick as u8);
+        {
+            let mut clock = held(&self.clock);
+            self.tick.store(clock.observe(tick as u8), Ordering::Relaxed);
+        }
         let known = self.local.header().tick.swap(tick, Ordering::AcqRel);
         if known != tick && known != 0 {
             self.forget_tick(tick as u8)?;

@@ -3,6 +3,7 @@
 
 use super::Inner;
 use crate::error::{Error, Result};
+use crate::host::Op;
 use crate::limits::{MAX_SEATS, MAX_SLOTS};
 use crate::line::{FETCHED_TOGETHER, if_whole};
 use crate::media::{FenceLine, MediaLine, SLOTS_PER_FENCE};
@@ -106,6 +107,70 @@ impl Inner {
             indexes.iter().zip(found).try_for_each(|(&index, line)| give(index, line))?;
         }
         Ok(fences)
+    }
+
+    /// Fetches lines of one kind, few enough for one fetch with the fence words, and the incarnation up to which one slot is fenced; `None`
+    /// where that cannot be told. `each` gets the lines in order and says which slot is meant, the last answer counts; where that one does
+    /// not share its fence lines with `expected` they are fetched behind.
+    pub(super) fn fetch_with_fence<T: MediaLine>(
+        &self,
+        indexes: &[u64],
+        expected: u16,
+        mut each: impl FnMut(Option<&T>) -> u16,
+    ) -> Result<Option<u32>> {
+        let mut lines = ArrayVec::new();
+        let rows = self.fence_lines_of(expected);
+        let (found, fences) = self.lines().fetch_both::<T, FenceLine>(indexes, &rows, &mut lines)?;
+        let mut slot = expected;
+        for (&index, line) in indexes.iter().zip(found) {
+            slot = match line {
+                Some(line) => each(Some(line)),
+                None => each(self.look_again(index)?.as_ref()),
+            };
+        }
+        if usize::from(slot) / SLOTS_PER_FENCE == usize::from(expected) / SLOTS_PER_FENCE {
+            return self.most_fenced(slot, &rows, fences);
+        }
+        let (rows, mut lines) = (self.fence_lines_of(slot), ArrayVec::new());
+        let (_, fences) = self.lines().fetch_both::<T, FenceLine>(&[], &rows, &mut lines)?;
+        self.most_fenced(slot, &rows, fences)
+    }
+
+    /// Fetches lines of one kind together with this host's own fence words. Fails if the incarnation of `op` is fenced.
+    pub(super) fn fetch_unfenced<T: MediaLine>(&self, indexes: &[u64], op: &Op<'_>, mut each: impl FnMut(Option<&T>)) -> Result<()> {
+        let own = self.host.slot();
+        let up_to = self.fetch_with_fence(indexes, own, |line| {
+            each(line);
+            own
+        });
+        match up_to? {
+            Some(up_to) if up_to < op.incarnation() => Ok(()),
+            _ => self.host.check_fences(op),
+        }
+    }
+
+    /// The fence lines with the word of a slot, one of each seat; none of a slot that cannot be.
+    fn fence_lines_of(&self, slot: u16) -> ArrayVec<u64, MAX_SEATS> {
+        let geometry = self.geometry();
+        let seats = if u32::from(slot) < geometry.slots { u64::from(geometry.seats) } else { 0 };
+        (0..seats).map(|seat| seat * geometry.fence_lines() + u64::from(slot) / SLOTS_PER_FENCE as u64).collect()
+    }
+
+    /// The incarnation up to which a slot is fenced, of what was fetched of its lines, `rows`.
+    fn most_fenced<'a>(&self, slot: u16, rows: &[u64], fetched: impl Iterator<Item = Option<&'a FenceLine>>) -> Result<Option<u32>> {
+        let place = usize::from(slot) % SLOTS_PER_FENCE;
+        let mut most = None;
+        for (&index, line) in rows.iter().zip(fetched) {
+            let word = match line {
+                Some(line) => line.fenced[place],
+                None => match self.look_again::<FenceLine>(index)? {
+                    Some(line) => line.fenced[place],
+                    None => return Ok(None),
+                },
+            };
+            most = most.max(Some(word));
+        }
+        Ok(most)
     }
 
     /// One more look at a line that did not verify: it may have been in the middle of being written.

@@ -47,6 +47,12 @@ use crate::line::Line;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+/// Begins to bring a line of this process's own memory, never the pool's, into the caches: whoever will look there soon need not wait.
+#[inline]
+pub(crate) fn prefetch(at: *const u8) {
+    arch::prefetch(at);
+}
+
 /// The steps that touch pool memory. Offsets count from the start of the pool; line offsets are multiples of 64.
 ///
 /// Every method that reaches memory checks its range and returns [`crate::Error::OutOfRange`], and turns a SIGBUS into

@@ -82,46 +82,6 @@ impl Drop for Op<'_> {
     }
 }
 
-/// An [`Op`] that owns its host: for work that is handed on, such as a block that somebody fills.
-pub struct HeldOp {
-    host: Host,
-    incarnation: u32,
-}
-
-impl HeldOp {
-    /// The incarnation this work belongs to.
-    pub fn incarnation(&self) -> u32 {
-        self.incarnation
-    }
-
-    /// As [`Host::check_fences`].
-    ///
-    /// # Errors
-    /// [`Error::Fenced`] when any row names the incarnation of this work or a later one.
-    pub fn check_fences(&self) -> Result<()> {
-        self.host.inner.check_fences(self.incarnation)
-    }
-}
-
-impl HeldOp {
-    /// Whether this host has noticed a fence so far; nothing is fetched.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`], [`Error::Closed`].
-    pub(crate) fn check_noticed(&self) -> Result<()> {
-        match self.host.inner.state() {
-            state::LIVE => Ok(()),
-            found => Err(self.host.inner.not_live(found)),
-        }
-    }
-}
-
-impl Drop for HeldOp {
-    fn drop(&mut self) {
-        self.host.inner.end_operation();
-    }
-}
-
 impl Host {
     /// Joins the pool, or attaches to the incarnation that another process of this machine runs.
     ///
@@ -187,15 +147,6 @@ impl Host {
         Ok(Op { host: self, incarnation })
     }
 
-    /// Begins work that may publish shared lines and is not bound to a stack frame.
-    ///
-    /// # Errors
-    /// As [`Host::enter`].
-    pub fn enter_held(&self) -> Result<HeldOp> {
-        let incarnation = self.inner.begin_operation()?;
-        Ok(HeldOp { host: self.clone(), incarnation })
-    }
-
     /// A3 and B2: fetches every seat's fence row of this host's slot, after everything published so far.
     ///
     /// # Errors
@@ -250,7 +201,7 @@ impl Host {
         crate::lock::acquire(self, lock, timeout_ms, OnFence::Rejoin)
     }
 
-    /// As [`Host::acquire`] for work inside an [`Op`] or [`HeldOp`], which keeps this host from joining again: a fence is an error at once.
+    /// As [`Host::acquire`] for work inside an [`Op`], which keeps this host from joining again: a fence is an error at once.
     pub(crate) fn acquire_inside(&self, lock: LockId, timeout_ms: u64) -> Result<LockGuard<'_>> {
         crate::lock::acquire(self, lock, timeout_ms, OnFence::Fail)
     }
@@ -323,20 +274,32 @@ impl Inner {
 
     /// Counts an operation in and returns its incarnation.
     pub fn begin_operation(&self) -> Result<u32> {
-        let operations = &self.segment.header().processes[self.index].operations;
         // Dekker with the service, which sets FENCED and then reads the counts: one of the two sees the other.
-        operations.fetch_add(1, Ordering::SeqCst);
+        self.count_operation();
         match self.state() {
             state::LIVE if !self.closed.load(Ordering::SeqCst) => Ok(self.incarnation()),
             found => {
-                operations.fetch_sub(1, Ordering::SeqCst);
+                self.end_operation();
                 Err(self.not_live(found))
             }
         }
     }
 
+    /// Counts work that outlives the [`Op`] it began in, which is still alive. [`Inner::end_operation`] is its end.
+    pub fn count_operation(&self) {
+        self.segment.header().processes[self.index].operations.fetch_add(1, Ordering::SeqCst);
+    }
+
     pub fn end_operation(&self) {
         self.segment.header().processes[self.index].operations.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether this host has noticed a fence so far; nothing is fetched.
+    pub fn check_noticed(&self) -> Result<()> {
+        match self.state() {
+            state::LIVE => Ok(()),
+            found => Err(self.not_live(found)),
+        }
     }
 
     pub fn not_live(&self, found: u32) -> Error {
@@ -361,10 +324,13 @@ impl Inner {
     pub fn with_mutex_or_repair<T>(&self, mutex: &LocalMutex, repair: impl FnOnce(), work: impl FnOnce() -> Result<T>) -> Result<T> {
         // Held for one publish at a time; whoever has it for longer is stopped, and the host goes on with it or is fenced.
         let timeout_ms = self.config.join_timeout_ms;
-        let deadline_ns = self.platform.now_ns() + timeout_ms * 1_000_000;
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
-        match mutex.lock(&asker, deadline_ns) {
+        let taken = match mutex.try_lock(self.tag) {
+            true => Some(Taken::Clean),
+            false => mutex.lock(&asker, self.platform.now_ns() + timeout_ms * 1_000_000),
+        };
+        match taken {
             Some(Taken::Clean) => {}
             Some(Taken::FromDead) => repair(),
             None => {

@@ -2,7 +2,7 @@
 //! Counter-examples without any fault (CACHE.md C4, C7, C9, C10, C16, C17, C18, C19): two hosts in the wrong moment are enough.
 
 use super::super::cache_ledger::Name;
-use super::super::cache_stage::{Actor, Shape, Stage, WARDEN, Watch};
+use super::super::cache_stage::{Actor, Hold, Shape, Stage, WARDEN, Watch};
 use super::{A, K, L, M, R, Z};
 use crate::{Failure, Stats};
 use cxl_pool::Result;
@@ -46,6 +46,15 @@ pub(super) fn pinned_behind_an_early_look(seed: u64) -> std::result::Result<Stat
 
 /// C17: the block goes between a reader's look at it and the reader's pin.
 pub(super) fn gone_before_the_pin(seed: u64) -> std::result::Result<Stats, Failure> {
+    gone_before_a_pin(seed, |me| me.pin(K))
+}
+
+/// C17 with the call for several blocks, which takes another way.
+pub(super) fn gone_before_the_pins(seed: u64) -> std::result::Result<Stats, Failure> {
+    gone_before_a_pin(seed, |me| me.pin_in_chain(K))
+}
+
+fn gone_before_a_pin(seed: u64, pin: fn(&Actor) -> Result<Option<Hold<'_>>>) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape::of(3));
     stage.role(OWNER, |me| {
         me.publish(K)?;
@@ -56,10 +65,10 @@ pub(super) fn gone_before_the_pin(seed: u64) -> std::result::Result<Stats, Failu
         me.say("L is there");
         Ok(())
     });
-    stage.role(READER, |me| {
+    stage.role(READER, move |me| {
         me.hear("K is there")?;
         me.stop_at("cache.pin");
-        let pin = me.pin(K)?;
+        let pin = pin(me)?;
         me.expect(pin.is_none(), "K is gone")
     });
     stage.role(WARDEN, |me| {

@@ -2,7 +2,7 @@
 //! Who may write a cell's payload: a zombie in the middle of a copy, one about to begin, a device that nobody waited for (CACHE.md C3, C6,
 //! C8, C20).
 
-use super::super::cache_stage::{Actor, HALF_WRITTEN, Shape, Stage, WARDEN, Watch, is_refused};
+use super::super::cache_stage::{Actor, Draft, HALF_WRITTEN, Shape, Stage, WARDEN, Watch, is_refused};
 use super::{A, K, L, M, R, Z};
 use crate::{Failure, Stats};
 use cxl_pool::Result;
@@ -117,13 +117,22 @@ fn under_a_false_proof(seed: u64, shape: Shape) -> std::result::Result<Stats, Fa
 
 /// C6: a zombie that has a free cell in hand, and has not said so when the cell is adopted as free.
 pub(super) fn zombie_reserves_what_was_adopted(seed: u64) -> std::result::Result<Stats, Failure> {
+    zombie_reserves(seed, |me| me.reserve(K))
+}
+
+/// C6 with the call for several blocks, which takes another way.
+pub(super) fn zombie_reserves_a_batch(seed: u64) -> std::result::Result<Stats, Failure> {
+    zombie_reserves(seed, |me| me.reserve_in_batch(K))
+}
+
+fn zombie_reserves(seed: u64, reserve: fn(&Actor) -> Result<Option<Draft<'_>>>) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape { cells: 2, watch: watch(seed), ..Shape::of(3) });
-    stage.role(Z, |me| {
+    stage.role(Z, move |me| {
         // It has the stripe's lock from here on, and keeps it.
         me.publish(M)?;
         me.stop_at("cache.reserve");
         let mut reserved = None;
-        let refused = is_refused(me.reserve(K).map(|draft| reserved = draft))?;
+        let refused = is_refused(reserve(me).map(|draft| reserved = draft))?;
         me.say("Z has passed the check");
         if let Some(mut draft) = reserved {
             me.hear("L is there")?;

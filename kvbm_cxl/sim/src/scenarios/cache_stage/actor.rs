@@ -249,9 +249,18 @@ impl Actor {
 
     /// Reserves a cell for a new publication of a block; `None` when there is no cell.
     pub fn reserve(&self, name: Name) -> Result<Option<Draft<'_>>> {
+        self.reserve_by(name, |wish| self.cache().reserve(wish))
+    }
+
+    /// As [`Actor::reserve`], with the call for several blocks.
+    pub fn reserve_in_batch(&self, name: Name) -> Result<Option<Draft<'_>>> {
+        self.reserve_by(name, |wish| Ok(self.cache().reserve_all(&[*wish])?.pop().unwrap_or(Reserved::NoCell)))
+    }
+
+    fn reserve_by(&self, name: Name, reserve: impl FnOnce(&Wish) -> Result<Reserved>) -> Result<Option<Draft<'_>>> {
         let (number, bytes) = self.ledger.borrow_mut().publication(name, self.len_bytes);
         let wish = Wish { namespace: name.namespace(), key: name.key(), parent: None, len_bytes: bytes.len() as u64 };
-        match self.cache().reserve(&wish)? {
+        match reserve(&wish)? {
             Reserved::Cell(reservation) => {
                 if self.shape.watch.one_writer {
                     self.ledger.borrow_mut().writes(&self.env, reservation.cell(), name);
@@ -317,14 +326,22 @@ impl Actor {
 
     /// Pins a block, and watches it from then on; `None` when that is a miss.
     pub fn pin(&self, name: Name) -> Result<Option<Hold<'_>>> {
-        let Ok(pinned) = self.cache().pin(name.namespace(), name.key())? else { return Ok(None) };
+        Ok(self.cache().pin(name.namespace(), name.key())?.ok().map(|pinned| self.hold(name, pinned)))
+    }
+
+    /// As [`Actor::pin`], with the call for several blocks.
+    pub fn pin_in_chain(&self, name: Name) -> Result<Option<Hold<'_>>> {
+        Ok(self.cache().pin_chain(name.namespace(), &[name.key()])?.pop().map(|pinned| self.hold(name, pinned)))
+    }
+
+    fn hold(&self, name: Name, pinned: Pinned) -> Hold<'_> {
         let (cell, offset, len_bytes) = (pinned.cell(), pinned.offset(), pinned.len_bytes());
         let (slot, incarnation) = (self.host.slot(), self.host.incarnation());
         let watched = self.shape.watch.pins_hold;
         let mut ledger = self.ledger.borrow_mut();
         let ticket = if watched { ledger.pinned(&self.env, name, cell, offset, len_bytes, slot, incarnation) } else { 0 };
         drop(ledger);
-        Ok(Some(Hold { actor: self, name, pinned, ticket }))
+        Hold { actor: self, name, pinned, ticket }
     }
 }
 
