@@ -88,7 +88,7 @@ impl Inner {
 
     fn hint_one(&self, home: &Home, begun: &Reservation, op: &Op<'_>) -> Result<Option<Reserved>> {
         self.lines().write(begun.cell, begun.descriptor)?;
-        point!("cache.writing");
+        after_writing();
         self.guesses.put(home, begun.cell);
         let mut first = None;
         let unchecked = Some(op).filter(|_| !mutant!("cache.no_fence_check_before_payload"));
@@ -113,7 +113,7 @@ impl Inner {
             for (_, reservation) in batch.begun {
                 self.lines().write(reservation.cell, reservation.descriptor)?;
             }
-            point!("cache.writing");
+            after_writing();
         }
         // Advice, of whatever becomes of these hints: early, so that its misses overlap with those of the lines.
         for (home, at) in hints {
@@ -151,6 +151,11 @@ impl Inner {
             None => self.fetch_with_fences(numbers, std::iter::empty(), each).map(drop),
         }
     }
+}
+
+/// Where WRITING is on its way, and the fence check ahead.
+fn after_writing() {
+    point!("cache.writing");
 }
 
 /// The answer to the wish for a block whose hint was not written.

@@ -90,14 +90,14 @@ impl Inner {
         let mut answers: Few<Reserved> = wishes.iter().map(|_| Reserved::NoCell).collect();
         let open = self.skip_known(wishes, &mut answers)?;
         let mut begun = self.take_cells(wishes, form, &open, &mut answers, &op)?;
-        point!("cache.reserve");
+        before_it_is_told();
         if begun.is_empty() {
             return Ok(answers);
         }
         for (at, answer) in self.announce(wishes, &begun, &op)? {
             answers[begun.remove(at).0] = answer;
         }
-        point!("cache.may_write");
+        before_payload();
         for (index, reservation) in begun {
             answers[index] = Reserved::Cell(reservation);
         }
@@ -121,11 +121,11 @@ impl Inner {
         }
         let Some(cell) = self.obtain(class, 1)?.pop() else { return Ok(Reserved::NoCell) };
         let begun = self.begin(wish, form, cell, &op, since_ns)?;
-        point!("cache.reserve");
+        before_it_is_told();
         if let Some(refusal) = self.announce_one(&home, &begun, &op)? {
             return Ok(refusal);
         }
-        point!("cache.may_write");
+        before_payload();
         Ok(Reserved::Cell(begun))
     }
 
@@ -430,6 +430,16 @@ impl Cache {
     pub fn commit_all(&self, mut reservations: Vec<Reservation>) -> Result<()> {
         self.inner.commit(&mut reservations)
     }
+}
+
+/// Where cells are taken and stamped, and nobody was told.
+fn before_it_is_told() {
+    point!("cache.reserve");
+}
+
+/// Where the fence check is behind, and the first byte of payload ahead.
+fn before_payload() {
+    point!("cache.may_write");
 }
 
 fn no_cell(geometry: &Geometry) -> Error {

@@ -80,7 +80,7 @@ impl Inner {
         let op = self.host.enter()?;
         let early =
             if mutant!("cache.fetched_before_pins") { Some(self.descriptors_and_fences(cells, std::iter::empty())?.0) } else { None };
-        point!("cache.pin");
+        before_pin();
         self.pin(cells)?;
         let guard = Unpin { inner: self, cells };
         let (late, mut fences) = self.descriptors_and_fences(cells, owners)?;
@@ -91,7 +91,7 @@ impl Inner {
             // Somebody else's by now, or a line of a seat that was just being written.
             fences = self.fences(owners())?;
         }
-        point!("cache.pin_confirmed");
+        after_confirm();
         std::mem::forget(guard);
         let mut answers = Few::with_capacity(cells.len());
         for (index, &cell) in cells.iter().enumerate() {
@@ -122,12 +122,12 @@ impl Inner {
     ) -> Result<std::result::Result<Pinned, MissReason>> {
         let op = self.host.enter()?;
         let early = if mutant!("cache.fetched_before_pin") { self.descriptor_and_fence(cell, owner)?.0 } else { None };
-        point!("cache.pin");
+        before_pin();
         self.pin(&[cell])?;
         let guard = Unpin { inner: self, cells: &[cell] };
         let (late, up_to) = self.descriptor_and_fence(cell, owner)?;
         let found = early.or(late).filter(|found| Self::is_block(found, namespace, key));
-        point!("cache.pin_confirmed");
+        after_confirm();
         let void = found.is_some_and(|found| is_void(up_to.map(|up_to| up_to >= found.incarnation)));
         let answer = self.pinned(cell, found, void, op.incarnation());
         if answer.is_err() {
@@ -178,30 +178,30 @@ impl Inner {
     /// Steps 4 and 5 for several blocks: each descriptor as it was, each owner not fenced.
     pub(super) fn unchanged(&self, blocks: &[&Pinned]) -> Result<Few<Option<MissReason>>> {
         let cells: Few<u64> = blocks.iter().map(|block| block.cell).collect();
-        point!("cache.copied");
+        after_copy();
         let (found, fences) = self.descriptors_and_fences(&cells, blocks.iter().map(|block| block.descriptor.owner))?;
-        point!("cache.fetched_again");
+        after_second_look();
         let void = |block: &Pinned| is_void(fences.of(block.descriptor.owner, block.descriptor.incarnation));
         Ok(blocks.iter().zip(found).map(|(block, found)| verdict(block, found, void(block))).collect())
     }
 
     /// As [`Inner::unchanged`] for one block.
     pub(super) fn is_as_pinned(&self, block: &Pinned) -> Result<Option<MissReason>> {
-        point!("cache.copied");
+        after_copy();
         let (found, up_to) = self.descriptor_and_fence(block.cell, block.descriptor.owner)?;
-        point!("cache.fetched_again");
+        after_second_look();
         Ok(verdict(block, found, is_void(up_to.map(|up_to| up_to >= block.descriptor.incarnation))))
     }
 
-    /// Steps 3 to 6 for one block: copies it as its list says, and looks whether it was itself all the while; `None`, or why it is a miss. A
-    /// checksum is looked at where the list takes the whole block.
+    /// Steps 3 to 6 for one block: copies it as its list says, and looks whether it was itself all the while; `None`, or why it is a miss.
+    /// A checksum is looked at where the list takes the whole block.
     pub(super) fn copy_one(&self, block: &Pinned, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
         if block.is_lent() {
             return Ok(self.copy_each(&[block], std::slice::from_mut(list))?.pop().flatten());
         }
         is_inside(block, list)?;
         let checked = self.is_checked(block, list);
-        point!("cache.copying");
+        before_copy();
         let outcome = self.engine.pull(&**self.lines().memory(), list, kind_of(checked));
         let verdict = self.is_as_pinned(block)?;
         answer(block, checked, outcome, verdict)
@@ -231,7 +231,7 @@ impl Inner {
     /// Of blocks that lie in their cells.
     fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
         let checked: Few<bool> = blocks.iter().zip(lists.iter()).map(|(block, list)| self.is_checked(block, list)).collect();
-        point!("cache.copying");
+        before_copy();
         let outcomes = self.pull_lists(lists, &checked);
         let verdicts = self.unchanged(blocks)?;
         let answers = blocks.iter().zip(checked).zip(outcomes).zip(verdicts);
@@ -291,6 +291,31 @@ impl Inner {
         }
         Ok(Pulled::Miss(miss))
     }
+}
+
+/// Where the cell is known, and not pinned.
+fn before_pin() {
+    point!("cache.pin");
+}
+
+/// Where the descriptor is fetched behind the pin.
+fn after_confirm() {
+    point!("cache.pin_confirmed");
+}
+
+/// Where the block is confirmed, and none of it copied.
+fn before_copy() {
+    point!("cache.copying");
+}
+
+/// Where all of it is copied, and may be something else.
+fn after_copy() {
+    point!("cache.copied");
+}
+
+/// Where the descriptor is fetched behind the copy.
+fn after_second_look() {
+    point!("cache.fetched_again");
 }
 
 /// The void rule (CACHE.md D2), given whether the owner is fenced: what cannot be told is void.
