@@ -135,7 +135,6 @@ impl Cells {
         let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) else { return };
         let Some(cell) = chunk.cells.get_mut(place) else { return };
         match cell.state {
-            State::Busy | State::Bad => {}
             State::Free => {
                 chunk.free &= !(1 << place);
                 if !chunk.draining {
@@ -154,6 +153,7 @@ impl Cells {
                     }
                 }
             }
+            State::Busy | State::Bad => {}
         }
         cell.state = State::Busy;
     }
@@ -180,9 +180,7 @@ impl Cells {
 
     /// A cell that holds a block, with the descriptor as published.
     pub fn set_ready(&mut self, number: u64, descriptor: Descriptor, parent: Option<[u8; 16]>, age: Place, tick: u32) -> Result<()> {
-        if self.state(number) != Some(State::Busy) {
-            self.make_busy(number);
-        }
+        self.make_busy(number);
         let (chunk_number, place) = self.place(number);
         let Some(chunk) = self.chunks.get_mut(&chunk_number) else { return Ok(()) };
         let cell_bytes = self.geometry.cells[chunk.class].cell_bytes;

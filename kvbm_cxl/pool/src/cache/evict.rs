@@ -97,7 +97,7 @@ impl Inner {
 
     /// The youngest of the ticks at which hosts used a cell.
     fn youngest(&self, seen: &Use) -> Option<u32> {
-        let clock = *held(&self.clock);
+        let clock = self.clock();
         (1..8).filter(|tick| seen.ticks >> tick & 1 == 1).filter_map(|tick| clock.tick_of(tick)).max()
     }
 

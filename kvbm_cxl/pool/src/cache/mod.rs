@@ -149,8 +149,7 @@ struct Inner {
     /// Where the blocks of regions lie that this process has pulled lent blocks from.
     shapes: lent::Shapes,
     known_fences: lookup::KnownFences,
-    clock: Mutex<policy::TickClock>,
-    /// What `clock` says, for those who only read it.
+    /// What a [`policy::TickClock`] of this process says.
     tick: AtomicU32,
     /// Incarnation of the host that `cells` follows.
     incarnation: AtomicU32,
@@ -195,7 +194,11 @@ impl Inner {
 
     /// Ticks that went by, as the eviction policies count them.
     fn clock_now(&self) -> u32 {
-        self.tick.load(Ordering::Relaxed)
+        self.clock().now()
+    }
+
+    fn clock(&self) -> policy::TickClock {
+        policy::TickClock::at(self.tick.load(Ordering::Relaxed))
     }
 
     /// Whether it is worth looking for one more chunk of a class.
@@ -265,7 +268,6 @@ impl Cache {
             guesses: lookup::Guesses::new(config.remembered_keys, geometry.cell_count()),
             shapes: lent::Shapes::default(),
             known_fences: lookup::KnownFences::default(),
-            clock: Mutex::default(),
             tick: AtomicU32::new(policy::TickClock::default().now()),
             incarnation: AtomicU32::new(0),
             claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),

@@ -2,6 +2,7 @@
 //! The upkeep of the cache: what somebody has to do now and then, in the background of each process.
 
 use super::index::Inserted;
+use super::policy::TickClock;
 use super::{BlockKey, Cache, Inner, Namespace, evict};
 use crate::background::Background;
 use crate::background::held;
@@ -77,10 +78,9 @@ impl Inner {
             Err(error) => return Err(error),
         };
         let tick = (beat / BEATS_PER_TICK % 7) as u32 + 1;
-        {
-            let mut clock = held(&self.clock);
-            self.tick.store(clock.observe(tick as u8), Ordering::Relaxed);
-        }
+        let observed = |now| Some(TickClock::at(now).observe(tick as u8));
+        // Every count has one behind it: this cannot fail.
+        let _ = self.tick.fetch_update(Ordering::Relaxed, Ordering::Relaxed, observed);
         let known = self.local.header().tick.swap(tick, Ordering::AcqRel);
         if known != tick && known != 0 {
             self.forget_tick(tick as u8)?;

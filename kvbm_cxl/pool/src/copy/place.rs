@@ -108,10 +108,12 @@ impl ByPlace {
         Ok(engine)
     }
 
-    fn engine_at(&self, gpu: Option<u32>) -> Result<Arc<dyn CopyEngine>> {
+    /// What `work` makes of the engine that reaches a place. The host's is used without a handle of its own, whose end would wait until all
+    /// that was copied has arrived.
+    fn at<T>(&self, gpu: Option<u32>, work: impl FnOnce(&dyn CopyEngine) -> T) -> Result<T> {
         match gpu {
-            None => Ok(self.host.clone()),
-            Some(device) => Ok(self.gpu(device)?),
+            None => Ok(work(&*self.host)),
+            Some(device) => Ok(work(&*self.gpu(device)?)),
         }
     }
 
@@ -135,8 +137,9 @@ impl CopyEngine for ByPlace {
     fn publish_each(&self, memory: &dyn Coherence, lists: &[WriteList<'_>], checksum: Checksum) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(lists.len());
         for run in lists.chunk_by(|one, other| one.place().gpu() == other.place().gpu()) {
-            match self.engine_at(run.first().and_then(|list| list.place().gpu())) {
-                Ok(engine) => outcomes.extend(engine.publish_each(memory, run, checksum)),
+            let gpu = run.first().and_then(|list| list.place().gpu());
+            match self.at(gpu, |engine| engine.publish_each(memory, run, checksum)) {
+                Ok(done) => outcomes.extend(done),
                 Err(error) => outcomes.extend(refused(error, run.len())),
             }
         }
@@ -146,8 +149,9 @@ impl CopyEngine for ByPlace {
     fn pull_each(&self, memory: &dyn Coherence, lists: &mut [ReadList<'_>], checksum: Checksum) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(lists.len());
         for run in lists.chunk_by_mut(|one, other| one.place().gpu() == other.place().gpu()) {
-            match self.engine_at(run.first().and_then(|list| list.place().gpu())) {
-                Ok(engine) => outcomes.extend(engine.pull_each(memory, run, checksum)),
+            let gpu = run.first().and_then(|list| list.place().gpu());
+            match self.at(gpu, |engine| engine.pull_each(memory, run, checksum)) {
+                Ok(done) => outcomes.extend(done),
                 Err(error) => outcomes.extend(refused(error, run.len())),
             }
         }
@@ -155,18 +159,11 @@ impl CopyEngine for ByPlace {
     }
 
     fn publish(&self, memory: &dyn Coherence, list: &WriteList<'_>, checksum: Checksum) -> Outcome {
-        match list.place().gpu() {
-            // Without a handle of its own, whose end would wait until all that was copied has arrived.
-            None => self.host.publish(memory, list, checksum),
-            Some(device) => self.gpu(device)?.publish(memory, list, checksum),
-        }
+        self.at(list.place().gpu(), |engine| engine.publish(memory, list, checksum))?
     }
 
     fn pull(&self, memory: &dyn Coherence, list: &mut ReadList<'_>, checksum: Checksum) -> Outcome {
-        match list.place().gpu() {
-            None => self.host.pull(memory, list, checksum),
-            Some(device) => self.gpu(device)?.pull(memory, list, checksum),
-        }
+        self.at(list.place().gpu(), |engine| engine.pull(memory, list, checksum))?
     }
 
     fn is_settled(&self, timeout_ms: u64) -> bool {

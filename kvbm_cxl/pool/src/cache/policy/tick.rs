@@ -18,6 +18,11 @@ impl Default for TickClock {
 }
 
 impl TickClock {
+    /// The clock that says `now`.
+    pub fn at(now: u32) -> Self {
+        TickClock { now }
+    }
+
     /// The count.
     pub fn now(&self) -> u32 {
         self.now
