@@ -233,21 +233,23 @@ impl Cells {
     /// Takes up to `count` free cells of a class, neighbours where there are some, so that their pins share lines.
     pub fn take_free(&mut self, class: usize, count: usize, out: &mut Few<u64>) {
         let per_chunk = self.per_chunk();
+        let Some(class) = self.classes.get_mut(class).and_then(Option::as_mut) else { return };
         let wanted = out.len() + count;
         while out.len() < wanted {
-            let Some(chunk) = self.classes.get(class).and_then(Option::as_ref).and_then(|class| class.with_free.first().copied()) else {
-                return;
-            };
-            let free = self.chunks.get(&chunk).map_or(0, |chunk| chunk.free);
-            if free == 0 {
-                if let Some(class) = self.classes.get_mut(class).and_then(Option::as_mut) {
-                    class.with_free.remove(&chunk);
-                }
+            let Some(number) = class.with_free.first().copied() else { return };
+            let Some(chunk) = self.chunks.get_mut(&number).filter(|chunk| chunk.free != 0) else {
+                class.with_free.remove(&number);
                 continue;
+            };
+            while chunk.free != 0 && out.len() < wanted {
+                let place = chunk.free.trailing_zeros();
+                chunk.free &= chunk.free - 1;
+                class.free -= 1;
+                if let Some(cell) = chunk.cells.get_mut(place as usize) {
+                    cell.state = State::Busy;
+                }
+                out.push(number * per_chunk + u64::from(place));
             }
-            let cell = chunk * per_chunk + u64::from(free.trailing_zeros());
-            self.make_busy(cell);
-            out.push(cell);
         }
     }
 

@@ -5,10 +5,10 @@
 //! Several locks are only held together where none of them is waited for, so that no order among them has to be kept, and whoever waits
 //! for a host that is gone keeps nobody else out. The others are asked for together.
 
+use super::Inner;
 use super::index::{Home, Inserted, has_empty, or_tombs};
-use super::publish::{Reserved, Wish};
+use super::publish::Reserved;
 use super::reservation::Reservation;
-use super::{BlockKey, Few, Inner, Namespace};
 use crate::error::Result;
 use crate::fault::{mutant, point};
 use crate::host::Op;
@@ -22,14 +22,16 @@ const TOGETHER: usize = 32;
 
 const _: () = assert!(TOGETHER + MAX_SEATS <= FETCHED_TOGETHER);
 
-/// A hint to be inserted: where its key is looked for, and its place in the batch.
-type Hinted = (Home, usize);
+/// A reservation that is to be announced, with its place in the batch and where its key is looked for.
+struct Draft<'a> {
+    home: Home,
+    index: usize,
+    begun: &'a Reservation,
+}
 
 /// A batch while its hints are inserted.
 struct Batch<'a> {
-    wishes: &'a [Wish],
-    /// What was begun, each with the place of its wish.
-    begun: &'a [(usize, Reservation)],
+    drafts: &'a [Draft<'a>],
     /// The work it is part of, until its cells say WRITING and it was seen not to be fenced.
     unannounced: Option<&'a Op<'a>>,
     /// Places of what cannot be, and why.
@@ -37,24 +39,27 @@ struct Batch<'a> {
 }
 
 impl Inner {
-    /// Publishes WRITING of what was begun and inserts its hints. Returns the places in `begun` of those that cannot be, the last one
-    /// first, with their answers.
+    /// Publishes WRITING of the reservations among these answers and inserts their hints. Returns the places of those that cannot be, with
+    /// their answers.
     ///
     /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
     /// same full fence as the first hint lines. That fence is also the one behind WRITING, so that both ways to the memory overlap; locks
     /// are taken before, because their instructions would wait for what is written.
-    pub(super) fn announce(&self, wishes: &[Wish], begun: &[(usize, Reservation)], op: &Op<'_>) -> Result<Vec<(usize, Reserved)>> {
-        let home_of = |(at, (index, _)): (usize, &(usize, Reservation))| (self.home(wishes[*index].namespace, wishes[*index].key), at);
-        let mut hints: Few<Hinted> = begun.iter().enumerate().map(home_of).collect();
-        hints.sort_by_key(|(home, at)| (home.stripe, *at));
-        let mut batch = Batch { wishes, begun, unannounced: Some(op), refused: Vec::new() };
-        for part in hints.chunks(TOGETHER) {
+    pub(super) fn announce(&self, answers: &[Reserved], op: &Op<'_>) -> Result<Vec<(usize, Reserved)>> {
+        let mut drafts = Vec::with_capacity(answers.len());
+        drafts.extend(answers.iter().enumerate().filter_map(|(index, answer)| match answer {
+            Reserved::Cell(begun) => Some(Draft { home: self.home(begun.namespace(), begun.key()), index, begun }),
+            _ => None,
+        }));
+        drafts.sort_by_key(|draft| draft.home.stripe);
+        let mut batch = Batch { drafts: &drafts, unannounced: Some(op), refused: Vec::new() };
+        for part in drafts.chunks(TOGETHER) {
             let (mut guards, mut here, mut elsewhere) = (ArrayVec::<_, TOGETHER>::new(), ArrayVec::<_, TOGETHER>::new(), Vec::new());
-            for of_stripe in part.chunk_by(|a, b| a.0.stripe == b.0.stripe) {
-                match self.lock_stripe_if_here(&of_stripe[0].0)? {
+            for of_stripe in part.chunk_by(|one, other| one.home.stripe == other.home.stripe) {
+                match self.lock_stripe_if_here(&of_stripe[0].home)? {
                     Some(guard) => {
                         guards.push(guard);
-                        here.extend(of_stripe.iter().copied());
+                        here.extend(of_stripe);
                     }
                     None => elsewhere.push(of_stripe),
                 }
@@ -67,9 +72,10 @@ impl Inner {
             if elsewhere.is_empty() {
                 continue;
             }
-            self.lock_stripes(elsewhere.iter().map(|of_stripe| &of_stripe[0].0), |place| self.hint_locked(&mut batch, elsewhere[place]))?;
+            self.lock_stripes(elsewhere.iter().map(|of_stripe| &of_stripe[0].home), |place| {
+                self.hint_locked(&mut batch, &elsewhere[place].iter().collect::<ArrayVec<_, TOGETHER>>())
+            })?;
         }
-        batch.refused.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         Ok(batch.refused)
     }
 
@@ -94,37 +100,36 @@ impl Inner {
         let unchecked = Some(op).filter(|_| !mutant!("cache.no_fence_check_before_payload"));
         self.home_lines(&[home.first_line], unchecked, |line| first = Some(line))?;
         let Some(first) = first else { return Ok(Some(Reserved::NoHint)) };
-        let (namespace, key) = (Namespace(begun.descriptor.namespace), BlockKey(begun.descriptor.key));
-        self.write_hint(home, namespace, key, begun.cell, first).map(refusal_of)
+        self.write_hint(home, begun.namespace(), begun.key(), begun.cell, first).map(refusal_of)
     }
 
     /// Inserts hints whose stripes' locks the caller holds.
-    fn hint_locked(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
-        let inserted = self.write_hints(batch, hints);
+    fn hint_locked(&self, batch: &mut Batch<'_>, drafts: &[&Draft<'_>]) -> Result<()> {
+        let inserted = self.write_hints(batch, drafts);
         // Before the locks are given back, also when only some hints were written.
         self.lines().fence_published();
         inserted
     }
 
-    fn write_hints(&self, batch: &mut Batch<'_>, hints: &[Hinted]) -> Result<()> {
+    fn write_hints(&self, batch: &mut Batch<'_>, drafts: &[&Draft<'_>]) -> Result<()> {
         let mut lines = ArrayVec::<HintLine, TOGETHER>::new();
         let unannounced = batch.unannounced.take();
         if unannounced.is_some() {
-            for (_, reservation) in batch.begun {
-                self.lines().write(reservation.cell, reservation.descriptor)?;
+            for Draft { begun, .. } in batch.drafts {
+                self.lines().write(begun.cell, begun.descriptor)?;
             }
             after_writing();
         }
         // Advice, of whatever becomes of these hints: early, so that its misses overlap with those of the lines.
-        for (home, at) in hints {
-            self.guesses.put(home, batch.begun[*at].1.cell);
+        for Draft { home, begun, .. } in drafts {
+            self.guesses.put(home, begun.cell);
         }
         let unchecked = unannounced.filter(|_| !mutant!("cache.no_fence_check_before_payloads"));
-        let numbers: ArrayVec<u64, TOGETHER> = hints.iter().map(|(home, _)| home.first_line).collect();
+        let numbers: ArrayVec<u64, TOGETHER> = drafts.iter().map(|draft| draft.home.first_line).collect();
         self.home_lines(&numbers, unchecked, |line| lines.push(line))?;
         let mut written = ArrayVec::<u64, TOGETHER>::new();
-        for ((home, at), line) in hints.iter().zip(&lines) {
-            let (mut first, (index, reservation)) = (*line, &batch.begun[*at]);
+        for (Draft { home, index, begun }, line) in drafts.iter().zip(&lines) {
+            let mut first = *line;
             let is_rewritten = written.contains(&home.first_line);
             if is_rewritten || !has_empty(&first) {
                 // Lines of this window are fetched once more: with what was written to them.
@@ -133,12 +138,11 @@ impl Inner {
             if is_rewritten {
                 first = self.home_line(home)?;
             }
-            let wish = &batch.wishes[*index];
-            let inserted = self.write_hint(home, wish.namespace, wish.key, reservation.cell, first)?;
+            let inserted = self.write_hint(home, begun.namespace(), begun.key(), begun.cell, first)?;
             if let Inserted::Done { line } = inserted {
                 written.push(line);
             }
-            batch.refused.extend(refusal_of(inserted).map(|refusal| (*at, refusal)));
+            batch.refused.extend(refusal_of(inserted).map(|refusal| (*index, refusal)));
         }
         Ok(())
     }

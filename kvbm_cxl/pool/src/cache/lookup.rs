@@ -12,7 +12,7 @@
 //! wrong one costs one line.
 
 use super::index::{Home, tombs_if_bad};
-use super::{BlockKey, Inner, Namespace};
+use super::{BlockKey, Few, Inner, Namespace};
 use crate::coherence;
 use crate::error::Result;
 use crate::fault::mutant;
@@ -175,6 +175,33 @@ impl Inner {
         let Some(cell) = self.guesses.get(home) else { return Ok(false) };
         self.renew_fences();
         Ok(self.block_in(cell, namespace, key)?.is_some())
+    }
+
+    /// Which of several blocks are in the cells where this process last met them; `each` gets their places. Misses overlap.
+    pub(super) fn look_where_they_were(
+        &self,
+        asked: impl Iterator<Item = (Namespace, BlockKey)>,
+        mut each: impl FnMut(usize),
+    ) -> Result<()> {
+        let guess_of = |(place, (namespace, key))| {
+            let cell = self.guesses.get(&self.home(namespace, key)).filter(|&cell| cell < self.cell_count)?;
+            Some((place, namespace, key, cell))
+        };
+        let guesses: Few<(usize, Namespace, BlockKey, u64)> = asked.enumerate().filter_map(guess_of).collect();
+        if guesses.is_empty() {
+            return Ok(());
+        }
+        self.renew_fences();
+        let mut lines = [Line::ZERO; GROUP];
+        for guesses in guesses.chunks(GROUP) {
+            let cells: ArrayVec<u64, GROUP> = guesses.iter().map(|&(.., cell)| cell).collect();
+            for (&(place, namespace, key, _), found) in guesses.iter().zip(self.lines().fetch_some::<Descriptor>(&cells, &mut lines)?) {
+                if found.is_some_and(|found| self.is_served(found, namespace, key)) {
+                    each(place);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The block of a key, if it is in the cell where this process last met it.

@@ -94,6 +94,7 @@ mod reservation;
 mod service;
 mod standing;
 pub mod survey;
+mod taking;
 mod watch;
 
 pub use cells::Share;
@@ -211,20 +212,6 @@ impl Inner {
         if let Some(known) = self.exhausted.get(class) {
             known.store(exhausted, Ordering::Relaxed);
         }
-    }
-
-    /// Whether a namespace may have `wanted` more bytes of cells, after evicting blocks of its own if need be.
-    fn within_quota(&self, namespace: Namespace, wanted: u64) -> Result<bool> {
-        let Some(&quota) = self.config.quotas.get(&namespace) else { return Ok(true) };
-        let excess = || (held(&self.cells).share(&namespace.0).cell_bytes + wanted).saturating_sub(quota);
-        if wanted > quota {
-            return Ok(false);
-        }
-        let over = excess();
-        if over > 0 {
-            self.evict_of(namespace, over)?;
-        }
-        Ok(excess() == 0)
     }
 }
 

@@ -6,14 +6,13 @@
 
 use super::policy::Place;
 use super::reservation::Reservation;
-use super::{BlockKey, Cache, Few, Inner, Namespace};
+use super::{BlockKey, Cache, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;
 use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
 use crate::metrics::RefusalReason;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -81,26 +80,22 @@ pub enum Published {
 
 impl Inner {
     /// Reserves a cell for each wish; the answers come in the same order. Lines of a batch share their fences.
-    pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish], form: Form) -> Result<Few<Reserved>> {
+    pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
         for wish in wishes {
             self.check_wish(wish, form)?;
+            self.guesses.prefetch(&self.home(wish.namespace, wish.key));
         }
         // A fence that this host has not noticed yet is seen at X, before any byte of payload.
         let op = self.work()?;
-        let mut answers: Few<Reserved> = wishes.iter().map(|_| Reserved::NoCell).collect();
-        let open = self.skip_known(wishes, &mut answers)?;
-        let mut begun = self.take_cells(wishes, form, &open, &mut answers, &op)?;
+        let mut answers: Vec<Reserved> = wishes.iter().map(|_| Reserved::NoCell).collect();
+        let asked = wishes.iter().map(|wish| (wish.namespace, wish.key));
+        self.look_where_they_were(asked, |index| answers[index] = Reserved::Exists)?;
+        self.take_cells(wishes, form, &mut answers, &op)?;
         before_it_is_told();
-        if begun.is_empty() {
-            return Ok(answers);
-        }
-        for (at, answer) in self.announce(wishes, &begun, &op)? {
-            answers[begun.remove(at).0] = answer;
+        for (index, refusal) in self.announce(&answers, &op)? {
+            answers[index] = refusal;
         }
         before_payload();
-        for (index, reservation) in begun {
-            answers[index] = Reserved::Cell(reservation);
-        }
         Ok(answers)
     }
 
@@ -112,14 +107,13 @@ impl Inner {
         self.guesses.prefetch(&home);
         let op = self.work()?;
         let since_ns = self.host.platform().now_ns();
-        // Whoever publishes one block has mostly just found out that it is not there, and the insert looks anyway.
         if self.is_where_it_was(&home, wish.namespace, wish.key)? {
             return Ok(Reserved::Exists);
         }
-        if !self.within_quota(wish.namespace, self.geometry().cells[class].cell_bytes)? {
-            return Ok(Reserved::OverQuota);
-        }
-        let Some(cell) = self.obtain(class, 1)?.pop() else { return Ok(Reserved::NoCell) };
+        let cell = match self.take_cell(wish, class)? {
+            Ok(cell) => cell,
+            Err(refusal) => return Ok(refusal),
+        };
         let begun = self.begin(wish, form, cell, &op, since_ns)?;
         before_it_is_told();
         if let Some(refusal) = self.announce_one(&home, &begun, &op)? {
@@ -148,71 +142,12 @@ impl Inner {
         self.geometry().cells.iter().position(|class| class.chunks > 0 && class.cell_bytes >= len_bytes && len_bytes <= u64::from(u32::MAX))
     }
 
-    fn class_of(&self, wish: &Wish, form: Form) -> Option<usize> {
+    pub(super) fn class_of(&self, wish: &Wish, form: Form) -> Option<usize> {
         self.class_holding(form.stored_bytes(wish.len_bytes)).filter(|_| wish.len_bytes <= u64::from(u32::MAX))
     }
 
-    /// Places of the wishes whose blocks are not there, as far as that is seen without a cell, a lock or a published line; the others are
-    /// answered.
-    fn skip_known(&self, wishes: &[Wish], answers: &mut [Reserved]) -> Result<Few<usize>> {
-        let mut open = Few::new();
-        let mut index = 0;
-        for group in wishes.chunk_by(|a, b| a.namespace == b.namespace) {
-            let keys: Vec<BlockKey> = group.iter().map(|wish| wish.key).collect();
-            self.look_up_all(group[0].namespace, &keys, |found| {
-                match found {
-                    Some(_) => answers[index] = Reserved::Exists,
-                    None => open.push(index),
-                }
-                index += 1;
-                true
-            })?;
-        }
-        Ok(open)
-    }
-
-    /// Takes a cell for every wish in a place of `open`; the others, and those that get none, have their answers.
-    fn take_cells(
-        self: &Arc<Self>,
-        wishes: &[Wish],
-        form: Form,
-        open: &[usize],
-        answers: &mut [Reserved],
-        op: &Op<'_>,
-    ) -> Result<Few<(usize, Reservation)>> {
-        // Class and place of each wish that may have a cell, the wishes of one class together.
-        let mut wanted = Few::<(usize, usize)>::new();
-        // What this batch is going to take of namespaces with a quota, which no share tells yet.
-        let mut taking: HashMap<Namespace, u64> = HashMap::new();
-        for &index in open {
-            let wish = &wishes[index];
-            let Some(class) = self.class_of(wish, form) else { continue };
-            if self.config.quotas.contains_key(&wish.namespace) {
-                let bytes = taking.get(&wish.namespace).copied().unwrap_or(0) + self.geometry().cells[class].cell_bytes;
-                if !self.within_quota(wish.namespace, bytes)? {
-                    answers[index] = Reserved::OverQuota;
-                    continue;
-                }
-                taking.insert(wish.namespace, bytes);
-            }
-            wanted.push((class, index));
-        }
-        wanted.sort_by_key(|(class, _)| *class);
-        let mut begun = Few::with_capacity(wanted.len());
-        let since_ns = self.host.platform().now_ns();
-        for of_class in wanted.chunk_by(|one, other| one.0 == other.0) {
-            let cells = self.obtain(of_class[0].0, of_class.len())?;
-            for (position, &(_, index)) in of_class.iter().enumerate() {
-                // The answer of those that get none is there.
-                let (Some(&cell), wish) = (cells.get(position), &wishes[index]) else { continue };
-                begun.push((index, self.begin(wish, form, cell, op, since_ns)?));
-            }
-        }
-        Ok(begun)
-    }
-
     /// A reservation of a cell that is this operation's, for a block, stamped anew. Nobody was told of it.
-    fn begin(self: &Arc<Self>, wish: &Wish, form: Form, cell: u64, op: &Op<'_>, since_ns: u64) -> Result<Reservation> {
+    pub(super) fn begin(self: &Arc<Self>, wish: &Wish, form: Form, cell: u64, op: &Op<'_>, since_ns: u64) -> Result<Reservation> {
         let content =
             Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
         let (offset, _) = self.lines().layout().cell(cell)?;
@@ -232,63 +167,6 @@ impl Inner {
             is_in_place: AtomicBool::new(false),
             open: true,
         })
-    }
-
-    /// Cells of a class for blocks: free ones, else a chunk more, else by eviction. Fewer than `count` when there are no more.
-    fn obtain(&self, class: usize, count: usize) -> Result<Few<u64>> {
-        let mut cells = Few::with_capacity(count);
-        self.take_usable(class, count, &mut cells)?;
-        let result = self.obtain_more(class, count, &mut cells);
-        if result.is_err() {
-            let mut own = held(&self.cells);
-            cells.iter().for_each(|&cell| own.set_free(cell));
-        }
-        result.map(|()| cells)
-    }
-
-    fn obtain_more(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
-        while cells.len() < count && self.may_claim(class) {
-            if !self.claim_chunk(class)? {
-                self.has_exhausted(class, true);
-                break;
-            }
-            self.take_usable(class, count, cells)?;
-        }
-        while cells.len() < count {
-            self.evict(class, count - cells.len())?;
-            // Once more only where what was evicted cannot be used, which is so once for each cell.
-            if !self.take_usable(class, count, cells)? {
-                break;
-            }
-        }
-        if cells.len() < count {
-            self.ask_for_room(class)?;
-        }
-        Ok(())
-    }
-
-    /// Takes free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each
-    /// of its publishes fail. True when there were any.
-    fn take_usable(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<bool> {
-        let mut were_bad = false;
-        loop {
-            let had = cells.len();
-            held(&self.cells).take_free(class, count.saturating_sub(had), cells);
-            let (mut at, mut any_bad) = (had, false);
-            while let Some(&cell) = cells.get(at) {
-                let (offset, len_bytes) = self.lines().layout().cell(cell)?;
-                if matches!(self.lines().memory().check(offset, len_bytes), Err(Error::Poisoned { .. })) {
-                    held(&self.cells).set_bad(cells.swap_remove(at));
-                    any_bad = true;
-                } else {
-                    at += 1;
-                }
-            }
-            were_bad |= any_bad;
-            if !any_bad {
-                return Ok(were_bad);
-            }
-        }
     }
 
     /// Publishes READY for several filled reservations with one fence.
@@ -389,10 +267,10 @@ impl Cache {
     /// # Errors
     /// As [`Cache::reserve`]; then nothing is reserved.
     pub fn reserve_all(&self, wishes: &[Wish]) -> Result<Vec<Reserved>> {
-        Ok(self.reserve_as(wishes, Form::Bytes)?.into_vec())
+        self.reserve_as(wishes, Form::Bytes)
     }
 
-    pub(super) fn reserve_as(&self, wishes: &[Wish], form: Form) -> Result<Few<Reserved>> {
+    pub(super) fn reserve_as(&self, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
         let answers = self.inner.reserve(wishes, form);
         match &answers {
             Ok(answers) => answers.iter().for_each(|answer| self.count_refused(answer)),

@@ -54,6 +54,10 @@ impl Reservation {
         BlockKey(self.descriptor.key)
     }
 
+    pub(super) fn namespace(&self) -> Namespace {
+        Namespace(self.descriptor.namespace)
+    }
+
     /// Where this process maps the block, for those who fill it in place; `None` where there is no mapping. The commit flushes what was
     /// stored here, and so does whatever gives the reservation up, unless it was filled as a whole since; a device that writes past this
     /// host's caches needs neither.
@@ -205,7 +209,7 @@ impl Reservation {
         Change::Stored {
             key: self.key(),
             parent: self.parent.map(BlockKey),
-            namespace: Namespace(self.descriptor.namespace),
+            namespace: self.namespace(),
             cell: self.cell,
             len_bytes: self.len_bytes(),
         }

@@ -52,6 +52,19 @@ fn a_quota_in_use_is_over() {
 }
 
 #[test]
+fn nothing_goes_for_a_block_that_another_host_has() {
+    let bench = Bench::new(&[(1024, 112)]);
+    let (member, other) = (bench.member_with(1, with_quota(2 << 10)), bench.member(2));
+    other.publish(10..14, 1000);
+    member.publish(0..2, 1000);
+    assert_eq!(publish(&member, SPACE, 10, 1000).unwrap(), Published::Exists);
+    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+    let answers = member.cache.reserve_all(&[wish(11), wish(12), wish(2), wish(13)]).unwrap();
+    assert!(matches!(answers[..], [Reserved::Exists, Reserved::Exists, Reserved::Cell(_), Reserved::Exists]));
+    assert_eq!(member.cache.metrics().evictions_total.of(EvictionReason::Quota).get(), 1);
+}
+
+#[test]
 fn blocks_of_others_in_a_batch_do_not_count() {
     let bench = Bench::new(&[(1024, 56)]);
     let member = bench.member_with(1, with_quota(2 << 10));

@@ -43,6 +43,26 @@ fn a_pool_full_of_pinned_blocks_says_so_at_once() {
 }
 
 #[test]
+fn nothing_goes_for_a_block_that_is_there() {
+    let bench = Bench::new(&[(1024, 112)]);
+    let (one, two) = (bench.member(1), bench.member(2));
+    two.publish(1000..1010, 1000);
+    let room = one.pool.layout().geometry().cell_count() - two.cache.usage().owned;
+    one.publish(0..room, 1000);
+    assert_eq!(one.cache.usage().free, 0);
+    let evicted = || one.cache.metrics().evictions_total.total();
+    // The other host's blocks, of which this one never heard: alone, together, and beside one for which a block has to go.
+    assert_eq!(one.cache.publish(SPACE, key(1000), None, &bytes(1000, 1000)).unwrap(), Published::Exists);
+    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+    let answers = one.cache.reserve_all(&(1001..1006).map(wish).collect::<Vec<_>>()).unwrap();
+    assert!(answers.iter().all(|answer| matches!(answer, Reserved::Exists)));
+    assert_eq!((evicted(), one.count(0..room, 1000) as u64), (0, room));
+    let answers = one.cache.reserve_all(&[wish(1006), wish(5000), wish(1007)]).unwrap();
+    assert!(matches!(answers[..], [Reserved::Exists, Reserved::Cell(_), Reserved::Exists]));
+    assert_eq!(evicted(), 1);
+}
+
+#[test]
 fn the_background_evictor_keeps_cells_free() {
     let bench = Bench::new(&[(1024, 112)]);
     let member = bench.member_with(1, CacheConfig { low_water_percent: 25, high_water_percent: 50, ..config() });

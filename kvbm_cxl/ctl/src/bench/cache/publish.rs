@@ -11,7 +11,7 @@ use super::{BLOCKS, Lab, Member, NAMESPACE, Names, SIZES, alone, fill, join, key
 use crate::bench::{Bench, wrong};
 use crate::stats::{Estimate, median, quantile};
 use cxl_pool::Result;
-use cxl_pool::cache::{CacheConfig, Published, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, CacheConfig, Published, Reservation, Reserved, Wish};
 use cxl_pool::copy::{LocalPlace, LocalRange};
 use cxl_pool::limits::LINE_BYTES;
 use std::hint::black_box;
@@ -161,16 +161,18 @@ fn together(batches: u64, size: usize) -> Result<Batches> {
         for turn in 0..3 {
             let first = (3 * batch + turn) * TOGETHER;
             blocks.iter_mut().zip(first..).for_each(|(block, number)| fill(block, number));
+            // Hashing is the engine's part, and done before.
+            let keys: Vec<BlockKey> = (first..first + TOGETHER).map(key).collect();
             let way = (turn + batch) % 3;
             let start = Instant::now();
             let times = match way {
                 0 => {
-                    publish_together(&member, first, &blocks)?;
+                    publish_together(&member, &keys, &blocks)?;
                     &mut taken.together
                 }
                 1 => {
-                    for (block, number) in blocks.iter().zip(first..) {
-                        member.cache.publish(NAMESPACE, key(number), None, block)?;
+                    for (block, &key) in blocks.iter().zip(&keys) {
+                        member.cache.publish(NAMESPACE, key, None, block)?;
                     }
                     &mut taken.alone
                 }
@@ -188,7 +190,7 @@ fn together(batches: u64, size: usize) -> Result<Batches> {
             }
             for (index, block) in blocks.iter().enumerate() {
                 let offset = match way {
-                    0 | 1 => place(&member.cache, lab.pool(), key(first + index as u64))?,
+                    0 | 1 => place(&member.cache, lab.pool(), keys[index])?,
                     _ => data + (index * size) as u64,
                 };
                 uncache(&**lab.memory(), offset, size)?;
@@ -206,10 +208,9 @@ fn together(batches: u64, size: usize) -> Result<Batches> {
 }
 
 /// Publishes blocks as those of one step of an engine.
-fn publish_together(member: &Member, first: u64, blocks: &[Vec<u8>]) -> Result<()> {
-    let wish =
-        |(block, number): (&Vec<u8>, u64)| Wish { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: block.len() as u64 };
-    let wishes: Vec<Wish> = blocks.iter().zip(first..).map(wish).collect();
+fn publish_together(member: &Member, keys: &[BlockKey], blocks: &[Vec<u8>]) -> Result<()> {
+    let wish = |(block, &key): (&Vec<u8>, &BlockKey)| Wish { namespace: NAMESPACE, key, parent: None, len_bytes: block.len() as u64 };
+    let wishes: Vec<Wish> = blocks.iter().zip(keys).map(wish).collect();
     let cells = member.cache.reserve_all(&wishes)?.into_iter().map(|reserved| match reserved {
         Reserved::Cell(reservation) => Ok(reservation),
         _ => Err(wrong("a new block got no cell")),
