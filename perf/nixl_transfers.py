@@ -108,6 +108,8 @@ class Line:
         keys = f"{self.near}-{uses[0]}", f"{self.far}-{uses[1]}"
         here, there = self.side.hosts
         remote, peer = (self.side.addresses[1, keys[1]], far, *self.memory(keys[1])), self.peer
+        here.touch(keys[0], call_timeout_s=CALL_TIMEOUT_S)
+        self.owner(there).touch(keys[1], call_timeout_s=CALL_TIMEOUT_S)
         times = here.measure(operation, length, pieces, count, (keys[0], near), remote, peer, call_timeout_s=CALL_TIMEOUT_S)
         if operation == "READ":
             wrong = here.verify(keys[0], length, near, self.side.seeds[1, keys[1]], far, call_timeout_s=CALL_TIMEOUT_S)

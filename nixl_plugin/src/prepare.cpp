@@ -172,6 +172,8 @@ void add_direct_parts(const std::shared_ptr<Core>& core, nixl_xfer_op_t operatio
             if (writes_to_peer)
                 written.emplace_back(pair.remote->is.offset + (pair.remote_address - pair.remote->is.base), pair.len_bytes);
         }
+        if (way == Way::out)
+            request.set_first(copies.front().pool, copies.front().memory);
         request.add(make_direct_part(core, CopyPlan(way, std::move(copies), core->options.inline_bytes), std::move(uses)));
     }
     if (operation == NIXL_WRITE) {

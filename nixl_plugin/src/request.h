@@ -9,6 +9,9 @@
 namespace kvbm_cxl {
 
 class XferRequest : public Completion, public std::enable_shared_from_this<XferRequest> {
+    /// Where a read begins, in the pool and in memory.
+    const void* first_source_ = nullptr;
+    const void* first_destination_ = nullptr;
     const std::shared_ptr<Core> core_;
     const std::shared_ptr<Peer> peer_;
     const std::shared_ptr<Peering> peering_;
@@ -39,6 +42,12 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     void keep(std::shared_ptr<const RemoteRegion> region) { regions_.push_back(std::move(region)); }
     /// What of the pool the parts write by themselves: whoever gets the notification has to see it.
     void set_written(Extents written) { written_ = few_extents(std::move(written)); }
+    /// Tells where this process begins to copy what it reads. A post lets the processor find these pages while it looks at the rest of the
+    /// request: otherwise each is waited for by itself, the first by the flush and the other behind the fence.
+    void set_first(const void* source, const void* destination) {
+        first_source_ = source;
+        first_destination_ = destination;
+    }
     void add(std::unique_ptr<Part> part) { parts_.push_back(std::move(part)); }
 
     /// Starts it, or starts it again. NIXL_ERR_REPOST_ACTIVE while it runs.
