@@ -19,16 +19,26 @@ impl Inner {
     pub(super) fn take_cells(self: &Arc<Self>, wishes: &[Wish], form: Form, answers: &mut [Reserved], op: &Op<'_>) -> Result<()> {
         let wanted = self.wanted(wishes, form, answers)?;
         let since_ns = self.host.platform().now_ns();
+        let mut taken = Few::with_capacity(wanted.len());
         for of_class in wanted.chunk_by(|one, other| one.0 == other.0) {
-            let class = of_class[0].0;
-            let unused = self.take_unused(class, of_class.len())?;
-            let (given, others) = of_class.split_at(unused.len().min(of_class.len()));
-            let evicted_for = self.absent(wishes, others, answers)?;
-            let evicted = if evicted_for.is_empty() { Few::new() } else { self.make_room(class, evicted_for.len())? };
-            let cells = unused.into_iter().zip(given).chain(evicted.into_iter().zip(&evicted_for));
-            for (cell, &(_, index)) in cells {
-                answers[index] = Reserved::Cell(self.begin(&wishes[index], form, cell, op, since_ns)?);
-            }
+            self.take_of_class(wishes, of_class, answers, &mut taken)
+                .map_err(|error| self.given_back(taken.iter().map(|&(cell, _)| cell), error))?;
+        }
+        for (cell, index) in taken {
+            answers[index] = Reserved::Cell(self.begin(&wishes[index], form, cell, op, since_ns)?);
+        }
+        Ok(())
+    }
+
+    /// Adds cells of one class to `taken`, each with the place of its wish.
+    fn take_of_class(&self, wishes: &[Wish], wanted: &[Wanted], answers: &mut [Reserved], taken: &mut Few<(u64, usize)>) -> Result<()> {
+        let Some(&(class, _)) = wanted.first() else { return Ok(()) };
+        let unused = self.take_unused(class, wanted.len())?;
+        let (given, others) = wanted.split_at(unused.len().min(wanted.len()));
+        taken.extend(unused.into_iter().zip(given.iter().map(|&(_, index)| index)));
+        if !others.is_empty() {
+            let absent = self.absent(wishes, others, answers)?;
+            taken.extend(self.make_room(class, absent.len())?.into_iter().zip(absent.iter().map(|&(_, index)| index)));
         }
         Ok(())
     }
@@ -120,7 +130,7 @@ impl Inner {
                     self.has_exhausted(class, true);
                     break;
                 }
-                Err(error) => return Err(self.given_back(&cells, error)),
+                Err(error) => return Err(self.given_back(cells.iter().copied(), error)),
             }
         }
         Ok(cells)
@@ -130,22 +140,22 @@ impl Inner {
     fn make_room(&self, class: usize, count: usize) -> Result<Few<u64>> {
         let mut cells = Few::with_capacity(count);
         while cells.len() < count {
-            self.evict(class, count - cells.len()).map_err(|error| self.given_back(&cells, error))?;
+            self.evict(class, count - cells.len()).map_err(|error| self.given_back(cells.iter().copied(), error))?;
             // Once more only where what was evicted cannot be used, which is so once for each cell.
             if !self.take_free(class, count, &mut cells)? {
                 break;
             }
         }
         if cells.len() < count {
-            self.ask_for_room(class).map_err(|error| self.given_back(&cells, error))?;
+            self.ask_for_room(class).map_err(|error| self.given_back(cells.iter().copied(), error))?;
         }
         Ok(cells)
     }
 
     /// The error because of which cells that were taken are free again.
-    fn given_back(&self, cells: &[u64], error: Error) -> Error {
+    fn given_back(&self, cells: impl IntoIterator<Item = u64>, error: Error) -> Error {
         let mut own = held(&self.cells);
-        cells.iter().for_each(|&cell| own.set_free(cell));
+        cells.into_iter().for_each(|cell| own.set_free(cell));
         error
     }
 
@@ -158,7 +168,7 @@ impl Inner {
             held(&self.cells).take_free(class, count.saturating_sub(had), cells);
             let (mut at, mut any_bad) = (had, false);
             while let Some(&cell) = cells.get(at) {
-                let is_bad = self.is_bad(cell).map_err(|error| self.given_back(cells, error))?;
+                let is_bad = self.is_bad(cell).map_err(|error| self.given_back(cells.iter().copied(), error))?;
                 if is_bad {
                     held(&self.cells).set_bad(cells.swap_remove(at));
                     any_bad = true;

@@ -2,6 +2,7 @@
 //! Damage to payload and descriptors: a miss for whoever meets it, and no harm to anybody else.
 
 use crate::bench::*;
+use cxl_pool::Error;
 use cxl_pool::cache::{CacheConfig, Pulled, Reserved, Wish};
 use cxl_pool::line::Line;
 use cxl_pool::media::{CellClaim, Region};
@@ -127,6 +128,35 @@ fn cells_in_poisoned_memory_are_not_used_again() {
     other.serve_until("the cells of who left are taken over", || other.cache.usage().owned == CELLS);
     other.publish(3 * CELLS..4 * CELLS, LEN);
     assert_eq!(other.cache.usage().ready, CELLS);
+}
+
+#[test]
+fn a_batch_that_fails_takes_no_cells() {
+    const LEN: usize = 60_000;
+    const GRANULE: u64 = 2 << 20;
+    let bench = Bench::new(&[(64 << 10, 112)]);
+    let member = bench.member(1);
+    member.publish(0..112, LEN);
+    let layout = member.pool.layout();
+    let bad = layout.line_offset(Region::Hint, 0).unwrap() / GRANULE * GRANULE;
+    let is_bad = |number| {
+        let cell = member.cache.lookup(SPACE, key(number)).unwrap().unwrap().cell;
+        layout.cell(cell).unwrap().0 < bad + GRANULE
+    };
+    // Used last, so that none of them is evicted.
+    assert!((0..112).filter(|&number| is_bad(number)).all(|number| member.has(number, LEN)));
+    let freed: Vec<u64> = (0..112).filter(|&number| !is_bad(number)).take(3).collect();
+    assert!(freed.iter().all(|&number| member.cache.evict(SPACE, key(number)).unwrap()));
+    // Finds out that there is no chunk left to claim, as long as that can be read.
+    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
+    drop(member.cache.reserve_all(&(200..204).map(wish).collect::<Vec<_>>()).unwrap());
+    let before = member.cache.usage();
+    assert!(before.free >= 3);
+    // More than are free: the others are looked up before anything goes for them, in memory that is bad.
+    member.pool.faults().mark_poisoned(bad).unwrap();
+    let wishes: Vec<Wish> = (300..301 + before.free).map(wish).collect();
+    assert!(matches!(member.cache.reserve_all(&wishes), Err(Error::Poisoned { .. })));
+    assert_eq!(member.cache.usage(), before);
 }
 
 /// The line with a host's claims.
