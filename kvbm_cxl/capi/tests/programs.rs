@@ -74,11 +74,11 @@ fn heir_after(dying: &str, coherence: &str) {
     let mut holder = run("dies", dying);
     heir.await_text("waiting");
     holder.kill();
-    let mut left = vec![heir];
-    if dying != "one" {
-        left.push(run("returns", dying));
-    }
-    succeed(left);
+    let returning = (dying != "one").then(|| run("returns", dying));
+    heir.await_text("repaired");
+    succeed(returning.into_iter().collect());
+    heir.end_input();
+    succeed(vec![heir]);
 }
 
 #[test]

@@ -157,7 +157,7 @@ pub fn start(folder: &Folder, program: &Path, machine: &str, coherence: &str, ar
         .env("CXL_COHERENCE", coherence)
         .env_remove("CXL_POOL")
         .env_remove("CXL_POOL_SIZE")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(file.try_clone().unwrap())
         .stderr(file)
         .spawn()
@@ -179,6 +179,11 @@ impl Running {
             assert!(ended.is_none() && since.elapsed() < DEADLINE, "{} ({ended:?}) never said {wanted:?}:\n{}", self.name, self.text());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Ends its input, for which a program waits that is to stay until then.
+    pub fn end_input(&mut self) {
+        self.child.stdin.take();
     }
 
     /// Kills it, as a crash would.
