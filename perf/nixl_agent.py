@@ -40,9 +40,15 @@ class Agent(Worker):
         self.now.register_memory([(0, len_bytes, descriptor, "")], "FILE", backends=[self.backend])
         return descriptor
 
+    def file_view(self, key):
+        """The bytes of a file; None if the key is that of a buffer."""
+        return getattr(self, "files", {}).get(key)
+
     def touch(self, key):
         """Reads a byte of every page of a buffer or file."""
-        view = self.files[key] if key in getattr(self, "files", {}) else self.mapped(self.buffers[key])
+        view = self.file_view(key)
+        if view is None:
+            view = self.mapped(self.buffers[key])
         return int(view[:: mmap.PAGESIZE].sum(dtype=numpy.uint64))
 
     @staticmethod
@@ -88,7 +94,7 @@ class Agent(Worker):
 
     def verify(self, key, length, slots, seed, sources):
         """"" if slot slots[i] of a buffer or file holds slot sources[i] of the buffer of `seed`, for all i, else which does not."""
-        view = self.files[key] if key in getattr(self, "files", {}) else None
+        view = self.file_view(key)
         buffer = None if view is not None else self.buffers[key]
         for slot, source in zip(slots.tolist(), sources.tolist(), strict=True):
             if view is not None:

@@ -241,6 +241,7 @@ impl Cells {
                 class.with_free.remove(&number);
                 continue;
             };
+            // As `make_busy`, which would find the chunk anew for each; one that is drained is not among these.
             while chunk.free != 0 && out.len() < wanted {
                 let place = chunk.free.trailing_zeros();
                 chunk.free &= chunk.free - 1;

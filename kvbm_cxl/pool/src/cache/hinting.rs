@@ -24,7 +24,7 @@ const _: () = assert!(TOGETHER + MAX_SEATS <= FETCHED_TOGETHER);
 
 /// A reservation that is to be announced, with its place in the batch and where its key is looked for.
 struct Draft<'a> {
-    home: Home,
+    home: &'a Home,
     index: usize,
     begun: &'a Reservation,
 }
@@ -39,16 +39,16 @@ struct Batch<'a> {
 }
 
 impl Inner {
-    /// Publishes WRITING of the reservations among these answers and inserts their hints. Returns the places of those that cannot be, with
-    /// their answers.
+    /// Publishes WRITING of the reservations among these answers and inserts their hints; `homes` has one of each answer. Returns the
+    /// places of those that cannot be, with their answers.
     ///
     /// X is part of it: after WRITING is there for everybody, before the first byte of payload, `op` is seen not to be fenced, behind the
     /// same full fence as the first hint lines. That fence is also the one behind WRITING, so that both ways to the memory overlap; locks
     /// are taken before, because their instructions would wait for what is written.
-    pub(super) fn announce(&self, answers: &[Reserved], op: &Op<'_>) -> Result<Vec<(usize, Reserved)>> {
+    pub(super) fn announce(&self, answers: &[Reserved], homes: &[Home], op: &Op<'_>) -> Result<Vec<(usize, Reserved)>> {
         let mut drafts = Vec::with_capacity(answers.len());
-        drafts.extend(answers.iter().enumerate().filter_map(|(index, answer)| match answer {
-            Reserved::Cell(begun) => Some(Draft { home: self.home(begun.namespace(), begun.key()), index, begun }),
+        drafts.extend(answers.iter().zip(homes).enumerate().filter_map(|(index, (answer, home))| match answer {
+            Reserved::Cell(begun) => Some(Draft { home, index, begun }),
             _ => None,
         }));
         drafts.sort_by_key(|draft| draft.home.stripe);
@@ -56,7 +56,7 @@ impl Inner {
         for part in drafts.chunks(TOGETHER) {
             let (mut guards, mut here, mut elsewhere) = (ArrayVec::<_, TOGETHER>::new(), ArrayVec::<_, TOGETHER>::new(), Vec::new());
             for of_stripe in part.chunk_by(|one, other| one.home.stripe == other.home.stripe) {
-                match self.lock_stripe_if_here(&of_stripe[0].home)? {
+                match self.lock_stripe_if_here(of_stripe[0].home)? {
                     Some(guard) => {
                         guards.push(guard);
                         here.extend(of_stripe);
@@ -72,7 +72,7 @@ impl Inner {
             if elsewhere.is_empty() {
                 continue;
             }
-            self.lock_stripes(elsewhere.iter().map(|of_stripe| &of_stripe[0].home), |place| {
+            self.lock_stripes(elsewhere.iter().map(|of_stripe| of_stripe[0].home), |place| {
                 self.hint_locked(&mut batch, &elsewhere[place].iter().collect::<ArrayVec<_, TOGETHER>>())
             })?;
         }

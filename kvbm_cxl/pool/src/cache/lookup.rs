@@ -178,13 +178,13 @@ impl Inner {
     }
 
     /// Which of several blocks are in the cells where this process last met them; `each` gets their places. Misses overlap.
-    pub(super) fn look_where_they_were(
+    pub(super) fn look_where_they_were<'a>(
         &self,
-        asked: impl Iterator<Item = (Namespace, BlockKey)>,
+        asked: impl Iterator<Item = (&'a Home, Namespace, BlockKey)>,
         mut each: impl FnMut(usize),
     ) -> Result<()> {
-        let guess_of = |(place, (namespace, key))| {
-            let cell = self.guesses.get(&self.home(namespace, key)).filter(|&cell| cell < self.cell_count)?;
+        let guess_of = |(place, (home, namespace, key))| {
+            let cell = self.guesses.get(home).filter(|&cell| cell < self.cell_count)?;
             Some((place, namespace, key, cell))
         };
         let guesses: Few<(usize, Namespace, BlockKey, u64)> = asked.enumerate().filter_map(guess_of).collect();

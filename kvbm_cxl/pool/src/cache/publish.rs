@@ -81,18 +81,21 @@ pub enum Published {
 impl Inner {
     /// Reserves a cell for each wish; the answers come in the same order. Lines of a batch share their fences.
     pub(super) fn reserve(self: &Arc<Self>, wishes: &[Wish], form: Form) -> Result<Vec<Reserved>> {
+        let mut homes = Vec::with_capacity(wishes.len());
         for wish in wishes {
             self.check_wish(wish, form)?;
-            self.guesses.prefetch(&self.home(wish.namespace, wish.key));
+            let home = self.home(wish.namespace, wish.key);
+            self.guesses.prefetch(&home);
+            homes.push(home);
         }
         // A fence that this host has not noticed yet is seen at X, before any byte of payload.
         let op = self.work()?;
         let mut answers: Vec<Reserved> = wishes.iter().map(|_| Reserved::NoCell).collect();
-        let asked = wishes.iter().map(|wish| (wish.namespace, wish.key));
+        let asked = wishes.iter().zip(&homes).map(|(wish, home)| (home, wish.namespace, wish.key));
         self.look_where_they_were(asked, |index| answers[index] = Reserved::Exists)?;
         self.take_cells(wishes, form, &mut answers, &op)?;
         before_it_is_told();
-        for (index, refusal) in self.announce(&answers, &op)? {
+        for (index, refusal) in self.announce(&answers, &homes, &op)? {
             answers[index] = refusal;
         }
         before_payload();

@@ -14,31 +14,62 @@ use std::sync::Arc;
 /// A wish that is to have a cell: the class of the cell, and its place in the batch.
 type Wanted = (usize, usize);
 
+/// Cells in the hands of this operation. Those that nothing was made of when it ends are free again.
+struct Taken<'a> {
+    inner: &'a Inner,
+    cells: Few<u64>,
+}
+
+impl<'a> Taken<'a> {
+    fn none(inner: &'a Inner, capacity: usize) -> Self {
+        Taken { inner, cells: Few::with_capacity(capacity) }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.cells.is_empty() {
+            let mut own = held(&self.inner.cells);
+            self.cells.iter().for_each(|&cell| own.set_free(cell));
+        }
+    }
+}
+
 impl Inner {
     /// Takes a cell for each wish whose answer is [`Reserved::NoCell`]; that stays the answer where there is none.
     pub(super) fn take_cells(self: &Arc<Self>, wishes: &[Wish], form: Form, answers: &mut [Reserved], op: &Op<'_>) -> Result<()> {
         let wanted = self.wanted(wishes, form, answers)?;
         let since_ns = self.host.platform().now_ns();
-        let mut taken = Few::with_capacity(wanted.len());
+        let mut taken = Taken::none(self, wanted.len());
+        // For each cell the place of its wish.
+        let mut places = Few::with_capacity(wanted.len());
         for of_class in wanted.chunk_by(|one, other| one.0 == other.0) {
-            self.take_of_class(wishes, of_class, answers, &mut taken)
-                .map_err(|error| self.given_back(taken.iter().map(|&(cell, _)| cell), error))?;
+            self.take_of_class(wishes, of_class, answers, &mut taken.cells, &mut places)?;
         }
-        for (cell, index) in taken {
+        for (cell, index) in std::mem::take(&mut taken.cells).into_iter().zip(places) {
             answers[index] = Reserved::Cell(self.begin(&wishes[index], form, cell, op, since_ns)?);
         }
         Ok(())
     }
 
-    /// Adds cells of one class to `taken`, each with the place of its wish.
-    fn take_of_class(&self, wishes: &[Wish], wanted: &[Wanted], answers: &mut [Reserved], taken: &mut Few<(u64, usize)>) -> Result<()> {
+    /// Adds cells of one class to `cells`, and the places of their wishes to `places`.
+    fn take_of_class(
+        &self,
+        wishes: &[Wish],
+        wanted: &[Wanted],
+        answers: &mut [Reserved],
+        cells: &mut Few<u64>,
+        places: &mut Few<usize>,
+    ) -> Result<()> {
         let Some(&(class, _)) = wanted.first() else { return Ok(()) };
-        let unused = self.take_unused(class, wanted.len())?;
-        let (given, others) = wanted.split_at(unused.len().min(wanted.len()));
-        taken.extend(unused.into_iter().zip(given.iter().map(|&(_, index)| index)));
+        let had = cells.len();
+        self.take_unused(class, had + wanted.len(), cells)?;
+        let (given, others) = wanted.split_at((cells.len() - had).min(wanted.len()));
+        places.extend(given.iter().map(|&(_, index)| index));
         if !others.is_empty() {
-            let absent = self.absent(wishes, others, answers)?;
-            taken.extend(self.make_room(class, absent.len())?.into_iter().zip(absent.iter().map(|&(_, index)| index)));
+            let (absent, had) = (self.absent(wishes, others, answers)?, cells.len());
+            self.make_room(class, had + absent.len(), cells)?;
+            places.extend(absent.iter().take(cells.len() - had).map(|&(_, index)| index));
         }
         Ok(())
     }
@@ -48,13 +79,15 @@ impl Inner {
         if let Some(refusal) = self.over_quota(wish, self.geometry().cells[class].cell_bytes)? {
             return Ok(Err(refusal));
         }
-        if let Some(cell) = self.take_unused(class, 1)?.pop() {
-            return Ok(Ok(cell));
+        let mut taken = Taken::none(self, 1);
+        self.take_unused(class, 1, &mut taken.cells)?;
+        if taken.cells.is_empty() {
+            if self.look_up(wish.namespace, wish.key)?.is_some() {
+                return Ok(Err(Reserved::Exists));
+            }
+            self.make_room(class, 1, &mut taken.cells)?;
         }
-        if self.look_up(wish.namespace, wish.key)?.is_some() {
-            return Ok(Err(Reserved::Exists));
-        }
-        Ok(self.make_room(class, 1)?.pop().ok_or(Reserved::NoCell))
+        Ok(taken.cells.pop().ok_or(Reserved::NoCell))
     }
 
     /// The wishes without an answer that may have cells, those of one class together.
@@ -117,50 +150,36 @@ impl Inner {
         Ok((excess() > 0).then_some(Reserved::OverQuota))
     }
 
-    /// Up to `count` cells of a class for which nothing has to go: free ones, else those of a chunk more.
-    fn take_unused(&self, class: usize, count: usize) -> Result<Few<u64>> {
-        let mut cells = Few::with_capacity(count);
-        self.take_free(class, count, &mut cells)?;
+    /// Adds cells of a class for which nothing has to go until there are `count`: free ones, else those of a chunk more.
+    fn take_unused(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
+        self.take_free(class, count, cells)?;
         while cells.len() < count && self.may_claim(class) {
-            match self.claim_chunk(class) {
-                Ok(true) => {
-                    self.take_free(class, count, &mut cells)?;
-                }
-                Ok(false) => {
-                    self.has_exhausted(class, true);
-                    break;
-                }
-                Err(error) => return Err(self.given_back(cells.iter().copied(), error)),
+            if !self.claim_chunk(class)? {
+                self.has_exhausted(class, true);
+                break;
             }
+            self.take_free(class, count, cells)?;
         }
-        Ok(cells)
+        Ok(())
     }
 
-    /// Up to `count` cells of a class, by evicting blocks. Where that does not do, other hosts are asked for room.
-    fn make_room(&self, class: usize, count: usize) -> Result<Few<u64>> {
-        let mut cells = Few::with_capacity(count);
+    /// Adds cells of a class until there are `count`, by evicting blocks. Where that does not do, other hosts are asked for room.
+    fn make_room(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
         while cells.len() < count {
-            self.evict(class, count - cells.len()).map_err(|error| self.given_back(cells.iter().copied(), error))?;
+            self.evict(class, count - cells.len())?;
             // Once more only where what was evicted cannot be used, which is so once for each cell.
-            if !self.take_free(class, count, &mut cells)? {
+            if !self.take_free(class, count, cells)? {
                 break;
             }
         }
         if cells.len() < count {
-            self.ask_for_room(class).map_err(|error| self.given_back(cells.iter().copied(), error))?;
+            self.ask_for_room(class)?;
         }
-        Ok(cells)
+        Ok(())
     }
 
-    /// The error because of which cells that were taken are free again.
-    fn given_back(&self, cells: impl IntoIterator<Item = u64>, error: Error) -> Error {
-        let mut own = held(&self.cells);
-        cells.into_iter().for_each(|cell| own.set_free(cell));
-        error
-    }
-
-    /// Takes free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each
-    /// of its publishes fail. True when there were any. If it fails all are free again.
+    /// Adds free cells until there are `count`. Those in memory that was marked bad are set aside: a block would be lost there, and each of
+    /// its publishes fail. True when there were any.
     fn take_free(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<bool> {
         let mut were_bad = false;
         loop {
@@ -168,8 +187,7 @@ impl Inner {
             held(&self.cells).take_free(class, count.saturating_sub(had), cells);
             let (mut at, mut any_bad) = (had, false);
             while let Some(&cell) = cells.get(at) {
-                let is_bad = self.is_bad(cell).map_err(|error| self.given_back(cells.iter().copied(), error))?;
-                if is_bad {
+                if self.is_bad(cell)? {
                     held(&self.cells).set_bad(cells.swap_remove(at));
                     any_bad = true;
                 } else {
