@@ -147,6 +147,7 @@ class Run:
         self.folder, self.set_bytes = folder, options.set_mib * MIB
         self.random = numpy.random.default_rng(20260101)
         self.sides, self.lines, self.times = [], [], {}
+        os.environ["TEST_HUGE_PAGES"] = str(int(options.huge_pages))
         os.environ["CXL_MACHINE_ID"], os.environ["CXL_STATE_DIR"] = "perf-nixl", str(folder / "state")
 
     def side(self, *arguments, **named):
@@ -261,6 +262,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--set-mib", type=int, default=384, help="each working set; more than the last-level cache has")
     parser.add_argument("--budget-mib", type=int, default=32, help="how much a line moves in one turn")
+    parser.add_argument("--huge-pages", action="store_true", help="ordinary memory asks for huge pages, on both sides of every line")
     parser.add_argument("--quick", action="store_true", help="few cells and rounds, to see that it works")
     parser.add_argument("--write", type=Path, help="write nixl.csv and nixl.svg into this folder")
     options = parser.parse_args()

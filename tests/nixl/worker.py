@@ -16,6 +16,9 @@ from multiprocessing.connection import Connection
 import numpy
 from pattern import differences, expected, expected_of_list, pattern
 
+# Whether ordinary memory asks for huge pages, or has what the system gives on its own.
+HUGE_PAGES = os.environ.get("TEST_HUGE_PAGES") == "1"
+
 
 class Buffer:
     """Memory that is filled with the pattern of its seed. `view` is what this process sees of it."""
@@ -23,7 +26,9 @@ class Buffer:
     def __init__(self, where, len_bytes, seed, pool, pool_file, offset):
         self.where, self.len_bytes, self.seed, self.pool = where, len_bytes, seed, pool
         if where == "heap":
-            self.memory = mmap.mmap(-1, len_bytes)
+            self.memory = mmap.mmap(-1, len_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if HUGE_PAGES:
+                self.memory.madvise(mmap.MADV_HUGEPAGE)
             self.view = numpy.frombuffer(self.memory, numpy.uint8)
             self.address = self.view.ctypes.data
         elif where == "pool":  # A block of the C interface, at its address in this process.

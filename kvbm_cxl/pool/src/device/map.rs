@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Mapping devices into one linear range of this process.
 
-use super::{Access, Device, DeviceInfo, DeviceKind};
+use super::{Access, Device, DeviceInfo, DeviceKind, is_tmpfs};
 use crate::coherence::{Mapping, Segment};
 use crate::error::{Error, Result};
 use crate::limits::DEVICE_HEADER_BYTES;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A reserved range of addresses with the devices mapped into it.
-struct Range {
+pub(super) struct Range {
     start: NonNull<u8>,
     len_bytes: usize,
 }
@@ -33,7 +33,7 @@ impl Drop for Range {
 
 impl Range {
     /// Reserves addresses that nothing else will take, starting at a multiple of `align_bytes` (a power of two).
-    fn reserve(len_bytes: u64, align_bytes: u64) -> Result<Range> {
+    pub(super) fn reserve(len_bytes: u64, align_bytes: u64) -> Result<Range> {
         let too_large = || Error::Invalid(format!("a mapping of {len_bytes} bytes does not fit into the address space"));
         let len = usize::try_from(len_bytes).map_err(|_| too_large())?;
         let align = usize::try_from(align_bytes).map_err(|_| too_large())?;
@@ -70,26 +70,31 @@ impl Range {
             )));
         }
         let protection = if device.access() == Access::Write { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: offset + len_bytes <= self.len_bytes, so the address lies within the range that this value owns.
-        let address = unsafe { self.start.as_ptr().add(offset as usize) };
-        // SAFETY: MAP_FIXED replaces only pages of the reservation, which nobody else uses yet.
-        let mapped = unsafe {
-            libc::mmap(
-                address.cast(),
-                len_bytes as usize,
-                protection,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                device.file.as_raw_fd(),
-                device_offset as libc::off_t,
-            )
-        };
-        if mapped == libc::MAP_FAILED {
-            return Err(why_not(device, &std::io::Error::last_os_error()));
-        }
+        let address =
+            self.place_file(offset, len_bytes, &device.file, device_offset, protection).map_err(|error| why_not(device, &error))?;
         // A pool in a core dump would be as large as the pool and hold other tenants' data. Advice: a kernel without it changes nothing.
         // SAFETY: exactly the pages mapped just now.
-        unsafe { libc::madvise(address.cast(), len_bytes as usize, libc::MADV_DONTDUMP) };
+        unsafe { libc::madvise(address, len_bytes as usize, libc::MADV_DONTDUMP) };
         Ok(())
+    }
+
+    /// Maps `len_bytes` of a file from `file_offset` at `offset` of this range; returns their address.
+    pub(super) fn place_file(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+        file: &File,
+        file_offset: u64,
+        protection: libc::c_int,
+    ) -> std::io::Result<*mut libc::c_void> {
+        assert!(offset.checked_add(len_bytes).is_some_and(|end| end <= self.len_bytes as u64), "outside of the reservation");
+        // SAFETY: offset + len_bytes <= self.len_bytes, so the address lies within the range that this value owns.
+        let address = unsafe { self.start.as_ptr().add(offset as usize) };
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: MAP_FIXED replaces only pages of the reservation, which nobody else uses yet.
+        let mapped =
+            unsafe { libc::mmap(address.cast(), len_bytes as usize, protection, flags, file.as_raw_fd(), file_offset as libc::off_t) };
+        if mapped == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(mapped) }
     }
 }
 
@@ -200,12 +205,7 @@ pub fn is_in_memory(info: &DeviceInfo) -> bool {
     }
     let Ok(file) = File::open(&info.name) else { return false };
     let reserved = file.metadata().map_or(0, |found| found.blocks().saturating_mul(512));
-    let mut facts = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open, there is room for what the kernel writes, and that is looked at where the call succeeded.
-    let is_tmpfs = unsafe {
-        libc::fstatfs(file.as_raw_fd(), facts.as_mut_ptr()) == 0 && facts.assume_init().f_type as u64 == libc::TMPFS_MAGIC as u64
-    };
-    is_tmpfs && reserved >= info.len_bytes
+    is_tmpfs(&file) && reserved >= info.len_bytes
 }
 
 fn check_alignment(devices: &[Device], stripes: &Stripes) -> Result<()> {

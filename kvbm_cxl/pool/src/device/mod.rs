@@ -9,6 +9,7 @@
 //!
 //! Touching a mapping behind the end of its device is a SIGBUS, so every size is checked before anything is mapped.
 
+mod huge;
 mod map;
 mod numa;
 mod spec;
@@ -23,6 +24,9 @@ use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+
+/// How long a new file may wait for huge pages; well below what others wait for its creation.
+const HUGE_PAGES_TIMEOUT_MS: u64 = 20_000;
 
 /// What a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +228,7 @@ pub(crate) fn flock(file: &File, operation: libc::c_int) -> std::io::Result<()> 
     }
 }
 
-/// Gives an empty file its memory.
+/// Gives an empty file its memory, on tmpfs in huge pages as far as there are any.
 fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
     let page = huge_page_bytes(file, path)?.unwrap_or_else(page_bytes);
     if len_bytes == 0 || !len_bytes.is_multiple_of(page) {
@@ -234,6 +238,7 @@ fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
         });
     }
     let len = libc::off_t::try_from(len_bytes).map_err(|_| Error::Invalid(format!("a file of {len_bytes} bytes is too large")))?;
+    huge::reserve(file, len_bytes, HUGE_PAGES_TIMEOUT_MS);
     // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
         return Ok(());
@@ -248,15 +253,25 @@ fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
     Err(Error::NotAPool { device: path.display().to_string(), reason: format!("{len_bytes} bytes cannot be reserved ({error}){advice}") })
 }
 
-/// The page of hugetlbfs, when the file lies on one.
-fn huge_page_bytes(file: &File, path: &Path) -> Result<Option<u64>> {
+/// What the system says of the file system that the file lies on.
+fn file_system(file: &File) -> std::io::Result<libc::statfs> {
     let mut facts = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open and `facts` has room for what the kernel writes.
     if unsafe { libc::fstatfs(file.as_raw_fd(), facts.as_mut_ptr()) } != 0 {
-        return Err(os(path, "looking at the file system of", std::io::Error::last_os_error()));
+        return Err(std::io::Error::last_os_error());
     }
     // SAFETY: the call succeeded, so the kernel has written all of it.
-    let facts = unsafe { facts.assume_init() };
+    Ok(unsafe { facts.assume_init() })
+}
+
+/// Whether the file lies in memory, on a tmpfs such as /dev/shm.
+fn is_tmpfs(file: &File) -> bool {
+    file_system(file).is_ok_and(|facts| facts.f_type as u64 == libc::TMPFS_MAGIC as u64)
+}
+
+/// The page of hugetlbfs, when the file lies on one.
+fn huge_page_bytes(file: &File, path: &Path) -> Result<Option<u64>> {
+    let facts = file_system(file).map_err(|source| os(path, "looking at the file system of", source))?;
     Ok((facts.f_type as u64 == libc::HUGETLBFS_MAGIC as u64).then_some(facts.f_bsize as u64))
 }
 

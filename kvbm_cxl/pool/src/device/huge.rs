@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Huge pages under a pool that is a file in memory, as a device has them: devdax is mapped in units of 2 MiB or more.
+//!
+//! With pages of 4 KiB a processor looks one up for every 64 lines of a block, in a virtual machine through two sets of tables. The system
+//! gives a file on tmpfs huge pages of its own accord only where an administrator has said so (`shmem_enabled`). Asked for them with
+//! `MADV_COLLAPSE` (Linux 6.1, madvise(2)) it gives them unless they are denied, and who maps the file at a multiple of the huge page has
+//! them as well.
+
+use super::map::Range;
+use super::{file_system, is_tmpfs};
+use crate::limits::DEVICE_HEADER_BYTES;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// The huge page. Pools are mapped at multiples of the header's length, so it is the largest that every mapping can use.
+const PAGE_BYTES: u64 = DEVICE_HEADER_BYTES;
+/// The deadline is looked at after so many bytes.
+const STEP_BYTES: u64 = 32 * PAGE_BYTES;
+
+/// Gives an empty file on tmpfs its length, and its memory in huge pages until the system refuses or `timeout_ms` have passed (memory that
+/// is in pieces is put together first, and that takes long). Returns how many bytes from its start have them; the rest is still holes,
+/// with a small page here and there.
+pub fn reserve(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
+    if len_bytes < PAGE_BYTES || !is_tmpfs(file) || !has_room(file, len_bytes) || page_of_the_system() != Some(PAGE_BYTES) {
+        return 0;
+    }
+    if file.set_len(len_bytes).is_err() {
+        return 0;
+    }
+    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+    let mut done = 0;
+    while Instant::now() < deadline {
+        let step = STEP_BYTES.min((len_bytes - done) / PAGE_BYTES * PAGE_BYTES);
+        if step == 0 || !start_pages(file, done, step) || !collapse(file, done, step) {
+            break;
+        }
+        done += step;
+    }
+    done
+}
+
+/// Whether so much is free there; a tmpfs without a limit says that it has no blocks at all.
+fn has_room(file: &File, len_bytes: u64) -> bool {
+    file_system(file).is_ok_and(|facts| facts.f_blocks == 0 || len_bytes <= facts.f_bavail.saturating_mul(facts.f_bsize as u64))
+}
+
+/// The huge page of this processor and kernel, in bytes; None where there is none.
+fn page_of_the_system() -> Option<u64> {
+    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?.trim().parse().ok()
+}
+
+/// Gives each huge page of a range its first small one: the system makes none of what is all hole, and fills up the others.
+fn start_pages(file: &File, offset: u64, len_bytes: u64) -> bool {
+    (offset..offset + len_bytes).step_by(PAGE_BYTES as usize).all(|at| {
+        // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
+        unsafe { libc::fallocate(file.as_raw_fd(), 0, at as libc::off_t, 1) == 0 }
+    })
+}
+
+/// Makes a range of the file huge pages; false where the system did not for all of it.
+fn collapse(file: &File, offset: u64, len_bytes: u64) -> bool {
+    let Ok(range) = Range::reserve(len_bytes, PAGE_BYTES) else { return false };
+    let Ok(address) = range.place_file(0, len_bytes, file, offset, libc::PROT_READ | libc::PROT_WRITE) else { return false };
+    // SAFETY: exactly the pages mapped just now; what they hold stays as it is.
+    unsafe { libc::madvise(address, len_bytes as usize, libc::MADV_COLLAPSE) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Device, Sysfs};
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    const TIMEOUT_MS: u64 = 60_000;
+
+    /// Why a file on tmpfs cannot have huge pages here; None where it has to get them.
+    fn impossible() -> Option<String> {
+        let version = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let numbers: Vec<u32> = version.split(['.', '-']).map_while(|part| part.trim().parse().ok()).take(2).collect();
+        let denied = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default().contains("[deny]");
+        match (page_of_the_system(), numbers.as_slice()) {
+            (Some(PAGE_BYTES), &[major, minor]) if (major, minor) >= (6, 1) && !denied => None,
+            (page, _) => Some(format!("kernel {}, huge pages of {page:?} bytes, denied: {denied}", version.trim())),
+        }
+    }
+
+    /// How much of a file this process has in huge pages when it has read a byte of each, in bytes.
+    fn huge_bytes(file: &File, len_bytes: u64) -> u64 {
+        let range = Range::reserve(len_bytes, PAGE_BYTES).unwrap();
+        let start = range.place_file(0, len_bytes, file, 0, libc::PROT_READ).unwrap();
+        for offset in (0..len_bytes).step_by(PAGE_BYTES as usize) {
+            // SAFETY: a byte of the mapping, which the file covers.
+            assert_eq!(unsafe { start.cast::<u8>().add(offset as usize).read_volatile() }, 0);
+        }
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let ours = maps.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
+        let pages = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("an entry of the mapping");
+        pages.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn a_new_file_in_memory_has_huge_pages_but_for_its_end() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let len_bytes = 5 * PAGE_BYTES + 12 * 1024;
+        let path = folder.path().join("pool");
+        Device::open_or_create(&path, len_bytes, &Sysfs::default()).unwrap();
+        let mut file = File::open(&path).unwrap();
+        let facts = file.metadata().unwrap();
+        assert_eq!((facts.len(), facts.blocks() * 512), (len_bytes, len_bytes), "all of it is reserved");
+        let mut content = Vec::new();
+        file.read_to_end(&mut content).unwrap();
+        assert!(content.iter().all(|&byte| byte == 0));
+        match impossible() {
+            Some(reason) => println!("skipped: {reason}"),
+            None => assert_eq!(huge_bytes(&file, len_bytes), 5 * PAGE_BYTES),
+        }
+    }
+
+    #[test]
+    fn a_file_that_gets_none_is_left_as_it_was() {
+        let built_in = std::env::current_exe().unwrap();
+        let [memory, disk] = [Path::new("/dev/shm"), built_in.parent().unwrap()].map(|folder| tempfile::tempfile_in(folder).unwrap());
+        let facts = |file: &File| file.metadata().map(|found| (found.len(), found.blocks())).unwrap();
+        // Not on tmpfs; smaller than a huge page; larger than any memory.
+        for (file, len_bytes) in [(&disk, 4 * PAGE_BYTES), (&memory, PAGE_BYTES - 4096), (&memory, 1 << 60)] {
+            if is_tmpfs(file) == std::ptr::eq(file, &memory) {
+                assert_eq!((reserve(file, len_bytes, TIMEOUT_MS), facts(file)), (0, (0, 0)));
+            } else {
+                println!("skipped: {} is in memory", built_in.display());
+            }
+        }
+        assert_eq!((reserve(&memory, 4 * PAGE_BYTES, 0), facts(&memory).1), (0, 0), "the time was over before it began");
+    }
+}
