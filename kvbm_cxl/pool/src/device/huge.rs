@@ -6,11 +6,10 @@
 //! `MADV_COLLAPSE` (Linux 6.1, madvise(2)) it gives them unless they are denied, and who maps the file at a multiple of the huge page has
 //! them as well.
 
+use super::is_tmpfs;
 use super::map::Range;
-use super::{file_system, is_tmpfs};
 use crate::limits::DEVICE_HEADER_BYTES;
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// The huge page. Pools are mapped at multiples of the header's length, so it is the largest that every mapping can use.
@@ -18,21 +17,18 @@ const PAGE_BYTES: u64 = DEVICE_HEADER_BYTES;
 /// The deadline is looked at after so many bytes.
 const STEP_BYTES: u64 = 32 * PAGE_BYTES;
 
-/// Gives an empty file on tmpfs its length, and its memory in huge pages until the system refuses or `timeout_ms` have passed (memory that
-/// is in pieces is put together first, and that takes long). Returns how many bytes from its start have them; the rest is still holes,
-/// with a small page here and there.
-pub fn reserve(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
-    if len_bytes < PAGE_BYTES || !is_tmpfs(file) || !has_room(file, len_bytes) || page_of_the_system() != Some(PAGE_BYTES) {
-        return 0;
-    }
-    if file.set_len(len_bytes).is_err() {
+/// Puts the memory of a file on tmpfs, all of which it has, into huge pages until the system refuses or `timeout_ms` have passed (other
+/// memory that is in pieces may have to be put together first, and that takes long). Returns how many bytes from its start lie in them;
+/// the rest stays as it was. Its content is the same throughout.
+pub fn collapse(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
+    if len_bytes < PAGE_BYTES || !is_tmpfs(file) || page_of_the_system() != Some(PAGE_BYTES) {
         return 0;
     }
     let deadline = Instant::now() + Duration::from_millis(timeout_ms);
     let mut done = 0;
     while Instant::now() < deadline {
         let step = STEP_BYTES.min((len_bytes - done) / PAGE_BYTES * PAGE_BYTES);
-        if step == 0 || !start_pages(file, done, step) || !collapse(file, done, step) {
+        if step == 0 || !collapse_range(file, done, step) {
             break;
         }
         done += step;
@@ -40,26 +36,13 @@ pub fn reserve(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
     done
 }
 
-/// Whether so much is free there; a tmpfs without a limit says that it has no blocks at all.
-fn has_room(file: &File, len_bytes: u64) -> bool {
-    file_system(file).is_ok_and(|facts| facts.f_blocks == 0 || len_bytes <= facts.f_bavail.saturating_mul(facts.f_bsize as u64))
-}
-
 /// The huge page of this processor and kernel, in bytes; None where there is none.
 fn page_of_the_system() -> Option<u64> {
     std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?.trim().parse().ok()
 }
 
-/// Gives each huge page of a range its first small one: the system makes none of what is all hole, and fills up the others.
-fn start_pages(file: &File, offset: u64, len_bytes: u64) -> bool {
-    (offset..offset + len_bytes).step_by(PAGE_BYTES as usize).all(|at| {
-        // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
-        unsafe { libc::fallocate(file.as_raw_fd(), 0, at as libc::off_t, 1) == 0 }
-    })
-}
-
-/// Makes a range of the file huge pages; false where the system did not for all of it.
-fn collapse(file: &File, offset: u64, len_bytes: u64) -> bool {
+/// The same for a range of the file; false where the system did not do it for all of it.
+fn collapse_range(file: &File, offset: u64, len_bytes: u64) -> bool {
     let Ok(range) = Range::reserve(len_bytes, PAGE_BYTES) else { return false };
     let Ok(address) = range.place_file(0, len_bytes, file, offset, libc::PROT_READ | libc::PROT_WRITE) else { return false };
     // SAFETY: exactly the pages mapped just now; what they hold stays as it is.
@@ -123,15 +106,17 @@ mod tests {
     fn a_file_that_gets_none_is_left_as_it_was() {
         let built_in = std::env::current_exe().unwrap();
         let [memory, disk] = [Path::new("/dev/shm"), built_in.parent().unwrap()].map(|folder| tempfile::tempfile_in(folder).unwrap());
-        let facts = |file: &File| file.metadata().map(|found| (found.len(), found.blocks())).unwrap();
-        // Not on tmpfs; smaller than a huge page; larger than any memory.
-        for (file, len_bytes) in [(&disk, 4 * PAGE_BYTES), (&memory, PAGE_BYTES - 4096), (&memory, 1 << 60)] {
-            if is_tmpfs(file) == std::ptr::eq(file, &memory) {
-                assert_eq!((reserve(file, len_bytes, TIMEOUT_MS), facts(file)), (0, (0, 0)));
-            } else {
-                println!("skipped: {} is in memory", built_in.display());
-            }
+        for file in [&memory, &disk] {
+            file.set_len(4 * PAGE_BYTES).unwrap();
         }
-        assert_eq!((reserve(&memory, 4 * PAGE_BYTES, 0), facts(&memory).1), (0, 0), "the time was over before it began");
+        match is_tmpfs(&disk) {
+            true => println!("skipped: {} is in memory", built_in.display()),
+            false => assert_eq!(collapse(&disk, 4 * PAGE_BYTES, TIMEOUT_MS), 0),
+        }
+        // Smaller than a huge page; out of time; all holes, which nobody has asked to fill.
+        for (len_bytes, timeout_ms) in [(PAGE_BYTES - 4096, TIMEOUT_MS), (4 * PAGE_BYTES, 0), (4 * PAGE_BYTES, TIMEOUT_MS)] {
+            assert_eq!(collapse(&memory, len_bytes, timeout_ms), 0);
+            assert_eq!((memory.metadata().unwrap().len(), memory.metadata().unwrap().blocks()), (4 * PAGE_BYTES, 0));
+        }
     }
 }

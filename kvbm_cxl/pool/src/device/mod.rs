@@ -7,6 +7,8 @@
 //! | [`DeviceKind::Hugetlb`] | a file on hugetlbfs | fstat | the file system's page |
 //! | [`DeviceKind::File`] | any other file: fsdax, famfs, tmpfs, disk | fstat | the CPU's page |
 //!
+//! A file that is made here on tmpfs has huge pages where the system gives them, so that it is reached as fast as devdax, which always has.
+//!
 //! Touching a mapping behind the end of its device is a SIGBUS, so every size is checked before anything is mapped.
 
 mod huge;
@@ -238,9 +240,10 @@ fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
         });
     }
     let len = libc::off_t::try_from(len_bytes).map_err(|_| Error::Invalid(format!("a file of {len_bytes} bytes is too large")))?;
-    huge::reserve(file, len_bytes, HUGE_PAGES_TIMEOUT_MS);
     // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
+        // Only now: a file that has its length has its memory, also where this process ends here.
+        huge::collapse(file, len_bytes, HUGE_PAGES_TIMEOUT_MS);
         return Ok(());
     }
     let error = std::io::Error::last_os_error();
