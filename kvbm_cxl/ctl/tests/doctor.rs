@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cxlctl doctor` as a process: what it says, that its tests can fail, and that it leaves pools alone.
 
+use cxl_pool::device::{Access, Device, Sysfs};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -165,4 +166,23 @@ fn what_cannot_be_used_is_named_with_advice() {
     assert!(looked.status.success() && report(&looked)["devices"][0]["scratch"].is_null());
     assert_eq!(doctor(&["--scratch-offset", "1G"], None).status.code(), Some(2));
     assert_eq!(doctor(&["--peer-role", "a"], None).status.code(), Some(2));
+}
+
+#[test]
+fn small_pages_under_a_file_in_memory_are_named() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (given, made) = (directory.path().join("given"), directory.path().join("made"));
+    std::fs::write(&given, vec![0; 16 << 20]).unwrap();
+    let looked = |path: &Path| findings(&report(&doctor(&["--look", "--pool", path.to_str().unwrap()], None)));
+    let unasked = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    match ["[never]", "[deny]", "[advise]"].iter().any(|state| unasked.contains(state)) {
+        true => assert!(looked(&given).contains("0 B of 16 MiB lie in huge pages"), "{}", looked(&given)),
+        false => println!("skipped: the system gives such files huge pages unasked"),
+    }
+    let spec = format!("{},size=16M", made.display());
+    let formatted = Command::new(env!("CARGO_BIN_EXE_cxlctl")).args(["--pool", &spec, "format"]).env_remove("CXL_POOL").output().unwrap();
+    assert!(formatted.status.success(), "{}", String::from_utf8_lossy(&formatted.stderr));
+    // Where the system gives none, it has to be named here as well.
+    let has_them = cxl_pool::device::bytes_in_huge_pages(&Device::open(&made, Access::Read, &Sysfs::default()).unwrap());
+    assert_eq!(looked(&made).contains("huge pages"), has_them == Some(0), "{has_them:?}: {}", looked(&made));
 }

@@ -13,7 +13,7 @@ use crate::peer::Peer;
 use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
 use crate::text::bytes;
 use cxl_pool::coherence::{CoherenceOptions, Instructions};
-use cxl_pool::device::{Access, Device, DeviceInfo, DeviceKind, PoolSpec, Sysfs, mapping_limit, parse_size};
+use cxl_pool::device::{Access, Device, DeviceInfo, DeviceKind, PoolSpec, Sysfs, bytes_in_huge_pages, mapping_limit, parse_size};
 use cxl_pool::limits::DEFAULT_STRIPE_BYTES;
 use cxl_pool::media::Stripes;
 use cxl_pool::{Error, Result};
@@ -196,6 +196,17 @@ impl Doctor<'_> {
         }
         if info.kind == DeviceKind::Hugetlb && self.report.system.huge_pages.is_some_and(|(_, total, _)| total == 0) {
             self.report.find(Level::Error, "a device is on hugetlbfs, but there are no huge pages: raise vm.nr_hugepages");
+        }
+        if let Some(huge) = bytes_in_huge_pages(&device).filter(|&huge| huge < info.len_bytes / 2) {
+            let (huge, all) = (bytes(huge), bytes(info.len_bytes));
+            self.report.find(
+                Level::Note,
+                format!(
+                    "{}: {huge} of {all} lie in huge pages, so that small blocks take longer than they need: a file that format makes has \
+                     such pages where the system gives them (Linux 6.1, shmem_enabled not deny)",
+                    info.name
+                ),
+            );
         }
         if !self.args.look {
             match Scratch::beside(path, self.args.scratch_offset, self.args.scratch_bytes, self.args.force, sysfs) {

@@ -6,10 +6,11 @@
 //! `MADV_COLLAPSE` (Linux 6.1, madvise(2)) it gives them unless they are denied, and who maps the file at a multiple of the huge page has
 //! them as well.
 
-use super::is_tmpfs;
-use super::map::Range;
+use super::map::{Range, is_in_memory, map_ahead};
+use super::{Device, DeviceKind, is_tmpfs};
 use crate::limits::DEVICE_HEADER_BYTES;
 use std::fs::File;
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// The huge page. Pools are mapped at multiples of the header's length, so it is the largest that every mapping can use.
@@ -36,6 +37,23 @@ pub fn collapse(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
     done
 }
 
+/// How much of a device that is a file in memory lies in huge pages, in bytes. None of another kind of device, of a file with holes, and
+/// where the system does not tell. The file is mapped for that, which takes no more memory than it has.
+pub fn bytes_in_huge_pages(device: &Device) -> Option<u64> {
+    const TIMEOUT_MS: u64 = 10_000;
+    let info = device.info();
+    if info.kind != DeviceKind::File || !is_in_memory(info) {
+        return None;
+    }
+    let range = Range::reserve(info.len_bytes, PAGE_BYTES).ok()?;
+    let start = range.place_file(0, info.len_bytes, &device.file, 0, libc::PROT_READ).ok()?;
+    map_ahead(NonNull::new(start.cast())?, info.len_bytes, TIMEOUT_MS);
+    let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let ours = maps.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
+    let pages = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
+    Some(pages.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
 /// The huge page of this processor and kernel, in bytes; None where there is none.
 fn page_of_the_system() -> Option<u64> {
     std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?.trim().parse().ok()
@@ -51,7 +69,7 @@ fn collapse_range(file: &File, offset: u64, len_bytes: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Device, Sysfs};
+    use super::super::{Access, Sysfs};
     use super::*;
     use std::io::Read;
     use std::os::unix::fs::MetadataExt;
@@ -70,26 +88,12 @@ mod tests {
         }
     }
 
-    /// How much of a file this process has in huge pages when it has read a byte of each, in bytes.
-    fn huge_bytes(file: &File, len_bytes: u64) -> u64 {
-        let range = Range::reserve(len_bytes, PAGE_BYTES).unwrap();
-        let start = range.place_file(0, len_bytes, file, 0, libc::PROT_READ).unwrap();
-        for offset in (0..len_bytes).step_by(PAGE_BYTES as usize) {
-            // SAFETY: a byte of the mapping, which the file covers.
-            assert_eq!(unsafe { start.cast::<u8>().add(offset as usize).read_volatile() }, 0);
-        }
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let ours = maps.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
-        let pages = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:")).expect("an entry of the mapping");
-        pages.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-    }
-
     #[test]
     fn a_new_file_in_memory_has_huge_pages_but_for_its_end() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let len_bytes = 5 * PAGE_BYTES + 12 * 1024;
         let path = folder.path().join("pool");
-        Device::open_or_create(&path, len_bytes, &Sysfs::default()).unwrap();
+        let device = Device::open_or_create(&path, len_bytes, &Sysfs::default()).unwrap();
         let mut file = File::open(&path).unwrap();
         let facts = file.metadata().unwrap();
         assert_eq!((facts.len(), facts.blocks() * 512), (len_bytes, len_bytes), "all of it is reserved");
@@ -98,8 +102,23 @@ mod tests {
         assert!(content.iter().all(|&byte| byte == 0));
         match impossible() {
             Some(reason) => println!("skipped: {reason}"),
-            None => assert_eq!(huge_bytes(&file, len_bytes), 5 * PAGE_BYTES),
+            None => assert_eq!(bytes_in_huge_pages(&device), Some(5 * PAGE_BYTES)),
         }
+    }
+
+    #[test]
+    fn pages_of_a_file_made_otherwise_are_told() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let [small, holes] = ["small", "holes"].map(|name| folder.path().join(name));
+        std::fs::write(&small, vec![1; 2 * PAGE_BYTES as usize]).unwrap();
+        File::create(&holes).unwrap().set_len(2 * PAGE_BYTES).unwrap();
+        let told = |path: &Path| bytes_in_huge_pages(&Device::open(path, Access::Read, &Sysfs::default()).unwrap());
+        let unasked = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+        match ["[never]", "[deny]", "[advise]"].iter().any(|state| unasked.contains(state)) {
+            true => assert_eq!(told(&small), Some(0)),
+            false => println!("skipped: the system gives such files huge pages unasked"),
+        }
+        assert_eq!((told(&holes), holes.metadata().unwrap().blocks()), (None, 0));
     }
 
     #[test]

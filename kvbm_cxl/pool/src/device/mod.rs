@@ -16,6 +16,7 @@ mod map;
 mod numa;
 mod spec;
 
+pub use huge::bytes_in_huge_pages;
 pub use map::{is_in_memory, map, map_ahead, map_header, map_part, mapping_limit};
 pub use numa::{Sysfs, bind_current_thread_to_node};
 pub use spec::{PoolSpec, parse_size};
