@@ -219,11 +219,24 @@ impl Objects {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Fenced`] (outcome unknown), [`Error::Timeout`] after `timeout_ms`.
     pub fn destroy(&self, name: &[u8], timeout_ms: u64) -> Result<()> {
+        self.unbind(name, None, timeout_ms)
+    }
+
+    /// Unbinds a name if it is bound to this offset: not where somebody has bound it anew meanwhile, which is [`Error::NotFound`] as well.
+    /// Errors as [`Objects::destroy`].
+    pub fn destroy_at(&self, name: &[u8], offset: u64, timeout_ms: u64) -> Result<()> {
+        self.unbind(name, Some(offset), timeout_ms)
+    }
+
+    fn unbind(&self, name: &[u8], offset: Option<u64>, timeout_ms: u64) -> Result<()> {
         check_name(name)?;
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
-        let Some(bound) = self.find(&locked, name)?.bound else {
-            locked.confirm()?;
-            return Err(Error::NotFound(quoted(name)));
+        let bound = match self.find(&locked, name)?.bound {
+            Some(bound) if offset.is_none() || offset == Some(open(&bound, self.layout())?.offset) => bound,
+            _ => {
+                locked.confirm()?;
+                return Err(Error::NotFound(quoted(name)));
+            }
         };
         let records = Structure::Objects.records(self.layout().geometry());
         let cells = records.end - records.start;

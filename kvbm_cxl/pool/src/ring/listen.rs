@@ -16,7 +16,7 @@ use crate::line::{Line, Seal};
 use crate::objects::Object;
 
 /// First of the numbers that make the seal of a listener's answers; its first line is sealed with this alone.
-const SEAL: u64 = 0x6c69;
+pub(super) const SEAL: u64 = 0x6c69;
 /// Period in which a listener looks at the doors of one more host whose bell did not ring, in nanoseconds: a process may have died between
 /// its door and the bell. One host at a time, since all doors of a pool together are thousands of lines.
 const SCAN_NS: u64 = 5_000_000;
@@ -60,7 +60,8 @@ pub struct Listener {
 }
 
 impl Rings {
-    /// Listens under a name of the pool's objects. A name whose listener is gone is taken over.
+    /// Listens under a name of the pool's objects. A name whose listener is gone is taken over; where there is no room for the name, those
+    /// of other listeners that are gone are unbound first.
     ///
     /// # Errors
     /// [`Error::Exists`] when a living listener has the name; those of [`crate::objects::Objects::put`] and
@@ -87,7 +88,15 @@ impl Rings {
     fn bind(&self, name: &[u8], block: Block) -> Result<()> {
         let shared = &self.shared;
         let timeout_ms = shared.config.names_timeout_ms;
-        match shared.objects.put(name, block.offset, LINE_BYTES as u64, timeout_ms) {
+        let put = || shared.objects.put(name, block.offset, LINE_BYTES as u64, timeout_ms);
+        let bound = match put() {
+            Err(full @ Error::Full { .. }) => match self.forget_gone() {
+                Ok(0) | Err(_) => Err(full),
+                Ok(_) => put(),
+            },
+            other => other,
+        };
+        match bound {
             Err(Error::Exists(_)) => {}
             other => return other,
         }
@@ -109,6 +118,35 @@ impl Rings {
             Some(true) => shared.objects.replace(name, block.offset, LINE_BYTES as u64, timeout_ms),
             _ => Err(Error::Exists(quoted(name))),
         }
+    }
+
+    /// Unbinds the names of listeners that are gone, and returns how many those were: a process that is killed leaves its name, and a name
+    /// has few cells of the table to go to.
+    fn forget_gone(&self) -> Result<usize> {
+        let (objects, timeout_ms) = (&self.shared.objects, self.shared.config.names_timeout_ms);
+        let mut gone = 0;
+        for object in objects.list(timeout_ms)? {
+            if self.is_left(&object)? && objects.destroy_at(&object.name, object.offset, timeout_ms).is_ok() {
+                gone += 1;
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Whether an object is the name of a listener that is gone for certain. One whose memory tells of no listener may be anybody's.
+    fn is_left(&self, object: &Object) -> Result<bool> {
+        let lines = self.lines();
+        if check_place(lines.layout(), object.offset, 1 + self.shared.doors.count()).is_err() {
+            return Ok(false);
+        }
+        let seal = lines.seal_of(&[SEAL]);
+        let Ok(listening) = lines.fetch_in::<Listening>(seal, object.offset, object.offset)? else { return Ok(false) };
+        if listening.name.get(..listening.name_len as usize) != Some(&object.name[..]) {
+            // Its memory went to a listener that came later.
+            return Ok(true);
+        }
+        let looked = self.find(&object.name).and_then(|found| Watch::default().look(self, &found.peer, None));
+        Ok(matches!(looked, Err(Error::PeerGone { .. })))
     }
 
     /// The listener of a name.

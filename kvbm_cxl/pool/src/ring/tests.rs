@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lines that are sealed as they should be and say what cannot be: an end that lies harms its own connection only.
 
-use super::lines::{Progress, Slot};
+use super::lines::{Listening, Progress, Slot};
 use super::link::{Own, Side};
 use super::rpc::{Client, Server};
 use super::*;
@@ -13,6 +13,8 @@ use crate::platform::MachineId;
 use crate::pool::{FormatOptions, Pool};
 
 const PATIENCE_MS: u64 = 30_000;
+/// Cells of the table of names.
+const OBJECTS: u32 = 32;
 
 struct Lab {
     rings: [Rings; 2],
@@ -27,7 +29,7 @@ impl Lab {
         let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(24 << 20)).unwrap();
         let machine = |number: u8| MachineId([number + 1; 16]);
         let options =
-            FormatOptions { machine: Some(machine(0)), slots: 4, locks: 32, objects: 32, chunk_bytes: 64 << 10, ..Default::default() };
+            FormatOptions { machine: Some(machine(0)), slots: 4, locks: 32, objects: OBJECTS, chunk_bytes: 64 << 10, ..Default::default() };
         let pool = Pool::format(&spec, &options).unwrap();
         let hosts = [0, 1].map(|number| {
             let uuid = pool.superblock().uuid();
@@ -177,4 +179,66 @@ fn a_message_that_is_no_call_ends_the_calls() {
         let found = server.serve(1, 0, |_, _| 0);
         assert!(matches!(found, Err(Error::Protocol { .. })), "{found:?}");
     }
+}
+
+/// Binds names that start with `prefix` to what `at` gives for each, until every cell of the table has one.
+fn fill_names(lab: &Lab, prefix: &str, mut at: impl FnMut(&[u8]) -> u64) {
+    let objects = &lab.rings[0].shared.objects;
+    let names = (0..).map(|number| format!("{prefix}{number}").into_bytes());
+    for name in names.take(10_000) {
+        match objects.put(&name, at(&name), 64, PATIENCE_MS) {
+            Ok(()) | Err(Error::Full { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        if objects.list(PATIENCE_MS).unwrap().len() == OBJECTS as usize {
+            return;
+        }
+    }
+    panic!("the table did not become full");
+}
+
+fn names(lab: &Lab) -> Vec<String> {
+    let listed = lab.rings[0].shared.objects.list(PATIENCE_MS).unwrap();
+    let mut names: Vec<_> = listed.into_iter().map(|object| String::from_utf8(object.name).unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn names_of_listeners_that_are_gone_make_room_for_another() {
+    let lab = Lab::new();
+    let rings = &lab.rings[0];
+    let shared = &rings.shared;
+    let mut living = rings.listen(b"living").unwrap();
+    let living_at = shared.objects.get(b"living", PATIENCE_MS).unwrap().offset;
+    let other = shared.allocator.alloc(4096).unwrap();
+    shared.objects.put(b"somebody's", other.offset, 64, PATIENCE_MS).unwrap();
+    // What a process leaves that was killed: here every second one's memory has gone to another listener.
+    let room = (1 + shared.doors.count()) * LINE_BYTES as u64;
+    let mut number = 0;
+    fill_names(&lab, "left", |name| {
+        number += 1;
+        if number % 2 == 0 {
+            return living_at;
+        }
+        let block = shared.allocator.alloc(room).unwrap();
+        let door = shared.number as u32;
+        let mut line = Listening { door, instance: !shared.instance, doors: shared.doors.nonce, ..Listening::default() };
+        line.name[..name.len()].copy_from_slice(name);
+        line.name_len = name.len() as u32;
+        rings.lines().publish_in(rings.lines().seal_of(&[listen::SEAL]), block.offset, block.offset, line).unwrap();
+        block.offset
+    });
+    let _new = lab.rings[1].listen(b"new").unwrap();
+    assert_eq!(names(&lab), ["cxl.ring.doors", "living", "new", "somebody's"]);
+    lab.rings[1].listen(b"tested").unwrap().close().unwrap();
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| lab.rings[1].connect(b"living", PATIENCE_MS).unwrap());
+        let _accepted = living.accept(PATIENCE_MS).unwrap();
+        connecting.join().unwrap();
+    });
+    fill_names(&lab, "mine", |_| other.offset);
+    let full = names(&lab);
+    assert!(matches!(lab.rings[1].listen(b"another"), Err(Error::Full { .. })));
+    assert_eq!(names(&lab), full, "what is no listener's is not touched");
 }
