@@ -49,7 +49,8 @@ pub fn bytes_in_huge_pages(device: &Device) -> Option<u64> {
     let start = range.place_file(0, info.len_bytes, &device.file, 0, libc::PROT_READ).ok()?;
     map_ahead(NonNull::new(start.cast())?, info.len_bytes, TIMEOUT_MS);
     let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
-    let ours = maps.lines().skip_while(|line| !line.starts_with(&format!("{:x}-", start.addr())));
+    let head = format!("{:x}-", start.addr());
+    let ours = maps.lines().skip_while(|line| !line.starts_with(&head));
     let pages = ours.skip(1).find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
     Some(pages.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
 }

@@ -135,17 +135,8 @@ impl Rings {
 
     /// Whether an object is the name of a listener that is gone for certain. One whose memory tells of no listener may be anybody's.
     fn is_left(&self, object: &Object) -> Result<bool> {
-        let lines = self.lines();
-        if check_place(lines.layout(), object.offset, 1 + self.shared.doors.count()).is_err() {
-            return Ok(false);
-        }
-        let seal = lines.seal_of(&[SEAL]);
-        let Ok(listening) = lines.fetch_in::<Listening>(seal, object.offset, object.offset)? else { return Ok(false) };
-        if listening.name.get(..listening.name_len as usize) != Some(&object.name[..]) {
-            // Its memory went to a listener that came later.
-            return Ok(true);
-        }
-        let looked = self.find(&object.name).and_then(|found| Watch::default().look(self, &found.peer, None));
+        let Ok(listening) = self.line_at(object.offset)? else { return Ok(false) };
+        let looked = self.found(object, &listening).and_then(|found| Watch::default().look(self, &found.peer, None));
         Ok(matches!(looked, Err(Error::PeerGone { .. })))
     }
 
@@ -156,25 +147,38 @@ impl Rings {
             Err(Error::NotFound(_)) => return Err(Error::NotFound(quoted(name))),
             other => other?,
         };
-        let gone = |reason| Error::PeerGone { peer: quoted(name), reason };
+        match self.line_at(object.offset)? {
+            Ok(listening) => self.found(&object, &listening),
+            Err(reason) => Err(Error::PeerGone { peer: quoted(name), reason }),
+        }
+    }
+
+    /// The first line of the listener whose block begins at `offset`, or why there is none.
+    fn line_at(&self, offset: u64) -> Result<std::result::Result<Listening, &'static str>> {
         let lines = self.lines();
-        check_place(lines.layout(), object.offset, 1 + shared.doors.count()).map_err(gone)?;
-        let found = lines.fetch_in::<Listening>(lines.seal_of(&[SEAL]), object.offset, object.offset)?;
-        match found {
-            Ok(listening) if listening.name.get(..listening.name_len as usize) != Some(name) => {
-                Err(gone("its memory is another listener's"))
+        if let Err(reason) = check_place(lines.layout(), offset, 1 + self.shared.doors.count()) {
+            return Ok(Err(reason));
+        }
+        let found = lines.fetch_in::<Listening>(lines.seal_of(&[SEAL]), offset, offset)?;
+        Ok(found.map_err(|_| "its memory is used for something else"))
+    }
+
+    /// The listener that an object names, by the first line of its block.
+    fn found(&self, object: &Object, listening: &Listening) -> Result<Found> {
+        let (shared, name) = (&self.shared, &object.name[..]);
+        let gone = |reason| Error::PeerGone { peer: quoted(name), reason };
+        if listening.name.get(..listening.name_len as usize) != Some(name) {
+            return Err(gone("its memory is another listener's"));
+        }
+        if u64::from(listening.door) >= shared.doors.count() || listening.doors != shared.doors.nonce {
+            return Err(gone("it looks at doors that are not these"));
+        }
+        let number = listening.door.into();
+        match shared.doors.read(self.lines(), number)? {
+            Some(door) if door.instance == listening.instance => {
+                Ok(Found { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
             }
-            Ok(listening) if u64::from(listening.door) < shared.doors.count() && listening.doors == shared.doors.nonce => {
-                let number = listening.door.into();
-                match shared.doors.read(lines, number)? {
-                    Some(door) if door.instance == listening.instance => {
-                        Ok(Found { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
-                    }
-                    _ => Err(gone("another process is in its place")),
-                }
-            }
-            Ok(_) => Err(gone("it looks at doors that are not these")),
-            Err(_) => Err(gone("its memory is used for something else")),
+            _ => Err(gone("another process is in its place")),
         }
     }
 
