@@ -289,12 +289,13 @@ fn objects(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure>
     let to_json = || {
         let objects = objects.iter().map(|object| {
             json!({"cell": object.cell, "name": String::from_utf8_lossy(&object.name), "name_hex": hex(&object.name),
-                "offset": object.offset, "len_bytes": object.len_bytes, "writer_slot": object.writer, "doubtful": object.is_doubtful})
+                "offset": object.offset, "len_bytes": object.len_bytes, "listener": object.is_listener, "writer_slot": object.writer,
+                "doubtful": object.is_doubtful})
         });
         objects.collect::<Vec<_>>().into()
     };
     let to_text = || {
-        let mut rows = vec![["cell", "name", "offset", "size", "writer", ""].map(String::from).to_vec()];
+        let mut rows = vec![["cell", "name", "offset", "size", "for", "writer", ""].map(String::from).to_vec()];
         for object in &objects {
             let size = if object.len_bytes == 0 { "-".into() } else { bytes(object.len_bytes) };
             rows.push(vec![
@@ -302,6 +303,7 @@ fn objects(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure>
                 safe(&String::from_utf8_lossy(&object.name)),
                 format!("{:#x}", object.offset),
                 size,
+                if object.is_listener { "listener" } else { "-" }.into(),
                 format!("slot {}", object.writer),
                 if object.is_doubtful { "doubtful".into() } else { String::new() },
             ]);

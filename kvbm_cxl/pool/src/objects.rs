@@ -21,6 +21,17 @@ pub struct Object {
     pub offset: u64,
     /// Length in bytes that the publisher gave; 0 = not given.
     pub len_bytes: u64,
+    /// A [listener](crate::ring::Listener) bound it, to its own block: once that one is gone, so may the name be.
+    pub is_listener: bool,
+}
+
+/// How a name is bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Binding {
+    /// Whether it is bound already or not.
+    pub replace: bool,
+    /// By a listener, see [`Object::is_listener`].
+    pub is_listener: bool,
 }
 
 /// The named objects of a pool, as one host uses them.
@@ -64,16 +75,17 @@ fn is_named(value: &ObjectValue, name: &[u8]) -> bool {
 }
 
 fn object(value: &ObjectValue) -> Object {
-    Object { name: name_of(value).to_vec(), offset: value.offset, len_bytes: value.len_bytes.into() }
+    let is_listener = value.kind == ObjectValue::LISTENER;
+    Object { name: name_of(value).to_vec(), offset: value.offset, len_bytes: value.len_bytes.into(), is_listener }
 }
 
-fn compose(name: &[u8], offset: u64, len_bytes: u32) -> [u8; RECORD_BYTES] {
+fn compose(name: &[u8], offset: u64, len_bytes: u32, is_listener: bool) -> [u8; RECORD_BYTES] {
     let mut value = ObjectValue {
         offset,
         len_bytes,
         state: ObjectValue::LIVE,
         name_len: name.len() as u8,
-        reserved: 0,
+        kind: if is_listener { ObjectValue::LISTENER } else { 0 },
         name: [0; MAX_OBJECT_NAME_BYTES],
     };
     value.name[..name.len()].copy_from_slice(name);
@@ -117,15 +129,15 @@ impl Objects {
     /// [`Error::Exists`]; [`Error::Full`] when all cells that the name may use are taken; [`Error::Fenced`] (outcome unknown),
     /// [`Error::Timeout`] after `timeout_ms`.
     pub fn put(&self, name: &[u8], offset: u64, len_bytes: u64, timeout_ms: u64) -> Result<()> {
-        self.bind(name, offset, len_bytes, false, timeout_ms)
+        self.bind(name, offset, len_bytes, Binding { replace: false, is_listener: false }, timeout_ms)
     }
 
     /// Binds a name whether it is bound already or not; readers see the old or the new binding. Errors as [`Objects::put`].
     pub fn replace(&self, name: &[u8], offset: u64, len_bytes: u64, timeout_ms: u64) -> Result<()> {
-        self.bind(name, offset, len_bytes, true, timeout_ms)
+        self.bind(name, offset, len_bytes, Binding { replace: true, is_listener: false }, timeout_ms)
     }
 
-    fn bind(&self, name: &[u8], offset: u64, len_bytes: u64, replace: bool, timeout_ms: u64) -> Result<()> {
+    pub(crate) fn bind(&self, name: &[u8], offset: u64, len_bytes: u64, binding: Binding, timeout_ms: u64) -> Result<()> {
         check_name(name)?;
         let Ok(stored_len) = u32::try_from(len_bytes) else {
             return Err(Error::Invalid(format!("an object records at most 4 GiB, not {len_bytes} bytes: store its length inside it")));
@@ -137,7 +149,7 @@ impl Objects {
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
         let found = self.find(&locked, name)?;
         let place = match (found.bound, found.room) {
-            (Some(_), _) if !replace => {
+            (Some(_), _) if !binding.replace => {
                 locked.confirm()?;
                 return Err(Error::Exists(quoted(name)));
             }
@@ -153,7 +165,7 @@ impl Objects {
             }
         };
         point!("objects.found");
-        locked.commit(&[(place, compose(name, offset, stored_len))])
+        locked.commit(&[(place, compose(name, offset, stored_len, binding.is_listener))])
     }
 
     fn find(&self, locked: &Locked<'_>, name: &[u8]) -> Result<Found> {
@@ -319,11 +331,14 @@ mod tests {
     fn a_value_survives_its_record() {
         let layout = layout(256);
         let offset = layout.data_offset() + 4096;
-        let value = open(&cell(compose(b"index", offset, 77)), &layout).unwrap();
+        let value = open(&cell(compose(b"index", offset, 77, false)), &layout).unwrap();
         assert!(is_named(&value, b"index") && !is_named(&value, b"inde"));
-        assert_eq!(object(&value), Object { name: b"index".to_vec(), offset, len_bytes: 77 });
+        assert_eq!(object(&value), Object { name: b"index".to_vec(), offset, len_bytes: 77, is_listener: false });
         let longest = [7u8; MAX_OBJECT_NAME_BYTES];
-        assert!(is_named(&open(&cell(compose(&longest, offset, 0)), &layout).unwrap(), &longest));
+        let value = open(&cell(compose(&longest, offset, 0, true)), &layout).unwrap();
+        assert!(is_named(&value, &longest) && object(&value).is_listener);
+        let later = ObjectValue { kind: 2, ..value };
+        assert!(!object(&open(&cell(bytemuck::cast(later)), &layout).unwrap()).is_listener, "a kind that only later builds know");
     }
 
     #[test]

@@ -292,6 +292,7 @@ fn object(value: &ObjectValue, cell: u64) -> Value {
         fields.push(("name", Value::Text(String::from_utf8_lossy(name).into_owned())));
         fields.push(("offset", Value::Hex(value.offset)));
         fields.push(("len_bytes", number(value.len_bytes)));
+        fields.push(("kind", word(value.kind.into(), &[(0, "root"), (ObjectValue::LISTENER.into(), "listener")])));
     }
     Value::Group(fields)
 }

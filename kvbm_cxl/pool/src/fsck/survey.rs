@@ -110,6 +110,8 @@ pub struct ObjectInfo {
     pub offset: u64,
     /// Length in bytes; 0 = not given.
     pub len_bytes: u64,
+    /// A listener bound it, to its own block.
+    pub is_listener: bool,
     /// Slot of the host that wrote it.
     pub writer: u16,
     /// Its writer is fenced: nobody takes it for final before it is settled under the lock.
@@ -222,6 +224,7 @@ fn objects(view: &View<'_>) -> Vec<ObjectInfo> {
                 cell: number - first,
                 offset: value.offset,
                 len_bytes: value.len_bytes.into(),
+                is_listener: value.kind == ObjectValue::LISTENER,
                 writer: slot as u16,
                 is_doubtful: view.is_fenced(slot, record.incarnation),
             })

@@ -362,12 +362,12 @@ pub struct ObjectValue {
     pub state: u8,
     /// Bytes of `name` that count.
     pub name_len: u8,
-    /// Zero.
-    pub reserved: u16,
+    /// [`ObjectValue::LISTENER`], or what says nothing of what the name is for.
+    pub kind: u16,
     /// The name.
     pub name: [u8; MAX_OBJECT_NAME_BYTES],
 }
-const _: () = assert!(size_of::<ObjectValue>() == RECORD_BYTES);
+const _: () = assert!(size_of::<ObjectValue>() == RECORD_BYTES && std::mem::offset_of!(ObjectValue, kind) == 14);
 
 impl ObjectValue {
     /// Never used: a probe ends here.
@@ -376,6 +376,8 @@ impl ObjectValue {
     pub const LIVE: u8 = 1;
     /// The name was destroyed: a probe goes on.
     pub const TOMB: u8 = 2;
+    /// Bound by a listener to its own block, and of no use to anybody once that listener is gone.
+    pub const LISTENER: u16 = 1;
 }
 
 /// CLAIM\[s\]\[i\]: line s * claim_lines + i, chunks 448i to 448i+447.

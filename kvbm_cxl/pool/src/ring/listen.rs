@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::{LINE_BYTES, MAX_OBJECT_NAME_BYTES, MAX_PROCESSES};
 use crate::line::{Line, Seal};
-use crate::objects::Object;
+use crate::objects::{Binding, Object};
 
 /// First of the numbers that make the seal of a listener's answers; its first line is sealed with this alone.
 pub(super) const SEAL: u64 = 0x6c69;
@@ -88,11 +88,14 @@ impl Rings {
     fn bind(&self, name: &[u8], block: Block) -> Result<()> {
         let shared = &self.shared;
         let timeout_ms = shared.config.names_timeout_ms;
-        let put = || shared.objects.put(name, block.offset, LINE_BYTES as u64, timeout_ms);
-        let bound = match put() {
+        let bind = |replace| {
+            let binding = Binding { replace, is_listener: true };
+            shared.objects.bind(name, block.offset, LINE_BYTES as u64, binding, timeout_ms)
+        };
+        let bound = match bind(false) {
             Err(full @ Error::Full { .. }) => match self.forget_gone() {
                 Ok(0) | Err(_) => Err(full),
-                Ok(_) => put(),
+                Ok(_) => bind(false),
             },
             other => other,
         };
@@ -115,7 +118,7 @@ impl Rings {
             Err(error) => Err(error),
         });
         match gone? {
-            Some(true) => shared.objects.replace(name, block.offset, LINE_BYTES as u64, timeout_ms),
+            Some(true) => bind(true),
             _ => Err(Error::Exists(quoted(name))),
         }
     }
@@ -126,18 +129,25 @@ impl Rings {
         let (objects, timeout_ms) = (&self.shared.objects, self.shared.config.names_timeout_ms);
         let mut gone = 0;
         for object in objects.list(timeout_ms)? {
-            if self.is_left(&object)? && objects.destroy_at(&object.name, object.offset, timeout_ms).is_ok() {
+            if self.is_left(&object) && objects.destroy_at(&object.name, object.offset, timeout_ms).is_ok() {
                 gone += 1;
             }
         }
         Ok(gone)
     }
 
-    /// Whether an object is the name of a listener that is gone for certain. One whose memory tells of no listener may be anybody's.
-    fn is_left(&self, object: &Object) -> Result<bool> {
-        let Ok(listening) = self.line_at(object.offset)? else { return Ok(false) };
-        let looked = self.found(object, &listening).and_then(|found| Watch::default().look(self, &found.peer, None));
-        Ok(matches!(looked, Err(Error::PeerGone { .. })))
+    /// Whether an object is the name of a listener that is gone for certain. A listener's line is there for as long as it has its name, so
+    /// memory that tells of none says as much - of a name that a listener is known to have bound. Any other may be anybody's; before names
+    /// said what they are for, listeners bound them so as well. Memory that cannot be read says nothing.
+    fn is_left(&self, object: &Object) -> bool {
+        match self.line_at(object.offset) {
+            Ok(Ok(listening)) => {
+                let looked = self.found(object, &listening).and_then(|found| Watch::default().look(self, &found.peer, None));
+                matches!(looked, Err(Error::PeerGone { .. }))
+            }
+            Ok(Err(_)) => object.is_listener,
+            Err(_) => false,
+        }
     }
 
     /// The listener of a name.

@@ -9,6 +9,7 @@ use crate::alloc::{AllocConfig, LocalArea};
 use crate::device::PoolSpec;
 use crate::host::{HostConfig, Service};
 use crate::machine::{Machine, State};
+use crate::objects::Binding;
 use crate::platform::MachineId;
 use crate::pool::{FormatOptions, Pool};
 
@@ -181,12 +182,12 @@ fn a_message_that_is_no_call_ends_the_calls() {
     }
 }
 
-/// Binds names that start with `prefix` to what `at` gives for each, until every cell of the table has one.
-fn fill_names(lab: &Lab, prefix: &str, mut at: impl FnMut(&[u8]) -> u64) {
+/// Binds names that start with `prefix` to what `at` gives for each, as a listener or not, until every cell of the table has one.
+fn fill_names(lab: &Lab, prefix: &str, is_listener: bool, mut at: impl FnMut(&[u8]) -> u64) {
     let objects = &lab.rings[0].shared.objects;
     let names = (0..).map(|number| format!("{prefix}{number}").into_bytes());
     for name in names.take(10_000) {
-        match objects.put(&name, at(&name), 64, PATIENCE_MS) {
+        match objects.bind(&name, at(&name), 64, Binding { replace: false, is_listener }, PATIENCE_MS) {
             Ok(()) | Err(Error::Full { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -213,13 +214,15 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
     let living_at = shared.objects.get(b"living", PATIENCE_MS).unwrap().offset;
     let other = shared.allocator.alloc(4096).unwrap();
     shared.objects.put(b"somebody's", other.offset, 64, PATIENCE_MS).unwrap();
-    // What a process leaves that was killed: here every second one's memory has gone to another listener.
+    // What a process leaves that was killed: its line, or memory that has gone to another listener, or to somebody else.
     let room = (1 + shared.doors.count()) * LINE_BYTES as u64;
     let mut number = 0;
-    fill_names(&lab, "left", |name| {
+    fill_names(&lab, "left", true, |name| {
         number += 1;
-        if number % 2 == 0 {
-            return living_at;
+        match number % 3 {
+            0 => return living_at,
+            1 => return other.offset,
+            _ => {}
         }
         let block = shared.allocator.alloc(room).unwrap();
         let door = shared.number as u32;
@@ -237,7 +240,7 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
         let _accepted = living.accept(PATIENCE_MS).unwrap();
         connecting.join().unwrap();
     });
-    fill_names(&lab, "mine", |_| other.offset);
+    fill_names(&lab, "mine", false, |_| other.offset);
     let full = names(&lab);
     assert!(matches!(lab.rings[1].listen(b"another"), Err(Error::Full { .. })));
     assert_eq!(names(&lab), full, "what is no listener's is not touched");
