@@ -127,7 +127,13 @@ static int has_context(const char* call) {
     BEGIN(name);                                                                                                                           \
     if (!has_context(name))                                                                                                                \
     return pthread_mutex_unlock(&mutex), invalid_context
-#define END(code) return pthread_mutex_unlock(&mutex), (code)
+// What is returned is found out before the lock goes.
+#define END(code)                                                                                                                          \
+    do {                                                                                                                                   \
+        int ended = (code);                                                                                                                \
+        pthread_mutex_unlock(&mutex);                                                                                                      \
+        return ended;                                                                                                                      \
+    } while (0)
 
 static Range* range_at(Kind kind, uint64_t start, size_t len) {
     for (Range* range = ranges; range; range = range->next) {
