@@ -25,15 +25,6 @@ pub struct Object {
     pub is_listener: bool,
 }
 
-/// How a name is bound.
-#[derive(Clone, Copy)]
-pub(crate) struct Binding {
-    /// Whether it is bound already or not.
-    pub replace: bool,
-    /// By a listener, see [`Object::is_listener`].
-    pub is_listener: bool,
-}
-
 /// The named objects of a pool, as one host uses them.
 #[derive(Clone)]
 pub struct Objects {
@@ -129,15 +120,17 @@ impl Objects {
     /// [`Error::Exists`]; [`Error::Full`] when all cells that the name may use are taken; [`Error::Fenced`] (outcome unknown),
     /// [`Error::Timeout`] after `timeout_ms`.
     pub fn put(&self, name: &[u8], offset: u64, len_bytes: u64, timeout_ms: u64) -> Result<()> {
-        self.bind(name, offset, len_bytes, Binding { replace: false, is_listener: false }, timeout_ms)
+        self.bind(&Object { name: name.to_vec(), offset, len_bytes, is_listener: false }, timeout_ms, |_| Ok(false))
     }
 
     /// Binds a name whether it is bound already or not; readers see the old or the new binding. Errors as [`Objects::put`].
     pub fn replace(&self, name: &[u8], offset: u64, len_bytes: u64, timeout_ms: u64) -> Result<()> {
-        self.bind(name, offset, len_bytes, Binding { replace: true, is_listener: false }, timeout_ms)
+        self.bind(&Object { name: name.to_vec(), offset, len_bytes, is_listener: false }, timeout_ms, |_| Ok(true))
     }
 
-    pub(crate) fn bind(&self, name: &[u8], offset: u64, len_bytes: u64, binding: Binding, timeout_ms: u64) -> Result<()> {
+    /// Binds a name; one that is bound, to what `may_replace` says while nobody can bind it anew. Errors as [`Objects::put`].
+    pub(crate) fn bind(&self, new: &Object, timeout_ms: u64, may_replace: impl FnOnce(&Object) -> Result<bool>) -> Result<()> {
+        let Object { ref name, offset, len_bytes, is_listener } = *new;
         check_name(name)?;
         let Ok(stored_len) = u32::try_from(len_bytes) else {
             return Err(Error::Invalid(format!("an object records at most 4 GiB, not {len_bytes} bytes: store its length inside it")));
@@ -149,7 +142,7 @@ impl Objects {
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
         let found = self.find(&locked, name)?;
         let place = match (found.bound, found.room) {
-            (Some(_), _) if !binding.replace => {
+            (Some(best), _) if !may_replace(&object(&open(&best, self.layout())?))? => {
                 locked.confirm()?;
                 return Err(Error::Exists(quoted(name)));
             }
@@ -165,7 +158,7 @@ impl Objects {
             }
         };
         point!("objects.found");
-        locked.commit(&[(place, compose(name, offset, stored_len, binding.is_listener))])
+        locked.commit(&[(place, compose(name, offset, stored_len, is_listener))])
     }
 
     fn find(&self, locked: &Locked<'_>, name: &[u8]) -> Result<Found> {
@@ -231,20 +224,22 @@ impl Objects {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Fenced`] (outcome unknown), [`Error::Timeout`] after `timeout_ms`.
     pub fn destroy(&self, name: &[u8], timeout_ms: u64) -> Result<()> {
-        self.unbind(name, None, timeout_ms)
+        self.destroy_if(name, timeout_ms, |_| Ok(true))
     }
 
     /// Unbinds a name if it is bound to this offset: not where somebody has bound it anew meanwhile, which is [`Error::NotFound`] as well.
     /// Errors as [`Objects::destroy`].
     pub fn destroy_at(&self, name: &[u8], offset: u64, timeout_ms: u64) -> Result<()> {
-        self.unbind(name, Some(offset), timeout_ms)
+        self.destroy_if(name, timeout_ms, |bound| Ok(bound.offset == offset))
     }
 
-    fn unbind(&self, name: &[u8], offset: Option<u64>, timeout_ms: u64) -> Result<()> {
+    /// Unbinds a name if it is bound to what `is_meant`, asked while nobody can bind it anew, says; if not, that is [`Error::NotFound`] as
+    /// well. Errors as [`Objects::destroy`].
+    pub(crate) fn destroy_if(&self, name: &[u8], timeout_ms: u64, is_meant: impl FnOnce(&Object) -> Result<bool>) -> Result<()> {
         check_name(name)?;
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
         let bound = match self.find(&locked, name)?.bound {
-            Some(bound) if offset.is_none() || offset == Some(open(&bound, self.layout())?.offset) => bound,
+            Some(bound) if is_meant(&object(&open(&bound, self.layout())?))? => bound,
             _ => {
                 locked.confirm()?;
                 return Err(Error::NotFound(quoted(name)));

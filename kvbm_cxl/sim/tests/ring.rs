@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rings and calls on simulated hosts.
 
-use cxl_sim::scenarios::ring;
+use cxl_sim::scenarios::{names as listeners, ring};
 use cxl_sim::{Fault, explore, mutation_table, names, strike_points};
 
 /// Names of the rings.
@@ -32,7 +32,12 @@ fn a_crash_or_pause_at_any_point_of_a_connection_is_survived() {
 }
 
 #[test]
+fn a_name_is_its_listeners_until_that_one_is_gone() {
+    explore("names", 300, listeners::run);
+}
+
+#[test]
 fn every_rule_of_the_rings_is_needed() {
     let mutants = of_rings(names::of_pool().expect("the pool's sources").mutants);
-    assert_eq!(mutation_table(&mutants, &[("ring", ring::run)], 4096), [""; 0], "nothing noticed their loss");
+    assert_eq!(mutation_table(&mutants, &[("ring", ring::run), ("names", listeners::run)], 4096), [""; 0], "nothing noticed their loss");
 }

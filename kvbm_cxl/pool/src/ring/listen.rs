@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::{LINE_BYTES, MAX_OBJECT_NAME_BYTES, MAX_PROCESSES};
 use crate::line::{Line, Seal};
-use crate::objects::{Binding, Object};
+use crate::objects::Object;
 
 /// First of the numbers that make the seal of a listener's answers; its first line is sealed with this alone.
 pub(super) const SEAL: u64 = 0x6c69;
@@ -40,6 +40,18 @@ struct Found {
     offset: u64,
     nonce: u64,
     peer: Peer,
+}
+
+/// What a bound name says of its listener.
+enum Judged {
+    /// It was there when its process was last seen.
+    Listens(Found),
+    /// It is gone, and why.
+    Left(&'static str),
+    /// Its process's door cannot be read: half written, perhaps.
+    Unclear,
+    /// The name is no listener's as far as can be told, and why.
+    Other(&'static str),
 }
 
 /// Accepts connections under a name.
@@ -88,14 +100,12 @@ impl Rings {
     fn bind(&self, name: &[u8], block: Block) -> Result<()> {
         let shared = &self.shared;
         let timeout_ms = shared.config.names_timeout_ms;
-        let bind = |replace| {
-            let binding = Binding { replace, is_listener: true };
-            shared.objects.bind(name, block.offset, LINE_BYTES as u64, binding, timeout_ms)
-        };
-        let bound = match bind(false) {
+        let ours = Object { name: name.to_vec(), offset: block.offset, len_bytes: LINE_BYTES as u64, is_listener: true };
+        let put = || shared.objects.bind(&ours, timeout_ms, |_| Ok(false));
+        let bound = match put() {
             Err(full @ Error::Full { .. }) => match self.forget_gone() {
                 Ok(0) | Err(_) => Err(full),
-                Ok(_) => bind(false),
+                Ok(_) => put(),
             },
             other => other,
         };
@@ -103,22 +113,51 @@ impl Rings {
             Err(Error::Exists(_)) => {}
             other => return other,
         }
+        let judge = |object: &Object| match object.offset == block.offset {
+            // Left behind there by whoever had this memory before.
+            true if object.is_listener => Ok(Judged::Left("its memory is ours")),
+            true => Ok(Judged::Other("its memory is ours")),
+            false => self.judge(object),
+        };
         // Longer than it takes to tell a living process from one that is gone.
         let mut watch = Watch::default();
         let patience_ms = shared.config.peer_timeout_ms.saturating_mul(2);
         let deadline_ns = deadline_ns(self.platform(), patience_ms);
-        let gone = wait_until(self.platform(), deadline_ns, || match self.find(name) {
-            // A dead listener's name, bound to what was its memory and is ours by now.
-            Ok(found) if found.offset == block.offset => Ok(Some(true)),
-            Ok(found) => match watch.look(self, &found.peer, None) {
-                Err(Error::PeerGone { .. }) => Ok(Some(true)),
-                other => other.map(|_| watch.is_alive().then_some(false)),
-            },
-            Err(Error::PeerGone { .. } | Error::NotFound(_)) => Ok(Some(true)),
-            Err(error) => Err(error),
+        let taken = wait_until(self.platform(), deadline_ns, || {
+            let taken_over = match shared.objects.get(name, timeout_ms) {
+                Err(Error::NotFound(_)) => put(),
+                other => {
+                    let object = other?;
+                    let gone = match judge(&object)? {
+                        Judged::Left(_) => None,
+                        Judged::Listens(found) => match watch.look(self, &found.peer, None) {
+                            Err(Error::PeerGone { .. }) => Some(found.nonce),
+                            Err(error) => return Err(error),
+                            Ok(_) => return Ok(watch.is_alive().then_some(false)),
+                        },
+                        Judged::Unclear => return Ok(None),
+                        Judged::Other(_) => return Ok(Some(false)),
+                    };
+                    point!("ring.taking_over");
+                    // Not from one that has bound the name meanwhile, be it the same process.
+                    shared.objects.bind(&ours, timeout_ms, |bound| {
+                        Ok(match judge(bound)? {
+                            _ if mutant!("ring.take_over_any") => true,
+                            Judged::Left(_) => true,
+                            Judged::Listens(found) => gone == Some(found.nonce),
+                            Judged::Unclear | Judged::Other(_) => false,
+                        })
+                    })
+                }
+            };
+            match taken_over {
+                Ok(()) => Ok(Some(true)),
+                Err(Error::Exists(_)) => Ok(None),
+                Err(error) => Err(error),
+            }
         });
-        match gone? {
-            Some(true) => bind(true),
+        match taken? {
+            Some(true) => Ok(()),
             _ => Err(Error::Exists(quoted(name))),
         }
     }
@@ -129,70 +168,70 @@ impl Rings {
         let (objects, timeout_ms) = (&self.shared.objects, self.shared.config.names_timeout_ms);
         let mut gone = 0;
         for object in objects.list(timeout_ms)? {
-            if self.is_left(&object) && objects.destroy_at(&object.name, object.offset, timeout_ms).is_ok() {
+            if !self.is_left(&object) {
+                continue;
+            }
+            point!("ring.forgetting");
+            // Once more when nobody can bind it anew: its process may have begun to listen under it again, with the same memory.
+            let is_left = |bound: &Object| Ok(self.is_left(bound) || mutant!("ring.forget_any"));
+            if objects.destroy_if(&object.name, timeout_ms, is_left).is_ok() {
                 gone += 1;
             }
         }
         Ok(gone)
     }
 
-    /// Whether an object is the name of a listener that is gone for certain. A listener's line is there for as long as it has its name, so
-    /// memory that tells of none says as much - of a name that a listener is known to have bound. Any other may be anybody's; before names
-    /// said what they are for, listeners bound them so as well. Memory that cannot be read says nothing.
+    /// Whether an object is the name of a listener that is gone for certain.
     fn is_left(&self, object: &Object) -> bool {
-        match self.line_at(object.offset) {
-            Ok(Ok(listening)) => {
-                let looked = self.found(object, &listening).and_then(|found| Watch::default().look(self, &found.peer, None));
-                matches!(looked, Err(Error::PeerGone { .. }))
-            }
-            Ok(Err(_)) => object.is_listener,
-            Err(_) => false,
+        match self.judge(object) {
+            Ok(Judged::Left(_)) => true,
+            Ok(Judged::Listens(found)) => matches!(Watch::default().look(self, &found.peer, None), Err(Error::PeerGone { .. })),
+            Ok(Judged::Unclear | Judged::Other(_)) | Err(_) => false,
         }
     }
 
     /// The listener of a name.
-    fn find(&self, name: &[u8]) -> Result<Found> {
-        let shared = &self.shared;
-        let object = match shared.objects.get(name, shared.config.names_timeout_ms) {
+    fn find(&self, name: &[u8], timeout_ms: u64) -> Result<Found> {
+        let object = match self.shared.objects.get(name, timeout_ms) {
             Err(Error::NotFound(_)) => return Err(Error::NotFound(quoted(name))),
             other => other?,
         };
-        match self.line_at(object.offset)? {
-            Ok(listening) => self.found(&object, &listening),
-            Err(reason) => Err(Error::PeerGone { peer: quoted(name), reason }),
+        let gone = |reason| Err(Error::PeerGone { peer: quoted(name), reason });
+        match self.judge(&object)? {
+            Judged::Listens(found) => Ok(found),
+            Judged::Left(reason) | Judged::Other(reason) => gone(reason),
+            Judged::Unclear => gone("its door cannot be read"),
         }
     }
 
-    /// The first line of the listener whose block begins at `offset`, or why there is none.
-    fn line_at(&self, offset: u64) -> Result<std::result::Result<Listening, &'static str>> {
-        let lines = self.lines();
-        if let Err(reason) = check_place(lines.layout(), offset, 1 + self.shared.doors.count()) {
-            return Ok(Err(reason));
+    /// What an object says of the listener that has bound it. A listener's first line is there for as long as it has its name, so memory
+    /// that tells of none says that it is gone - of a name that is marked as a listener's. Any other may be anybody's, unless that line
+    /// names it: before names were marked, listeners bound them so as well.
+    fn judge(&self, object: &Object) -> Result<Judged> {
+        let (shared, lines) = (&self.shared, self.lines());
+        let no_line = |reason| if object.is_listener { Judged::Left(reason) } else { Judged::Other(reason) };
+        if let Err(reason) = check_place(lines.layout(), object.offset, 1 + shared.doors.count()) {
+            return Ok(no_line(reason));
         }
-        let found = lines.fetch_in::<Listening>(lines.seal_of(&[SEAL]), offset, offset)?;
-        Ok(found.map_err(|_| "its memory is used for something else"))
-    }
-
-    /// The listener that an object names, by the first line of its block.
-    fn found(&self, object: &Object, listening: &Listening) -> Result<Found> {
-        let (shared, name) = (&self.shared, &object.name[..]);
-        let gone = |reason| Error::PeerGone { peer: quoted(name), reason };
-        if listening.name.get(..listening.name_len as usize) != Some(name) {
-            return Err(gone("its memory is another listener's"));
+        let line = lines.fetch_in::<Listening>(lines.seal_of(&[SEAL]), object.offset, object.offset)?;
+        let Ok(listening) = line else { return Ok(no_line("its memory is used for something else")) };
+        if listening.name.get(..listening.name_len as usize) != Some(&object.name[..]) {
+            return Ok(no_line("its memory is another listener's"));
         }
         if u64::from(listening.door) >= shared.doors.count() || listening.doors != shared.doors.nonce {
-            return Err(gone("it looks at doors that are not these"));
+            return Ok(Judged::Left("it looks at doors that are not these"));
         }
         let number = listening.door.into();
-        match shared.doors.read(self.lines(), number)? {
+        Ok(match shared.doors.read(lines, number)? {
             Some(door) if door.instance == listening.instance => {
-                Ok(Found { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
+                Judged::Listens(Found { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
             }
-            _ => Err(gone("another process is in its place")),
-        }
+            Some(_) => Judged::Left("another process is in its place"),
+            None => Judged::Unclear,
+        })
     }
 
-    /// Connects to a listener.
+    /// Connects to a listener. Where its half needs a new chunk of the pool, that may take the allocator's lock time-out longer.
     ///
     /// # Errors
     /// [`Error::NotFound`] when nobody has the name; [`Error::PeerGone`] when the listener is gone; [`Error::Timeout`] when it did not
@@ -201,7 +240,8 @@ impl Rings {
         let deadline_ns = deadline_ns(self.platform(), timeout_ms);
         let late = || Error::Timeout { what: format!("{} to accept", quoted(name)), timeout_ms };
         let _turn = hold(&self.shared.connecting, self.platform(), deadline_ns).ok_or_else(late)?;
-        let found = self.find(name)?;
+        let left_ms = deadline_ns.saturating_sub(self.platform().now_ns()) / 1_000_000;
+        let found = self.find(name, left_ms.min(self.shared.config.names_timeout_ms))?;
         let nonce = self.platform().random() | 1;
         let own = Own::make(self, nonce, Side::Connector)?;
         let offer = Door { listener: found.nonce, nonce, half: own.offset(), slots: own.slots() as u32, ..Door::default() };
@@ -290,13 +330,17 @@ impl Listener {
     pub fn close(self) -> Result<()> {
         let shared = &self.rings.shared;
         let timeout_ms = shared.config.names_timeout_ms;
+        // Without a lock at first: a name that is another's by now is nothing to wait for.
         match shared.objects.get(&self.name, timeout_ms) {
-            Ok(object) if self.is_ours(&object) => match shared.objects.destroy(&self.name, timeout_ms) {
-                Err(Error::NotFound(_)) => Ok(()),
-                other => other,
-            },
-            Ok(_) | Err(Error::NotFound(_)) => Ok(()),
-            Err(error) => Err(error),
+            Ok(object) if self.is_ours(&object) => {}
+            Ok(_) | Err(Error::NotFound(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        point!("ring.unlistening");
+        let is_ours = |bound: &Object| Ok(self.is_ours(bound) || mutant!("ring.close_any"));
+        match shared.objects.destroy_if(&self.name, timeout_ms, is_ours) {
+            Err(Error::NotFound(_)) => Ok(()),
+            other => other,
         }
     }
 

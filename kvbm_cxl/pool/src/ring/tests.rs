@@ -9,7 +9,7 @@ use crate::alloc::{AllocConfig, LocalArea};
 use crate::device::PoolSpec;
 use crate::host::{HostConfig, Service};
 use crate::machine::{Machine, State};
-use crate::objects::Binding;
+use crate::objects::Object;
 use crate::platform::MachineId;
 use crate::pool::{FormatOptions, Pool};
 
@@ -187,7 +187,8 @@ fn fill_names(lab: &Lab, prefix: &str, is_listener: bool, mut at: impl FnMut(&[u
     let objects = &lab.rings[0].shared.objects;
     let names = (0..).map(|number| format!("{prefix}{number}").into_bytes());
     for name in names.take(10_000) {
-        match objects.bind(&name, at(&name), 64, Binding { replace: false, is_listener }, PATIENCE_MS) {
+        let object = Object { offset: at(&name), name, len_bytes: 64, is_listener };
+        match objects.bind(&object, PATIENCE_MS, |_| Ok(false)) {
             Ok(()) | Err(Error::Full { .. }) => {}
             Err(error) => panic!("{error}"),
         }

@@ -6,6 +6,7 @@ use cxl_pool::Error;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea, audit};
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Line;
+use cxl_pool::objects::Objects;
 use cxl_pool::ring::rpc::{Client, Server};
 use cxl_pool::ring::{Alive, Connection, Listener, RingConfig, Rings};
 use std::collections::HashMap;
@@ -156,6 +157,30 @@ fn a_name_has_one_living_listener_and_is_taken_over_from_a_dead_one() {
     assert!(matches!(second.accept(50), Err(Error::Timeout { .. })));
     second.close().unwrap();
     assert!(matches!(a.rings.listen(&[b'x'; 25]), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_name_that_is_no_listeners_is_not_taken() {
+    let lab = Lab::new();
+    let (a, b) = (lab.join(0), lab.join(1));
+    let (of_a, of_b) = (Objects::new(&a.host), Objects::new(&b.host));
+    let block = a.allocator.alloc(4096).unwrap();
+    of_a.put(b"root", block.offset, 4096, PATIENCE_MS).unwrap();
+    // A root whose memory has gone to a listener since.
+    let listener = a.rings.listen(b"here").unwrap();
+    let listening = of_a.get(b"here", PATIENCE_MS).unwrap();
+    of_b.put(b"dangling", listening.offset, 64, PATIENCE_MS).unwrap();
+    for name in [&b"root"[..], b"dangling", b"cxl.ring.doors"] {
+        let bound = of_b.get(name, PATIENCE_MS).unwrap();
+        assert!(matches!(b.rings.listen(name), Err(Error::Exists(_))), "{name:?}");
+        assert!(matches!(b.rings.connect(name, 50), Err(Error::PeerGone { .. })), "{name:?}");
+        assert_eq!(of_a.get(name, PATIENCE_MS).unwrap(), bound);
+    }
+    // Rings go on, for those who come later as well.
+    drop(listener);
+    drop(connect(&b, &a));
+    let c = lab.join(2);
+    drop(connect(&a, &c));
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub mod lent;
 pub mod lent_cases;
 pub mod linear;
 pub mod lock;
+pub mod names;
 pub mod objects;
 pub mod order;
 pub mod patience;
@@ -57,6 +58,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("seal", seal::run),
     ("stats", stats::run),
     ("ring", ring::run),
+    ("names", names::run),
     ("cache", cache::run),
     ("lent", lent::run),
 ];
