@@ -369,7 +369,8 @@ int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, si
 int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
 
 /* Closes a connection or a listener; the number is not valid any more whatever the result is. A connection is closed once the other end
- * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. */
+ * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. Calls that
+ * wait on other threads end first, within some 20 ms, with CXL_SHM_E_CLOSED. */
 int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------------------ *
@@ -596,8 +597,10 @@ int cxl_shm_cache_lookup_chain(cxl_pool_t* pool, const uint8_t* name_space, cons
 int cxl_shm_cache_publish(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, const cxl_shm_piece_t* pieces,
                           size_t count);
 
-/* Reserves room for a block, which nobody sees until it is committed. Fill it with cxl_shm_cache_fill(), or at `ptr` by stores (commit and
- * abort flush them) or by a device (which must have ended, and have flushed, before the commit). Errors as cxl_shm_cache_publish(). */
+/* Reserves room for a block, which nobody sees until it is committed. Fill it in one of three ways: with cxl_shm_cache_fill(), at
+ * `ptr` by stores (commit and abort flush them), or by a device (which must have ended, and have flushed, before the commit). After a fill
+ * nothing may be stored at `ptr` any more: it would not be flushed, and could end in the next block there. Errors as
+ * cxl_shm_cache_publish(). */
 int cxl_shm_cache_reserve(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, uint64_t len_bytes,
                           cxl_shm_block_t* block);
 

@@ -97,8 +97,26 @@ pub unsafe fn copy(direction: u32, pieces: &[Copy]) -> Outcome<()> {
     })
 }
 
+/// Refuses moves (to, from, length) of which two write the same byte: who wins would be by chance. They go in several lists, of which
+/// each is only looked at by itself.
+fn check_destinations(moves: &[(u64, u64, usize)]) -> Outcome<()> {
+    if moves.is_sorted_by(|one, other| one.0 + one.2 as u64 <= other.0) {
+        return Ok(());
+    }
+    let mut places: Vec<(u64, usize)> = moves.iter().map(|&(to, _, len)| (to, len)).collect();
+    places.sort_unstable();
+    match places.windows(2).find(|pair| pair[0].0 + pair[0].1 as u64 > pair[1].0) {
+        Some(pair) => Err(Failure::invalid(format!(
+            "copying within the pool: the destinations at {:#x} (+{} bytes) and {:#x} overlap: give every byte of the pool once",
+            pair[0].0, pair[0].1, pair[1].0
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Copies (to, from, length) within the pool, through memory of this process: neither end may be touched but by the coherence layer.
 fn within(pool: &OpenPool, engine: &dyn CopyEngine, moves: &[(u64, u64, usize)]) -> Outcome<()> {
+    check_destinations(moves)?;
     let memory = pool.pool().lines().memory();
     let mut bounce = vec![0u8; BOUNCE_BYTES.min(moves.iter().fold(0, |sum: usize, (_, _, len)| sum.saturating_add(*len)))];
     let mut left = moves.iter().copied();

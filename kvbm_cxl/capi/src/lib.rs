@@ -10,7 +10,7 @@
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
 //!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies;
-//!   `counts`: counters; `upkeep`: what has to be done meanwhile.
+//!   `turns`: what calls use one at a time; `counts`: counters; `upkeep`: what has to be done meanwhile.
 
 mod api;
 mod cache;
@@ -22,5 +22,6 @@ mod locks;
 mod pool;
 mod rings;
 pub mod status;
+mod turns;
 pub mod types;
 mod upkeep;

@@ -228,18 +228,22 @@ impl OpenPool {
             Some(held) => return Err(busy(held)),
         }
         let Some(shared) = self.member.swap(None) else { return Ok(()) };
-        let stay = |member: Arc<Member>, failure| {
-            self.member.store(Some(member));
-            Err(failure)
-        };
         let member = match alone(shared, self.config.join_timeout_ms) {
             Ok(member) => member,
-            Err((shared, failure)) => return stay(shared, failure),
+            Err((shared, failure)) => {
+                self.member.store(Some(shared));
+                return Err(failure);
+            }
         };
         // Nobody can acquire any more, but somebody may have meanwhile.
         let held = member.locks.held();
         if held != 0 {
-            return stay(Arc::new(member), busy(held));
+            // The upkeep has ended with what it kept up.
+            let member = Arc::new(member);
+            let restarted = Upkeep::start(&member);
+            self.member.store(Some(member));
+            *upkeep = Some(restarted?);
+            return Err(busy(held));
         }
         *upkeep = None;
         let Member { host, rings, allocator, counts, cache, _service, .. } = member;

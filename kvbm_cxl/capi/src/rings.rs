@@ -2,15 +2,22 @@
 //! Listeners and connections of a handle, by number.
 //!
 //! The two directions of a connection are used from different threads, one call at a time each. A number is never used again, so that one
-//! that was closed is refused.
+//! that was closed is refused. A call that waits looks now and then whether somebody closes what it waits for, so that a close need not
+//! wait for its deadline.
 
 use crate::status::{Failure, Outcome, Status};
+use crate::turns::{Deadline, Turn, Turns};
 use crate::types::CxlRing;
+use cxl_pool::Error;
 use cxl_pool::alloc::Allocator;
+
 use cxl_pool::host::Host;
 use cxl_pool::ring::{Alive, Beating, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Longest wait in one piece, in milliseconds: how late a close may notice a call that waits, and that one the close.
+const SLICE_MS: u64 = 20;
 
 /// The receiving direction, and the message that was too long for its caller.
 struct Incoming {
@@ -19,11 +26,12 @@ struct Incoming {
     is_waiting: bool,
 }
 
-/// A listener or connection. What was taken out is being closed.
+/// A listener or connection.
 #[derive(Clone)]
 enum Entry {
-    Listener(Arc<Mutex<Option<Listener>>>),
-    Connection(Arc<Mutex<Option<Sender>>>, Arc<Mutex<Option<Incoming>>>, Probe),
+    Listener(Arc<Turns<Listener>>),
+    /// With the length of its longest message, in bytes.
+    Connection(Arc<Turns<Sender>>, Arc<Turns<Incoming>>, Probe, u64),
 }
 
 /// The rings of one membership, made when they are first used.
@@ -45,6 +53,33 @@ fn closed(number: CxlRing) -> Failure {
 
 fn is_other(number: CxlRing, wanted: &str) -> Failure {
     Failure::invalid(format!("{number} is not a {wanted}"))
+}
+
+/// The turn of a call at `turns`, whose number is `number`.
+fn turn<'t, T>(turns: &'t Turns<T>, number: CxlRing, deadline: Deadline) -> Outcome<Turn<'t, T>> {
+    match turns.wait(deadline) {
+        Some(turn) if turn.is_open() => Ok(turn),
+        Some(_) => Err(closed(number)),
+        None => Err(Failure::new(Status::E_TIMEOUT, format!("another call on {number} did not end in time"))),
+    }
+}
+
+/// Repeats `attempt`, which waits for at most so many milliseconds, until the deadline, or until `turn` is to end for a close.
+fn wait<T, R>(
+    turn: &mut Turn<'_, T>,
+    number: CxlRing,
+    deadline: Deadline,
+    mut attempt: impl FnMut(&mut T, u64) -> Result<R, Error>,
+) -> Outcome<R> {
+    loop {
+        let left_ms = deadline.left_ms();
+        let open = turn.get().ok_or_else(|| closed(number))?;
+        match attempt(open, left_ms.min(SLICE_MS)) {
+            Err(Error::Timeout { .. }) if left_ms > SLICE_MS => {}
+            Err(Error::Timeout { what, .. }) => return Err(Error::Timeout { what, timeout_ms: deadline.timeout_ms() }.into()),
+            other => return Ok(other?),
+        }
+    }
 }
 
 impl RingTable {
@@ -81,33 +116,28 @@ impl RingTable {
     fn enter_connection(&self, connection: Connection) -> CxlRing {
         let probe = connection.probe();
         let (sender, receiver) = connection.split();
+        let max_message_bytes = sender.max_message_bytes();
         let incoming = Incoming { receiver, message: Vec::new(), is_waiting: false };
-        self.enter(Entry::Connection(Arc::new(Mutex::new(Some(sender))), Arc::new(Mutex::new(Some(incoming))), probe))
+        self.enter(Entry::Connection(Arc::new(Turns::of(sender)), Arc::new(Turns::of(incoming)), probe, max_message_bytes))
     }
 
     fn find(&self, number: CxlRing) -> Outcome<Entry> {
         held(&self.open).1.get(&number).cloned().ok_or_else(|| closed(number))
     }
 
-    fn with_sender<T>(&self, number: CxlRing, work: impl FnOnce(&mut Sender) -> Outcome<T>) -> Outcome<T> {
-        match self.find(number)? {
-            Entry::Connection(sender, ..) => work(held(&sender).as_mut().ok_or_else(|| closed(number))?),
-            Entry::Listener(_) => Err(is_other(number, "connection")),
-        }
-    }
-
     /// Listens under a name.
     pub fn listen(&self, name: &[u8]) -> Outcome<CxlRing> {
         let listener = self.rings()?.listen(name)?;
-        Ok(self.enter(Entry::Listener(Arc::new(Mutex::new(Some(listener))))))
+        Ok(self.enter(Entry::Listener(Arc::new(Turns::of(listener)))))
     }
 
     /// Accepts a connection.
     pub fn accept(&self, number: CxlRing, timeout_ms: u64) -> Outcome<CxlRing> {
         match self.find(number)? {
             Entry::Listener(listener) => {
-                let accepted = held(&listener).as_mut().ok_or_else(|| closed(number))?.accept(timeout_ms)?;
-                Ok(self.enter_connection(accepted))
+                let deadline = Deadline::within(timeout_ms);
+                let mut turn = turn(&listener, number, deadline)?;
+                Ok(self.enter_connection(wait(&mut turn, number, deadline, |listener, ms| listener.accept(ms))?))
             }
             Entry::Connection(..) => Err(is_other(number, "listener")),
         }
@@ -121,25 +151,34 @@ impl RingTable {
 
     /// Sends a message.
     pub fn send(&self, number: CxlRing, message: &[u8], timeout_ms: u64) -> Outcome<()> {
-        self.with_sender(number, |sender| Ok(sender.send(message, timeout_ms)?))
+        let Entry::Connection(sender, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
+        let deadline = Deadline::within(timeout_ms);
+        let mut turn = turn(&sender, number, deadline)?;
+        wait(&mut turn, number, deadline, |sender, ms| sender.send(message, ms))
     }
 
     /// Longest message of a connection, in bytes.
     pub fn max_message_bytes(&self, number: CxlRing) -> Outcome<u64> {
-        self.with_sender(number, |sender| Ok(sender.max_message_bytes()))
+        match self.find(number)? {
+            Entry::Connection(.., max_message_bytes) => Ok(max_message_bytes),
+            Entry::Listener(_) => Err(is_other(number, "connection")),
+        }
     }
 
     /// Receives a message of at most `room` bytes; a longer one stays, and its length is the error.
     pub fn recv<T>(&self, number: CxlRing, room: usize, timeout_ms: u64, take: impl FnOnce(&[u8]) -> T) -> Outcome<Result<T, usize>> {
-        let Entry::Connection(_, incoming, _) = self.find(number)? else { return Err(is_other(number, "connection")) };
-        let mut incoming = held(&incoming);
-        let Incoming { receiver, message, is_waiting } = incoming.as_mut().ok_or_else(|| closed(number))?;
-        if !*is_waiting && timeout_ms > 0 {
-            receiver.recv(message, timeout_ms)?;
-        } else if !*is_waiting && !receiver.try_recv(message)? {
-            // One look, and few words: whoever polls comes here all the time.
-            return Err(Failure::new(Status::E_TIMEOUT, "no message has arrived"));
+        let Entry::Connection(_, incoming, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
+        let deadline = Deadline::within(timeout_ms);
+        let mut turn = turn(&incoming, number, deadline)?;
+        let Incoming { receiver, message, is_waiting } = turn.get().ok_or_else(|| closed(number))?;
+        // One look, and few words: whoever polls comes here all the time.
+        if !*is_waiting && !receiver.try_recv(message)? {
+            if timeout_ms == 0 {
+                return Err(Failure::new(Status::E_TIMEOUT, "no message has arrived"));
+            }
+            wait(&mut turn, number, deadline, |incoming, ms| incoming.receiver.recv(&mut incoming.message, ms))?;
         }
+        let Incoming { message, is_waiting, .. } = turn.get().ok_or_else(|| closed(number))?;
         *is_waiting = message.len() > room;
         Ok(if *is_waiting { Err(message.len()) } else { Ok(take(message)) })
     }
@@ -147,7 +186,7 @@ impl RingTable {
     /// Looks whether the other end of a connection is alive now; beside calls on other threads.
     pub fn check(&self, number: CxlRing) -> Outcome<Alive> {
         match self.find(number)? {
-            Entry::Connection(_, _, probe) => Ok(probe.check()?),
+            Entry::Connection(_, _, probe, _) => Ok(probe.check()?),
             Entry::Listener(_) => Err(is_other(number, "connection")),
         }
     }
@@ -156,12 +195,12 @@ impl RingTable {
     pub fn close(&self, number: CxlRing, timeout_ms: u64) -> Outcome<()> {
         let entry = held(&self.open).1.remove(&number).ok_or_else(|| closed(number))?;
         match entry {
-            Entry::Listener(listener) => match held(&listener).take() {
+            // Calls on other threads end first.
+            Entry::Listener(listener) => match listener.close() {
                 Some(listener) => Ok(listener.close()?),
                 None => Err(closed(number)),
             },
-            // Calls on other threads end first, with their deadlines.
-            Entry::Connection(sender, incoming, _) => match (held(&sender).take(), held(&incoming).take()) {
+            Entry::Connection(sender, incoming, ..) => match (sender.close(), incoming.close()) {
                 (Some(sender), Some(incoming)) if timeout_ms > 0 => Ok(Connection::of(sender, incoming.receiver)?.close(timeout_ms)?),
                 (Some(_), Some(_)) => Ok(()),
                 _ => Err(closed(number)),
@@ -174,7 +213,7 @@ impl RingTable {
         let open = std::mem::take(&mut *held(&self.open)).1;
         for entry in open.into_values() {
             if let Entry::Listener(listener) = entry
-                && let Some(listener) = held(&listener).take()
+                && let Some(listener) = listener.close()
             {
                 // The next listener takes a name over that is left.
                 let _ = listener.close();

@@ -195,6 +195,16 @@ fn messages_go_to_and_fro_and_a_killed_caller_is_noticed() {
 }
 
 #[test]
+fn closing_and_leaving_beside_calls_that_wait() {
+    for link in [Link::Shared, Link::Sanitized] {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "closing.c", link) else { return };
+        let pool = format!("{},size=24M", folder.path("pool").display());
+        succeed(vec![start(&folder, &program, "one", NATIVE, &[OsStr::new(&pool)])]);
+    }
+}
+
+#[test]
 fn bytes_of_devices_cross_hosts_and_pools_are_left_alone() {
     for (link, coherence) in
         [(Link::Shared, NATIVE), (Link::Static, "emulated:seed=9"), (Link::Shared, "emulated:seed=3,noise=4"), (Link::Sanitized, NATIVE)]

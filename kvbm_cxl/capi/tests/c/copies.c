@@ -74,6 +74,17 @@ static void refusals(char* area, char* memory) {
     CHECK_STATUS(cxl_shm_copy_list(CXL_SHM_COPY_WITHIN, wrong, 2), CXL_SHM_E_NOT_IN_POOL);
     wrong[1] = (cxl_shm_copy_t){area, memory, SIZE_MAX};
     CHECK_STATUS(cxl_shm_copy_list(CXL_SHM_COPY_OUT, wrong, 2), CXL_SHM_E_NOT_IN_POOL);
+    /* The same destination twice, far from one another in the list. */
+    const size_t large = 256 << 10;
+    char bytes[16];
+    memset(bytes, 1, sizeof bytes);
+    CHECK_OK(cxl_shm_copy_in(area, bytes, sizeof bytes));
+    memset(bytes, 2, sizeof bytes);
+    CHECK_OK(cxl_shm_copy_in(area + large, bytes, sizeof bytes));
+    cxl_shm_copy_t twice[3] = {{area, area + large, large}, {area + 3 * large, area + 2 * large, large}, {area, area + 2 * large, large}};
+    CHECK_STATUS(cxl_shm_copy_list(CXL_SHM_COPY_WITHIN, twice, 3), CXL_SHM_E_INVALID);
+    CHECK_OK(cxl_shm_copy_out(bytes, area, sizeof bytes));
+    CHECK(bytes[0] == 1 && bytes[15] == 1);
     wrong[0].len_bytes = wrong[1].len_bytes = 0;
     wrong[1].memory = NULL;
     CHECK_OK(cxl_shm_copy_list(CXL_SHM_COPY_IN, wrong, 2));
