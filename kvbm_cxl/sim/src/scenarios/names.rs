@@ -7,7 +7,7 @@
 
 use super::directed::{self, MS, at};
 use super::setup::join;
-use crate::{Env, Failure, Fault, Stats};
+use crate::{Env, Failure, Fault, Planned, Stats, WritePath};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::objects::Objects;
@@ -42,8 +42,16 @@ type Shared = Rc<RefCell<Ledger>>;
 
 /// One run.
 pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
+    run_with(seed, None)
+}
+
+/// One run, with one more fault.
+pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
     let hosts = crate::Random::new(seed).pick(&[2, 3]);
-    let path = directed::write_path(seed);
+    let path = match planned {
+        Some(Planned { fault: Fault::CrashMachine { .. }, .. }) => WritePath::OneUnit,
+        _ => directed::write_path(seed),
+    };
     let mut cluster = super::setup::Cluster::new(seed, hosts, hosts, |config, random| {
         config.write_path = path;
         config.geometry.objects = random.pick(&CELLS);
@@ -58,6 +66,9 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
             _ => Fault::PauseThread { for_ns: random.between(MS / 2, longest) },
         };
         let planned = at(random.pick(&POINTS), random.between(1, 12), None, fault);
+        cluster.world.plan(planned);
+    }
+    if let Some(planned) = planned {
         cluster.world.plan(planned);
     }
     let ledger = Shared::default();
