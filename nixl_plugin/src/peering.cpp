@@ -294,7 +294,9 @@ bool Peering::is_gone(Peer& peer) noexcept {
     if (now - peer.looked_up_ns.load(std::memory_order_relaxed) > peer_age_ns) {
         peer.looked_up_ns.store(now, std::memory_order_relaxed);
         try {
-            peer.is_gone.store(links_->state_of(hex16(peer.info.engine)) == PeerState::gone, std::memory_order_release);
+            PeerState state = links_->state_of(hex16(peer.info.engine));
+            // Unknown to the links: it was disconnected from, or another engine has its agent's name.
+            peer.is_gone.store(state == PeerState::gone || state == PeerState::unknown, std::memory_order_release);
         } catch (...) {
             // Looked up again next time.
         }
@@ -312,10 +314,33 @@ Status Peering::deliver(const Peer& peer, std::string message, const Extents& wr
     } else if (!peer.is_same_pool) {
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", peer.agent, " uses the pool ", uuid_text(peer.info.pool), ", this one ",
                                         uuid_text(core_->pool->uuid()), ": give both the same")};
-    } else if (Status sent = links_->notify(peer.agent, wrap_note(written, message)); !sent.ok()) {
+    } else if (Status sent = send(peer, wrap_note(written, message)); !sent.ok()) {
         return sent;
     }
     core_->counters.add(CXL_SHM_COUNT_NIXL_NOTIFS_SENT);
+    return {};
+}
+
+Status Peering::send(const Peer& peer, std::string note) {
+    std::string engine_id = hex16(peer.info.engine);
+    if (note.size() > links_->options().note_bytes)
+        return {NIXL_ERR_INVALID_PARAM, text("CXL: a notification of ", note.size(), " bytes: ", links_->options().note_bytes, " at most")};
+    switch (links_->state_of(engine_id)) {
+    case PeerState::unknown:
+        return {NIXL_ERR_REMOTE_DISCONNECT,
+                text("CXL: agent ", peer.agent, " was restarted or disconnected from: nothing is sent to what has its name now")};
+    case PeerState::gone:
+        // It may be back for the next one.
+        links_->post([links = links_.get(), engine_id] {
+            Status failure;
+            links->reach(engine_id, failure);
+        });
+        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", peer.agent, " is gone")};
+    default:
+        break;
+    }
+    auto kept = std::make_shared<std::string>(std::move(note));
+    links_->post([links = links_.get(), engine_id, kept] { links->note(engine_id, std::move(*kept)); });
     return {};
 }
 

@@ -37,6 +37,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
 
     Peering(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus);
     Status receive(Notification& note, notif_list_t& notifs);
+    /// To the engine itself, never to one that has its agent's name since.
+    Status send(const Peer& peer, std::string note);
 
   public:
     /// Begins to listen for peers, and to serve them.
