@@ -228,7 +228,7 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
                 return report("load", {NIXL_ERR_NOT_FOUND, text("CXL: agent ", remote_agent, " has deregistered what its metadata names")});
             region->is_in_process = true;
             region->pool_address = region->own->pool_address;
-        } else if (region->is.kind == RegionKind::pool && peer->is_same_pool && region->is.len_bytes > 0) {
+        } else if (region->is.kind == RegionKind::pool && region->is.pool == core_->pool->uuid() && region->is.len_bytes > 0) {
             if (Status found = core_->pool->range(region->is.offset, region->is.len_bytes, region->pool_address); !found.ok())
                 return report(text("load:", remote_agent, ":pool"), found.within(text("CXL: loading metadata of agent ", remote_agent)));
             core_->pool->map_ahead(region->pool_address, region->is.len_bytes);

@@ -123,6 +123,11 @@ Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, con
         if (region->peer != peer && region->peer->info.engine != peer->info.engine)
             return refused(NIXL_ERR_MISMATCH, i,
                            text("its memory is of agent ", region->peer->agent, " as it was before: load its metadata anew"));
+        // What came apart from the connection information may be older: numbers of registrations and addresses come again.
+        if (region->is.engine != region->peer->info.engine || region->is.pool != region->peer->info.pool)
+            return refused(NIXL_ERR_MISMATCH, i,
+                           text("the metadata of its memory is not of the engine of agent ", peer->agent,
+                                " whose connection information was loaded: it was restarted, load its metadata anew"));
         if (registration->is_closed())
             return refused(NIXL_ERR_NOT_FOUND, i, "its local memory is deregistered");
         if (!registration->covers(near.addr, near.len))

@@ -36,7 +36,7 @@ struct Routed {
 };
 
 /// Checks the lists and fills `routed`. NIXL_ERR_INVALID_PARAM for lists that do not fit each other or stretches outside of their
-/// registrations, NIXL_ERR_NOT_SUPPORTED for pairs that no module moves, NIXL_ERR_MISMATCH for memory of another pool.
+/// registrations, NIXL_ERR_NOT_SUPPORTED for pairs that no module moves, NIXL_ERR_MISMATCH for memory of another pool or engine.
 Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, const nixl_meta_dlist_t& remote,
                    const std::shared_ptr<Peer>& peer, XferRequest& request, Routed& routed);
 

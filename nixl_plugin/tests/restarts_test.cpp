@@ -13,11 +13,13 @@ namespace {
 
 constexpr size_t buffer_bytes = 1 << 20;
 
-/// Registers a block of the pool, tells of it, and repeats each notification; ends by itself after "end".
+/// Registers ordinary memory and a block of the pool, tells of them, and repeats each notification; ends by itself after "end".
 void serve(const std::string& pool, const std::string& folder, const std::string& turn) {
     Agent agent("server", pool);
-    Buffer block(agent, true, buffer_bytes, static_cast<uint32_t>(std::stoul(turn)));
+    auto salt = static_cast<uint32_t>(std::stoul(turn));
+    Buffer heap(agent, false, buffer_bytes, salt), block(agent, true, buffer_bytes, salt);
     CHECK(agent->loadRemoteConnInfo("client", hear(folder + "/client")) == NIXL_SUCCESS);
+    tell(folder + "/heap" + turn, heap.public_data());
     tell(folder + "/block" + turn, block.public_data());
     tell(folder + "/block-at" + turn, number(reinterpret_cast<uintptr_t>(block.address)));
     tell(folder + "/server" + turn, agent.conn_info());
@@ -75,6 +77,48 @@ void an_old_handle(const testing::Folder& folder, const std::string& pool) {
         lives.end(2);
     }
     CHECK(client->unloadMD(md) == NIXL_SUCCESS);
+}
+
+/// Metadata of the first life's memory, loaded with the connection information of the second one: its numbers and addresses may be those of
+/// other memory now.
+void stale_metadata(const testing::Folder& folder, const std::string& pool) {
+    Lives lives(folder, pool);
+    Agent& client = lives.client;
+    Buffer near(client, false, buffer_bytes, 77);
+    lives.begin(1);
+    std::map<std::string, std::string> stale;
+    for (const char* memory : {"heap", "block"})
+        stale[memory] = lives.told(memory, 1);
+    lives.kill();
+    lives.begin(2);
+    CHECK(client->loadRemoteConnInfo("server", lives.told("server", 2)) == NIXL_SUCCESS);
+    for (const char* memory : {"heap", "block"}) {
+        PublicRegion before, now;
+        CHECK_OK(decode(stale[memory], before));
+        CHECK_OK(decode(lives.told(memory, 2), now));
+        CHECK(before.registration == now.registration && before.engine != now.engine);
+        // As if it had come to lie at the same place.
+        before.base = now.base;
+        before.offset = now.offset;
+        PublicRegion of_another_pool = now;
+        of_another_pool.pool[0] ^= 1;
+        for (const PublicRegion& wrong : {before, of_another_pool}) {
+            // Loaded, so that one such does not keep the rest of the metadata out.
+            nixlBackendMD* md = load(client, "server", encode(wrong));
+            for (nixl_xfer_op_t operation : {NIXL_READ, NIXL_WRITE}) {
+                Transfer_ transfer(client, operation, near, now.base, md, "server", {{0, 0, buffer_bytes}});
+                CHECK(transfer.prepared == NIXL_ERR_MISMATCH);
+            }
+            CHECK(client->unloadMD(md) == NIXL_SUCCESS);
+        }
+        nixlBackendMD* md = load(client, "server", encode(now));
+        {
+            Transfer_ read(client, NIXL_READ, near, now.base, md, "server", {{0, 0, buffer_bytes}});
+            CHECK(read.run() == NIXL_SUCCESS && near.content() == testing::unique_bytes(buffer_bytes, 2));
+        }
+        CHECK(client->unloadMD(md) == NIXL_SUCCESS);
+    }
+    lives.end(2);
 }
 
 /// A part that ends when the test says so, like a large copy.
@@ -140,4 +184,5 @@ int main(int argc, char** argv) {
     Options options = testing::new_pool(folder, "pool", "native");
     an_old_handle(folder, options.pool);
     a_copy_across(options);
+    stale_metadata(folder, options.pool);
 }
