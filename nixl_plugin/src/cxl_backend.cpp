@@ -222,12 +222,21 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
             return report(text("load:", remote_agent, ":", read.code()),
                           read.within(text("CXL: loading metadata of agent ", remote_agent)));
         if (peer->is_local) {
-            auto core = peer->local.lock();
-            region->own = core ? core->registry.find(region->is.registration) : nullptr;
-            if (!region->own)
-                return report("load", {NIXL_ERR_NOT_FOUND, text("CXL: agent ", remote_agent, " has deregistered what its metadata names")});
             region->is_in_process = true;
-            region->pool_address = region->own->pool_address;
+            // Of an engine before it: no transfer is prepared with that.
+            if (region->is.engine == peer->info.engine) {
+                auto core = peer->local.lock();
+                region->own = core ? core->registry.find(region->is.registration) : nullptr;
+                if (!region->own)
+                    return report("load",
+                                  {NIXL_ERR_NOT_FOUND, text("CXL: agent ", remote_agent, " has deregistered what its metadata names")});
+                // Anybody may have made it, and here its addresses are used as they are.
+                if (region->is != public_region(*core, *region->own))
+                    return report("load:" + remote_agent,
+                                  {NIXL_ERR_INVALID_PARAM, text("CXL: metadata of agent ", remote_agent,
+                                                                " is not what its engine of this process has registered")});
+                region->pool_address = region->own->pool_address;
+            }
         } else if (region->is.kind == RegionKind::pool && region->is.pool == core_->pool->uuid() && region->is.len_bytes > 0) {
             if (Status found = core_->pool->range(region->is.offset, region->is.len_bytes, region->pool_address); !found.ok())
                 return report(text("load:", remote_agent, ":pool"), found.within(text("CXL: loading metadata of agent ", remote_agent)));

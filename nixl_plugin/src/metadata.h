@@ -34,6 +34,8 @@ struct PublicRegion {
     uint64_t offset = 0; // RegionKind::pool: of the first byte in the pool; else 0
     uint64_t len_bytes = 0;
     uint64_t device = 0; // devId of the registration
+
+    bool operator==(const PublicRegion&) const = default;
 };
 
 /// The connection information of an engine.

@@ -109,6 +109,37 @@ void refusals(const std::string& pool, const std::string& foreign_pool) {
     CHECK(Agent("x", pool, {{"inline_bytes", "many"}})->getInitErr());
 }
 
+/// Metadata that names an engine of this process and not what that has registered: its addresses are not used.
+void forged(const std::string& pool) {
+    Agent one("one", pool);
+    Buffer heap(one, false, 4096, 1), block(one, true, 4096, 2);
+    std::vector<std::byte> unregistered(4096);
+    ConnInfo info;
+    CHECK_OK(decode(one.conn_info(), info));
+    info.agent = "evil";
+    CHECK(one->loadRemoteConnInfo("evil", encode(info)) == NIXL_SUCCESS);
+    for (const Buffer* buffer : {&heap, &block}) {
+        PublicRegion is;
+        CHECK_OK(decode(buffer->public_data(), is));
+        std::vector<PublicRegion> wrong(6, is);
+        wrong[0].base = reinterpret_cast<uintptr_t>(unregistered.data());
+        wrong[1].len_bytes++;
+        wrong[2].kind = is.kind == RegionKind::heap ? RegionKind::pool : RegionKind::heap;
+        wrong[3].offset += 4096;
+        wrong[4].device++;
+        wrong[5].pool[0] ^= 1;
+        for (const PublicRegion& forged : wrong)
+            load(one, "evil", encode(forged), NIXL_ERR_INVALID_PARAM);
+        nixlBackendMD* md = load(one, "evil", encode(is));
+        CHECK(one->unloadMD(md) == NIXL_SUCCESS);
+        // Of an engine that is not there any more, as after a restart: loaded, and refused when it is used.
+        is.engine ^= 1;
+        md = load(one, "evil", encode(is));
+        CHECK(Transfer_(one, NIXL_WRITE, heap, is.base, md, "evil", {{0, 0, 4096}}).prepared == NIXL_ERR_MISMATCH);
+        CHECK(one->unloadMD(md) == NIXL_SUCCESS);
+    }
+}
+
 void lifetimes(const std::string& pool) {
     Agent one("one", pool, {{"inline_bytes", "0"}});
     auto other = std::make_unique<Agent>("other", pool);
@@ -324,6 +355,7 @@ int main(int argc, char** argv) {
     std::string pool = testing::new_pool(folder, "pool", "native").pool;
     within_a_process(pool);
     refusals(pool, testing::new_pool(folder, "foreign", "native").pool);
+    forged(pool);
     lifetimes(pool);
     threads_end_with_the_engine(pool);
     threads(pool);
