@@ -211,6 +211,58 @@ void refusals(Scene& scene) {
     CHECK(transfer(scene, NIXL_WRITE, pairs_of(local.get(), object, {{0, 10}})) == NIXL_ERR_NOT_FOUND && !local->is_used());
 }
 
+/// An object that somebody else writes is not there: a WRITE of it ends when that does, and is what it says.
+void written_by_another(const Options& options) {
+    std::vector<std::byte> bytes = testing::unique_bytes(object_bytes, 70), seen(object_bytes);
+    std::vector<std::byte> others = testing::unique_bytes(object_bytes, 71);
+    enum class Other { stays, aborts, commits, commits_another_length };
+    for (Other other : {Other::stays, Other::aborts, Other::commits, Other::commits_another_length}) {
+        // Inside of the post, and by a worker.
+        for (uint64_t inline_bytes : {1 << 20, 0}) {
+            if (other != Other::stays && inline_bytes != 0)
+                continue;
+            Options how = options;
+            how.timeout_ms = other == Other::stays ? 100 : 600'000;
+            Scene scene(how, inline_bytes);
+            std::string key = text("of another ", static_cast<int>(other), "/", inline_bytes);
+            RemoteRegion object = scene.object(key);
+            ObjectName name;
+            CHECK_OK(name_object(how.name_space, 0, key, name));
+            cxl_pool_t* pool = scene.core->pool->handle();
+            cxl_shm_block_t block{};
+            block.struct_size = sizeof block;
+            size_t len_bytes = other == Other::commits_another_length ? object_bytes - 1 : object_bytes;
+            CHECK(cxl_shm_cache_reserve(pool, &name.id, nullptr, len_bytes, &block) == CXL_SHM_OK);
+            CHECK(cxl_shm_copy_in(block.ptr, others.data(), len_bytes) == CXL_SHM_OK);
+            auto from = testing::register_dram(*scene.core, bytes.data(), object_bytes);
+            auto to = testing::register_dram(*scene.core, seen.data(), object_bytes);
+            Pairs write = pairs_of(from.get(), object, {{0, object_bytes}}), read = pairs_of(to.get(), object, {{0, object_bytes}});
+            if (other == Other::stays) {
+                CHECK(transfer(scene, NIXL_WRITE, write) == NIXL_ERR_NOT_ALLOWED);
+                CHECK(transfer(scene, NIXL_READ, read) == NIXL_ERR_NOT_FOUND);
+                CHECK(cxl_shm_cache_abort(pool, block.handle) == CXL_SHM_OK);
+                continue;
+            }
+            std::unique_ptr<Part> part;
+            CHECK_OK(make_object_part(scene.core, NIXL_WRITE, write, part));
+            auto ended = std::make_shared<testing::Ended>();
+            CHECK(part->post(ended) == NIXL_IN_PROG);
+            testing::await("a worker", [&] { return from->is_used(); });
+            if (other == Other::aborts)
+                CHECK(cxl_shm_cache_abort(pool, block.handle) == CXL_SHM_OK);
+            else
+                CHECK(cxl_shm_cache_commit(pool, block.handle) == CXL_SHM_OK);
+            testing::await("the end of the write", [&] { return ended->times != 0; });
+            if (other == Other::commits_another_length) {
+                CHECK(ended->status == NIXL_ERR_NOT_ALLOWED);
+                continue;
+            }
+            CHECK(ended->status == NIXL_SUCCESS && transfer(scene, NIXL_READ, read) == NIXL_SUCCESS);
+            CHECK(seen == (other == Other::aborts ? bytes : others));
+        }
+    }
+}
+
 /// Objects on workers, posted again and cancelled.
 void on_workers(const Options& options) {
     Scene scene(options, 0);
@@ -284,6 +336,7 @@ int main(int argc, char** argv) {
         read_back(scene);
         testing::Child("two", {"reads", options.pool}).finish();
         on_workers(options);
+        written_by_another(options);
         testing::Child other("two", {"races", options.pool});
         race(scene, 1);
         other.finish();

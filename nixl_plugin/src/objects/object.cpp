@@ -9,7 +9,7 @@ namespace kvbm_cxl {
 namespace {
 
 constexpr size_t id_digits = 2 * CXL_SHM_ID_BYTES;
-/// Between two attempts to publish while an eviction of the name is under way.
+/// Between two attempts to publish while an eviction of the name is under way, or somebody else writes it.
 constexpr auto pause = std::chrono::microseconds(100);
 
 int digit(char c) {
@@ -153,17 +153,26 @@ Status publish_object(Core& core, const ObjectName& name, const std::vector<Obje
             core.counters.add(CXL_SHM_COUNT_NIXL_OBJECT_WRITTEN_BYTES, len_bytes);
             return {};
         }
+        bool is_late = std::chrono::steady_clock::now() >= deadline;
         if (status == CXL_SHM_E_EXISTS) {
-            uint64_t there_bytes = len_bytes; // one that is still being written, or just went, cannot be compared
-            cxl_shm_cache_lookup(pool, &name.id, &there_bytes);
-            if (there_bytes != len_bytes)
+            uint64_t there_bytes = 0;
+            int found = cxl_shm_cache_lookup(pool, &name.id, &there_bytes);
+            if (found != CXL_SHM_OK && found != CXL_SHM_E_NOT_FOUND)
+                return pool_failure(found, text("looking for object ", name.text));
+            if (found == CXL_SHM_OK && there_bytes != len_bytes)
                 return {NIXL_ERR_NOT_ALLOWED, text("CXL: object ", name.text, " is there with ", there_bytes,
                                                    " bytes and cannot change to ", len_bytes, ": evict it, or write to another key")};
-            core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED);
-            return {};
-        }
-        if (status != CXL_SHM_E_BUSY || std::chrono::steady_clock::now() >= deadline)
+            if (found == CXL_SHM_OK) {
+                core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED);
+                return {};
+            }
+            // It just went, or somebody is writing it, who may give up.
+            if (is_late)
+                return {NIXL_ERR_NOT_ALLOWED, text("CXL: object ", name.text, " is being written by somebody else, who did not end within ",
+                                                   core.options.timeout_ms, " ms")};
+        } else if (status != CXL_SHM_E_BUSY || is_late) {
             return pool_failure(status, text("publishing object ", name.text, " of ", len_bytes, " bytes"));
+        }
         std::this_thread::sleep_for(pause);
     }
 }

@@ -46,7 +46,8 @@ struct ObjectPiece {
 /// Sorts the pieces of one object by offset. An error unless they are the whole of it, from 0 on, without gap or overlap.
 Status check_whole(const ObjectName& name, std::vector<ObjectPiece>& pieces);
 
-/// Publishes an object from pieces that check_whole() passed.
+/// Publishes an object from pieces that check_whole() passed. While somebody else writes it, waits: NIXL_ERR_NOT_ALLOWED if that has not
+/// ended after `timeout_ms`.
 Status publish_object(Core& core, const ObjectName& name, const std::vector<ObjectPiece>& pieces, const std::atomic<bool>& stop);
 
 /// Copies ranges of an object, verified: NIXL_ERR_NOT_FOUND if it is not there, NIXL_ERR_MISMATCH for ranges that it does not have. After a
