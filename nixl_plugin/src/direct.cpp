@@ -68,6 +68,29 @@ bool feeds_itself(Way way, const std::vector<Copy>& sorted) {
     return false;
 }
 
+/// Whether a copy writes what it reads. Pool and memory are one there only with Way::within.
+bool is_onto_itself(const Copy& copy) {
+    auto *to = static_cast<std::byte*>(copy.pool), *from = static_cast<std::byte*>(copy.memory);
+    return to < from + copy.len_bytes && from < to + copy.len_bytes;
+}
+
+/// Makes such a copy within the pool, which no list of the pool's may have: through a buffer, and from the end on which nothing is written
+/// that is still to be read.
+int copy_onto_itself(const Copy& copy) {
+    auto *to = static_cast<std::byte*>(copy.pool), *from = static_cast<std::byte*>(copy.memory);
+    std::vector<std::byte> buffer(std::min<size_t>(copy.len_bytes, slice_bytes));
+    for (size_t done = 0; done < copy.len_bytes;) {
+        size_t len_bytes = std::min(copy.len_bytes - done, buffer.size());
+        size_t at = to > from ? copy.len_bytes - done - len_bytes : done;
+        if (int status = cxl_shm_copy_out(buffer.data(), from + at, len_bytes); status != CXL_SHM_OK)
+            return status;
+        if (int status = cxl_shm_copy_in(to + at, buffer.data(), len_bytes); status != CXL_SHM_OK)
+            return status;
+        done += len_bytes;
+    }
+    return CXL_SHM_OK;
+}
+
 const char* name_of(Way way) {
     switch (way) {
     case Way::in:
@@ -131,21 +154,23 @@ CopyPlan::CopyPlan(Way way, std::vector<Copy> copies, uint64_t inline_bytes) : w
 }
 
 nixl_status_t CopyPlan::make(const Copy* copies, size_t count) const noexcept {
-    int status = CXL_SHM_OK;
     if (way_ == Way::memory) {
         for (size_t i = 0; i < count; i++)
             std::memmove(copies[i].pool, copies[i].memory, copies[i].len_bytes);
         return NIXL_SUCCESS;
     }
-    if (count == 1 && way_ == Way::in)
-        status = cxl_shm_copy_in(copies->pool, copies->memory, copies->len_bytes);
-    else if (count == 1 && way_ == Way::out)
-        status = cxl_shm_copy_out(copies->memory, copies->pool, copies->len_bytes);
-    else
-        status = cxl_shm_copy_list(static_cast<uint32_t>(way_), copies, count);
-    if (status == CXL_SHM_OK) [[likely]]
-        return NIXL_SUCCESS;
     try {
+        int status = CXL_SHM_OK;
+        if (count == 1 && way_ == Way::in)
+            status = cxl_shm_copy_in(copies->pool, copies->memory, copies->len_bytes);
+        else if (count == 1 && way_ == Way::out)
+            status = cxl_shm_copy_out(copies->memory, copies->pool, copies->len_bytes);
+        else if (count == 1 && is_onto_itself(*copies))
+            status = copy_onto_itself(*copies);
+        else
+            status = cxl_shm_copy_list(static_cast<uint32_t>(way_), copies, count);
+        if (status == CXL_SHM_OK) [[likely]]
+            return NIXL_SUCCESS;
         return report(text("copy:", static_cast<uint32_t>(way_), ":", status), pool_failure(status, name_of(way_)));
     } catch (...) {
         return NIXL_ERR_BACKEND;

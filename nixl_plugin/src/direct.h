@@ -41,7 +41,8 @@ class CopyPlan {
     nixl_status_t make(const Copy* copies, size_t count) const noexcept;
 
     Way way_;
-    /// Destinations overlap: copies are made one after the other, in the order in which they were given.
+    /// Something is written twice, or written and read: copies are made one after the other, in the order in which they were given, and one
+    /// onto itself as memmove() makes it.
     bool is_in_order_ = false;
     std::vector<Copy> copies_;
     std::vector<Slice> slices_;

@@ -23,9 +23,13 @@ struct Scene {
             CHECK(cxl_shm_alloc(core->pool->handle(), area_bytes, 0, &block) == CXL_SHM_OK);
             pool[i] = static_cast<std::byte*>(block);
             heap[i] = testing::unique_bytes(area_bytes, static_cast<uint32_t>(i + 1));
+            fill(i, static_cast<uint32_t>(i + 3));
         }
     }
 
+    void fill(int area, uint32_t salt) {
+        CHECK(cxl_shm_copy_in(pool[area], testing::unique_bytes(area_bytes, salt).data(), area_bytes) == CXL_SHM_OK);
+    }
     std::vector<std::byte> content(const std::byte* pool_area) const {
         std::vector<std::byte> bytes(area_bytes);
         CHECK(cxl_shm_copy_out(bytes.data(), pool_area, area_bytes) == CXL_SHM_OK);
@@ -126,6 +130,29 @@ void overlapping(Scene& scene) {
     expect(heap, wanted, "one after the other");
 }
 
+/// Moved by less than its length, to either side.
+void onto_itself(Scene& scene) {
+    constexpr size_t len = 700'001;
+    scene.fill(0, 5);
+    scene.heap[0] = testing::unique_bytes(area_bytes, 6);
+    for (Way way : {Way::within, Way::memory}) {
+        std::byte* base = way == Way::within ? scene.pool[0] : scene.heap[0].data();
+        auto content = [&] { return way == Way::within ? scene.content(base) : scene.heap[0]; };
+        for (size_t distance : {size_t{1}, size_t{64}, size_t{4096}, size_t{300'000}, len - 1}) {
+            for (bool is_up : {true, false}) {
+                for (uint64_t inline_bytes : {uint64_t{0}, uint64_t{1} << 30}) {
+                    size_t from = is_up ? 77 : 77 + distance, to = is_up ? 77 + distance : 77;
+                    std::vector<std::byte> wanted = content();
+                    std::memmove(wanted.data() + to, wanted.data() + from, len);
+                    auto part = make_direct_part(scene.core, CopyPlan(way, {{base + to, base + from, len}}, inline_bytes), {});
+                    CHECK(testing::run(*part) == NIXL_SUCCESS);
+                    expect(content(), wanted, way == Way::within ? "moved within the pool" : "moved in the heap");
+                }
+            }
+        }
+    }
+}
+
 void cancelled(Scene& scene) {
     std::mt19937_64 random(6);
     auto registration = std::make_shared<Registration>();
@@ -184,6 +211,7 @@ int main() {
         Scene scene(testing::new_pool(folder, coherence.substr(0, 4), coherence.c_str()));
         random_lists(scene, coherence == "native" ? 24 : 2);
         overlapping(scene);
+        onto_itself(scene);
         cancelled(scene);
         deregistered(scene);
         failing(scene);
