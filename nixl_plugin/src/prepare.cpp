@@ -30,7 +30,7 @@ Status route_dram(nixl_xfer_op_t operation, const Pair& pair, size_t index, Rout
     if (!is_in_process(region) && !peer.is_same_pool)
         return refused(NIXL_ERR_MISMATCH, index,
                        text("agent ", peer.agent, " uses the pool ", uuid_text(peer.info.pool), ", this one another: give both the same"));
-    if (is_in_process(region) && is_remote_pool && is_local_pool && region.is.pool != region.peer->info.pool)
+    if (is_in_process(region) && is_remote_pool && is_local_pool && !peer.is_same_pool)
         return refused(NIXL_ERR_NOT_SUPPORTED, index, "copies from one pool to another are not supported");
     if (!is_in_process(region) && !is_remote_pool)
         route = Route::staged;

@@ -72,6 +72,20 @@ void refusals(const std::string& pool, const std::string& foreign_pool) {
     Agent one("one", pool), foreign("foreign", foreign_pool);
     Buffer near(one, false, 10'000, 1), far(foreign, false, 10'000, 2), far_pool(foreign, true, 10'000, 3);
     load(one, "foreign", far.public_data(), NIXL_ERR_NOT_FOUND);
+    // An engine of this process on another pool: its heap and its pool are reached, but not from the pool of this one.
+    CHECK(one->loadRemoteConnInfo("foreign", foreign.conn_info()) == NIXL_SUCCESS);
+    Buffer near_pool(one, true, 10'000, 4);
+    for (const Buffer* from : {&near, &near_pool}) {
+        for (const Buffer* to : {&far, &far_pool}) {
+            nixlBackendMD* md = load(one, "foreign", to->public_data());
+            Transfer_ transfer(one, NIXL_WRITE, *from, reinterpret_cast<uintptr_t>(to->address), md, "foreign", {{0, 0, 10'000}});
+            if (from == &near_pool && to == &far_pool)
+                CHECK(transfer.prepared == NIXL_ERR_NOT_SUPPORTED && !transfer.handle);
+            else
+                CHECK(transfer.run() == NIXL_SUCCESS && to->content() == from->content());
+            CHECK(one->unloadMD(md) == NIXL_SUCCESS);
+        }
+    }
     // As if it were of another process: its number is not known here.
     ConnInfo info;
     CHECK_OK(decode(foreign.conn_info(), info));
