@@ -242,7 +242,9 @@ Peering::~Peering() {
 }
 
 void Peering::shut_down() {
-    links_->shut_down();
+    staged_->shut_down();
+    // Nobody else may ask for their end any more, and until it is told they have the memory, and by way of the transfer themselves.
+    settle_all();
 }
 
 Counters::Values Peering::count_all(bool is_running) const {

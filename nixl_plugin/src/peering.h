@@ -44,7 +44,7 @@ class Peering : public std::enable_shared_from_this<Peering> {
     /// Begins to listen for peers, and to serve them.
     static Status create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus, std::shared_ptr<Peering>& peering);
     ~Peering();
-    /// Ends all links; nothing is served any more.
+    /// Ends all links, and transfers over them; nothing is served any more.
     void shut_down();
     /// Tells the pool what was counted to the end, and that this engine holds nothing any more. After shut_down().
     void tell_last_counts();

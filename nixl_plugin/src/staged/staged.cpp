@@ -59,6 +59,10 @@ Staged::Staged(Links& links, Registrations& registrations, const StagedOptions& 
 }
 
 Staged::~Staged() {
+    shut_down();
+}
+
+void Staged::shut_down() {
     links_.within_turn([this] {
         Status ends{NIXL_ERR_CANCELED, "CXL: this engine ends"};
         for (auto& transfer : unplaced_)

@@ -37,8 +37,10 @@ struct StagedOptions {
 class Staged : public Service {
   public:
     Staged(Links& links, Registrations& registrations, const StagedOptions& options);
-    /// Fails what is under way. Before the links end.
+    /// shut_down()
     ~Staged() override;
+    /// Fails what is under way, and ends the links. Nothing begins afterwards.
+    void shut_down();
 
     /// Begins a transfer; `note` is sent to the peer when the data are where they belong. The status is that of the transfer already if it
     /// failed at once. Success does not say that it has ended.

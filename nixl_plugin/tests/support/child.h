@@ -37,6 +37,17 @@ class Child {
     Child(const Child&) = delete;
     Child& operator=(const Child&) = delete;
 
+    /// Stops it, and waits until it is.
+    void stop() {
+        CHECK(kill(pid_, SIGSTOP) == 0);
+        await_stop();
+    }
+    /// Waits until it has stopped itself.
+    void await_stop() {
+        int status = -1;
+        await("the other process to stop", [&] { return waitpid(pid_, &status, WNOHANG | WUNTRACED) == pid_; });
+        CHECK(WIFSTOPPED(status));
+    }
     /// Waits until it ends, which has to be well.
     void finish() {
         int status = -1;
