@@ -119,6 +119,11 @@ class StagedRun {
     std::shared_ptr<Transfer> transfer_; // under way
     std::shared_ptr<Completion> whom_;
 
+    void not_begun() noexcept {
+        transfer_.reset();
+        uses_.end();
+    }
+
   public:
     StagedRun(std::shared_ptr<Core> core, std::shared_ptr<const Plan> plan, Uses uses)
         : core_(std::move(core)), plan_(std::move(plan)), uses_(std::move(uses)) {}
@@ -129,13 +134,17 @@ class StagedRun {
         if (!uses_.begin())
             return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it anew"};
         std::lock_guard lock(mutex_);
-        Status begun = staged.start(plan_, direction, std::nullopt, transfer_);
-        if (begun.ok()) {
-            whom_ = whom;
-        } else {
-            transfer_.reset();
-            uses_.end();
+        Status begun;
+        try {
+            begun = staged.start(plan_, direction, std::nullopt, transfer_);
+        } catch (...) {
+            not_begun();
+            throw;
         }
+        if (begun.ok())
+            whom_ = whom;
+        else
+            not_begun();
         return begun;
     }
 
@@ -145,7 +154,7 @@ class StagedRun {
     }
 
     /// Tells of the end if it has come.
-    void settle() {
+    void settle() noexcept {
         std::shared_ptr<Transfer> transfer;
         std::shared_ptr<Completion> whom;
         {
@@ -156,8 +165,12 @@ class StagedRun {
             whom = std::exchange(whom_, nullptr);
         }
         nixl_status_t status = transfer->status();
-        if (status != NIXL_SUCCESS && status != NIXL_ERR_CANCELED)
-            report(text("staged:", plan_->engine_id, ":", status), {status, transfer->reason()});
+        try {
+            if (status != NIXL_SUCCESS && status != NIXL_ERR_CANCELED)
+                report(text("staged:", plan_->engine_id, ":", status), {status, transfer->reason()});
+        } catch (const std::exception&) {
+            // No memory to say why; that it failed is told all the same.
+        }
         uses_.end();
         whom->done(status);
     }
@@ -178,36 +191,26 @@ class StagedPart : public Part {
             peering_->watch(run_);
             Status begun = run_->start(*peering_->staged_, direction_, whom);
             return begun.ok() ? NIXL_IN_PROG : report("staged", begun);
-        } catch (...) {
-            // It was not started: nothing that is thrown comes after that.
-            return NIXL_ERR_BACKEND;
+        } catch (const std::exception& error) {
+            return report("staged-start", {NIXL_ERR_BACKEND, text("CXL: beginning a transfer over a link: ", error.what())});
         }
     }
 
     void poll() noexcept override {
         peering_->progress();
-        settle();
+        run_->settle();
     }
 
     void cancel() noexcept override {
         if (auto transfer = run_->transfer()) {
             peering_->staged_->cancel(*transfer);
-            settle();
+            run_->settle();
         }
     }
 
     uint64_t estimate_us() const noexcept override {
         // Two copies and a round trip.
         return 20 + run_->plan().len_bytes / 5'000 + run_->plan().ranges.size() * 120 / 1000;
-    }
-
-  private:
-    void settle() noexcept {
-        try {
-            run_->settle();
-        } catch (...) {
-            log_once(LogLevel::error, "settle", "CXL: no memory to tell of the end of a transfer");
-        }
     }
 };
 

@@ -38,6 +38,40 @@ void a_canceled_transfer_touches_nothing_afterwards() {
     CHECK(is_filled(here.bytes.data(), SIZE, 9));
 }
 
+/// What fails in a round is not always the work that was just handed in: whoever is told that nothing was begun can rely on it.
+void a_start_that_throws_has_begun_nothing() {
+    LinksOptions links;
+    links.thread = false;
+    Pair pair({}, links);
+    constexpr size_t SIZE = 1'000'000;
+    Heap here(SIZE), there(SIZE);
+    uint64_t registration = pair.b.book.add(there);
+    std::shared_ptr<const Plan> plan;
+    CHECK_OK(Plan::make(pair.b.self.engine_id, {here.memory}, std::vector<Range>{{here.address(), there.address(), SIZE, registration, 0}},
+                        plan));
+    bool has_thrown = false;
+    pair.a.links->on_tick([&] { throw std::bad_alloc(); });
+    CHECK(wait_until([&] { return has_thrown; },
+                     [&] {
+                         std::shared_ptr<Transfer> transfer;
+                         try {
+                             (void)pair.a.staged->start(plan, Direction::write, {}, transfer);
+                         } catch (const std::bad_alloc&) {
+                             has_thrown = true;
+                             CHECK(transfer->status() != NIXL_IN_PROG);
+                         }
+                         pair.a.staged->cancel(*transfer);
+                         pair.b.links->progress();
+                     }));
+    pair.a.links->on_tick(nullptr);
+    // The peer goes on with what it was asked for, and nobody is told of it.
+    CHECK(wait_until([&] { return pair.a.staged->staging_used() + pair.b.staged->staging_used() == 0; },
+                     [&] {
+                         pair.a.links->progress();
+                         pair.b.links->progress();
+                     }));
+}
+
 void memory_that_is_deregistered_is_not_touched_afterwards() {
     Pair pair;
     constexpr size_t SIZE = 8'000'000;
@@ -232,6 +266,7 @@ void whatever_a_peer_sends_harms_its_own_link_only() {
 
 const Test TESTS[] = {
     {"a_canceled_transfer_touches_nothing_afterwards", a_canceled_transfer_touches_nothing_afterwards},
+    {"a_start_that_throws_has_begun_nothing", a_start_that_throws_has_begun_nothing},
     {"memory_that_is_deregistered_is_not_touched_afterwards", memory_that_is_deregistered_is_not_touched_afterwards},
     {"a_large_list_does_not_starve_small_ones", a_large_list_does_not_starve_small_ones},
     {"a_transfer_that_does_not_come_on_fails", a_transfer_that_does_not_come_on_fails},

@@ -91,12 +91,25 @@ Status Staged::start(std::shared_ptr<const Plan> plan, Direction direction, std:
     uint64_t least = rounded_up(begun->plan_->len_bytes / PARTS, PAGE_BYTES);
     begun->part_bytes_ = std::clamp(least, std::min(options_.part_bytes, staging_.block_bytes()), staging_.block_bytes());
     transfer = begun;
-    links_.post([this, begun] { begin(begun); });
+    try {
+        links_.post([this, begun] { begin(begun); });
+    } catch (...) {
+        // It may be under way by now: a call that hands work in makes a round for all others, too.
+        cancel(*begun);
+        throw;
+    }
     return transfer->status() < 0 ? Status(transfer->status(), transfer->reason()) : Status();
 }
 
-void Staged::cancel(Transfer& transfer) {
-    links_.within_turn([&] { end(transfer, {NIXL_ERR_CANCELED, "CXL: canceled"}); });
+void Staged::cancel(Transfer& transfer) noexcept {
+    while (!transfer.is_ended()) {
+        try {
+            links_.within_turn([&] { end(transfer, {NIXL_ERR_CANCELED, "CXL: canceled"}); });
+        } catch (...) {
+            // Of what others handed in, which comes first, and only once.
+            log_once(LogLevel::error, "cancel", "CXL: something that was handed in for the links failed while a transfer was cancelled");
+        }
+    }
 }
 
 void Staged::begin(const std::shared_ptr<Transfer>& transfer) {

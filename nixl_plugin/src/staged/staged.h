@@ -43,12 +43,12 @@ class Staged : public Service {
     void shut_down();
 
     /// Begins a transfer; `note` is sent to the peer when the data are where they belong. The status is that of the transfer already if it
-    /// failed at once. Success does not say that it has ended.
+    /// failed at once. Success does not say that it has ended. After a failure, and after an exception, nothing is under way.
     Status start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
                  std::shared_ptr<Transfer>& transfer);
     /// Ends a transfer that is under way with NIXL_ERR_CANCELED. When this returns, nobody touches its local memory. What the destination
     /// of a write holds is undefined.
-    void cancel(Transfer& transfer);
+    void cancel(Transfer& transfer) noexcept;
 
     struct Counts {
         std::atomic<uint64_t> parts_asked{0}, parts_served{0}, bytes_read{0}, bytes_written{0}, failed{0}, refused{0}, in_place{0};
