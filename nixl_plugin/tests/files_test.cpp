@@ -152,6 +152,18 @@ void descriptors(const testing::Folder& folder, const Core& core) {
     std::string pipe = folder.path("pipe");
     CHECK(mkfifo(pipe.c_str(), 0600) == 0 && refused(core, 0, "ro:" + pipe) == NIXL_ERR_INVALID_PARAM);
     CHECK(unlink(pipe.c_str()) == 0);
+    // For appending, where offsets count for nothing: to be read from only.
+    for (int mode : {O_RDWR, O_WRONLY}) {
+        int appending = open(path.c_str(), mode | O_APPEND);
+        CHECK(appending >= 0 && refused(core, static_cast<uint64_t>(appending), "") == NIXL_ERR_INVALID_PARAM);
+        CHECK(refused(core, static_cast<uint64_t>(appending), path) == NIXL_ERR_INVALID_PARAM);
+        close(appending);
+    }
+    int reading = open(path.c_str(), O_RDONLY | O_APPEND), both = open(path.c_str(), O_RDWR | O_APPEND);
+    CHECK_OK(open_file(core, static_cast<uint64_t>(reading), "")->read(0, heap(seen), go_on));
+    CHECK_OK(open_file(core, static_cast<uint64_t>(both), "", FileAccess::mapped)->read(0, heap(part), go_on));
+    close(reading);
+    close(both);
     auto made = open_file(core, 0, "rw,create:" + folder.path("new"));
     CHECK_OK(made->write(10, heap(bytes), go_on));
     CHECK(std::filesystem::file_size(folder.path("new")) == 5010);

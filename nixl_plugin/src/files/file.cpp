@@ -175,7 +175,8 @@ Status File::choose_access(FileAccess access) {
     bool is_character = S_ISCHR(facts.st_mode), is_regular = S_ISREG(facts.st_mode);
     if (!is_character && !is_regular && !S_ISBLK(facts.st_mode))
         return {NIXL_ERR_INVALID_PARAM, text("CXL: ", name_, " is neither a file nor a device")};
-    bool read_only = (fcntl(fd_, F_GETFL) & O_ACCMODE) == O_RDONLY;
+    int flags = fcntl(fd_, F_GETFL);
+    bool read_only = (flags & O_ACCMODE) == O_RDONLY;
     if (!is_character) {
         look_fd_ = uninterrupted([&] { return ::open(descriptor_path(fd_).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
         if (look_fd_ < 0 && !read_only)
@@ -184,6 +185,11 @@ Status File::choose_access(FileAccess access) {
     }
     bool is_mapped = is_character || (is_regular && (access == FileAccess::mapped || begins_like_a_pool(look_fd_)));
     is_mapped |= is_regular && access == FileAccess::automatic && is_dax(fd_);
+    // pwrite() would add to the end then, whatever the offset, and say that all is well.
+    if (!is_mapped && !read_only && (flags & O_APPEND))
+        return {NIXL_ERR_INVALID_PARAM, text("CXL: ", name_,
+                                             " is open for appending, so that nothing can be written at an offset: open it "
+                                             "without O_APPEND")};
     if (!is_mapped)
         return {};
     uint32_t found = 0;

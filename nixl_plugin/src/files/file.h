@@ -4,7 +4,8 @@
 //
 // Registered by its descriptor, devId, as NIXL's other file backends do, or by metaInfo: "ro:PATH" or "rw:PATH", with "create", "direct",
 // "sync" and "noatime" behind a comma as in "rw,create:PATH", or a bare absolute path, which means "rw:", or "ro:" where nothing else is
-// allowed. Descriptors are duplicated, so that one that is closed, and its number used again, does not redirect a transfer.
+// allowed. Descriptors are duplicated, so that one that is closed, and its number used again, does not redirect a transfer; one that is
+// open for appending is refused.
 //
 // A devdax device, a file on a DAX file system, and whatever is part of a pool, is reached through the pool's library: by mapping, with
 // the flushes that hosts without coherence need, and, of a pool, only the blocks. All else is read and written by pread and pwrite.
