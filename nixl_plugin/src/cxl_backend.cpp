@@ -264,7 +264,10 @@ static Status query_dram(const Pool& pool, const nixl_reg_dlist_t& descs, std::v
         registration.base = desc.addr;
         registration.len_bytes = desc.len;
         nixl_b_params_t answer = {{"tier", "heap"}, {"size", std::to_string(desc.len)}};
-        if (locate_dram(pool, registration).ok() && registration.kind == RegionKind::pool)
+        Status located = locate_dram(pool, registration);
+        if (located.code() == NIXL_ERR_BACKEND)
+            return located;
+        if (located.ok() && registration.kind == RegionKind::pool)
             answer = {{"tier", "pool"},
                       {"size", std::to_string(desc.len)},
                       {"pool", uuid_text(pool.uuid())},

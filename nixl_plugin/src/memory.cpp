@@ -2,7 +2,9 @@
 #include "memory.h"
 #include "log.h"
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -133,12 +135,17 @@ Lies find_in_pool(const std::vector<MapEntry>& entries, uintptr_t pool_base, uin
     return found_bytes == len_bytes && is_straight ? Lies::inside : Lies::across;
 }
 
-/// The map of this process.
-static std::vector<MapEntry> own_map() {
-    std::ifstream file("/proc/self/maps");
-    std::ostringstream text;
-    text << file.rdbuf();
-    return parse_maps(text.str());
+/// The map of this process. Without it, pool memory seen through another mapping would pass for memory of the process.
+static Status own_map(std::vector<MapEntry>& entries) {
+    constexpr const char* path = "/proc/self/maps";
+    errno = 0;
+    std::ifstream file(path);
+    std::ostringstream content;
+    if (!file || !(content << file.rdbuf()) || file.bad())
+        return {NIXL_ERR_BACKEND, text("CXL: reading ", path, ", which shows whether memory lies in the pool: ", std::strerror(errno),
+                                       errno == EMFILE ? " (raise the limit of open files, or close some)" : "")};
+    entries = parse_maps(content.str());
+    return {};
 }
 
 Status locate_dram(const Pool& pool, Registration& registration) {
@@ -152,7 +159,10 @@ Status locate_dram(const Pool& pool, Registration& registration) {
         // The pool's own mapping, which under the emulator is not the file's.
         offset = registration.base - base;
     } else {
-        switch (find_in_pool(own_map(), base, info.len_bytes, registration.base, registration.len_bytes, offset)) {
+        std::vector<MapEntry> entries;
+        if (Status read = own_map(entries); !read.ok())
+            return read.within(text("registering ", registration.len_bytes, " bytes at ", hex(registration.base)));
+        switch (find_in_pool(entries, base, info.len_bytes, registration.base, registration.len_bytes, offset)) {
         case Lies::outside:
             return {};
         case Lies::inside:

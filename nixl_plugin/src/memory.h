@@ -91,7 +91,7 @@ Lies find_in_pool(const std::vector<MapEntry>& entries, uintptr_t pool_base, uin
                   uint64_t& pool_offset);
 
 /// Whether DRAM lies in the pool's data, and where; as Registration says it. Memory that lies in the pool partly, or in its metadata, is an
-/// error.
+/// error, and so is it if the map of the process cannot be read, NIXL_ERR_BACKEND.
 Status locate_dram(const Pool& pool, Registration& registration);
 
 /// locate_dram(); and what is found to be a scratch block of this process is made a kept one, so that it is not handed to others when the

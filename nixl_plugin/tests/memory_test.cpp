@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 using namespace kvbm_cxl;
@@ -96,6 +97,33 @@ void mappings(const testing::Folder& folder) {
     close(file);
 }
 
+/// Without a map of the process nothing is known of memory outside of the pool's own mapping.
+void no_map(const testing::Folder& folder) {
+    Options options = testing::new_pool(folder, "unseen", "native");
+    auto core = testing::new_core(options);
+    void* block = nullptr;
+    CHECK(cxl_shm_alloc(core->pool->handle(), 1 << 20, CXL_SHM_ALLOC_SCRATCH, &block) == CXL_SHM_OK);
+    int file = open(options.pool.c_str(), O_RDWR);
+    void* mapped = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(cxl_shm_get_offset(block)));
+    CHECK(file >= 0 && mapped != MAP_FAILED);
+    std::vector<std::byte> heap(4096);
+    rlimit before{}, none{};
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = {static_cast<rlim_t>(dup(file)), before.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    for (void* address : {mapped, static_cast<void*>(heap.data())}) {
+        Registration registration;
+        registration.base = reinterpret_cast<uintptr_t>(address);
+        registration.len_bytes = 4096;
+        CHECK_STATUS(resolve_dram(*core->pool, registration), NIXL_ERR_BACKEND);
+    }
+    CHECK(testing::register_dram(*core, block, 4096)->kind == RegionKind::pool);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(testing::register_dram(*core, mapped, 4096)->kind == RegionKind::pool);
+    close(static_cast<int>(none.rlim_cur));
+    close(file);
+}
+
 void users() {
     Registration registration;
     CHECK(registration.begin_use() && registration.is_used());
@@ -117,5 +145,6 @@ int main() {
     stripes();
     testing::Folder folder;
     mappings(folder);
+    no_map(folder);
     users();
 }
