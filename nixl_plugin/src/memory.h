@@ -7,6 +7,7 @@
 #include "metadata.h"
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct RegistrationExtra {
 };
 
 /// A registration. NIXL's handle of it and the transfers that name it share it, so that it outlives neither.
-class Registration {
+class Registration : public std::enable_shared_from_this<Registration> {
     static constexpr uint64_t closing = uint64_t{1} << 63;
     std::atomic<uint64_t> users_{0};
 
@@ -44,6 +45,8 @@ class Registration {
         }
         return true;
     }
+    /// Counts one more user, of somebody who uses it already; also while it is being given back.
+    void share_use() { users_.fetch_add(1, std::memory_order_relaxed); }
     void end_use() { users_.fetch_sub(1, std::memory_order_release); }
 
     /// No new users from now on.

@@ -433,7 +433,7 @@ void Peering::settle_all() {
         run->settle();
 }
 
-std::shared_ptr<Memory> Peering::memory_of(const Registration& registration, Status& failure) {
+std::shared_ptr<Memory> Peering::memory_of(Registration& registration, Status& failure) {
     Piece whole{registration.base, registration.len_bytes};
     switch (registration.kind) {
     case RegionKind::heap:
@@ -443,7 +443,7 @@ std::shared_ptr<Memory> Peering::memory_of(const Registration& registration, Sta
     case RegionKind::device: {
         auto* range = dynamic_cast<cuda::DeviceRange*>(registration.extra.get());
         if (range && gpus_)
-            return std::make_shared<cuda::DeviceMemory>(gpus_, range->device, whole, core_->options.timeout_ms);
+            return std::make_shared<cuda::DeviceMemory>(gpus_, range->device, registration.shared_from_this(), core_->options.timeout_ms);
         failure = {NIXL_ERR_NOT_SUPPORTED, "CXL: there is no GPU"};
         return nullptr;
     }

@@ -75,7 +75,7 @@ class Peering : public std::enable_shared_from_this<Peering> {
     friend class StagedPart;
     /// What the engine and its links have counted. One that does not run holds nothing.
     Counters::Values count_all(bool is_running) const;
-    std::shared_ptr<Memory> memory_of(const Registration& registration, Status& failure);
+    std::shared_ptr<Memory> memory_of(Registration& registration, Status& failure);
     /// Remembers a run, so that its end is told even if the application does not ask.
     void watch(const std::shared_ptr<StagedRun>& run);
     void settle_all();

@@ -386,7 +386,7 @@ void parts(const Folder& folder, Gpu& gpu) {
 
 void staged_side(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "staged", "emulated:seed=5", 3 << 20);
-    DeviceMemory memory(scene.gpus, scene.device, {scene.memory, scene.len_bytes}, 200);
+    DeviceMemory memory(scene.gpus, scene.device, scene.vram, 200);
     std::vector<Piece> list = {{scene.memory + 100, 1'500'001}, {scene.memory + 2'000'000, 77}, {scene.memory, 13}};
     std::vector<std::byte> bytes = testing::unique_bytes(scene.len_bytes, 31);
     std::memcpy(scene.in_device(), bytes.data(), scene.len_bytes);
@@ -406,10 +406,13 @@ void staged_side(const Folder& folder, Gpu& gpu) {
     gpu.fake->is_stuck = true;
     std::thread later([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(400));
+        // Whoever wants the memory back has to wait for the device, too.
+        CHECK(!scene.vram->close_and_wait(0));
         gpu.fake->is_stuck = false;
     });
     CHECK_STATUS(memory.to_pool(list, scene.offset), NIXL_ERR_BACKEND);
     later.join();
+    CHECK(!scene.vram->is_used());
 }
 
 void many_threads(const Folder& folder, Gpu& gpu) {

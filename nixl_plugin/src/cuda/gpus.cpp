@@ -11,6 +11,13 @@ namespace {
 /// Between two looks at the copies under way.
 constexpr auto rest = std::chrono::microseconds(30);
 
+/// A registration in use by a device.
+struct DeviceUse {
+    std::shared_ptr<Registration> registration;
+    explicit DeviceUse(std::shared_ptr<Registration> of) : registration(std::move(of)) { registration->share_use(); }
+    ~DeviceUse() { registration->end_use(); }
+};
+
 Status load(const std::string& library, std::shared_ptr<const Driver>& driver) {
     if (library.empty() || library == "none")
         return {NIXL_ERR_NOT_SUPPORTED, "CXL: GPU memory is not offered: the option cuda_library says so"};
@@ -139,7 +146,9 @@ Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direct
         at += piece.len_bytes;
     }
     std::unique_ptr<Copy> copy;
-    if (Status started = Copy::start(device_, gpus_->pinned(), direction, std::move(list), Way::buffers, nullptr, copy); !started.ok())
+    auto use = std::make_shared<DeviceUse>(registration_);
+    Status started = Copy::start(device_, gpus_->pinned(), direction, std::move(list), Way::buffers, std::move(use), copy);
+    if (!started.ok())
         return started;
     auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
     while (copy->poll() == NIXL_IN_PROG) {

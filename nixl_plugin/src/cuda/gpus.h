@@ -70,18 +70,23 @@ class Gpus {
 Status make_device_part(const std::shared_ptr<Core>& core, const std::shared_ptr<Gpus>& gpus, nixl_xfer_op_t operation, const Pairs& pairs,
                         std::unique_ptr<Part>& part);
 
-/// Registered memory of a GPU for staged transfers. Through pinned buffers, so that staging can be used again whatever the device does.
+/// Registered memory of a GPU for staged transfers. Through pinned buffers, so that staging can be used again whatever the device does; the
+/// registration stays in use until the device has finished with it, although the transfer may have failed before.
 class DeviceMemory : public Memory {
     std::shared_ptr<Gpus> gpus_;
     std::shared_ptr<Device> device_;
+    std::shared_ptr<Registration> registration_;
     Piece whole_;
     uint64_t timeout_ms_;
 
     Status copy(std::span<const Piece> pieces, uint64_t offset, Direction direction);
 
   public:
-    DeviceMemory(std::shared_ptr<Gpus> gpus, std::shared_ptr<Device> device, Piece whole, uint64_t timeout_ms)
-        : gpus_(std::move(gpus)), device_(std::move(device)), whole_(whole), timeout_ms_(timeout_ms) {}
+    /// A registration of that device. Whoever copies has it in use.
+    DeviceMemory(std::shared_ptr<Gpus> gpus, std::shared_ptr<Device> device, std::shared_ptr<Registration> registration,
+                 uint64_t timeout_ms)
+        : gpus_(std::move(gpus)), device_(std::move(device)), registration_(std::move(registration)),
+          whole_{registration_->base, registration_->len_bytes}, timeout_ms_(timeout_ms) {}
     bool contains(const Piece& piece) const override;
     Status to_pool(std::span<const Piece> pieces, uint64_t offset) override;
     Status from_pool(std::span<const Piece> pieces, uint64_t offset) override;
