@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage.h"
 #include "log.h"
+#include <utility>
 
 namespace kvbm_cxl {
 
@@ -35,6 +36,7 @@ struct StoragePart::Run : Job {
     StoragePart* part = nullptr;
     std::shared_ptr<Completion> whom;
     std::atomic<bool> stop{false};
+    std::atomic<bool> is_taken{false}; // by a worker, or by who cancels it before one has
     std::atomic<std::thread::id> worker{};
     std::mutex mutex;
     std::condition_variable ended;
@@ -54,6 +56,8 @@ struct StoragePart::Run : Job {
     }
 
     void run() noexcept override {
+        if (is_taken.exchange(true))
+            return;
         worker.store(std::this_thread::get_id());
         nixl_status_t result = work();
         whom->done(result);
@@ -111,6 +115,12 @@ void StoragePart::cancel() noexcept {
     // Whoever is told of the end may let go of the part there and then: nothing is left to be waited for.
     if (run->worker.load() == std::this_thread::get_id())
         return;
+    // While it waits in the queue nobody has touched the memory: what goes on before it may take any time.
+    if (!run->is_taken.exchange(true)) {
+        uses_.end();
+        std::exchange(run->whom, nullptr)->done(NIXL_ERR_CANCELED);
+        return;
+    }
     std::unique_lock lock(run->mutex);
     run->ended.wait(lock, [&] { return run->has_ended; });
 }

@@ -48,7 +48,8 @@ class Part {
     /// Uses the time of an application that waits. Only while it runs.
     virtual void poll() noexcept {}
 
-    /// Ends it early: when this returns, done() has been called, with NIXL_ERR_CANCELED or how it ended before that. In bounded time.
+    /// Ends it early: when this returns, done() has been called, with NIXL_ERR_CANCELED or how it ended before that. In bounded time, but
+    /// for a call of a file system that is under way, which nobody can end.
     virtual void cancel() noexcept = 0;
 
     /// Rough time that a post takes, in microseconds; for estimates only.

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parts that workers do with calls that wait, like those of a file system: what is cancelled while another one takes its time.
+#include "storage.h"
+#include "support/pools.h"
+#include <latch>
+
+using namespace kvbm_cxl;
+
+namespace {
+
+/// A call that does not return before the test lets it.
+struct SlowPart : StoragePart {
+    std::latch running{1}, may_end{1};
+    std::atomic<int> transfers{0};
+
+    SlowPart(const std::shared_ptr<Core>& core, const Pairs& pairs) { CHECK_OK(prepare(core, pairs, "a slow call")); }
+    ~SlowPart() override { cancel(); }
+    Status transfer(const StopFlag& stop) override {
+        transfers++;
+        running.count_down();
+        may_end.wait();
+        return stop ? cancelled() : Status();
+    }
+};
+
+void queued_parts_do_not_wait_for_those_before(const testing::Folder& folder) {
+    Options options = testing::new_pool(folder, "pool", "native");
+    options.inline_bytes = 0;
+    options.worker_threads = 1;
+    auto core = testing::new_core(options);
+    std::vector<std::byte> bytes(100);
+    auto local = testing::register_dram(*core, bytes.data(), bytes.size());
+    auto file = std::make_shared<Registration>();
+    RemoteRegion remote = testing::own_region(file);
+    Pairs pairs = {{local.get(), &remote, local->base, 0, bytes.size()}};
+    SlowPart before(core, pairs);
+    auto before_ended = std::make_shared<testing::Ended>();
+    CHECK(before.post(before_ended) == NIXL_IN_PROG);
+    before.running.wait();
+    auto queued = std::make_unique<SlowPart>(core, pairs);
+    auto ended = std::make_shared<testing::Ended>();
+    CHECK(queued->post(ended) == NIXL_IN_PROG && ended->times == 0);
+    // With another thread, so that the test ends if this waits.
+    std::atomic<bool> has_returned{false};
+    std::thread canceller([&] {
+        queued->cancel();
+        has_returned = true;
+    });
+    testing::await("cancel()", [&] { return has_returned.load(); });
+    canceller.join();
+    CHECK(ended->times == 1 && ended->status == NIXL_ERR_CANCELED && queued->transfers == 0 && before_ended->times == 0);
+    // Posted once more, and gone while it is queued.
+    auto again = std::make_shared<testing::Ended>();
+    CHECK(queued->post(again) == NIXL_IN_PROG);
+    queued.reset();
+    CHECK(again->times == 1 && again->status == NIXL_ERR_CANCELED && file->is_used());
+    before.may_end.count_down();
+    testing::await("the one before", [&] { return before_ended->times != 0; });
+    CHECK(before_ended->status == NIXL_SUCCESS);
+    before.cancel();
+    CHECK(!file->is_used() && !local->is_used());
+    // The worker has left out what was cancelled, and goes on.
+    SlowPart next(core, pairs);
+    next.may_end.count_down();
+    CHECK(testing::run(next) == NIXL_SUCCESS && next.transfers == 1 && !file->is_used());
+    core->workers.shut_down();
+}
+
+} // namespace
+
+int main() {
+    testing::Folder folder;
+    queued_parts_do_not_wait_for_those_before(folder);
+}
