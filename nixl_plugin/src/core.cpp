@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core.h"
 #include <iterator>
+#include <pthread.h>
 #include <unistd.h>
 
 namespace kvbm_cxl {
@@ -34,6 +35,12 @@ void Inbox::take(notif_list_t& notifs) {
     std::move(waiting_.begin(), waiting_.end(), std::back_inserter(notifs));
     waiting_.clear();
     has_any_.store(false, std::memory_order_release);
+}
+
+uint32_t watch_forks() {
+    static const int watched = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    (void)watched;
+    return forks.load(std::memory_order_relaxed);
 }
 
 void enter_engine(const std::shared_ptr<Core>& core) {

@@ -23,6 +23,11 @@ class Inbox {
     void take(notif_list_t& notifs);
 };
 
+/// How many forks this process is away from the first one that asked.
+inline std::atomic<uint32_t> forks{0};
+/// Counts them from now on; how many there were.
+uint32_t watch_forks();
+
 /// One engine, as its modules know it. Modules keep a shared pointer; it keeps none of them.
 struct Core {
     std::string agent;
@@ -35,6 +40,11 @@ struct Core {
     Workers workers;
 
     explicit Core(const Options& how) : options(how), workers(how.worker_threads) {}
+    /// Made by a process that this one was forked from: its threads are not here, and what they had locked stays locked.
+    bool is_of_parent() const { return forks.load(std::memory_order_relaxed) != made_in_; }
+
+  private:
+    const uint32_t made_in_ = watch_forks();
 };
 
 /// Another engine, or this one, that connection information was loaded of.

@@ -4,21 +4,22 @@
 #include "log.h"
 #include "objects/object.h"
 #include <algorithm>
+#include <tuple>
 #include <unistd.h>
 
 using namespace kvbm_cxl;
 
 namespace {
 
-/// Runs a call of NIXL's; whatever is thrown inside ends here.
-template <class Work> nixl_status_t guarded(const char* call, Work&& work) noexcept {
-    try {
-        return work();
-    } catch (const std::exception& error) {
-        return report(call, {NIXL_ERR_BACKEND, std::string("CXL: ") + call + ": " + error.what()});
-    } catch (...) {
-        return report(call, {NIXL_ERR_BACKEND, std::string("CXL: ") + call + ": unknown exception"});
-    }
+/// Said once, without the locks that messages take as a rule: somebody may have held them at the fork.
+nixl_status_t refused_in_child() noexcept {
+    static std::atomic<bool> was_said{false};
+    constexpr std::string_view message =
+        "CXL: an agent is of use only to the process that made it, not to one that was forked from it: make "
+        "another one there, best before any is made here\n";
+    if (!was_said.exchange(true))
+        (void)!write(STDERR_FILENO, message.data(), message.size());
+    return NIXL_ERR_NOT_ALLOWED;
 }
 
 /// What a registration tells the peers.
@@ -41,6 +42,18 @@ XferRequest& request_of(nixlBackendReqH* handle) {
 
 } // namespace
 
+template <class Work> nixl_status_t nixlCxlEngine::guarded(const char* call, Work&& work) const noexcept {
+    if (core_ && core_->is_of_parent())
+        return refused_in_child();
+    try {
+        return work();
+    } catch (const std::exception& error) {
+        return report(call, {NIXL_ERR_BACKEND, std::string("CXL: ") + call + ": " + error.what()});
+    } catch (...) {
+        return report(call, {NIXL_ERR_BACKEND, std::string("CXL: ") + call + ": unknown exception"});
+    }
+}
+
 nixlCxlEngine::nixlCxlEngine(const nixlBackendInitParams* params) : nixlBackendEngine(params) {
     Status started = start(*params);
     if (!started.ok()) {
@@ -52,6 +65,11 @@ nixlCxlEngine::nixlCxlEngine(const nixlBackendInitParams* params) : nixlBackendE
 nixlCxlEngine::~nixlCxlEngine() {
     if (!core_)
         return;
+    if (core_->is_of_parent()) {
+        // Nothing can be ended here: it would wait for threads that this process does not have.
+        (void)new std::tuple(std::move(core_), std::move(peering_), std::move(gpus_));
+        return;
+    }
     // Engines of this process and peers use this memory: not any more from here on.
     for (const auto& registration : core_->registry.all())
         registration->close();
@@ -433,11 +451,17 @@ nixl_status_t nixlCxlEngine::postXfer(const nixl_xfer_op_t&, const nixl_meta_dli
                                       nixlBackendReqH*& handle, const nixl_opt_b_args_t* opt_args) const {
     if (!handle)
         return NIXL_ERR_INVALID_PARAM;
+    if (core_->is_of_parent()) [[unlikely]]
+        return refused_in_child();
     return request_of(handle).post(opt_args);
 }
 
 nixl_status_t nixlCxlEngine::checkXfer(nixlBackendReqH* handle) const {
-    return handle ? request_of(handle).check() : NIXL_ERR_INVALID_PARAM;
+    if (!handle)
+        return NIXL_ERR_INVALID_PARAM;
+    if (core_->is_of_parent()) [[unlikely]]
+        return refused_in_child();
+    return request_of(handle).check();
 }
 
 nixl_status_t nixlCxlEngine::releaseReqH(nixlBackendReqH* handle) const {

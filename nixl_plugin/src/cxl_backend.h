@@ -17,6 +17,8 @@ class nixlCxlEngine : public nixlBackendEngine {
     std::shared_ptr<kvbm_cxl::cuda::Gpus> gpus_; // none where there are no GPUs
     nixl_mem_list_t mems_;
 
+    /// Runs a call of NIXL's; whatever is thrown inside ends here. Refused in a child of fork.
+    template <class Work> nixl_status_t guarded(const char* call, Work&& work) const noexcept;
     kvbm_cxl::Status start(const nixlBackendInitParams& params);
     static kvbm_cxl::ConnInfo conn_info(const kvbm_cxl::Core& core);
     kvbm_cxl::Status make_registration(const nixlBlobDesc& mem, nixl_mem_t kind, kvbm_cxl::Registration& registration);
