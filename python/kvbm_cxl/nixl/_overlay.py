@@ -2,6 +2,7 @@
 """A folder for NIXL_PLUGIN_DIR: that variable replaces the folder of NIXL's own plugins, so theirs have to be in it too."""
 
 import os
+import uuid
 from pathlib import Path
 
 from ._errors import NixlError
@@ -10,17 +11,31 @@ from ._plugin import NAME, plugin_path
 
 
 def _link(target: Path, link: Path) -> None:
-    link.unlink(missing_ok=True)
-    link.symlink_to(target)
+    """Makes a link in one step: others may be making the same one, and NIXL may be loading what it leads to."""
+    if link.is_symlink():
+        if os.readlink(link) == str(target):
+            return
+    elif link.exists():
+        raise NixlError(f"{link} is there and no link of ours: remove it, or name another folder with --into")
+    fresh = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
+    fresh.symlink_to(target)
+    try:
+        os.replace(fresh, link)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def make_overlay(installation: Installation, folder: Path) -> Path:
     """Links NIXL's plugins and ours below `folder`; returns the folder to set NIXL_PLUGIN_DIR to. Nothing is copied.
 
-    Plugins look for their libraries beside where they were found, so the folders around them are there as well.
+    Plugins look for their libraries beside where they were found, so the folders around them are there as well. May be called by many at a
+    time. Raises NixlError where `folder` holds NIXL itself, or files with these names that are no links: nothing of them is touched.
     """
     libraries = folder / installation.libraries.name
     plugins = libraries / "plugins"
+    if libraries.resolve() == installation.libraries.resolve() or plugins.resolve() == installation.plugins.resolve():
+        raise NixlError(f"{folder} holds NIXL itself: name another folder with --into")
     try:
         plugins.mkdir(parents=True, exist_ok=True)
         for file in installation.libraries.iterdir():
