@@ -130,7 +130,8 @@ class BlockLayout:
     ) -> Self: ...
     @classmethod
     def of_tensors(cls, tensors: Iterable[Tensor | Buffer]) -> BlockLayout:
-        """Of tensors or arrays with blocks in dimension 0, one part each: shape (block_count, ...), each block contiguous. Keeps them."""
+        """Of tensors or arrays with blocks in dimension 0, one part each: shape (block_count, ...), each block contiguous. Keeps
+        each of them alive, whatever becomes of what they were given in: owner is a tuple of them."""
 
     @property
     def block_count(self) -> int: ...

@@ -6,7 +6,7 @@ use crate::local::{Ranges, Tensor, Use, buffer_of, range_of};
 use cxl_pool::copy::{After, LocalPlace, LocalRange, OnGpu};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyTuple, PyType};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -199,8 +199,11 @@ impl BlockLayout {
     fn of_tensors(_class: &Bound<'_, PyType>, tensors: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (mut parts, mut counts, mut devices, mut buffers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut is_read_only = false;
+        // The tensors themselves: what they come out of may be an iterator that lets go of them, or a list that is changed later.
+        let mut kept = Vec::new();
         for object in tensors.try_iter()? {
             let object = object?;
+            kept.push(object.clone());
             let ((count, stride_bytes), address, len_bytes) = match Tensor::of(&object)? {
                 Some(tensor) => {
                     let shape = tensor.first_dimension()?;
@@ -233,7 +236,8 @@ impl BlockLayout {
                 "tensors of {counts:?} blocks on {devices:?}: each block has a part in every tensor, all on one device"
             )));
         }
-        let layout = Self::checked(parts, count, device.clone(), Some(tensors.clone().unbind()))?;
+        let kept = PyTuple::new(tensors.py(), kept)?.into_any().unbind();
+        let layout = Self::checked(parts, count, device.clone(), Some(kept))?;
         Ok(BlockLayout { is_read_only, _buffers: buffers, ..layout })
     }
 

@@ -2,6 +2,8 @@
 """What cannot be meant is refused by an exception that says so, before a byte moves, and nothing is lost over it."""
 
 import array
+import gc
+import weakref
 
 import kvbm_cxl
 import numpy
@@ -151,6 +153,27 @@ def test_bad_options_of_a_cache(pool, options, message):
     with pytest.raises(InvalidError, match=message.replace("|", r"\|")):
         pool.cache(**options)
     pool.cache().close()
+
+
+@pytest.mark.parametrize("given", ["iterator", "cleared list"])
+def test_a_layout_keeps_its_tensors(given):
+    tensors = [FakeTensor(), FakeTensor(address=ADDRESS + 400)]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    if given == "iterator":
+        layout = BlockLayout.of_tensors(tensors.pop(0) for _ in range(2))
+    else:
+        layout = BlockLayout.of_tensors(tensors)
+        tensors.clear()
+    gc.collect()
+    # Counted first: pytest would describe a FakeTensor item by item, and it has no last one.
+    kept = [tensor() is not None for tensor in alive]
+    assert kept == [True, True], "the layout has the address of a tensor that is gone"
+    owned = [owned is tensor() for owned, tensor in zip(layout.owner, alive, strict=True)]
+    assert owned == [True, True]
+    del layout
+    gc.collect()
+    kept = [tensor() is not None for tensor in alive]
+    assert kept == [False, False]
 
 
 def test_bad_options_of_a_pool(spec, tmp_path):
