@@ -433,7 +433,9 @@ class PoolMemory(Buffer):
         """Writes what this host's caches hold of it back, and drops it there, so that what is read next comes from the memory."""
 
     def free(self) -> None:
-        """Gives it back, and its name. Whoever holds views or tensors of it must have dropped them: InvalidError where that can be seen."""
+        """Gives it back, and its name. Whoever holds views or tensors of it must have dropped them: InvalidError where that can be seen.
+        Raises NotFoundError where its name is gone or stands for other memory: somebody gave this back before, and nothing is done. After
+        FencedError or TimeoutError_ it is to be called again."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

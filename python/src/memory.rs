@@ -4,6 +4,7 @@
 use crate::failure::{Failure, Outcome, invalid};
 use crate::living::{Native, drop_detached};
 use crate::member::Member;
+use cxl_pool::Error;
 use cxl_pool::cache::lent::RegionMemory;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -22,27 +23,47 @@ struct Block {
     offset: u64,
     len_bytes: u64,
     name: Option<String>,
-    /// What is not given back stays for others, under its name.
+    /// The name still stands for it.
+    is_named: AtomicBool,
+    /// It is given back, or about to be: nobody gets a view of it. What is not given back stays for others, under its name.
     is_freed: AtomicBool,
 }
 
 impl Block {
+    /// Its name, until that is taken away.
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref().filter(|_| self.is_named.load(Ordering::Acquire))
+    }
+
+    /// Refuses views from now on; false where that is so already, and whoever did it gives the block back.
+    fn begin_free(&self) -> bool {
+        !self.is_freed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Takes [`Block::begin_free`] back: it is still there.
+    fn stays(&self) {
+        self.is_freed.store(false, Ordering::Release);
+    }
+
+    /// Gives it back, after [`Block::begin_free`].
     fn free(&self) -> Outcome<()> {
-        if self.is_freed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
         let freed = match &self.region {
             Some(region) => region.free().map_err(Failure::from),
-            None => self.unname().and_then(|()| {
-                // What a view stored and nobody flushed would be written back onto the next user's bytes.
-                self.flush(0, self.len_bytes)?;
-                Ok(self.member.allocator()?.free(self.offset)?)
-            }),
+            None => self.give_back(),
         };
         if freed.is_err() {
-            self.is_freed.store(false, Ordering::Release);
+            self.stays();
         }
         freed
+    }
+
+    fn give_back(&self) -> Outcome<()> {
+        // Before the name goes: without it nobody would find the block to try again.
+        let allocator = self.member.allocator()?;
+        self.unname()?;
+        // What a view stored and nobody flushed would be written back onto the next user's bytes.
+        self.flush(0, self.len_bytes)?;
+        Ok(allocator.free(self.offset)?)
     }
 
     /// Writes a part back and drops it from this host's caches.
@@ -53,18 +74,21 @@ impl Block {
         Ok(())
     }
 
-    /// Takes the name away first: with it, others find the block, and it must stay.
+    /// Takes the name away first: with it, others find the block, and it must stay. A name that stands for something else by now shows
+    /// that somebody gave this block back before, and that it is another's. Where it is not known whether the name went, the block is left
+    /// as it is: it may have been given back by whoever took the name.
     fn unname(&self) -> Outcome<()> {
-        match &self.name {
-            Some(name) => Ok(self.member.objects().destroy(name.as_bytes(), self.member.timeout_ms())?),
-            None => Ok(()),
+        if let Some(name) = self.name() {
+            self.member.objects().destroy_at(name.as_bytes(), self.offset, self.member.timeout_ms())?;
+            self.is_named.store(false, Ordering::Release);
         }
+        Ok(())
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.name.is_none() {
+        if self.name().is_none() && self.begin_free() {
             // A block that cannot be given back now stays allocated, which `cxlctl fsck` tells.
             let _ = self.free();
         }
@@ -92,19 +116,33 @@ impl PoolMemory {
         }
         let allocator = member.allocator()?;
         let block = allocator.alloc(len_bytes)?;
+        let (objects, timeout_ms) = (member.objects(), member.timeout_ms());
         let publish = || -> Outcome<()> {
             if kept {
                 allocator.keep(block.offset)?;
             }
             if let Some(name) = &name {
-                member.objects().put(name.as_bytes(), block.offset, len_bytes, member.timeout_ms())?;
+                objects.put(name.as_bytes(), block.offset, len_bytes, timeout_ms)?;
             }
             Ok(())
         };
         if let Err(error) = publish() {
-            // The first error is the one to report.
-            let _ = allocator.free(block.offset);
-            return Err(error);
+            let bound = match (&error, &name) {
+                // A host that is fenced meanwhile does not know whether the name was bound, and a block that is found stays.
+                (Failure::Pool(Error::Fenced { .. }), Some(name)) => {
+                    objects.get(name.as_bytes(), timeout_ms).map(|found| found.offset == block.offset)
+                }
+                _ => Ok(false),
+            };
+            match bound {
+                Ok(true) => {}
+                Ok(false) | Err(Error::NotFound(_)) => {
+                    // The first error is the one to report.
+                    let _ = allocator.free(block.offset);
+                    return Err(error);
+                }
+                Err(_) => return Err(error),
+            }
         }
         drop(allocator);
         Self::over(member, block.offset, len_bytes, name, None)
@@ -130,7 +168,8 @@ impl PoolMemory {
     fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>, region: Option<Arc<RegionMemory>>) -> Outcome<Self> {
         let address = member.pool.lines().memory().address_for_stores(offset, len_bytes).map_or(0, |address| address.addr().get());
         member.blocks.fetch_add(1, Ordering::AcqRel);
-        let block = Native::new(Block { region, member, offset, len_bytes, name, is_freed: AtomicBool::new(false) });
+        let (is_named, is_freed) = (name.is_some().into(), false.into());
+        let block = Native::new(Block { region, member, offset, len_bytes, name, is_named, is_freed });
         if address == 0 {
             return Err(Failure::Own("DeviceError", "no_address", "the pool has no address in this process".into()));
         }
@@ -176,7 +215,7 @@ impl PoolMemory {
 
     #[getter]
     fn name(&self) -> PyResult<Option<String>> {
-        Ok(self.usable()?.name.clone())
+        Ok(self.usable()?.name().map(String::from))
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -196,11 +235,20 @@ impl PoolMemory {
 
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let block = self.block.get(WHAT)?;
-        if self.exports.load(Ordering::Acquire) > 0 {
-            return Err(invalid("somebody still has a buffer of the memory: drop views of it first"));
+        if !block.begin_free() {
+            return Ok(());
         }
-        if block.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1) {
-            return Err(invalid("blocks of the memory can still be lent: drop its LentRegion, or close the cache, first"));
+        // Views come and are counted under the interpreter's lock, which is held: whoever has one by now is seen, and none comes later.
+        let in_use = if self.exports.load(Ordering::Acquire) > 0 {
+            Some("somebody still has a buffer of the memory: drop views of it first")
+        } else if block.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1) {
+            Some("blocks of the memory can still be lent: drop its LentRegion, or close the cache, first")
+        } else {
+            None
+        };
+        if let Some(why) = in_use {
+            block.stays();
+            return Err(invalid(why));
         }
         Ok(py.detach(|| block.free())?)
     }
@@ -234,7 +282,7 @@ impl PoolMemory {
 
     fn __repr__(&self) -> String {
         match self.usable() {
-            Ok(Block { offset, len_bytes, name, .. }) => format!("PoolMemory({len_bytes} bytes at {offset:#x}, name={name:?})"),
+            Ok(block) => format!("PoolMemory({} bytes at {:#x}, name={:?})", block.len_bytes, block.offset, block.name()),
             Err(_) => "PoolMemory(given back)".into(),
         }
     }

@@ -2,6 +2,7 @@
 """The other process of the tests: reads calls as lines of JSON and answers each with one line."""
 
 import json
+import os
 import sys
 
 import kvbm_cxl
@@ -60,6 +61,15 @@ class Calls:
         self.kept.append(memory)
         return memory.offset
 
+    def free(self):
+        """Gives back what it stored last; what went wrong, if anything, and the name that it has still."""
+        try:
+            self.kept[-1].free()
+        except kvbm_cxl.CxlError as error:
+            return [error.kind, self.kept[-1].name]
+        del self.kept[-1]
+        return ["freed", None]
+
     def load(self, name):
         memory = self.pool.find(name)
         memory.flush()
@@ -95,9 +105,13 @@ class Calls:
     def slot(self):
         return self.pool.slot
 
+    def incarnation(self):
+        return self.pool.incarnation
+
 
 def main():
-    calls = Calls(sys.argv[1])
+    options = {"join_timeout_ms": int(os.environ["PEER_JOIN_TIMEOUT_MS"])} if "PEER_JOIN_TIMEOUT_MS" in os.environ else {}
+    calls = Calls(sys.argv[1], **options)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
