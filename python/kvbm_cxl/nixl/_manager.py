@@ -43,8 +43,8 @@ def enable() -> Path:
     May be called often, before or after agents are made; agents that exist already do not look again. Raises AbiMismatch where the plugin
     does not fit the installed NIXL, NixlNotFound, or PluginNotFound.
     """
-    check(find())
     plugin = plugin_path()
+    # Of several that are installed, which one it is shows only once NIXL is imported; nothing of ours is loaded before it is known to fit.
     installation = _loaded(find().package)
     check(installation)
     if plugin in _added:
