@@ -26,15 +26,22 @@ pub fn run(pool: Option<&str>, args: &HostsArgs, out: &mut Out) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-/// Where the bound incarnation of a slot stands with the others.
+/// Where the bound incarnation of a slot stands with the others; "unknown" where the pool does not tell which incarnation that is.
 pub fn standing(slot: &SlotInfo) -> &'static str {
-    match slot.state {
-        SlotState::Free => "-",
+    match (slot.state, is_fenced(slot)) {
+        (SlotState::Free, _) => "-",
+        (_, None) => "unknown",
         _ if slot.dead >= slot.incarnation => "declared dead",
-        SlotState::Left => "left",
-        _ if slot.fenced >= slot.incarnation => "fenced",
-        _ => "not fenced",
+        (SlotState::Left, _) => "left",
+        (_, Some(true)) => "fenced",
+        (_, Some(false)) => "not fenced",
     }
+}
+
+/// Whether the bound incarnation of a slot is fenced. `None` where its lines do not tell which that is: one that lived earlier may be
+/// fenced, or declared dead, and says nothing of a host that lives.
+pub fn is_fenced(slot: &SlotInfo) -> Option<bool> {
+    (slot.state != SlotState::Unreadable && slot.incarnation > 0).then_some(slot.fenced >= slot.incarnation)
 }
 
 /// What a seat does.

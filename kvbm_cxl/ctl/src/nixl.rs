@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cxlctl nixl`: what the NIXL agents of every host have transferred.
 
-use crate::hosts::standing;
+use crate::hosts::{is_fenced, standing};
 use crate::output::{Exit, Failure, Out};
 use crate::pool_view::{HostView, PoolView};
 use crate::text::{bytes, table};
@@ -51,7 +51,7 @@ fn text_of(view: &PoolView, is_old: bool) -> String {
         text.push_str("no host has told of any NIXL agent\n");
     } else {
         // A host that is not fenced is told of by its state, which says more.
-        let how = |host: &HostView| if host.slot.fenced >= host.slot.incarnation { standing(&host.slot) } else { host.slot.state.name() };
+        let how = |host: &HostView| if is_fenced(&host.slot) == Some(true) { standing(&host.slot) } else { host.slot.state.name() };
         let heads = hosts.iter().map(|host| format!("slot {}, {}", host.slot.slot, how(host)));
         let mut rows: Vec<Vec<String>> = vec![std::iter::once(String::new()).chain(heads).chain(["all".into()]).collect()];
         for (stat, name) in counters() {

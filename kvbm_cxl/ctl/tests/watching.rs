@@ -6,7 +6,7 @@ mod common;
 mod strict;
 
 use common::{Bench, HostProcess};
-use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, STATS_LINES, StatsLine};
+use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, Region, STATS_LINES, StatsLine};
 use cxl_pool::metrics::stats::Stat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -118,6 +118,34 @@ fn the_exporter_shows_every_host_and_its_counters() {
         assert!(Instant::now() < deadline, "the heartbeat of a live host moves");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Whatever fence or death there is, it is of an incarnation, and which one the host has is what cannot be read.
+#[test]
+fn a_host_whose_binding_is_damaged_is_not_called_dead() {
+    let bench = Bench::formatted();
+    let _hosts = two_hosts(&bench);
+    let pool = bench.open();
+    // Slot 0 in the copy of each seat.
+    for seat in 0..u64::from(pool.layout().geometry().seats) {
+        let offset = pool.layout().line_offset(Region::Binding, seat * pool.layout().geometry().bindings()).unwrap();
+        let mut line = pool.lines().fetch_raw(offset).unwrap();
+        line.0[9] ^= 0x10;
+        pool.lines().memory().write_line(offset, &line).unwrap();
+        pool.lines().memory().fence_stores();
+    }
+    for command in [&["hosts"][..], &["nixl"], &["top", "--once", "--interval-ms", "50"]] {
+        let (code, shown) = bench.json(command);
+        let host = &shown[if command[0] == "hosts" { "slots" } else { "hosts" }][0];
+        assert_eq!((code, &host["state"], &host["standing"]), (0, &"unreadable".into(), &"unknown".into()), "{command:?}: {shown:#}");
+    }
+    let text = bench.run(&["hosts"]).out;
+    assert!(text.lines().nth(1).is_some_and(|line| line.contains("unreadable  unknown")), "{text}");
+    let metrics = Exporter::start(&bench, &[]).metrics();
+    let fenced = |slot| metrics["cxl_pool_host_fenced"].value(&[("slot", slot)]);
+    assert_eq!((fenced("0"), fenced("1")), (None, Some(0.0)));
+    let standing: Vec<&String> = metrics["cxl_pool_host_info"].samples.iter().map(|sample| &sample.1[3].1).collect();
+    assert_eq!(standing, ["unknown", "not fenced"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A look at a pool as text for Prometheus. The names are in docs/METRICS.md and stay what they are.
 
-use crate::hosts::standing;
+use crate::hosts::{is_fenced, standing};
 use crate::pool_view::{HostView, PoolView};
 use cxl_pool::cache::survey::{CacheSummary, CellState};
 use cxl_pool::fsck::SlotState;
@@ -15,16 +15,19 @@ use std::fmt::Display;
 const STATES: [SlotState; 5] = [SlotState::Free, SlotState::Joining, SlotState::Live, SlotState::Left, SlotState::Unreadable];
 
 /// What is told of every host besides what it counted itself.
-type OfHost = (&'static str, Kind, &'static str, fn(&HostView) -> u64);
+type OfHost = (&'static str, Kind, &'static str, fn(&HostView) -> Option<u64>);
 
 const OF_HOSTS: [OfHost; 4] = [
-    ("cxl_pool_host_incarnation", Kind::Gauge, "Incarnation bound to the slot.", |host| host.slot.incarnation.into()),
-    ("cxl_pool_host_heartbeats_total", Kind::Counter, "Heartbeats: a live host's moves.", |host| host.slot.heartbeat),
-    ("cxl_pool_host_fenced", Kind::Gauge, "1 while the incarnation bound to the slot is fenced.", |host| {
-        (host.slot.fenced >= host.slot.incarnation).into()
-    }),
+    ("cxl_pool_host_incarnation", Kind::Gauge, "Incarnation bound to the slot.", |host| Some(host.slot.incarnation.into())),
+    ("cxl_pool_host_heartbeats_total", Kind::Counter, "Heartbeats: a live host's moves.", |host| Some(host.slot.heartbeat)),
+    (
+        "cxl_pool_host_fenced",
+        Kind::Gauge,
+        "1 while the incarnation bound to the slot is fenced; left out where that cannot be read.",
+        |host| is_fenced(&host.slot).map(u64::from),
+    ),
     ("cxl_pool_host_damaged_stats_lines", Kind::Gauge, "Lines with counters of the host that cannot be read.", |host| {
-        host.stats.as_ref().map_or(0, |stats| stats.damaged_lines as u64)
+        Some(host.stats.as_ref().map_or(0, |stats| stats.damaged_lines as u64))
     }),
 ];
 
@@ -80,7 +83,7 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
         }
     };
     for (name, kind, help, value) in OF_HOSTS {
-        of_hosts(name, kind, help, &|host| Some(Box::new(value(host))));
+        of_hosts(name, kind, help, &|host| value(host).map(|value| -> Box<dyn Display> { Box::new(value) }));
     }
     for stat in Stat::ALL {
         let shown =
