@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! As much of HTTP/1.1 as a reader of metrics needs, towards clients that may be slow or mean harm.
 //!
-//! A connection carries one request and has one deadline for everything. What a request may be long is bounded, so is the number of
+//! A connection carries one request and has one deadline for everything but the time in which its answer is made, which is none of the
+//! client's: a large pool takes long to look at. What a request may be long is bounded, so is the number of
 //! connections that are served at a time; further ones are told to come back. Nothing of a request is used but its first line.
 
 use std::io::{ErrorKind, Read, Write};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Connections served at a time.
 pub const MAX_CONNECTIONS: usize = 16;
-/// Time for a connection from its acceptance to the last byte of the answer.
+/// Time for a connection from its acceptance to the last byte of the answer, without that in which the answer is made.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Longest head of a request, in bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
@@ -91,6 +92,7 @@ fn left(deadline: Instant) -> std::io::Result<Duration> {
 
 fn converse(stream: &mut TcpStream, deadline: Instant, answer: &dyn Fn(&str) -> Answer) -> std::io::Result<()> {
     let head = read_head(stream, deadline)?;
+    let asked = Instant::now();
     let (answer, with_body) = match head.as_deref().map(first_line) {
         None => (Answer::refusal("431 Request Header Fields Too Large", "the request is too long"), true),
         Some(None) => (Answer::refusal("400 Bad Request", "this is no HTTP request"), true),
@@ -99,6 +101,7 @@ fn converse(stream: &mut TcpStream, deadline: Instant, answer: &dyn Fn(&str) -> 
             _ => (Answer::refusal("405 Method Not Allowed", "only GET and HEAD are answered"), true),
         },
     };
+    let deadline = deadline + asked.elapsed();
     let bytes = head_and_body(&answer, with_body);
     let mut rest = bytes.as_slice();
     while !rest.is_empty() {
@@ -172,6 +175,27 @@ fn head_and_body(answer: &Answer, with_body: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_that_takes_long_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let reader = std::thread::spawn(move || {
+            let mut text = String::new();
+            client.read_to_string(&mut text).map(|_| text)
+        });
+        let slow = |_: &str| {
+            while Instant::now() <= deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Answer::refusal("200 OK", "at last")
+        };
+        converse(&mut stream, deadline, &slow).unwrap();
+        assert!(reader.join().unwrap().unwrap().ends_with("at last\n"));
+    }
 
     #[test]
     fn first_lines_are_read_or_refused() {
