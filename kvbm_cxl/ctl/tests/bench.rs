@@ -166,5 +166,16 @@ fn what_cannot_be_measured_is_refused() {
     let emulated = Command::new(env!("CARGO_BIN_EXE_cxlctl")).args(["bench", "line"]).env("CXL_COHERENCE", "emulated").output().unwrap();
     assert_eq!(emulated.status.code(), Some(1));
     assert_eq!(bench(&["line", "--batches", "0"]).status.code(), Some(2));
-    assert_eq!(bench(&["line", "--scratch-offset", "1G"]).status.code(), Some(1));
+    for (arguments, code) in [
+        (&["--scratch-offset", "1M"][..], 2),
+        (&["--pool", "relative"], 2),
+        (&["--pool", "/dev/shm/one,/dev/shm/other"], 2),
+        (&["--pool", "/nonexistent/x"], 3),
+        (&["--pool", "/nonexistent/x", "--scratch-offset", "1M"], 3),
+    ] {
+        let output = bench(&[&["line"], arguments].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "one clear line: {said}");
+    }
 }

@@ -7,10 +7,11 @@
 //! measured before decides a good part of the cost.
 
 use super::{Bench, wrong};
+use crate::output::{Exit, Failure};
 use crate::scratch::{self, Scratch};
 use crate::stats::{Estimate, median};
 use cxl_pool::coherence::{Bare, CoherenceOptions, CpuFeatures, Instructions, LineFlush, LineWrite};
-use cxl_pool::device::{PoolSpec, Sysfs};
+use cxl_pool::device::Sysfs;
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::limits::MAX_NUMBER;
 use cxl_pool::line::{Line, Lines};
@@ -62,22 +63,24 @@ fn per_line(start: Instant) -> f64 {
     start.elapsed().as_nanos() as f64 / BATCH as f64
 }
 
-/// Measures.
-pub fn run(pool: Option<&str>, offset: Option<u64>, batches: u64) -> Result<Bench> {
+/// Measures. How it ends where it cannot tells what is wrong: the options, or the device.
+pub fn run(pool: Option<&str>, offset: Option<u64>, batches: u64) -> std::result::Result<Bench, Failure> {
     let options = CoherenceOptions::from_env()?;
     if options.emulator.is_some() {
-        return Err(Error::Invalid("emulated hosts have no instructions to measure: unset CXL_COHERENCE".into()));
+        return Err(Error::Invalid("emulated hosts have no instructions to measure: unset CXL_COHERENCE".into()).into());
     }
     let scratch = match pool {
-        None if offset.is_some() => return Err(Error::Invalid("--scratch-offset is a place on a device: name it with --pool".into())),
+        None if offset.is_some() => return Err(Failure::usage("--scratch-offset is a place on a device: name it with --pool")),
         None => Scratch::file(Path::new("/dev/shm"), SCRATCH_BYTES)?,
         Some(pool) => {
-            let spec = PoolSpec::parse(pool)?;
+            let spec = crate::pool::spec(Some(pool))?;
             let mut devices = spec.devices();
             let (Some(device), None) = (devices.next(), devices.next()) else {
-                return Err(Error::Invalid("lines are measured on one device: name exactly one with --pool".into()));
+                return Err(Failure::usage("lines are measured on one device: name exactly one with --pool"));
             };
-            Scratch::beside(device, offset, SCRATCH_BYTES, false, &Sysfs::default())?.map_err(Error::Invalid)?
+            let scratch = Scratch::beside(device, offset, SCRATCH_BYTES, false, &Sysfs::default());
+            let scratch = scratch.map_err(|error| Failure::new(Exit::CannotOpen, error.to_string()))?;
+            scratch.map_err(|reason| Failure::new(Exit::Failed, reason))?
         }
     };
     let mapped = scratch.memory(&options)?;

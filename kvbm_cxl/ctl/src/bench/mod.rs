@@ -229,7 +229,7 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
     // A wrong byte is an error of the pool, not of whoever typed the command.
     let failed = |error: Error| Failure::new(Exit::Failed, error.to_string());
     let (bench, common) = match &args.what {
-        What::Line { common, scratch_offset } => (line::run(pool, *scratch_offset, common.batches), common),
+        What::Line { common, scratch_offset } => (Ok(line::run(pool, *scratch_offset, common.batches)?), common),
         What::Lock { peer: Some(peer), common } => {
             out.line(to_json(&handover::peer(peer, common.batches).map_err(failed)?)?.to_string())?;
             return Ok(Exit::Done);
