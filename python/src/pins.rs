@@ -6,28 +6,34 @@ use crate::living::{Native, Slot, drop_detached, held};
 use cxl_pool::cache::Pinned;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Pins of one call. The cache knows it as well, so that closing releases them.
-pub struct PinSet(Native<Mutex<Vec<Pinned>>>);
+pub struct PinSet {
+    pinned: Native<Mutex<Vec<Pinned>>>,
+    /// How many there are, for whoever holds the interpreter's lock: giving them back may take as long as the pool does.
+    count: AtomicUsize,
+}
 
 impl PinSet {
     /// Of blocks that were just pinned.
     pub fn new(pinned: Vec<Pinned>) -> Self {
-        PinSet(Native::new(Mutex::new(pinned)))
+        PinSet { count: pinned.len().into(), pinned: Native::new(Mutex::new(pinned)) }
     }
 
     /// Gives them back.
     pub fn release(&self) {
-        if let Ok(pinned) = self.0.get("the pins") {
+        if let Ok(pinned) = self.pinned.get("the pins") {
             // Under the lock, so that whoever closes the cache meanwhile waits for the last of them: a pin keeps the cache open.
             let mut pinned = held(pinned);
+            self.count.store(0, Ordering::Relaxed);
             Pinned::release_all(pinned.drain(..));
         }
     }
 
     fn len(&self) -> usize {
-        self.0.get("the pins").map_or(0, |pinned| held(pinned).len())
+        self.pinned.get("the pins").map_or(0, |_| self.count.load(Ordering::Relaxed))
     }
 }
 

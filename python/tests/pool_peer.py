@@ -61,6 +61,13 @@ class Calls:
         self.kept.append(memory)
         return memory.offset
 
+    def pin_and_release(self, model, seed, count):
+        """Does both without end."""
+        ns, keys = pools.namespace(model), pools.chain(count, seed)
+        print(json.dumps("begun"), flush=True)
+        while True:
+            self.cache.pin_chain(ns, keys).release()
+
     def free(self):
         """Gives back what it stored last; what went wrong, if anything, and the name that it has still."""
         try:

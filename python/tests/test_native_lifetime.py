@@ -4,6 +4,7 @@
 import gc
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -110,6 +111,33 @@ def test_pins_keep_their_cache_open(pool):
     gc.collect()
     with pool.cache() as cache:
         assert cache.clear() == 1
+
+
+def test_pins_are_counted_while_their_release_waits(spec, peer):
+    """It may wait for a process of this host that is stopped in the middle of its own: that holds up no other thread here."""
+    keys = chain(3)
+    with opened(spec, join_timeout_ms=2000) as pool, pool.cache() as cache:
+        assert [cache.publish(NS, key, b"x") for key in keys] == ["stored"] * 3
+        others = [peer() for _ in range(3)]
+        assert [other("pin_and_release", "tiny", 0, 3) for other in others] == ["begun"] * 3
+        release_s, deadline = 0, time.monotonic() + 200
+        while release_s < 0.5:
+            assert time.monotonic() < deadline, "no other process was ever stopped in the middle of a release"
+            pins = cache.pin_chain(NS, keys)
+            for other in others:
+                other.process.send_signal(signal.SIGSTOP)
+            thread, begun, longest_s = threading.Thread(target=pins.release), time.monotonic(), 0
+            thread.start()
+            while thread.is_alive():
+                before = time.monotonic()
+                len(pins)
+                longest_s = max(longest_s, time.monotonic() - before)
+            release_s = time.monotonic() - begun
+            for other in others:
+                other.process.send_signal(signal.SIGCONT)
+        for other in others:
+            other.kill()
+        assert longest_s < release_s / 2 and len(pins) == 0
 
 
 def in_child(work):
