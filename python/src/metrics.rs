@@ -3,17 +3,25 @@
 
 use crate::failure::Outcome;
 use crate::member::Member;
-use cxl_pool::metrics::stats::{Stat, read_all};
+use cxl_pool::media::Identity;
+use cxl_pool::metrics::stats::{HostStats, Stat, read_all};
 use cxl_pool::metrics::{Exposition, Kind, Seconds};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter` (docs/METRICS.md).
+/// Whether counters are of the life that the slot's host has now: those of an earlier one would go back when this one tells of itself.
+fn is_of_now(member: &Member, host: &HostStats) -> bool {
+    let identity = member.pool.lines().fetch::<Identity>(host.slot.into());
+    host.incarnation != 0 && identity.is_ok_and(|identity| identity.incarnation == host.incarnation)
+}
+
+/// What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter` (docs/METRICS.md). Counters
+/// that the pool has no room for, or whose host has not told of them yet, are left out.
 ///
 /// # Errors
 /// Those of the memory.
 pub fn of_pool(member: &Member) -> Outcome<String> {
-    let hosts = read_all(member.pool.lines())?;
+    let hosts: Vec<HostStats> = read_all(member.pool.lines())?.into_iter().filter(|host| is_of_now(member, host)).collect();
     let mut text = String::new();
     let mut out = Exposition::new(&mut text);
     for stat in Stat::ALL {
@@ -22,7 +30,7 @@ pub fn of_pool(member: &Member) -> Outcome<String> {
         let name = if is_time { "lock_wait_seconds" } else { stat.name() };
         let name = format!("cxl_pool_host_{name}{suffix}");
         out.family(&name, stat.kind(), stat.help().trim_end_matches(", in nanoseconds."));
-        for host in hosts.iter().filter(|host| host.incarnation != 0) {
+        for host in hosts.iter().filter(|host| host.has(*stat)) {
             let (slot, value) = (host.slot.to_string(), host.get(*stat));
             let labels = [("slot", &*slot)];
             match is_time {

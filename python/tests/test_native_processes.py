@@ -2,6 +2,8 @@
 """Two processes on one pool, of one host and of two: whoever publishes may be killed at any time, and nobody ever reads a wrong byte."""
 
 import random
+import shutil
+import time
 
 import kvbm_cxl
 import numpy
@@ -102,6 +104,26 @@ def test_memory_is_found_by_its_name(machine, pool, peer):
         pool.find(name).free()
         with pytest.raises(kvbm_cxl.NotFoundError):
             pool.find(name)
+
+
+def test_counters_are_of_the_life_that_a_host_has_now(spec, peer, tmp_path, monkeypatch):
+    """A machine that was started anew, and has no cache yet, tells of nothing: what it counted before is not shown as if it were now."""
+    with opened(spec) as pool:
+        first = peer("other")
+        first("publish", "tiny", 0, 3, 1000)
+        slot, incarnation = first("slot"), first("incarnation")
+        sample = f'cxl_pool_host_published_blocks_total{{slot="{slot}"}} 3\n'
+        deadline = time.monotonic() + 60
+        while sample not in pool.prometheus():
+            assert time.monotonic() < deadline, "a host tells of what it counted"
+            time.sleep(0.02)
+        first.kill()
+        shutil.rmtree(tmp_path / "state-other")
+        monkeypatch.setenv("CXL_MACHINE_ID", "other")
+        monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state-other"))
+        with opened(spec) as again:
+            assert again.slot == slot and again.incarnation > incarnation
+            assert sample not in pool.prometheus()
 
 
 def test_unnamed_memory_is_given_back(spec):
