@@ -24,7 +24,7 @@ use crate::media::{CELLS_PER_PIN, Descriptor, Identity, PinLine};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub pinned: bool,
-    /// Ticks of all hosts that used it, one bit for each number.
+    /// Ticks at which hosts used it, one bit for each number.
     pub ticks: u8,
 }
 
@@ -146,7 +146,7 @@ impl Inner {
     }
 
     /// What all hosts' pin lines say of `cells`: one line per host and neighbourhood. A pin counts unless its incarnation is fenced or
-    /// over.
+    /// over; ticks of hosts that this process has heard to be gone do not.
     pub(super) fn uses(&self, cells: &[u64]) -> Result<Vec<Use>> {
         let geometry = self.geometry();
         let slots = u64::from(geometry.slots);
@@ -170,9 +170,12 @@ impl Inner {
                     },
                     Err(_) => return Err(Error::Invalid("the pin lines cannot be read".into())),
                 };
+                let ticks_count = self.recency.counts(slot, line.incarnation);
                 for (&cell, seen) in cells.iter().zip(&mut uses).filter(|(cell, _)| *cell / CELLS_PER_PIN as u64 == row) {
                     let nibble = line.nibble((cell % CELLS_PER_PIN as u64) as usize);
-                    seen.ticks |= (1u8 << (nibble & PinLine::TICK)) & !1;
+                    if ticks_count {
+                        seen.ticks |= (1u8 << (nibble & PinLine::TICK)) & !1;
+                    }
                     if nibble & PinLine::PINNED != 0 && !seen.pinned {
                         seen.pinned = judge.is_live(Claimant { slot: slot as u16, incarnation: line.incarnation, is_certain: true })?;
                     }

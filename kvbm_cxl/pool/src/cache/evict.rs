@@ -19,6 +19,9 @@ use crate::metrics::EvictionReason;
 /// Candidates that are looked at for room before it counts as not to be had, because those before were in use: a chain that somebody has
 /// pinned for long lies at the front of the order.
 const LOOKED_AT: usize = 8 * BATCH;
+/// Candidates that may turn out to have been used since by other hosts before those of them go that nobody has pinned: each was put where
+/// it belongs, so the next request finds a better order, and none is refused while there are blocks that could go.
+pub(super) const YOUNGER_AT: usize = 8 * LOOKED_AT;
 /// Blocks of a namespace whose pins are looked at together.
 const OFFERED: usize = 256;
 /// Blocks evicted together.
@@ -30,6 +33,13 @@ pub(super) struct Victim {
     pub cell: u64,
     pub descriptor: Descriptor,
     pub parent: Option<[u8; 16]>,
+}
+
+/// What became of candidates.
+struct Chosen {
+    victims: Vec<Victim>,
+    /// How many stay because a host has used them since.
+    younger: usize,
 }
 
 /// Why blocks go.
@@ -50,7 +60,7 @@ impl Inner {
     pub(super) fn evict(&self, class: usize, count: usize) -> Result<usize> {
         let op = self.work()?;
         self.host.check_fences(&op)?;
-        let (mut freed, mut looked_at) = (0, 0);
+        let (mut freed, mut looked_at, mut younger) = (0, 0, 0);
         let mut candidates: Vec<Candidate> = Vec::new();
         while freed < count && looked_at < LOOKED_AT {
             candidates.clear();
@@ -59,15 +69,17 @@ impl Inner {
             if candidates.is_empty() {
                 break;
             }
-            looked_at += candidates.len();
-            let victims = self.choose(&candidates)?;
+            let chosen = self.choose(&candidates, younger < YOUNGER_AT)?;
+            looked_at += candidates.len() - chosen.younger;
+            younger += chosen.younger;
+            let victims = chosen.victims;
             freed += self.retire(&op, victims, Reason::Room)?;
         }
         Ok(freed)
     }
 
-    /// Settles candidates: those that nobody uses are taken out of the order.
-    fn choose(&self, candidates: &[Candidate]) -> Result<Vec<Victim>> {
+    /// Settles candidates: those that nobody uses are taken out of the order; with `spares_younger`, not those that a host has used since.
+    fn choose(&self, candidates: &[Candidate], spares_younger: bool) -> Result<Chosen> {
         let cells: Vec<u64> = candidates.iter().map(|candidate| candidate.cell).collect();
         let uses = match self.uses(&cells) {
             Ok(uses) => uses,
@@ -79,20 +91,23 @@ impl Inner {
                 return Err(error);
             }
         };
-        let mut victims = Vec::with_capacity(candidates.len());
+        let mut chosen = Chosen { victims: Vec::with_capacity(candidates.len()), younger: 0 };
         let mut own = held(&self.cells);
         for (candidate, seen) in candidates.iter().zip(&uses) {
             let verdict = match self.youngest(seen) {
                 _ if seen.pinned => Verdict::InUse,
-                Some(tick) if tick > candidate.tick => Verdict::Younger { tick },
+                Some(tick) if tick > candidate.tick && spares_younger => {
+                    chosen.younger += 1;
+                    Verdict::Younger { tick }
+                }
                 _ => Verdict::Evicted,
             };
             let parent = own.parent(candidate.cell);
             if let Some(descriptor) = own.settle(candidate.cell, verdict) {
-                victims.push(Victim { cell: candidate.cell, descriptor, parent });
+                chosen.victims.push(Victim { cell: candidate.cell, descriptor, parent });
             }
         }
-        Ok(victims)
+        Ok(chosen)
     }
 
     /// The youngest of the ticks at which hosts used a cell.

@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Version of the structure: processes of different builds must not share an area that they lay out differently.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 #[repr(C, align(64))]
 pub(super) struct Header {
     version: AtomicU32,
-    /// Tick of the pool as this host last saw it, 1 to 7; 0 = never.
-    pub tick: AtomicU32,
+    /// Ticks of the pool that this host has followed; 0 = none yet.
+    pub ticks: AtomicU64,
     /// (slot + 1) << 32 | incarnation under which this host's claims on cell chunks were last published; 0 = never.
     pub attached: AtomicU64,
     /// Sequence number last used in a stamp. It never goes back: stamps of one incarnation are unique (CACHE.md D4).
@@ -41,6 +41,21 @@ pub(super) struct PinRow {
     pub incarnation: AtomicU32,
     pub nibbles: [AtomicU64; 7],
     pub counts: [AtomicU16; CELLS_PER_PIN],
+}
+
+impl PinRow {
+    /// The nibble of the cell at a place.
+    pub fn nibble(&self, place: usize) -> u8 {
+        (self.nibbles[place / 16].load(Ordering::Relaxed) >> (place % 16 * 4)) as u8 & 15
+    }
+
+    /// Sets the nibble of the cell at a place. The caller holds the row's mutex.
+    pub fn set_nibble(&self, place: usize, nibble: u8) {
+        let (word, shift) = (&self.nibbles[place / 16], place % 16 * 4);
+        // Nobody else changes the word meanwhile.
+        let value = word.load(Ordering::Relaxed) & !(15 << shift) | u64::from(nibble) << shift;
+        word.store(value, Ordering::Relaxed);
+    }
 }
 
 /// What one process has pinned.

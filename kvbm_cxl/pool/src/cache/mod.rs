@@ -16,6 +16,7 @@
 //! | `batch` | the same for several blocks with shared fences |
 //! | [`lent`] | blocks that are published where they lie, in memory of the pool that an engine goes on using |
 //! | `pins` | what this host uses, for others to see |
+//! | `recency` | when hosts last used it |
 //! | `evict`, [`policy`] | making room |
 //! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
 //! | `cells` | what this process knows of its own cells |
@@ -89,6 +90,7 @@ mod pins;
 pub mod policy;
 mod publish;
 mod pull;
+mod recency;
 mod remains;
 mod reservation;
 mod service;
@@ -150,6 +152,7 @@ struct Inner {
     /// Where the blocks of regions lie that this process has pulled lent blocks from.
     shapes: lent::Shapes,
     known_fences: lookup::KnownFences,
+    recency: recency::Recency,
     /// What a [`policy::TickClock`] of this process says.
     tick: AtomicU32,
     /// Incarnation of the host that `cells` follows.
@@ -255,6 +258,7 @@ impl Cache {
             guesses: lookup::Guesses::new(config.remembered_keys, geometry.cell_count()),
             shapes: lent::Shapes::default(),
             known_fences: lookup::KnownFences::default(),
+            recency: recency::Recency::default(),
             tick: AtomicU32::new(policy::TickClock::default().now()),
             incarnation: AtomicU32::new(0),
             claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
@@ -272,7 +276,7 @@ impl Cache {
             config,
         };
         inner.open_notes()?;
-        let ready = inner.skip_asks().and_then(|()| inner.renew_tick()).and_then(|()| inner.lock_claims().map(drop));
+        let ready = inner.skip_asks().and_then(|()| inner.follow_ticks()).and_then(|()| inner.lock_claims().map(drop));
         ready.and_then(|()| inner.sweep(usize::MAX)).inspect_err(|_| inner.close_notes())?;
         Ok(Cache { inner: Arc::new(inner) })
     }

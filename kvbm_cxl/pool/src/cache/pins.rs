@@ -57,17 +57,6 @@ impl PinTable {
     }
 }
 
-fn nibble_of(row: &PinRow, place: usize) -> u8 {
-    (row.nibbles[place / 16].load(Ordering::Relaxed) >> (place % 16 * 4)) as u8 & 15
-}
-
-fn set_nibble(row: &PinRow, place: usize, nibble: u8) {
-    let (word, shift) = (&row.nibbles[place / 16], place % 16 * 4);
-    // The row's mutex is held, so nobody else changes the word.
-    let value = word.load(Ordering::Relaxed) & !(15 << shift) | u64::from(nibble) << shift;
-    word.store(value, Ordering::Relaxed);
-}
-
 impl Inner {
     /// Cells sorted by pin line: each line is locked and published once.
     fn by_row(cells: &[u64]) -> Few<u64> {
@@ -102,7 +91,7 @@ impl Inner {
     }
 
     /// Runs `work` with the row's mutex; counts that a dead process left half changed are made anew before.
-    fn with_row<T>(&self, cell: u64, work: impl FnOnce(&PinRow, u64) -> Result<T>) -> Result<T> {
+    pub(super) fn with_row<T>(&self, cell: u64, work: impl FnOnce(&PinRow, u64) -> Result<T>) -> Result<T> {
         let (row, number) = self.row(cell)?;
         self.host.inner.with_mutex_or_repair(&row.mutex, || self.recount(row, number), || work(row, number))
     }
@@ -123,14 +112,14 @@ impl Inner {
         }
         for place in 0..CELLS_PER_PIN {
             let pinned = if row.counts[place].load(Ordering::Relaxed) > 0 { PinLine::PINNED } else { 0 };
-            set_nibble(row, place, nibble_of(row, place) & PinLine::TICK | pinned);
+            row.set_nibble(place, row.nibble(place) & PinLine::TICK | pinned);
         }
         // Whatever was published may be something else: the next change publishes the line.
         row.incarnation.store(0, Ordering::Relaxed);
     }
 
     /// Publishes a row under `incarnation`. The caller holds the row's mutex and an operation of that incarnation.
-    fn publish_row(&self, row: &PinRow, number: u64, incarnation: u32) -> Result<()> {
+    pub(super) fn publish_row(&self, row: &PinRow, number: u64, incarnation: u32) -> Result<()> {
         let mut line = PinLine { incarnation, ..PinLine::default() };
         for (word, nibbles) in line.nibbles.iter_mut().zip(&row.nibbles) {
             *word = nibbles.load(Ordering::Relaxed);
@@ -168,7 +157,7 @@ impl Inner {
                 };
                 row.counts[place].store(next, Ordering::Relaxed);
                 changed |= count == 0;
-                set_nibble(row, place, PinLine::PINNED | tick);
+                row.set_nibble(place, PinLine::PINNED | tick);
             }
             point!("cache.pin_counted");
             if changed && let Err(error) = self.publish_row(row, number, op.incarnation()) {
@@ -196,7 +185,7 @@ impl Inner {
         row.counts[place].store(count, Ordering::Relaxed);
         let last = count == 0 || mutant!("cache.pin_not_counted");
         if last {
-            set_nibble(row, place, nibble_of(row, place) & PinLine::TICK);
+            row.set_nibble(place, row.nibble(place) & PinLine::TICK);
         }
         last
     }
@@ -300,29 +289,5 @@ impl Inner {
         };
         self.unpin(&cells);
         self.local.set_notes_tag(self.host.process_index(), 0);
-    }
-
-    /// The number that stands for now in a pin line, 1 to 7.
-    pub(super) fn tick(&self) -> u8 {
-        self.local.header().tick.load(Ordering::Relaxed).clamp(1, 7) as u8
-    }
-
-    /// The pool's tick went on: clears, in this host's lines, the number that would now seem young. Published with the next change.
-    pub(super) fn forget_tick(&self, tick: u8) -> Result<()> {
-        for (number, row) in self.local.rows().iter().enumerate() {
-            let is_seen = (0..CELLS_PER_PIN).any(|place| nibble_of(row, place) == tick);
-            if !is_seen {
-                continue;
-            }
-            self.with_row(number as u64 * CELLS_PER_PIN as u64, |row, _| {
-                for place in (0..CELLS_PER_PIN).filter(|&place| nibble_of(row, place) == tick) {
-                    set_nibble(row, place, 0);
-                }
-                // So that the cleared numbers are published with the next pin.
-                row.incarnation.store(0, Ordering::Relaxed);
-                Ok(())
-            })?;
-        }
-        Ok(())
     }
 }

@@ -2,20 +2,16 @@
 //! The upkeep of the cache: what somebody has to do now and then, in the background of each process.
 
 use super::index::Inserted;
-use super::policy::TickClock;
 use super::{BlockKey, Cache, Inner, Namespace, evict};
 use crate::background::Background;
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::limits::CELL_CLASSES;
-use crate::media::Seat;
 use crate::metrics::Engine;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Beats of the manager's seat in one tick of recency: about five seconds.
-const BEATS_PER_TICK: u64 = 100;
 /// Chunks taken over in one round.
 const CHUNKS_PER_ROUND: usize = 4;
 /// Blocks whose hints are looked after in one round.
@@ -34,7 +30,7 @@ impl Inner {
             return Ok(());
         }
         self.upkeep_at_ns.store(now_ns, Ordering::Relaxed);
-        self.renew_tick()?;
+        self.follow_ticks()?;
         self.reap_pins()?;
         self.sweep(CHUNKS_PER_ROUND)?;
         self.adopt_abandoned(CHUNKS_PER_ROUND)?;
@@ -65,25 +61,6 @@ impl Inner {
             }
             let wanted = (all * u64::from(self.config.high_water_percent)).div_ceil(100).saturating_sub(free).min(ready);
             self.evict(class, (wanted as usize).min(8 * evict::BATCH))?;
-        }
-        Ok(())
-    }
-
-    /// Takes over the tick that the manager's beat stands for.
-    pub(super) fn renew_tick(&self) -> Result<()> {
-        let beat = match self.lines().fetch::<Seat>(self.host.manager_seat().into()) {
-            Ok(seat) => seat.beat,
-            // Recency stands still: that costs hits only.
-            Err(Error::BadLine { .. }) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let tick = (beat / BEATS_PER_TICK % 7) as u32 + 1;
-        let observed = |now| Some(TickClock::at(now).observe(tick as u8));
-        // Every count has one behind it: this cannot fail.
-        let _ = self.tick.fetch_update(Ordering::Relaxed, Ordering::Relaxed, observed);
-        let known = self.local.header().tick.swap(tick, Ordering::AcqRel);
-        if known != tick && known != 0 {
-            self.forget_tick(tick as u8)?;
         }
         Ok(())
     }
