@@ -124,16 +124,19 @@ impl Inner {
         let settled = held(&self.cells).emptiest(class);
         for chunk in settled {
             // Otherwise its blocks would go for nothing.
-            if self.is_claimed_by_others(chunk)? {
+            let cells: Vec<u64> = self.cells_of(chunk).collect();
+            if self.is_claimed_by_others(chunk)? || self.uses(&cells)?.iter().any(|seen| seen.pinned) {
                 continue;
             }
             held(&self.cells).drain(chunk, true);
-            let cells = self.cells_of(chunk);
-            let result = self.remove_cells(cells.collect()).and_then(|_| self.give_back(chunk));
+            let result = self.remove_cells(cells).and_then(|_| self.give_back(chunk));
             if !matches!(result, Ok(true)) {
                 held(&self.cells).drain(chunk, false);
             }
-            return result.map(drop);
+            // Somebody may have pinned one of them meanwhile: then it is another chunk's turn.
+            if result? {
+                break;
+            }
         }
         Ok(())
     }

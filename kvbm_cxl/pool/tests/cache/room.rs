@@ -189,3 +189,17 @@ fn blocks_do_not_go_for_a_chunk_that_cannot_be_given_back() {
     publish_with_room(&poor, 100, &[&rich, &back]);
     assert_eq!(rich.count(0..56, 1000), 49);
 }
+
+#[test]
+fn a_pinned_block_keeps_its_chunk_and_no_other() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (rich, poor) = (bench.member(1), bench.member(2));
+    rich.publish(0..56, 1000);
+    // One in the chunk that would be the first to go.
+    let first = (0..56).min_by_key(|&number| rich.cache.lookup(SPACE, key(number)).unwrap().unwrap().cell).unwrap();
+    let pin = poor.cache.pin(SPACE, key(first)).unwrap().unwrap();
+    publish_with_room(&poor, 100, &[&rich]);
+    let per_chunk = u64::from(rich.pool.layout().geometry().cells_per_chunk);
+    assert_eq!(rich.count(0..56, 1000) as u64, 56 - per_chunk, "more went than the blocks of a chunk");
+    assert_eq!((rich.cache.usage().owned, pin.is_unchanged().unwrap()), (56 - per_chunk, true));
+}
