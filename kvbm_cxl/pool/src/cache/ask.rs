@@ -2,6 +2,7 @@
 //! Requests to the owners of cells: only they can evict. Each host has one line to ask in; every process looks at all of them, and does
 //! for its own cells what is asked. A request is a favour: nobody waits for it in the pool, and whoever asked looks at the effect.
 
+use super::cells::Found;
 use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
@@ -54,7 +55,7 @@ impl Inner {
         };
         let of_key = |found: &Descriptor| (found.kind, found.key, found.namespace) == (Descriptor::REFERENCE, key.0, namespace.0);
         let done = match found {
-            Some(found) if of_key(&found) => self.remove_cells(vec![cell]).map(drop),
+            Some(found) if of_key(&found) => self.remove_found(vec![Found::new(cell, &found)]).map(drop),
             _ if is_mine => Ok(()),
             _ => self.ask_to_forget(namespace, key),
         };
@@ -129,7 +130,8 @@ impl Inner {
                 continue;
             }
             held(&self.cells).drain(chunk, true);
-            let result = self.remove_cells(cells).and_then(|_| self.give_back(chunk));
+            let blocks = held(&self.cells).blocks_in(chunk);
+            let result = self.remove_found(blocks).and_then(|_| self.give_back(chunk));
             if !matches!(result, Ok(true)) {
                 held(&self.cells).drain(chunk, false);
             }

@@ -62,6 +62,19 @@ struct Class {
     policy: Box<dyn EvictionPolicy>,
 }
 
+/// A block as it was found: its cell may hold another one by the time that somebody comes back to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub cell: u64,
+    stamp: (u32, u64),
+}
+
+impl Found {
+    pub fn new(cell: u64, descriptor: &Descriptor) -> Self {
+        Found { cell, stamp: (descriptor.incarnation, descriptor.seq) }
+    }
+}
+
 /// Everything that this process owns.
 pub(super) struct Cells {
     geometry: Geometry,
@@ -254,10 +267,10 @@ impl Cells {
         }
     }
 
-    /// Takes a particular cell out of its list, if it holds a block.
-    pub fn take_ready(&mut self, cell: u64) -> Option<Descriptor> {
-        let descriptor = self.ready(cell)?;
-        self.make_busy(cell);
+    /// Takes a particular block out of its list, if it is still there.
+    pub fn take_ready(&mut self, found: Found) -> Option<Descriptor> {
+        let descriptor = self.ready(found.cell).filter(|descriptor| Found::new(found.cell, descriptor) == found)?;
+        self.make_busy(found.cell);
         Some(descriptor)
     }
 
@@ -291,7 +304,7 @@ impl Cells {
     pub fn settle(&mut self, cell: u64, verdict: Verdict) -> Option<Descriptor> {
         let class = self.chunks.get(&self.place(cell).0)?.class;
         let agreed = self.classes.get_mut(class)?.as_mut()?.policy.settle(cell, verdict);
-        if agreed { self.take_ready(cell) } else { None }
+        if agreed { self.take_ready(Found::new(cell, &self.ready(cell)?)) } else { None }
     }
 
     /// News that this process used a block.
@@ -303,19 +316,27 @@ impl Cells {
     }
 
     /// Blocks that hold what `wanted` says.
-    pub fn ready_cells(&self, mut wanted: impl FnMut(&Descriptor) -> bool) -> Vec<u64> {
+    pub fn blocks(&self, mut wanted: impl FnMut(&Descriptor) -> bool) -> Vec<Found> {
         let per_chunk = self.per_chunk();
         let cells = self
             .chunks
             .iter()
             .flat_map(|(number, chunk)| chunk.cells.iter().enumerate().map(move |(place, cell)| (number * per_chunk + place as u64, cell)));
-        cells.filter(|(_, cell)| cell.state == State::Ready && wanted(&cell.descriptor)).map(|(number, _)| number).collect()
+        let ready = cells.filter(|(_, cell)| cell.state == State::Ready && wanted(&cell.descriptor));
+        ready.map(|(number, cell)| Found::new(number, &cell.descriptor)).collect()
     }
 
-    /// The blocks of a namespace: cell, descriptor, and bytes of the cell.
-    pub fn blocks_of(&self, namespace: &[u8; 16]) -> Vec<(u64, Descriptor, u64)> {
-        let cells = self.ready_cells(|found| found.namespace == *namespace);
-        cells.into_iter().filter_map(|cell| self.ready(cell).map(|found| (cell, found, self.cell_bytes(cell)))).collect()
+    /// The blocks of a namespace, those published first in front, each with the bytes of its cell.
+    pub fn blocks_of(&self, namespace: &[u8; 16]) -> Vec<(Found, u64)> {
+        let mut blocks = self.blocks(|found| found.namespace == *namespace);
+        blocks.sort_unstable_by_key(|found| found.stamp);
+        blocks.into_iter().map(|found| (found, self.cell_bytes(found.cell))).collect()
+    }
+
+    /// The blocks in a chunk.
+    pub fn blocks_in(&self, chunk: u64) -> Vec<Found> {
+        let first = chunk * self.per_chunk();
+        (first..first + self.per_chunk()).filter_map(|cell| self.ready(cell).map(|descriptor| Found::new(cell, &descriptor))).collect()
     }
 
     /// Free cells, blocks, and all cells of a class.
@@ -423,6 +444,12 @@ mod tests {
         cells.take_free(0, 9, &mut taken);
         assert_eq!((taken.len(), cells.counts(0), cells.state(11)), (4, (0, 1, 4), Some(State::Bad)));
         assert!(cells.emptiest(0).is_empty() && !cells.is_all_free(2));
+        // One that was there before is not taken for the one that is there now.
+        let now = Found::new(9, &block(2));
+        assert_eq!(cells.take_ready(Found::new(9, &Descriptor { seq: 1, ..block(2) })), None);
+        assert_eq!(cells.take_ready(Found::new(9, &Descriptor { incarnation: 1, ..block(2) })), None);
+        assert_eq!((cells.take_ready(now), cells.take_ready(now)), (Some(block(2)), None));
+        cells.set_ready(9, block(2), None, Place::Young, 8).unwrap();
         assert_eq!(cells.remove_chunk(2), [block(2)]);
         assert_eq!((cells.counts(0), cells.shares().len()), ((0, 0, 0), 0));
     }

@@ -6,6 +6,7 @@
 //! are in use, or were used by another host lately, never become EVICTING at all.
 
 use super::adopt::Use;
+use super::cells::Found;
 use super::events::Change;
 use super::policy::{Candidate, Place, Verdict};
 use super::{BlockKey, Inner, Namespace};
@@ -221,8 +222,8 @@ impl Inner {
 
     /// Takes out those of this process's blocks that `wanted` says, as far as nobody has pinned them; returns how many went.
     pub(super) fn remove_blocks(&self, wanted: impl FnMut(&Descriptor) -> bool) -> Result<usize> {
-        let cells = held(&self.cells).ready_cells(wanted);
-        self.remove_cells(cells)
+        let blocks = held(&self.cells).blocks(wanted);
+        self.remove_found(blocks)
     }
 
     /// Takes out the blocks of this process of one namespace, or all.
@@ -240,20 +241,19 @@ impl Inner {
     pub(super) fn evict_of(&self, namespace: Namespace, bytes: u64) -> Result<()> {
         let op = self.work()?;
         self.host.check_fences(&op)?;
-        let mut blocks = held(&self.cells).blocks_of(&namespace.0);
-        blocks.sort_unstable_by_key(|(_, found, _)| (found.incarnation, found.seq));
+        let blocks = held(&self.cells).blocks_of(&namespace.0);
         let mut missing = bytes;
         for offered in blocks.chunks(OFFERED) {
-            let cells: Vec<u64> = offered.iter().map(|(cell, _, _)| *cell).collect();
+            let cells: Vec<u64> = offered.iter().map(|(found, _)| found.cell).collect();
             let uses = self.uses(&cells)?;
             let mut unused: Vec<_> = offered.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).collect();
             unused.sort_by_key(|(_, seen)| self.youngest(seen));
-            let wanted = unused.into_iter().map_while(|(&(cell, _, cell_bytes), _)| {
+            let wanted = unused.into_iter().map_while(|(&(found, cell_bytes), _)| {
                 let is_wanted = missing > 0;
                 missing = missing.saturating_sub(cell_bytes);
-                is_wanted.then_some(cell)
+                is_wanted.then_some(found)
             });
-            let wanted: Vec<u64> = wanted.collect();
+            let wanted: Vec<Found> = wanted.collect();
             for batch in wanted.chunks(BATCH) {
                 let victims = self.take(batch);
                 self.retire(&op, victims, Reason::Quota)?;
@@ -265,31 +265,31 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes those of `cells` that hold blocks out of the order.
-    fn take(&self, cells: &[u64]) -> Vec<Victim> {
+    /// Takes those of the blocks that are still there out of the order: by now their cells may hold others.
+    fn take(&self, blocks: &[Found]) -> Vec<Victim> {
         let mut own = held(&self.cells);
-        let victims = cells.iter().filter_map(|&cell| {
-            let parent = own.parent(cell);
-            own.take_ready(cell).map(|descriptor| Victim { cell, descriptor, parent })
+        let victims = blocks.iter().filter_map(|&found| {
+            let (cell, parent) = (found.cell, own.parent(found.cell));
+            own.take_ready(found).map(|descriptor| Victim { cell, descriptor, parent })
         });
         victims.collect()
     }
 
-    /// Takes out the blocks in these cells of this process, as far as nobody has pinned them; returns how many went.
-    pub(super) fn remove_cells(&self, cells: Vec<u64>) -> Result<usize> {
-        self.remove_for(cells, Reason::Asked)
+    /// Takes these blocks of this process out, as far as nobody has pinned them; returns how many went.
+    pub(super) fn remove_found(&self, blocks: Vec<Found>) -> Result<usize> {
+        self.remove_for(blocks, Reason::Asked)
     }
 
     /// Takes a block out of which another host has the same.
-    pub(super) fn remove_duplicate(&self, cell: u64) -> Result<usize> {
-        self.remove_for(vec![cell], Reason::Duplicate)
+    pub(super) fn remove_duplicate(&self, block: Found) -> Result<usize> {
+        self.remove_for(vec![block], Reason::Duplicate)
     }
 
-    fn remove_for(&self, cells: Vec<u64>, reason: Reason) -> Result<usize> {
+    fn remove_for(&self, blocks: Vec<Found>, reason: Reason) -> Result<usize> {
         let op = self.work()?;
         self.host.check_fences(&op)?;
         let mut removed = 0;
-        for batch in cells.chunks(BATCH) {
+        for batch in blocks.chunks(BATCH) {
             let victims = self.take(batch);
             removed += self.retire(&op, victims, reason)?;
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The upkeep of the cache: what somebody has to do now and then, in the background of each process.
 
+use super::cells::Found;
 use super::index::Inserted;
 use super::{BlockKey, Cache, Inner, Namespace, evict};
 use crate::background::Background;
@@ -95,7 +96,7 @@ impl Inner {
             let inserted = self.insert(&home, namespace, key, cell)?;
             drop(guard);
             if matches!(inserted, Inserted::Exists) {
-                self.remove_duplicate(cell)?;
+                self.remove_duplicate(Found::new(cell, &found))?;
             }
         }
         Ok(())

@@ -123,3 +123,21 @@ fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     assert!(local.chunk(chunk).is_filled(), "it has had it all the while");
     local.end_filling(chunk, mine);
 }
+
+#[test]
+fn what_came_into_a_cell_since_is_not_taken_out_for_what_was_there() {
+    let (cache, _service, _pool, _directory) = cache(112);
+    let other = Namespace([4; 16]);
+    for number in 0..3 {
+        cache.publish(SPACE, key(number), None, &[1; 8]).unwrap();
+    }
+    let listed = held(&cache.inner.cells).blocks(|block| block.namespace == SPACE.0);
+    // While somebody works through the list, others make room and use it.
+    let cell = cache.lookup(SPACE, key(1)).unwrap().unwrap().cell;
+    assert!(cache.evict(SPACE, key(1)).unwrap());
+    cache.publish(other, key(9), None, &[2; 8]).unwrap();
+    assert_eq!(cache.lookup(other, key(9)).unwrap().unwrap().cell, cell);
+    assert_eq!(cache.inner.remove_found(listed).unwrap(), 2);
+    assert!(cache.lookup(other, key(9)).unwrap().is_some());
+    assert_eq!(cache.usage().ready, 1);
+}

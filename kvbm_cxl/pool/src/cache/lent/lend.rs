@@ -5,7 +5,7 @@
 //! that is taken back has a line that says HELD before the engine's first store. Whoever finds LENT in the line after a copy has
 //! therefore copied bytes that nobody wrote to.
 
-use super::super::cells::State as CellState;
+use super::super::cells::{Found, State as CellState};
 use super::super::publish::Form;
 use super::super::{BlockKey, Namespace, Reservation, Reserved, Wish};
 use super::lines::Reference;
@@ -400,12 +400,13 @@ impl LentRegion {
             return Ok(0);
         }
         let inner = &self.cache.inner;
-        let is_there = |listed: &Listed| {
+        let find = |listed: &Listed| {
             let found = held(&inner.cells).ready(listed.cell);
-            found.is_some_and(|found| (found.key, found.namespace, found.kind) == (listed.key.0, listed.namespace.0, Descriptor::REFERENCE))
+            found
+                .filter(|found| (found.key, found.namespace, found.kind) == (listed.key.0, listed.namespace.0, Descriptor::REFERENCE))
+                .map(|found| Found::new(listed.cell, &found))
         };
-        let cells: Vec<u64> = stale.iter().filter(|listed| is_there(listed)).map(|listed| listed.cell).collect();
-        let removed = inner.remove_cells(cells);
+        let removed = inner.remove_found(stale.iter().filter_map(find).collect());
         // A cell of which another process is the owner by now: it is asked, once.
         let elsewhere = |listed: &&Listed| held(&inner.cells).state(listed.cell).is_none();
         if removed.is_ok() {
@@ -413,7 +414,8 @@ impl LentRegion {
                 inner.ask(crate::media::Ask::EVICT, 0, listed.key, listed.namespace)?;
             }
         }
-        let left = stale.into_iter().filter(|listed| is_there(listed) || held(&inner.cells).state(listed.cell) == Some(CellState::Busy));
+        let left =
+            stale.into_iter().filter(|listed| find(listed).is_some() || held(&inner.cells).state(listed.cell) == Some(CellState::Busy));
         let left: Vec<Listed> = left.collect();
         self.states().stale.extend(left);
         removed
