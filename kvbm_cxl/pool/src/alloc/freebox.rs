@@ -122,7 +122,7 @@ impl Allocator {
             let chunk = self.layout().chunk_of(offset);
             match chunk {
                 Some(chunk) if self.place(chunk) != Place::None => {
-                    if self.local.begin_block(sender, message.sequence, index) {
+                    if self.local.begin_block(self.host.slot(), sender, message.sequence, index) {
                         self.free_asked(chunk, offset)?;
                     }
                 }
@@ -130,12 +130,12 @@ impl Allocator {
                     if !self.local.has_room(local::FROM_HOSTS) {
                         return Ok(false);
                     }
-                    if self.local.begin_block(sender, message.sequence, index) {
+                    if self.local.begin_block(self.host.slot(), sender, message.sequence, index) {
                         self.accept_from_host(offset);
                     }
                 }
                 _ => {
-                    if self.local.begin_block(sender, message.sequence, index) {
+                    if self.local.begin_block(self.host.slot(), sender, message.sequence, index) {
                         self.local.count_rejected(1);
                     }
                 }

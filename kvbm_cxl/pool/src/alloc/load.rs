@@ -209,7 +209,7 @@ impl Allocator {
                     None => false,
                 };
                 // After a mere re-join the processes go on with their chunks: what they have done of this message is not done again.
-                if ours && self.local.begin_block(sender as u16, message.sequence, index) {
+                if ours && self.local.begin_block(self.host.slot(), sender as u16, message.sequence, index) {
                     self.accept_from_host(offset);
                 }
             }

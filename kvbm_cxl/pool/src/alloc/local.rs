@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Version of the structure: processes of different builds must not share an area that they lay out differently.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Frees under way that the area holds.
 const PENDING: usize = 1024;
 /// The places for what callers free.
@@ -35,7 +35,7 @@ struct Header {
     /// (slot + 1) << 32 | incarnation under which this host's claim lines were last published; 0 = never.
     attached: AtomicU64,
     rejected: AtomicU64,
-    /// Message of each sender that is being worked off: sequence << 8 | one bit for each block that is done.
+    /// Message of each sender that is being worked off: (own slot + 1) << 40 | sequence << 8 | one bit for each block that is done.
     progress: [AtomicU64; MAX_SLOTS],
     pending: [AtomicU64; PENDING],
 }
@@ -173,12 +173,13 @@ impl LocalArea {
         })
     }
 
-    /// Marks block `index` of message `sequence` of `sender` as done; false when it was already.
-    pub(super) fn begin_block(&self, sender: u16, sequence: u32, index: usize) -> bool {
+    /// Marks block `index` of message `sequence` of `sender` to this host in slot `own` as done; false when it was already. Senders number
+    /// their messages to each slot by themselves, so a machine that comes back in another one begins anew.
+    pub(super) fn begin_block(&self, own: u16, sender: u16, sequence: u32, index: usize) -> bool {
         let progress = &self.header().progress[usize::from(sender)];
-        let message = u64::from(sequence) << 8;
+        let message = (u64::from(own) + 1) << 40 | u64::from(sequence) << 8;
         let begin = |found: u64| {
-            let done = if found >> 8 == u64::from(sequence) { found & 0xff } else { 0 };
+            let done = if found & !0xff == message { found & 0xff } else { 0 };
             (done >> index & 1 == 0).then_some(message | done | 1 << index)
         };
         progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_ok()
@@ -229,9 +230,12 @@ mod tests {
     #[test]
     fn each_block_of_a_message_begins_once() {
         let area = LocalArea::private(1).unwrap();
-        assert!(area.begin_block(3, 9, 0) && area.begin_block(3, 9, 5) && !area.begin_block(3, 9, 0));
-        assert!(area.begin_block(2, 9, 0));
-        assert!(area.begin_block(3, 10, 0) && area.begin_block(3, 10, 5));
+        assert!(area.begin_block(1, 3, 9, 0) && area.begin_block(1, 3, 9, 5) && !area.begin_block(1, 3, 9, 0));
+        assert!(area.begin_block(1, 2, 9, 0));
+        assert!(area.begin_block(1, 3, 10, 0) && area.begin_block(1, 3, 10, 5));
+        // The same number in another slot of this machine is another message.
+        assert!(area.begin_block(0, 3, 10, 0) && area.begin_block(0, 3, 10, 5) && !area.begin_block(0, 3, 10, 5));
+        assert!(area.begin_block(0, 3, u32::MAX, 0) && !area.begin_block(0, 3, u32::MAX, 0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! the others where they are, because they tell whose late lines may still turn up on it.
 
 use super::cells::State;
+use super::local::attachment;
 use super::{Inner, remains};
 use crate::background::held;
 use crate::error::{Error, Result};
@@ -321,7 +322,7 @@ impl Inner {
     /// chunks, whose cells are all read again.
     fn follow(&self, guard: &LockGuard<'_>) -> Result<()> {
         let (slot, incarnation) = (self.host.slot(), guard.op().incarnation());
-        let attachment = (u64::from(slot) + 1) << 32 | u64::from(incarnation);
+        let attachment = attachment(slot, incarnation);
         let attached = &self.local.header().attached;
         if attached.load(Ordering::Acquire) != attachment {
             self.claim_again(guard)?;

@@ -23,7 +23,7 @@ pub(super) struct Header {
     version: AtomicU32,
     /// Ticks of the pool that this host has followed; 0 = none yet.
     pub ticks: AtomicU64,
-    /// (slot + 1) << 32 | incarnation under which this host's claims on cell chunks were last published; 0 = never.
+    /// The [`attachment`] under which this host's claims on cell chunks were last published; 0 = never.
     pub attached: AtomicU64,
     /// Sequence number last used in a stamp. It never goes back: stamps of one incarnation are unique (CACHE.md D4).
     pub sequence: AtomicU64,
@@ -37,8 +37,8 @@ pub(super) struct Header {
 pub(super) struct PinRow {
     /// Held from the change of a count to the fence behind the publish.
     pub mutex: LocalMutex,
-    /// Incarnation under which the line was last published.
-    pub incarnation: AtomicU32,
+    /// The [`attachment`] under which the line was last published as it is; 0 = none.
+    pub published: AtomicU64,
     pub nibbles: [AtomicU64; 7],
     pub counts: [AtomicU16; CELLS_PER_PIN],
 }
@@ -56,6 +56,12 @@ impl PinRow {
         let value = word.load(Ordering::Relaxed) & !(15 << shift) | u64::from(nibble) << shift;
         word.store(value, Ordering::Relaxed);
     }
+}
+
+/// Slot and incarnation in one word. The slot counts as well: a machine may come back in another one, under an incarnation number that it
+/// had before.
+pub(super) fn attachment(slot: u16, incarnation: u32) -> u64 {
+    (u64::from(slot) + 1) << 32 | u64::from(incarnation)
 }
 
 /// What one process has pinned.

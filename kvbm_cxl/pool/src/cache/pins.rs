@@ -2,11 +2,11 @@
 //! Pins and recency: one nibble per cell in lines that only this host writes (CACHE.md section 2).
 //!
 //! The published line is composed from what all processes of the host have noted ([`super::local`]); only the first pin of a cell and the
-//! last are published, always as the whole line. A line counts under the incarnation in it, so after a re-join the next pin of a line
-//! publishes it again even where the nibble does not change.
+//! last are published, always as the whole line. A line counts in its slot under the incarnation in it, so after a re-join the next
+//! pin of a line publishes it again even where the nibble does not change.
 
 use super::hashing::Spread;
-use super::local::{PinRow, note, noted};
+use super::local::{PinRow, attachment, note, noted};
 use super::{Few, Inner};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -115,7 +115,7 @@ impl Inner {
             row.set_nibble(place, row.nibble(place) & PinLine::TICK | pinned);
         }
         // Whatever was published may be something else: the next change publishes the line.
-        row.incarnation.store(0, Ordering::Relaxed);
+        row.published.store(0, Ordering::Relaxed);
     }
 
     /// Publishes a row under `incarnation`. The caller holds the row's mutex and an operation of that incarnation.
@@ -125,7 +125,7 @@ impl Inner {
             *word = nibbles.load(Ordering::Relaxed);
         }
         self.lines().publish(u64::from(self.host.slot()) * self.geometry().pin_lines() + number, line)?;
-        row.incarnation.store(incarnation, Ordering::Relaxed);
+        row.published.store(attachment(self.host.slot(), incarnation), Ordering::Relaxed);
         Ok(())
     }
 
@@ -145,7 +145,7 @@ impl Inner {
         let op = self.host.enter()?;
         let tick = self.tick();
         self.with_row(first, |row, number| {
-            let mut changed = row.incarnation.load(Ordering::Relaxed) != op.incarnation();
+            let mut changed = row.published.load(Ordering::Relaxed) != attachment(self.host.slot(), op.incarnation());
             for (done, &cell) in cells.iter().enumerate() {
                 let place = (cell % CELLS_PER_PIN as u64) as usize;
                 let count = row.counts[place].load(Ordering::Relaxed);

@@ -76,10 +76,15 @@ impl Bench {
 
     /// A process of machine `machine`, with its own mapping of the pool.
     pub fn join(&self, machine: u8) -> (Pool, Host) {
+        self.join_in(machine, None)
+    }
+
+    /// As [`Bench::join`], in this slot where one is named.
+    pub fn join_in(&self, machine: u8, slot: Option<u16>) -> (Pool, Host) {
         let pool = self.open();
         let state = State::open(&self.state_directory(), pool.superblock().uuid(), machine_id(machine)).unwrap();
         let machine = Arc::new(Machine::new(machine_id(machine), state).unwrap());
-        let config = HostConfig { seats: pool.superblock().seats(), ..host_config() };
+        let config = HostConfig { seats: pool.superblock().seats(), slot, ..host_config() };
         let host = Host::join(pool.lines().clone(), machine, config).unwrap();
         (pool, host)
     }

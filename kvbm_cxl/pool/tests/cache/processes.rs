@@ -117,6 +117,25 @@ fn the_pins_of_a_killed_process_go() {
 }
 
 #[test]
+fn a_machine_that_comes_back_in_another_slot_publishes_its_pins_there() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let member = bench.member(1);
+    member.publish(0..2, LEN);
+    // The first one has no pin: its notes are the new process's, which publishes the lines of what it finds in them.
+    let [first, second] = ["pin", "pin 0"].map(|task| Process::start(&bench, 2, task));
+    first.kill();
+    second.kill();
+    let (_pool, host) = bench.join_in(2, Some(3));
+    assert_eq!((host.slot(), host.incarnation()), (3, 1));
+    let _service = host.serve().unwrap();
+    let cache = Cache::open(&host, config()).unwrap();
+    // What the second process left is not taken back before this one's upkeep: here a pin is one more, and nothing new to the line.
+    let pin = cache.pin(SPACE, key(0)).unwrap().unwrap();
+    assert!(!member.cache.evict(SPACE, key(0)).unwrap(), "a pinned block went");
+    assert!(pin.is_unchanged().unwrap());
+}
+
+#[test]
 fn the_cells_of_a_killed_process_are_its_hosts() {
     let bench = Bench::new(&[(1024, 28)]);
     let member = bench.member(1);
