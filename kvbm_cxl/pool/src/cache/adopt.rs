@@ -8,10 +8,11 @@
 //! | WRITING, RETIRING | yes, until that claimant is proven to have ended | quarantine |
 //! | anything else, or with several claimants | unknown: a late line may lie on the true one | quarantine |
 
-use super::Inner;
 use super::cells::State;
 use super::claims::{Claimant, Judge};
+use super::events::Change;
 use super::policy::Place;
+use super::{BlockKey, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -34,19 +35,21 @@ impl Inner {
         Descriptor { crc: 0, state, owner: self.host.slot(), incarnation: op_incarnation, seq: self.local.next_sequence(), ..content }
     }
 
-    /// Makes the cells of a chunk, which this host has claimed, this process's own. The caller holds the lock of the claims.
-    pub(super) fn take_over(&self, guard: &LockGuard<'_>, chunk: u64, claimants: &[Claimant]) -> Result<()> {
+    /// Makes the cells of a chunk, which this host has claimed, this process's own. The caller holds the lock of the claims. Listeners are
+    /// told of the blocks in it but for the `known` ones.
+    pub(super) fn take_over(&self, guard: &LockGuard<'_>, chunk: u64, claimants: &[Claimant], known: &[(u64, Descriptor)]) -> Result<()> {
         let Some(class) = self.lines().layout().cell_class(chunk) else { return Ok(()) };
         held(&self.cells).add_chunk(chunk, class);
-        let result = self.read_cells(guard.op(), chunk, claimants).and_then(|()| self.release(guard.op(), chunk));
-        if result.is_err() {
-            // The claim stays, so the sweep comes back to it.
+        if let Err(error) = self.read_cells(guard.op(), chunk, claimants, known) {
+            // The claim stays, so the sweep comes back to it. Nothing of it was told.
             held(&self.cells).remove_chunk(chunk);
+            return Err(error);
         }
-        result
+        // Whatever becomes of that, its cells are what they are, and the upkeep looks after those in quarantine.
+        self.release(guard.op(), chunk)
     }
 
-    fn read_cells(&self, op: &Op<'_>, chunk: u64, claimants: &[Claimant]) -> Result<()> {
+    fn read_cells(&self, op: &Op<'_>, chunk: u64, claimants: &[Claimant], known: &[(u64, Descriptor)]) -> Result<()> {
         let cells: Vec<u64> = self.cells_of(chunk).collect();
         let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
         self.lines().fetch_many(&cells, &mut fetched)?;
@@ -80,14 +83,31 @@ impl Inner {
         let adopted = outcomes.iter().filter(|(_, line)| line.is_some_and(|line| line.state == Descriptor::READY)).count();
         self.metrics.adopted_total.add(adopted as u64);
         let mut own = held(&self.cells);
+        let mut stored = Vec::new();
         for (cell, line) in outcomes {
             match line {
-                Some(line) if line.state == Descriptor::READY => own.set_ready(cell, line, None, Place::Old, tick)?,
+                Some(line) if line.state == Descriptor::READY => {
+                    own.set_ready(cell, line, None, Place::Old, tick)?;
+                    if !known.iter().any(|(of, before)| *of == cell && is_same_block(&line, before)) {
+                        stored.push(told_of(cell, &line));
+                    }
+                }
                 Some(_) => own.set_free(cell),
                 None => own.quarantine(cell),
             }
         }
+        self.events.emit_all(stored);
         Ok(())
+    }
+
+    /// Tells of blocks that this process had before a re-join, and has no more. Nobody else of it works with its cells meanwhile.
+    pub(super) fn tell_lost(&self, known: &[(u64, Descriptor)]) {
+        let own = held(&self.cells);
+        let is_lost = |(cell, before): &&(u64, Descriptor)| own.ready(*cell).is_none_or(|now| !is_same_block(&now, before));
+        self.events.emit_all(known.iter().filter(is_lost).map(|&(cell, before)| {
+            let (key, namespace) = (BlockKey(before.key), Namespace(before.namespace));
+            Change::Removed { key, namespace, cell }
+        }));
     }
 
     /// Frees the quarantined cells of a chunk if all other claimants have ended, except those that somebody has pinned.
@@ -193,6 +213,17 @@ impl Inner {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether two descriptors of a cell are of the same block, whoever has stamped them.
+fn is_same_block(one: &Descriptor, other: &Descriptor) -> bool {
+    (one.key, one.namespace) == (other.key, other.namespace)
+}
+
+/// What listeners are told of a block that was taken over.
+fn told_of(cell: u64, block: &Descriptor) -> Change {
+    let (key, namespace) = (BlockKey(block.key), Namespace(block.namespace));
+    Change::Stored { key, parent: None, namespace, cell, len_bytes: block.len_bytes.into() }
 }
 
 /// Whether a line is the last word of the only claimant.

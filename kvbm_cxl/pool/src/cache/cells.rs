@@ -126,13 +126,13 @@ impl Cells {
         self.chunks.insert(chunk, Chunk { class, cells, free: 0, quarantined: 0, draining: false });
     }
 
-    /// Forgets a chunk with all its cells; returns the descriptors of the blocks that were in it.
-    pub fn remove_chunk(&mut self, chunk: u64) -> Vec<Descriptor> {
+    /// Forgets a chunk with all its cells; returns the blocks that were in it, with their cells.
+    pub fn remove_chunk(&mut self, chunk: u64) -> Vec<(u64, Descriptor)> {
         let first = chunk * self.per_chunk();
         let mut blocks = Vec::new();
         if self.has_chunk(chunk) {
             for cell in first..first + self.per_chunk() {
-                blocks.extend(self.ready(cell));
+                blocks.extend(self.ready(cell).map(|descriptor| (cell, descriptor)));
                 self.make_busy(cell);
             }
             self.chunks.remove(&chunk);
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(cells.take_ready(Found::new(9, &Descriptor { incarnation: 1, ..block(2) })), None);
         assert_eq!((cells.take_ready(now), cells.take_ready(now)), (Some(block(2)), None));
         cells.set_ready(9, block(2), None, Place::Young, 8).unwrap();
-        assert_eq!(cells.remove_chunk(2), [block(2)]);
+        assert_eq!(cells.remove_chunk(2), [(9, block(2))]);
         assert_eq!((cells.counts(0), cells.shares().len()), ((0, 0, 0), 0));
     }
 

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::if_whole;
 use crate::lock::{LOCK_CELLS, LockGuard, LockId};
-use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Region};
+use crate::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor, Region};
 use bytemuck::Zeroable;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -236,7 +236,7 @@ impl Inner {
                 if !scanned || !row.is_claimed(bit) {
                     self.claim(&guard, &row, bit)?;
                     self.claim_hint.store(line, Ordering::Relaxed);
-                    self.take_over(&guard, chunk, &[])?;
+                    self.take_over(&guard, chunk, &[], &[])?;
                     return Ok(true);
                 }
                 if adoptable.is_none() && row.claimants(bit, me).next().is_some() && self.may_adopt(&mut judge, &row, bit)? {
@@ -266,7 +266,7 @@ impl Inner {
         let claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
         self.claim(guard, row, bit)?;
         point!("cache.adopting");
-        self.take_over(guard, row.first() + bit as u64, &claimants)?;
+        self.take_over(guard, row.first() + bit as u64, &claimants, &[])?;
         point!("cache.adopted");
         Ok(())
     }
@@ -335,16 +335,10 @@ impl Inner {
         let mine: Vec<u64> = held(&self.cells).chunks().collect();
         for chunk in mine {
             // What this process knows of the cells is of an incarnation whose lines are void, and others may have adopted them since.
-            held(&self.cells).remove_chunk(chunk);
-            // Nor need it be this process's: another one of this host may have claimed it since others gave it back.
-            if self.local.owner(chunk) != self.host.inner.tag {
-                continue;
-            }
-            if self.is_claimed_here(chunk)? {
-                self.take_back(guard, chunk)?;
-            } else {
-                self.local.disown(chunk, self.host.inner.tag);
-            }
+            let known = held(&self.cells).remove_chunk(chunk);
+            let followed = self.follow_chunk(guard, chunk, &known);
+            self.tell_lost(&known);
+            followed?;
         }
         if self.incarnation.swap(incarnation, Ordering::AcqRel) != 0 {
             self.metrics.rejoins_total.inc();
@@ -352,14 +346,27 @@ impl Inner {
         Ok(())
     }
 
+    /// Makes a chunk that was this process's its own again, with the blocks that it knew to be there, if it still has it.
+    fn follow_chunk(&self, guard: &LockGuard<'_>, chunk: u64, known: &[(u64, Descriptor)]) -> Result<()> {
+        // It need not be this process's any more: another one of this host may have claimed it since others gave it back.
+        if self.local.owner(chunk) != self.host.inner.tag {
+            return Ok(());
+        }
+        if self.is_claimed_here(chunk)? {
+            return self.take_back(guard, chunk, known);
+        }
+        self.local.disown(chunk, self.host.inner.tag);
+        Ok(())
+    }
+
     /// Takes over a chunk that this host claims, with what it was under its former incarnation or in the hands of a process that is gone:
-    /// that one is a claimant like any other, and where there are others, nothing is trusted.
-    fn take_back(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<()> {
+    /// that one is a claimant like any other, and where there are others, nothing is trusted. Listeners know of the `known` blocks.
+    fn take_back(&self, guard: &LockGuard<'_>, chunk: u64, known: &[(u64, Descriptor)]) -> Result<()> {
         let (row, bit) = self.row_of(chunk)?;
         let mut claimants: Vec<Claimant> = row.claimants(bit, self.host.slot()).collect();
         claimants.push(Claimant { slot: self.host.slot(), incarnation: self.former_incarnation(guard, chunk)?, is_certain: true });
         self.give_chunk(chunk, self.host.inner.tag)?;
-        self.take_over(guard, chunk, &claimants)
+        self.take_over(guard, chunk, &claimants, known)
     }
 
     /// The incarnation of this host that last took a chunk over: that of its latest stamp.
@@ -445,7 +452,7 @@ impl Inner {
             // The lock may have taken long.
             living.clear();
             if self.is_orphan(chunk, &mut living) && self.is_claimed_here(chunk)? {
-                self.take_back(&guard, chunk)?;
+                self.take_back(&guard, chunk, &[])?;
                 point!("cache.swept");
                 taken += 1;
             }

@@ -5,8 +5,9 @@
 //! snapshot of the cache. Telling never waits for a subscriber, and costs one load while nobody listens.
 //!
 //! A listener that mirrors the cache subscribes first and takes its snapshot afterwards. For that to miss nothing, an event is emitted
-//! behind its change, in or after the critical section in which a snapshot would see it. Events are numbered while somebody listens;
-//! a gap in the numbers is always announced by [`Received::Lagged`].
+//! behind its change, in or after the critical section in which a snapshot would see it. For the order to be right as well, "stored" is
+//! emitted in that section, before anybody can take the block out, and "gone" before anybody can publish its key anew. Events are numbered
+//! while somebody listens; a gap in the numbers is always announced by [`Received::Lagged`].
 
 use super::{BlockKey, Namespace};
 use crate::background::held;
@@ -23,11 +24,12 @@ pub const DEFAULT_QUEUED_EVENTS: usize = 1 << 12;
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A block can be pulled by every host from now on.
+    /// A block can be pulled by every host from now on: this process has published it, or has become its owner because the one before is
+    /// gone, who may be told to have stored it by the events of another process.
     Stored {
         /// Its key.
         key: BlockKey,
-        /// Key of the block before it, where the publisher told.
+        /// Key of the block before it, where the publisher told. Of a block that was taken over it is not known.
         parent: Option<BlockKey>,
         /// Its namespace.
         namespace: Namespace,

@@ -123,6 +123,48 @@ impl Inner {
         if victims.is_empty() {
             return Ok(0);
         }
+        let (truths, uses) = match self.mark_evicting(op, &victims) {
+            Ok(marked) => marked,
+            Err(error) => {
+                // They are in nobody's list any more, unless a re-join brings some back, which is told then.
+                self.tell_gone(&victims, reason);
+                return Err(error);
+            }
+        };
+        // What cannot be told counts as pinned.
+        let in_use = Use { pinned: true, ..Use::default() };
+        let (uses, failure) = match uses {
+            Ok(uses) => (uses, None),
+            Err(error) => (vec![in_use; victims.len()], Some(error)),
+        };
+        let gone: Vec<Victim> = victims.iter().zip(&uses).filter(|(_, seen)| !seen.pinned).map(|(victim, _)| *victim).collect();
+        // Before anybody can publish them anew, and tell that.
+        self.tell_gone(&gone, reason);
+        for ((victim, truth), seen) in victims.iter().zip(&truths).zip(&uses) {
+            let line = if seen.pinned { *truth } else { self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default()) };
+            self.lines().write(victim.cell, line)?;
+        }
+        self.lines().fence_published();
+        let early = mutant!("cache.freed_before_hint_removed");
+        if early {
+            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+        }
+        point!("cache.evicted");
+        let tick = self.clock_now();
+        for (victim, _) in victims.iter().zip(&uses).filter(|(_, seen)| seen.pinned) {
+            self.metrics.evictions_pinned_total.inc();
+            held(&self.cells).set_ready(victim.cell, victim.descriptor, victim.parent, Place::Young, tick)?;
+        }
+        self.count_gone(&gone, reason);
+        self.remove_hints(&gone)?;
+        if !early {
+            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
+        }
+        failure.map_or(Ok(gone.len()), Err)
+    }
+
+    /// Publishes that blocks are about to go, and looks at their pins behind that; returns what is known of the blocks, and of the pins.
+    fn mark_evicting(&self, op: &Op<'_>, victims: &[Victim]) -> Result<(Vec<Descriptor>, Result<Vec<Use>>)> {
         let cells: Vec<u64> = victims.iter().map(|victim| victim.cell).collect();
         let early = if mutant!("cache.evict_scans_first") { Some(self.uses(&cells)?) } else { None };
         let truths = victims.iter().map(|victim| self.truth(victim)).collect::<Result<Vec<_>>>()?;
@@ -139,39 +181,7 @@ impl Inner {
         point!("cache.evict_scanned");
         self.host.check_fences(op)?;
         point!("cache.evict_decided");
-        // What cannot be told counts as pinned.
-        let in_use = Use { pinned: true, ..Use::default() };
-        let (uses, failure) = match uses {
-            Ok(uses) => (uses, None),
-            Err(error) => (vec![in_use; cells.len()], Some(error)),
-        };
-        let mut gone = Vec::with_capacity(victims.len());
-        for ((victim, truth), seen) in victims.iter().zip(&truths).zip(&uses) {
-            let line = if seen.pinned {
-                *truth
-            } else {
-                gone.push(*victim);
-                self.stamped(op.incarnation(), Descriptor::FREE, Descriptor::default())
-            };
-            self.lines().write(victim.cell, line)?;
-        }
-        self.lines().fence_published();
-        let early = mutant!("cache.freed_before_hint_removed");
-        if early {
-            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
-        }
-        point!("cache.evicted");
-        let tick = self.clock_now();
-        for (victim, _) in victims.iter().zip(&uses).filter(|(_, seen)| seen.pinned) {
-            self.metrics.evictions_pinned_total.inc();
-            held(&self.cells).set_ready(victim.cell, victim.descriptor, victim.parent, Place::Young, tick)?;
-        }
-        self.remove_hints(&gone)?;
-        if !early {
-            gone.iter().for_each(|victim| held(&self.cells).set_free(victim.cell));
-        }
-        self.tell_gone(&gone, reason);
-        failure.map_or(Ok(gone.len()), Err)
+        Ok((truths, uses))
     }
 
     /// What an owner knows of a block: its own memory, never the line, on which a stray may lie (CACHE.md C12).
@@ -203,7 +213,7 @@ impl Inner {
         }
     }
 
-    fn tell_gone(&self, gone: &[Victim], reason: Reason) {
+    fn count_gone(&self, gone: &[Victim], reason: Reason) {
         let counted = match reason {
             Reason::Room => EvictionReason::Capacity,
             Reason::Quota => EvictionReason::Quota,
@@ -211,6 +221,9 @@ impl Inner {
             Reason::Duplicate => EvictionReason::Duplicate,
         };
         self.metrics.evictions_total.of(counted).add(gone.len() as u64);
+    }
+
+    fn tell_gone(&self, gone: &[Victim], reason: Reason) {
         self.events.emit_all(gone.iter().map(|victim| {
             let (key, namespace, cell) = (BlockKey(victim.descriptor.key), Namespace(victim.descriptor.namespace), victim.cell);
             match reason {
@@ -229,8 +242,11 @@ impl Inner {
     /// Takes out the blocks of this process of one namespace, or all.
     pub(super) fn clear_own(&self, namespace: Option<Namespace>) -> Result<usize> {
         let removed = self.remove_blocks(|block| namespace.is_none_or(|namespace| block.namespace == namespace.0))?;
-        if let Some(namespace) = namespace.filter(|namespace| held(&self.cells).share(&namespace.0).blocks == 0) {
-            self.events.emit(Change::Cleared { namespace });
+        if let Some(namespace) = namespace {
+            let own = held(&self.cells);
+            if own.share(&namespace.0).blocks == 0 {
+                self.events.emit(Change::Cleared { namespace });
+            }
         }
         Ok(removed)
     }

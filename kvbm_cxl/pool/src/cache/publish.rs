@@ -205,6 +205,8 @@ impl Inner {
             reservation.open = false;
             own.set_ready(reservation.cell, reservation.descriptor, reservation.parent, Place::Young, tick)?;
         }
+        // Before anybody can take them out again, and tell that.
+        self.events.emit_all(reservations.iter().map(Reservation::stored));
         drop(own);
         let mut bytes = 0;
         for reservation in reservations.iter() {
@@ -214,7 +216,6 @@ impl Inner {
         }
         self.metrics.publish_bytes_total.add(bytes);
         self.metrics.publish_total.add(reservations.len() as u64);
-        self.events.emit_all(reservations.iter().map(Reservation::stored));
         Ok(())
     }
 

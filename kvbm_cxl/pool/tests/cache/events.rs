@@ -5,6 +5,9 @@ use crate::bench::*;
 use cxl_pool::cache::events::{Change, Received};
 use cxl_pool::cache::{Published, Wish};
 use cxl_pool::metrics::{EvictionReason, MissReason, RefusalReason};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn changes(events: &cxl_pool::cache::events::Subscriber) -> Vec<Change> {
     let mut next = None;
@@ -128,4 +131,84 @@ fn everything_is_counted() {
     let mut text = String::new();
     counted.render(&mut text);
     assert!(text.contains("cxl_cache_pull_total 5\n"), "{text}");
+}
+
+#[test]
+fn a_mirror_has_what_is_there_whoever_comes_in_between() {
+    const KEYS: u64 = 200;
+    let bench = Bench::new(&[(64, 112)]);
+    let member = bench.member(1);
+    let events = member.cache.events().subscribe_with(1 << 18);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let publish = |thread: u64| {
+            for number in 0..4_000 {
+                // Whether there is a cell for it does not matter here.
+                let _ = member.cache.publish(SPACE, key(thread * KEYS + number % KEYS), None, &bytes(number, 60));
+            }
+        };
+        let publishers = [0, 1, 2].map(|thread| scope.spawn(move || publish(thread)));
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                member.cache.clear(Some(SPACE)).unwrap();
+            }
+        });
+        publishers.into_iter().for_each(|thread| thread.join().unwrap());
+        is_done.store(true, Ordering::Relaxed);
+    });
+    // Blocks on their way out when their namespace was empty are told one by one as well.
+    let (mut mirror, mut cleared) = (HashSet::new(), HashSet::new());
+    for change in changes(&events) {
+        match change {
+            Change::Stored { key, .. } => assert!(mirror.insert(key), "stored twice, and not gone in between"),
+            Change::Removed { key, .. } | Change::Evicted { key, .. } => {
+                assert!(mirror.remove(&key) || cleared.remove(&key), "gone before it was stored");
+            }
+            Change::Cleared { .. } => cleared.extend(mirror.drain()),
+        }
+    }
+    let there: HashSet<_> = (0..3 * KEYS).map(key).filter(|&key| member.cache.lookup(SPACE, key).unwrap().is_some()).collect();
+    assert_eq!(mirror, there);
+}
+
+#[test]
+fn a_re_join_tells_what_is_lost_and_an_adoption_what_is_won() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (other, member) = (bench.member(1), bench.member(2));
+    let (events, others) = (member.cache.subscribe(), other.cache.subscribe());
+    member.publish(0..7, 1000);
+    let all: HashSet<_> = (0..7).map(key).collect();
+    assert_eq!(changes(&events).len(), 7);
+    let suspect = || {
+        let incarnation = member.host.incarnation();
+        [&other, &member].iter().for_each(|who| who.host.suspect(member.host.slot(), incarnation).unwrap());
+        incarnation
+    };
+    // Nobody adopts them: they are where they were.
+    member.serve_until_rejoined(suspect());
+    assert_eq!((member.cache.usage().ready, changes(&events), changes(&others)), (7, vec![], vec![]));
+    // The host cannot join again before its operations have ended, so there is time to adopt.
+    let wish = Wish { namespace: SPACE, key: key(50), parent: None, len_bytes: 9 };
+    let reservation = member.cache.reserve(&wish).unwrap();
+    let incarnation = suspect();
+    let deadline = Instant::now() + PATIENCE;
+    while other.cache.usage().ready < 7 {
+        // One that is taken for dead as well on a busy machine joins again, and goes on.
+        let _ = other.cache.service_round();
+        assert!(Instant::now() < deadline, "nobody adopts: {:?}", other.cache.usage());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let won = changes(&others).into_iter().map(|change| match change {
+        Change::Stored { key, namespace: SPACE, parent: None, len_bytes: 1000, .. } => key,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(won.collect::<HashSet<_>>(), all);
+    drop(reservation);
+    member.serve_until_rejoined(incarnation);
+    assert_eq!(member.cache.usage().ready, 0);
+    let lost = changes(&events).into_iter().map(|change| match change {
+        Change::Removed { key, namespace: SPACE, .. } => key,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(lost.collect::<HashSet<_>>(), all);
 }
