@@ -331,10 +331,14 @@ class Cache:
         """Whether nothing of a call that raised TimeoutError_ can still happen to the memory that it named; waits for that so long."""
 
     def evict(self, ns: Namespace, key: bytes) -> bool:
-        """Evicts a block, whoever owns it: true when it was this process's and is gone, else its owner is asked to. Pinned blocks stay."""
+        """Evicts a block, whoever owns it: true when it was this process's and is gone, else its owner is asked to. Pinned blocks stay.
+
+        A host asks for one thing at a time, the others wait for some tens of milliseconds each, and a request can be lost: look whether
+        the block is gone, and ask again."""
 
     def clear(self, ns: Namespace | None = None) -> int:
-        """Evicts the blocks of a namespace, or all, of every host, as far as they are not pinned; returns how many were this process's."""
+        """Evicts the blocks of a namespace, or all, of every host, as far as they are not pinned: those of other processes by a request, as
+        evict(). Returns how many were this process's."""
 
     def usage(self) -> CellUsage: ...
     def pinned(self) -> int:

@@ -635,7 +635,8 @@ int cxl_shm_cache_check(cxl_pool_t* pool, uint64_t handle);
 /* Gives a pin back. The handle is used up. */
 int cxl_shm_cache_unpin(cxl_pool_t* pool, uint64_t handle);
 
-/* Evicts a block, if nobody has it pinned: at once if this process owns it, else its owner is asked to. */
+/* Evicts a block, if nobody has it pinned: at once if this process owns it, else its owner is asked to. A host asks for one thing at a
+ * time, the others wait for some tens of milliseconds each, and a request can be lost: look whether the block is gone, and ask again. */
 int cxl_shm_cache_evict(cxl_pool_t* pool, const cxl_shm_block_id_t* id);
 
 /* Evicts the blocks of a namespace, or all if NULL, as cxl_shm_cache_evict(). */

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests to the owners of cells: only they can evict. Each host has one line to ask in; every process looks at all of them, and does
 //! for its own cells what is asked. A request is a favour: nobody waits for it in the pool, and whoever asked looks at the effect.
+//!
+//! Nobody says that a request was seen. So the next one of a host waits, in the memory of its process, until owners have had time for
+//! several rounds of their service. One that is slower misses it, and what waits goes with its process.
 
 use super::cells::Found;
-use super::{BlockKey, Inner, Namespace};
+use super::{BlockKey, Cache, Inner, Namespace};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
@@ -15,15 +18,52 @@ const ROOM_PERIOD_NS: u64 = 100_000_000;
 /// Rest between two requests of one process for the end of a reference, in nanoseconds: its lender mostly sees to that itself.
 const FORGET_PERIOD_NS: u64 = 100_000_000;
 
+/// Rounds of the service that owners have for a request before the next one of the same host takes its place.
+const ROUNDS_PER_ASK: u64 = 3;
+/// Requests that wait at most; the oldest go.
+const MAX_WAITING: usize = 1 << 12;
+
 impl Inner {
-    /// Publishes a request of this host to everybody but this process: it does its part by itself, and may publish a block anew before it
-    /// would come to answer.
+    /// Has a request of this host published to everybody but this process: it does its part by itself, and may publish a block anew before
+    /// it would come to answer. It is published now, or by the upkeep where the one before has not been there for long.
     pub(super) fn ask(&self, what: u32, class: u32, key: BlockKey, namespace: Namespace) -> Result<()> {
+        let wish = Ask { what, class, key: key.0, namespace: namespace.0, ..Ask::default() };
+        {
+            let mut waiting = held(&self.waiting_asks);
+            if !waiting.contains(&wish) {
+                // A publish waits for room, and nobody for what is to go.
+                if what == Ask::ROOM {
+                    waiting.push_front(wish)
+                } else {
+                    waiting.push_back(wish)
+                }
+                if waiting.len() > MAX_WAITING {
+                    waiting.pop_front();
+                }
+            }
+        }
+        self.ask_next()
+    }
+
+    /// Publishes the request that has waited longest, if it is time.
+    pub(super) fn ask_next(&self) -> Result<()> {
+        if held(&self.waiting_asks).is_empty() {
+            return Ok(());
+        }
         let op = self.work()?;
         let header = self.local.header();
         self.host.inner.with_mutex(&header.ask, || {
+            let now_ns = self.host.platform().now_ns().max(1);
+            let last_ns = header.asked_at_ns.load(Ordering::Relaxed);
+            // A time to come can only be something that was left there.
+            let since_ns = now_ns.checked_sub(last_ns).filter(|_| last_ns != 0);
+            if since_ns.is_some_and(|since_ns| since_ns < ROUNDS_PER_ASK * self.config.service_ms * 1_000_000) {
+                return Ok(());
+            }
+            let Some(wish) = held(&self.waiting_asks).pop_front() else { return Ok(()) };
+            header.asked_at_ns.store(now_ns, Ordering::Relaxed);
             let number = header.asked.fetch_add(1, Ordering::Relaxed) + 1;
-            let line = Ask { incarnation: op.incarnation(), number, what, class, key: key.0, namespace: namespace.0, ..Ask::default() };
+            let line = Ask { incarnation: op.incarnation(), number, ..wish };
             if let Some(known) = held(&self.answered).get_mut(usize::from(self.host.slot())) {
                 *known = Some((line.incarnation, number));
             }
@@ -89,29 +129,34 @@ impl Inner {
 
     /// Does what hosts have asked for since the last time.
     pub(super) fn answer_asks(&self) -> Result<()> {
+        let mut done = Ok(());
         for (slot, ask) in self.asks()?.into_iter().enumerate() {
             let Some(ask) = ask else { continue };
             let id = Some((ask.incarnation, ask.number));
             // One of this process that was published since the line was fetched is a later one.
-            let is_new = held(&self.answered).get_mut(slot).is_some_and(|known| *known < id && std::mem::replace(known, id) != id);
-            if !is_new {
-                continue;
-            }
+            let before = held(&self.answered).get_mut(slot).filter(|known| **known < id).map(|known| std::mem::replace(known, id));
+            let Some(before) = before else { continue };
             point!("cache.ask_seen");
-            match ask.what {
-                Ask::EVICT => {
-                    self.remove_blocks(|block| block.key == ask.key && block.namespace == ask.namespace)?;
+            if let Err(error) = self.answer(&ask) {
+                // The next round tries again what may work then.
+                if matches!(error, Error::Fenced { .. } | Error::Timeout { .. })
+                    && let Some(known) = held(&self.answered).get_mut(slot).filter(|known| **known == id)
+                {
+                    *known = before;
                 }
-                Ask::CLEAR => {
-                    self.clear_own(Some(Namespace(ask.namespace)))?;
-                }
-                Ask::CLEAR_ALL => {
-                    self.clear_own(None)?;
-                }
-                _ => self.make_room_for_others(ask.class as usize)?,
+                done = done.and(Err(error));
             }
         }
-        Ok(())
+        done
+    }
+
+    fn answer(&self, ask: &Ask) -> Result<()> {
+        match ask.what {
+            Ask::EVICT => self.remove_blocks(|block| block.key == ask.key && block.namespace == ask.namespace).map(drop),
+            Ask::CLEAR => self.clear_own(Some(Namespace(ask.namespace))).map(drop),
+            Ask::CLEAR_ALL => self.clear_own(None).map(drop),
+            _ => self.make_room_for_others(ask.class as usize),
+        }
     }
 
     /// Gives a chunk back if this process has more than its share of those of a class: an equal part of its host's equal part.
@@ -159,5 +204,35 @@ impl Inner {
             }
         }
         Ok(live)
+    }
+}
+
+impl Cache {
+    /// Evicts a block, whoever owns it: right away if this process does, else soon, by a request to its owner. True when it was this
+    /// process's. A pinned block stays.
+    ///
+    /// A host asks for one thing at a time: further requests wait for the upkeep of this process ([`Cache::service_round`]), some tens of
+    /// milliseconds each. A request can be lost, with a process that ends or with an owner that is slow: whoever needs the block to be gone
+    /// looks for it, and asks again.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], those of the memory.
+    pub fn evict(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
+        let mine = self.inner.remove_blocks(|block| block.key == key.0 && block.namespace == namespace.0)? > 0;
+        if !mine {
+            self.inner.ask(Ask::EVICT, 0, key, namespace)?;
+        }
+        Ok(mine)
+    }
+
+    /// Evicts the blocks of a namespace, or all blocks, of every process and host, as far as they are not pinned: this process's right
+    /// away, the others' soon, by a request as that of [`Cache::evict`]. Returns how many were this process's.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`], those of the memory.
+    pub fn clear(&self, namespace: Option<Namespace>) -> Result<usize> {
+        let what = if namespace.is_some() { Ask::CLEAR } else { Ask::CLEAR_ALL };
+        self.inner.ask(what, 0, BlockKey([0; 16]), namespace.unwrap_or(Namespace([0; 16])))?;
+        self.inner.clear_own(namespace)
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Header {
     pub sequence: AtomicU64,
     /// Number of the last request in this host's `Ask` line, and the mutex of whoever writes it.
     pub asked: AtomicU64,
+    /// When it was published, in nanoseconds; 0 = never.
+    pub asked_at_ns: AtomicU64,
     pub ask: LocalMutex,
 }
 

@@ -124,6 +124,7 @@ use crate::metrics::stats::StatsBoard;
 use crate::metrics::{Metrics, MissReason};
 use events::{Events, Subscriber};
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -161,6 +162,8 @@ struct Inner {
     claim_hint: AtomicU64,
     /// Classes of which the pool had no chunk left when this process last looked.
     exhausted: [AtomicBool; CELL_CLASSES],
+    /// Requests to other owners for which it is not time yet.
+    waiting_asks: Mutex<VecDeque<Ask>>,
     asked_room_ns: AtomicU64,
     asked_forget_ns: AtomicU64,
     /// The last request of each slot that was dealt with.
@@ -263,6 +266,7 @@ impl Cache {
             incarnation: AtomicU32::new(0),
             claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
             exhausted: Default::default(),
+            waiting_asks: Mutex::default(),
             asked_room_ns: AtomicU64::new(0),
             asked_forget_ns: AtomicU64::new(0),
             answered: Mutex::new(vec![None; MAX_SLOTS]),
@@ -426,30 +430,6 @@ impl Cache {
             _ => MissReason::Device,
         };
         self.inner.metrics.misses_total.of(reason).add(blocks);
-    }
-
-    /// Evicts a block, whoever owns it: right away if this process does, else soon, by a request to its owner. True when it was this
-    /// process's. A pinned block stays.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`], those of the memory.
-    pub fn evict(&self, namespace: Namespace, key: BlockKey) -> Result<bool> {
-        let mine = self.inner.remove_blocks(|block| block.key == key.0 && block.namespace == namespace.0)? > 0;
-        if !mine {
-            self.inner.ask(Ask::EVICT, 0, key, namespace)?;
-        }
-        Ok(mine)
-    }
-
-    /// Evicts the blocks of a namespace, or all blocks, of every process and host, as far as they are not pinned: this process's right
-    /// away, the others' soon. Returns how many were this process's.
-    ///
-    /// # Errors
-    /// [`Error::Fenced`], those of the memory.
-    pub fn clear(&self, namespace: Option<Namespace>) -> Result<usize> {
-        let what = if namespace.is_some() { Ask::CLEAR } else { Ask::CLEAR_ALL };
-        self.inner.ask(what, 0, BlockKey([0; 16]), namespace.unwrap_or(Namespace([0; 16])))?;
-        self.inner.clear_own(namespace)
     }
 
     /// What each namespace has in this process's cells.

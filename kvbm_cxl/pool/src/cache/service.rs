@@ -22,6 +22,7 @@ impl Inner {
     /// One round of the upkeep.
     pub(super) fn service_round(&self) -> Result<()> {
         drop(self.work()?);
+        self.ask_next()?;
         self.answer_asks()?;
         self.keep_water()?;
         self.metrics.pins.set(held(&self.pins).cells() as i64);

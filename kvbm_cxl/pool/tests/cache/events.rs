@@ -93,7 +93,11 @@ fn another_host_clears_and_evicts_by_request() {
     member.cache.service_round().unwrap();
     assert_eq!(member.count(0..4, 1000), 3);
     assert_eq!(other.cache.clear(None).unwrap(), 0);
-    member.serve_until("a request to clear", || member.count(0..4, 1000) == 0);
+    member.serve_until("a request to clear", || {
+        // It waits for the one before.
+        other.cache.service_round().unwrap();
+        member.count(0..4, 1000) == 0
+    });
     assert_eq!(changes(&events).iter().filter(|change| matches!(change, Change::Removed { .. })).count(), 4);
     assert_eq!(member.cache.metrics().evictions_total.of(EvictionReason::Cleared).get(), 4);
 }
@@ -211,4 +215,25 @@ fn a_re_join_tells_what_is_lost_and_an_adoption_what_is_won() {
         other => panic!("{other:?}"),
     });
     assert_eq!(lost.collect::<HashSet<_>>(), all);
+}
+
+#[test]
+fn requests_of_one_host_are_all_answered() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    member.publish(0..8, 1000);
+    for number in 0..4 {
+        member.cache.publish(OTHER_SPACE, key(number), None, &bytes(number, 1000)).unwrap();
+    }
+    // All at once, and a thing twice: what was asked before must not be lost to the owner, who has seen none of it yet.
+    for number in [0, 1, 2, 1] {
+        assert!(!other.cache.evict(SPACE, key(number)).unwrap());
+    }
+    other.cache.clear(Some(OTHER_SPACE)).unwrap();
+    other.cache.evict(SPACE, key(3)).unwrap();
+    member.serve_until("five requests", || {
+        other.cache.service_round().unwrap();
+        member.cache.usage().ready == 4
+    });
+    assert_eq!((4..8).filter(|&number| member.has(number, 1000)).count(), 4);
 }
