@@ -197,8 +197,8 @@ class Pins:
 class Event:
     """What happened to a block of this process.
 
-    kind: "stored"; "removed", because somebody asked for it, or it can no longer be vouched for; "evicted", to make room; "cleared", a
-    whole namespace; "lost": `lost` events before the next one were dropped because nobody took them in time: take a new snapshot.
+    kind: "stored", by this process, or taken over by it from one that is gone; "removed", because somebody asked for it, or it can no longer
+    be vouched for; "evicted", to make room; "cleared", a whole namespace; "lost": `lost` events before the next one were dropped because nobody took them in time: take a new snapshot.
     """
 
     @property
