@@ -304,12 +304,17 @@ impl Cache {
         self.inner.metrics.publish_refused_total.of(reason).add(wishes as u64);
     }
 
-    /// Makes filled reservations visible to every host, with one fence. A fence of this host within the last millisecond may go unnoticed:
-    /// then they are not visible, as after one that comes a moment later.
+    /// Makes filled reservations of this cache visible to every host, with one fence. A fence of this host within the last millisecond may
+    /// go unnoticed: then they are not visible, as after one that comes a moment later.
     ///
     /// # Errors
-    /// [`Error::Fenced`]: none of them is visible, unless for a moment.
+    /// [`Error::Invalid`] when one of them is another cache's: all of them are given up. [`Error::Fenced`]: none of them is visible, unless
+    /// for a moment.
     pub fn commit_all(&self, mut reservations: Vec<Reservation>) -> Result<()> {
+        // A cell is a number: that of another pool's cache is a cell of this one's as well.
+        if reservations.iter().any(|reservation| !Arc::ptr_eq(&self.inner, &reservation.inner)) {
+            return Err(Error::Invalid("a reservation is another cache's: commit it there".into()));
+        }
         self.inner.commit(&mut reservations)
     }
 }

@@ -109,6 +109,30 @@ fn a_block_that_is_there_is_not_reserved_again() {
 }
 
 #[test]
+fn a_reservation_of_another_cache_is_not_committed() {
+    let (bench, other_bench) = (Bench::new(&[(1024, 28)]), Bench::new(&[(1024, 28)]));
+    let (member, stranger) = (bench.member(1), other_bench.member(1));
+    member.publish(1..2, 1000);
+    let mut foreign = reserved(&stranger, 100);
+    assert_eq!(member.cache.lookup(SPACE, key(1)).unwrap().unwrap().cell, foreign.cell(), "cells of two pools, and not of one number");
+    foreign.fill([&bytes(100, 1000)[..]]).unwrap();
+    let mut own = reserved(&member, 2);
+    own.fill([&bytes(2, 1000)[..]]).unwrap();
+    assert!(matches!(member.cache.commit_all(vec![own, foreign]), Err(Error::Invalid(_))));
+    assert_eq!((member.has(1, 1000), member.count(2..3, 1000), member.count(100..101, 1000)), (true, 0, 0));
+    assert_eq!((member.cache.usage().ready, stranger.cache.usage().ready), (1, 0));
+    // Nothing is left of either.
+    member.publish(2..3, 1000);
+    stranger.publish(100..101, 1000);
+    // One host's reservations are no more another's.
+    let other = bench.member(2);
+    let mut theirs = reserved(&other, 3);
+    theirs.fill([&bytes(3, 1000)[..]]).unwrap();
+    assert!(matches!(member.cache.commit_all(vec![theirs]), Err(Error::Invalid(_))));
+    assert!(!other.has(3, 1000));
+}
+
+#[test]
 fn a_process_has_one_cache() {
     let bench = Bench::new(&[(1024, 28)]);
     let member = bench.member(1);
