@@ -192,12 +192,12 @@ impl Inner {
         self.lines().fence_published();
         point!("cache.ready");
         let now_ns = self.host.platform().now_ns();
-        if reservations.iter().any(|reservation| now_ns.saturating_sub(reservation.since_ns) > RECENT_NS)
-            && let Err(error) = self.host.inner.check_fences(incarnation)
-        {
+        let is_old = reservations.iter().any(|reservation| now_ns.saturating_sub(reservation.since_ns) > RECENT_NS);
+        let looked = if is_old { self.host.inner.check_fences(incarnation) } else { Ok(()) };
+        if let Err(fenced @ Error::Fenced { .. }) = looked {
             // What the cells are is read anew after the re-join.
             reservations.iter_mut().for_each(|reservation| reservation.open = false);
-            return Err(error);
+            return Err(fenced);
         }
         let tick = self.clock_now();
         let mut own = held(&self.cells);
@@ -216,12 +216,16 @@ impl Inner {
         }
         self.metrics.publish_bytes_total.add(bytes);
         self.metrics.publish_total.add(reservations.len() as u64);
-        Ok(())
+        // Where a fence could not be told they are READY all the same, and this process's to evict.
+        looked
     }
 
     /// Gives a reserved cell up. Every writer of it has stopped.
     pub(super) fn abort(&self, reservation: &Reservation) -> Result<()> {
-        self.host.inner.check_fences(reservation.incarnation)?;
+        // Where that cannot be told: FREE of a fenced incarnation is void, and a cell that stays reserved keeps its key for ever.
+        if let Err(fenced @ Error::Fenced { .. }) = self.host.inner.check_fences(reservation.incarnation) {
+            return Err(fenced);
+        }
         reservation.give_up()?;
         point!("cache.abort");
         let free = self.stamped(reservation.incarnation, Descriptor::FREE, Descriptor::default());

@@ -7,6 +7,7 @@ use cxl_pool::cache::{CacheConfig, Pulled, Reserved, Wish};
 use cxl_pool::line::Line;
 use cxl_pool::media::{CellClaim, Region};
 use cxl_pool::metrics::MissReason;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_flipped_bit_is_a_miss_where_checksums_are_on() {
@@ -131,6 +132,46 @@ fn cells_in_poisoned_memory_are_not_used_again() {
 }
 
 #[test]
+fn a_cell_that_is_given_up_in_poisoned_memory_does_not_keep_its_key() {
+    const LEN: usize = 60_000;
+    const GRANULE: u64 = 2 << 20;
+    let bench = Bench::new(&[(64 << 10, 112)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    let bad = member.pool.layout().cells_offset().next_multiple_of(GRANULE);
+    let mut in_bad = Vec::new();
+    let mut elsewhere = Vec::new();
+    for number in 0..60 {
+        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
+        let Reserved::Cell(reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+        let range = reservation.offset()..reservation.offset() + LEN as u64;
+        let is_bad = bad < range.end && range.start < bad + GRANULE;
+        // As whoever fills it in place does.
+        assert!(reservation.address().is_some());
+        if is_bad { in_bad.push((number, reservation)) } else { elsewhere.push((number, reservation)) }
+    }
+    assert!(in_bad.len() >= 3 && elsewhere.len() >= 2);
+    member.pool.faults().mark_poisoned(bad).unwrap();
+    let numbers: Vec<u64> = in_bad.iter().map(|(number, _)| *number).collect();
+    let (_, aborted) = in_bad.pop().unwrap();
+    aborted.abort().unwrap();
+    // One such block fails the batch it is in, and nothing of that is there.
+    let (with, mut good) = elsewhere.pop().unwrap();
+    good.fill([&bytes(with, LEN)[..]]).unwrap();
+    let committed = member.cache.commit_all(vec![good, in_bad.pop().unwrap().1]);
+    assert!(matches!(committed, Err(Error::Poisoned { .. })), "{committed:?}");
+    assert!(!other.has(with, LEN));
+    drop((in_bad, elsewhere));
+    for (place, &number) in numbers.iter().chain([&with]).enumerate() {
+        let publisher = if place % 2 == 0 { &other } else { &member };
+        publisher.publish(number..number + 1, LEN);
+        assert!(other.has(number, LEN));
+    }
+    // No cell is lost but those that are bad.
+    let usage = member.cache.usage();
+    assert!(usage.owned - usage.free - usage.ready <= GRANULE / (64 << 10) + 1, "{usage:?}");
+}
+
+#[test]
 fn a_batch_that_fails_takes_no_cells() {
     const LEN: usize = 60_000;
     const GRANULE: u64 = 2 << 20;
@@ -159,19 +200,59 @@ fn a_batch_that_fails_takes_no_cells() {
     assert_eq!(member.cache.usage(), before);
 }
 
+#[test]
+fn a_block_is_committed_or_given_up_where_a_fence_cannot_be_told() {
+    let bench = Bench::new(&[(1024, 28)]);
+    let member = bench.member(1);
+    let reserve = |number| {
+        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+        let Reserved::Cell(mut reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+        reservation.fill([&bytes(number, 1000)[..]]).unwrap();
+        reservation
+    };
+    let (committed, aborted, dropped) = (reserve(0), reserve(1), reserve(2));
+    // Of this age a commit looks at the fences once more.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(2) {
+        std::thread::yield_now();
+    }
+    let whole = tear(&member, Region::Fence, 0);
+    assert!(matches!(committed.commit(), Err(Error::BadLine { region: Region::Fence, .. })));
+    aborted.abort().unwrap();
+    drop(dropped);
+    mend(&member, Region::Fence, 0, &whole);
+    // What was made visible is the process's like any other, and nothing else is left.
+    assert!(member.has(0, 1000));
+    assert_eq!((member.cache.usage().ready, member.cache.usage().free), (1, member.cache.usage().owned - 1));
+    assert!(member.cache.evict(SPACE, key(0)).unwrap());
+    member.publish(0..3, 1000);
+}
+
 /// The line with a host's claims.
 fn claims_of(member: &Member) -> u64 {
     u64::from(member.host.slot()) * member.pool.layout().geometry().cell_claim_lines()
 }
 
+/// Leaves a line as a writer does that stops in the middle of it; returns what it was.
+fn tear(member: &Member, region: Region, index: u64) -> Line {
+    let offset = member.pool.layout().line_offset(region, index).unwrap();
+    let whole = member.pool.lines().fetch_raw(offset).unwrap();
+    let mut torn = whole;
+    torn.0[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
+    mend(member, region, index, &torn);
+    whole
+}
+
+/// Writes a line as it is.
+fn mend(member: &Member, region: Region, index: u64, line: &Line) {
+    let memory = member.pool.lines().memory();
+    memory.write_line(member.pool.layout().line_offset(region, index).unwrap(), line).unwrap();
+    memory.fence_stores();
+}
+
 /// Leaves the claims of a host as a writer does that stops in the middle of the line.
 fn tear_claims(member: &Member) {
-    let line = member.pool.layout().line_offset(Region::CellClaim, claims_of(member)).unwrap();
-    let mut torn = member.pool.lines().fetch_raw(line).unwrap();
-    torn.0[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
-    let memory = member.pool.lines().memory();
-    memory.write_line(line, &torn).unwrap();
-    memory.fence_stores();
+    tear(member, Region::CellClaim, claims_of(member));
 }
 
 #[test]
