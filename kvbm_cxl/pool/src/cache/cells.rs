@@ -32,6 +32,8 @@ struct Cell {
     descriptor: Descriptor,
     /// Key of the block before, where the publisher told.
     parent: Option<[u8; 16]>,
+    /// Its namespace has it: READY, or taken out and neither gone nor back.
+    counts: bool,
 }
 
 /// A chunk of this process.
@@ -51,6 +53,16 @@ pub struct Share {
     pub blocks: u64,
     /// Bytes of their cells.
     pub cell_bytes: u64,
+}
+
+/// What a namespace has and is going to have.
+#[derive(Default)]
+struct Holding {
+    share: Share,
+    /// Blocks of it that were taken out, and are neither gone nor back.
+    going: u64,
+    /// Bytes of cells that a namespace with a quota was promised, for blocks that are not READY yet.
+    promised_bytes: u64,
 }
 
 /// The cells of one size.
@@ -80,7 +92,20 @@ pub(super) struct Cells {
     geometry: Geometry,
     chunks: BTreeMap<u64, Chunk>,
     classes: [Option<Class>; CELL_CLASSES],
-    shares: HashMap<[u8; 16], Share, Spread>,
+    holdings: HashMap<[u8; 16], Holding, Spread>,
+    /// Blocks that were taken out and are gone, or back.
+    settled: u64,
+}
+
+/// How a namespace stands with its quota.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Excess {
+    /// Bytes that it has, or was promised, beyond it.
+    pub bytes: u64,
+    /// Blocks of it are just on their way out.
+    pub are_going: bool,
+    /// Grows with every block, of whatever namespace, that was on its way out and is gone, or back.
+    pub settled: u64,
 }
 
 impl Cells {
@@ -93,7 +118,13 @@ impl Cells {
                 policy: policy.build(geometry.cell_count()),
             })
         };
-        Cells { geometry: *geometry, chunks: BTreeMap::new(), classes: std::array::from_fn(class), shares: HashMap::default() }
+        Cells {
+            geometry: *geometry,
+            chunks: BTreeMap::new(),
+            classes: std::array::from_fn(class),
+            holdings: HashMap::default(),
+            settled: 0,
+        }
     }
 
     fn per_chunk(&self) -> u64 {
@@ -120,7 +151,7 @@ impl Cells {
 
     /// Takes a chunk in; every cell is busy until [`Cells::set_free`], [`Cells::set_ready`] or [`Cells::quarantine`] says what it is.
     pub fn add_chunk(&mut self, chunk: u64, class: usize) {
-        let busy = Cell { state: State::Busy, descriptor: Descriptor::default(), parent: None };
+        let busy = Cell { state: State::Busy, descriptor: Descriptor::default(), parent: None, counts: false };
         let cells = vec![busy; self.per_chunk() as usize].into_boxed_slice();
         self.remove_chunk(chunk);
         self.chunks.insert(chunk, Chunk { class, cells, free: 0, quarantined: 0, draining: false });
@@ -140,13 +171,33 @@ impl Cells {
         blocks
     }
 
-    /// Takes a cell out of whatever list it is in.
+    /// Takes a cell out of whatever list it is in, and what it held out of its namespace's share.
     fn make_busy(&mut self, number: u64) {
+        let Some((namespace, cell_bytes)) = self.take_out(number, false) else { return };
+        self.settled += 1;
+        self.change(&namespace, |holding| {
+            holding.share.blocks -= 1;
+            holding.share.cell_bytes -= cell_bytes;
+            holding.going -= 1;
+        });
+    }
+
+    /// Changes what is known of a namespace that has, or was promised, something.
+    fn change(&mut self, namespace: &[u8; 16], change: impl FnOnce(&mut Holding)) {
+        let Some(holding) = self.holdings.get_mut(namespace) else { return };
+        change(holding);
+        if holding.share.blocks == 0 && holding.promised_bytes == 0 {
+            self.holdings.remove(namespace);
+        }
+    }
+
+    /// Takes a cell out of whatever list it is in. Returns the namespace that has it, and its bytes, if it does not count any more: unless
+    /// it `may_come_back`.
+    fn take_out(&mut self, number: u64, may_come_back: bool) -> Option<([u8; 16], u64)> {
         let (chunk_number, place) = self.place(number);
-        let Some(chunk) = self.chunks.get_mut(&chunk_number) else { return };
-        let cell_bytes = self.geometry.cells[chunk.class].cell_bytes;
-        let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) else { return };
-        let Some(cell) = chunk.cells.get_mut(place) else { return };
+        let chunk = self.chunks.get_mut(&chunk_number)?;
+        let class = self.classes.get_mut(chunk.class).and_then(Option::as_mut)?;
+        let cell = chunk.cells.get_mut(place)?;
         match cell.state {
             State::Free => {
                 chunk.free &= !(1 << place);
@@ -158,17 +209,18 @@ impl Cells {
             State::Ready => {
                 class.policy.removed(number);
                 class.ready -= 1;
-                if let Some(share) = self.shares.get_mut(&cell.descriptor.namespace) {
-                    share.blocks -= 1;
-                    share.cell_bytes -= cell_bytes;
-                    if share.blocks == 0 {
-                        self.shares.remove(&cell.descriptor.namespace);
-                    }
+                if let Some(holding) = self.holdings.get_mut(&cell.descriptor.namespace) {
+                    holding.going += 1;
                 }
             }
             State::Busy | State::Bad => {}
         }
         cell.state = State::Busy;
+        if !cell.counts || may_come_back {
+            return None;
+        }
+        cell.counts = false;
+        Some((cell.descriptor.namespace, self.geometry.cells[chunk.class].cell_bytes))
     }
 
     fn cell_bytes(&self, cell: u64) -> u64 {
@@ -202,8 +254,8 @@ impl Cells {
         let entry = Entry { cell: number, key: descriptor.key, namespace: descriptor.namespace, parent };
         class.policy.inserted(&entry, age, tick)?;
         class.ready += 1;
-        *cell = Cell { state: State::Ready, descriptor, parent };
-        let share = self.shares.entry(descriptor.namespace).or_default();
+        *cell = Cell { state: State::Ready, descriptor, parent, counts: true };
+        let share = &mut self.holdings.entry(descriptor.namespace).or_default().share;
         share.blocks += 1;
         share.cell_bytes += cell_bytes;
         Ok(())
@@ -267,10 +319,10 @@ impl Cells {
         }
     }
 
-    /// Takes a particular block out of its list, if it is still there.
+    /// Takes a particular block out of its list, if it is still there; it counts until the cell is put into a list again.
     pub fn take_ready(&mut self, found: Found) -> Option<Descriptor> {
         let descriptor = self.ready(found.cell).filter(|descriptor| Found::new(found.cell, descriptor) == found)?;
-        self.make_busy(found.cell);
+        self.take_out(found.cell, true);
         Some(descriptor)
     }
 
@@ -359,12 +411,33 @@ impl Cells {
 
     /// What a namespace has here.
     pub fn share(&self, namespace: &[u8; 16]) -> Share {
-        self.shares.get(namespace).copied().unwrap_or_default()
+        self.holdings.get(namespace).map(|holding| holding.share).unwrap_or_default()
     }
 
     /// What every namespace has here.
     pub fn shares(&self) -> Vec<(Namespace, Share)> {
-        self.shares.iter().map(|(namespace, share)| (Namespace(*namespace), *share)).collect()
+        let with_blocks = self.holdings.iter().filter(|(_, holding)| holding.share.blocks > 0);
+        with_blocks.map(|(namespace, holding)| (Namespace(*namespace), holding.share)).collect()
+    }
+
+    /// Promises a namespace `bytes` of cells, if what it was promised then is no more than its quota: there may be blocks in the way.
+    pub fn promise(&mut self, namespace: &[u8; 16], bytes: u64, quota_bytes: u64) -> bool {
+        let holding = self.holdings.entry(*namespace).or_default();
+        let fits = holding.promised_bytes.saturating_add(bytes) <= quota_bytes;
+        self.change(namespace, |holding| holding.promised_bytes += if fits { bytes } else { 0 });
+        fits
+    }
+
+    /// Ends a promise: it was kept, or there is nothing to keep it for.
+    pub fn end_promise(&mut self, namespace: &[u8; 16], bytes: u64) {
+        self.change(namespace, |holding| holding.promised_bytes -= bytes);
+    }
+
+    /// How a namespace stands with its quota.
+    pub fn excess(&self, namespace: &[u8; 16], quota_bytes: u64) -> Excess {
+        let Some(of) = self.holdings.get(namespace) else { return Excess { settled: self.settled, ..Excess::default() } };
+        let bytes = of.share.cell_bytes.saturating_add(of.promised_bytes).saturating_sub(quota_bytes);
+        Excess { bytes, are_going: of.going > 0, settled: self.settled }
     }
 
     /// Stops giving out cells of a chunk; its free ones stay where they are.
@@ -437,8 +510,13 @@ mod tests {
         cells.victims(0, 1, 8, &mut candidates);
         assert_eq!(candidates[0].cell, 8);
         assert_eq!(cells.settle(8, Verdict::Evicted), Some(block(1)));
-        assert_eq!((cells.state(8), cells.ready(8)), (Some(State::Busy), None));
+        assert_eq!((cells.state(8), cells.ready(8), cells.counts(0)), (Some(State::Busy), None, (1, 1, 4)));
+        cells.set_free(8);
         assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
+        assert!(cells.take_ready(8).is_none());
+        cells.quarantine(8);
+        assert_eq!(cells.take_quarantined(2), [8, 10]);
+        cells.quarantine(10);
         assert_eq!((cells.quarantined(), cells.take_quarantined(2), cells.quarantined()), (1, vec![10], 0));
         cells.set_bad(11);
         cells.take_free(0, 9, &mut taken);
@@ -452,6 +530,37 @@ mod tests {
         cells.set_ready(9, block(2), None, Place::Young, 8).unwrap();
         assert_eq!(cells.remove_chunk(2), [(9, block(2))]);
         assert_eq!((cells.counts(0), cells.shares().len()), ((0, 0, 0), 0));
+    }
+
+    #[test]
+    fn a_namespace_has_a_block_until_it_is_gone_and_what_it_was_promised() {
+        let mut cells = cells();
+        cells.add_chunk(0, 0);
+        cells.set_ready(0, block(1), None, Place::Young, 7).unwrap();
+        cells.set_ready(1, block(2), None, Place::Young, 7).unwrap();
+        let both = Share { blocks: 2, cell_bytes: 256 };
+        let excess = |bytes, are_going, settled| Excess { bytes, are_going, settled };
+        assert_eq!((cells.share(&[9; 16]), cells.excess(&[9; 16], 200)), (both, excess(56, false, 0)));
+        // On its way out, and back because somebody has pinned it.
+        assert_eq!(cells.take_ready(0), Some(block(1)));
+        assert_eq!((cells.share(&[9; 16]), cells.excess(&[9; 16], 200)), (both, excess(56, true, 0)));
+        cells.set_ready(0, block(1), None, Place::Young, 8).unwrap();
+        assert_eq!((cells.share(&[9; 16]), cells.excess(&[9; 16], 200)), (both, excess(56, false, 1)));
+        // On its way out, and gone, whatever becomes of the cell.
+        cells.take_ready(0);
+        cells.set_bad(0);
+        assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
+        cells.take_ready(1);
+        cells.remove_chunk(0);
+        assert!(cells.shares().is_empty() && cells.holdings.is_empty());
+        // Promises alone have to fit.
+        assert!(cells.promise(&[9; 16], 128, 256) && cells.promise(&[9; 16], 128, 256) && !cells.promise(&[9; 16], 128, 256));
+        assert!(!cells.promise(&[8; 16], 1, 0));
+        assert_eq!((cells.excess(&[9; 16], 200), cells.shares().len()), (excess(56, false, 3), 0));
+        cells.end_promise(&[9; 16], 128);
+        assert!(cells.promise(&[9; 16], 128, 256));
+        (0..2).for_each(|_| cells.end_promise(&[9; 16], 128));
+        assert!(cells.holdings.is_empty());
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub struct CacheConfig {
     pub low_water_percent: u32,
     /// It goes on until this part is free, in hundredths.
     pub high_water_percent: u32,
-    /// Bytes of cells that a namespace may take of this process's; others may take what they find.
+    /// Bytes of cells that a namespace may take of this process's, reserved ones and those of blocks together; others may take what they
+    /// find.
     pub quotas: HashMap<Namespace, u64>,
     /// Longest wait for a lock of the cache, in milliseconds.
     pub lock_timeout_ms: u64,

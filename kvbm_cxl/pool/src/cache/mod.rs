@@ -18,6 +18,7 @@
 //! | `pins` | what this host uses, for others to see |
 //! | `recency` | when hosts last used it |
 //! | `evict`, [`policy`] | making room |
+//! | `quota` | what a namespace may have of it |
 //! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
 //! | `cells` | what this process knows of its own cells |
 //! | `ask` | requests to owners |
@@ -90,6 +91,7 @@ mod pins;
 pub mod policy;
 mod publish;
 mod pull;
+mod quota;
 mod recency;
 mod remains;
 mod reservation;

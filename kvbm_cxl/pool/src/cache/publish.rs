@@ -149,8 +149,16 @@ impl Inner {
         self.class_holding(form.stored_bytes(wish.len_bytes)).filter(|_| wish.len_bytes <= u64::from(u32::MAX))
     }
 
-    /// A reservation of a cell that is this operation's, for a block, stamped anew. Nobody was told of it.
-    pub(super) fn begin(self: &Arc<Self>, wish: &Wish, form: Form, cell: u64, op: &Op<'_>, since_ns: u64) -> Result<Reservation> {
+    /// A reservation of a cell that is this operation's, for a block, stamped anew, with what was promised of its namespace's quota. Nobody
+    /// was told of it.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        wish: &Wish,
+        form: Form,
+        (cell, promised_bytes): (u64, u64),
+        op: &Op<'_>,
+        since_ns: u64,
+    ) -> Result<Reservation> {
         let content =
             Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
         let (offset, _) = self.lines().layout().cell(cell)?;
@@ -167,6 +175,7 @@ impl Inner {
             since_ns,
             checksum: None,
             form,
+            promised_bytes,
             is_in_place: AtomicBool::new(false),
             open: true,
         })
@@ -204,6 +213,9 @@ impl Inner {
         for reservation in reservations.iter_mut() {
             reservation.open = false;
             own.set_ready(reservation.cell, reservation.descriptor, reservation.parent, Place::Young, tick)?;
+            if reservation.promised_bytes > 0 {
+                own.end_promise(&reservation.descriptor.namespace, std::mem::take(&mut reservation.promised_bytes));
+            }
         }
         // Before anybody can take them out again, and tell that.
         self.events.emit_all(reservations.iter().map(Reservation::stored));

@@ -4,6 +4,7 @@
 use super::events::Change;
 use super::publish::Form;
 use super::{BlockKey, Inner, Namespace};
+use crate::background::held;
 use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -28,6 +29,8 @@ pub struct Reservation {
     /// Checksum of the whole payload, once it is known.
     pub(super) checksum: Option<u64>,
     pub(super) form: Form,
+    /// What its namespace was promised of its quota for it.
+    pub(super) promised_bytes: u64,
     /// Somebody was told where it is mapped, and may have stored there what is still in this machine's caches.
     pub(super) is_in_place: AtomicBool,
     pub(super) open: bool,
@@ -190,8 +193,9 @@ impl Reservation {
     fn noted(&mut self, outcome: Outcome) -> Outcome {
         if matches!(outcome, Err(Error::Timeout { .. })) {
             // A device may still write to the cell. It stays reserved, and this process's work unended, until the process ends and its
-            // device contexts with it: only then may anybody use the cell again (CACHE.md C20).
+            // device contexts with it: only then may anybody use the cell again (CACHE.md C20). Its namespace pays for it.
             self.open = false;
+            self.promised_bytes = 0;
             self.inner.local.begin_filling(self.chunk());
             self.inner.host.inner.count_operation();
         }
@@ -246,6 +250,9 @@ impl Drop for Reservation {
         if self.open {
             // Fenced: the cell is read anew after the re-join. A device that is gone: with the pool.
             let _ = self.inner.clone().abort(self);
+        }
+        if self.promised_bytes > 0 {
+            held(&self.inner.cells).end_promise(&self.descriptor.namespace, self.promised_bytes);
         }
         // A fenced host too says that its work has ended once this one has.
         if self.give_up().is_ok() {

@@ -5,7 +5,8 @@
 //! would be evicted for it is it looked up first: nothing goes for a block that is there.
 
 use super::publish::{Form, Reserved, Wish};
-use super::{BlockKey, Few, Inner, Namespace};
+use super::quota::Promised;
+use super::{BlockKey, Few, Inner};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::host::Op;
@@ -38,7 +39,8 @@ impl Drop for Taken<'_> {
 impl Inner {
     /// Takes a cell for each wish whose answer is [`Reserved::NoCell`]; that stays the answer where there is none.
     pub(super) fn take_cells(self: &Arc<Self>, wishes: &[Wish], form: Form, answers: &mut [Reserved], op: &Op<'_>) -> Result<()> {
-        let wanted = self.wanted(wishes, form, answers)?;
+        let mut promised = Promised::none(self, wishes);
+        let wanted = self.wanted(wishes, form, answers, &mut promised)?;
         let since_ns = self.host.platform().now_ns();
         let mut taken = Taken::none(self, wanted.len());
         // For each cell the place of its wish.
@@ -47,7 +49,7 @@ impl Inner {
             self.take_of_class(wishes, of_class, answers, &mut taken.cells, &mut places)?;
         }
         for (cell, index) in std::mem::take(&mut taken.cells).into_iter().zip(places) {
-            answers[index] = Reserved::Cell(self.begin(&wishes[index], form, cell, op, since_ns)?);
+            answers[index] = Reserved::Cell(self.begin(&wishes[index], form, (cell, promised.hand_over(index)), op, since_ns)?);
         }
         Ok(())
     }
@@ -74,9 +76,10 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`Inner::take_cells`] for one block: the cell, or the answer if there is none.
-    pub(super) fn take_cell(&self, wish: &Wish, class: usize) -> Result<std::result::Result<u64, Reserved>> {
-        if let Some(refusal) = self.over_quota(wish, self.geometry().cells[class].cell_bytes)? {
+    /// As [`Inner::take_cells`] for one block: the cell, with what of it was promised of a quota, or the answer if there is none.
+    pub(super) fn take_cell(&self, wish: &Wish, class: usize) -> Result<std::result::Result<(u64, u64), Reserved>> {
+        let mut promised = Promised::none(self, std::slice::from_ref(wish));
+        if let Some(refusal) = self.promise(&mut promised, 0, self.geometry().cells[class].cell_bytes)? {
             return Ok(Err(refusal));
         }
         let mut taken = Taken::none(self, 1);
@@ -87,27 +90,17 @@ impl Inner {
             }
             self.make_room(class, 1, &mut taken.cells)?;
         }
-        Ok(taken.cells.pop().ok_or(Reserved::NoCell))
+        Ok(taken.cells.pop().map(|cell| (cell, promised.hand_over(0))).ok_or(Reserved::NoCell))
     }
 
     /// The wishes without an answer that may have cells, those of one class together.
-    fn wanted(&self, wishes: &[Wish], form: Form, answers: &mut [Reserved]) -> Result<Few<Wanted>> {
+    fn wanted(&self, wishes: &[Wish], form: Form, answers: &mut [Reserved], promised: &mut Promised<'_>) -> Result<Few<Wanted>> {
         let mut wanted = Few::with_capacity(wishes.len());
-        // What this batch is going to take of namespaces with a quota, which no share tells yet.
-        let mut taking: Vec<(Namespace, u64)> = Vec::new();
         for (index, (wish, answer)) in wishes.iter().zip(answers).enumerate() {
             let (Reserved::NoCell, Some(class)) = (&*answer, self.class_of(wish, form)) else { continue };
-            if self.config.quotas.contains_key(&wish.namespace) {
-                let place = taking.iter().position(|(namespace, _)| *namespace == wish.namespace).unwrap_or_else(|| {
-                    taking.push((wish.namespace, 0));
-                    taking.len() - 1
-                });
-                let wanted_bytes = taking[place].1 + self.geometry().cells[class].cell_bytes;
-                if let Some(refusal) = self.over_quota(wish, wanted_bytes)? {
-                    *answer = refusal;
-                    continue;
-                }
-                taking[place].1 = wanted_bytes;
+            if let Some(refusal) = self.promise(promised, index, self.geometry().cells[class].cell_bytes)? {
+                *answer = refusal;
+                continue;
             }
             wanted.push((class, index));
         }
@@ -130,24 +123,6 @@ impl Inner {
             })?;
         }
         Ok(absent)
-    }
-
-    /// Why a block gets no cell if its namespace may have only so much, and this one makes it `wanted_bytes` of cells more. Blocks of the
-    /// namespace are evicted for it if need be.
-    fn over_quota(&self, wish: &Wish, wanted_bytes: u64) -> Result<Option<Reserved>> {
-        let Some(&quota) = self.config.quotas.get(&wish.namespace) else { return Ok(None) };
-        let excess = || (held(&self.cells).share(&wish.namespace.0).cell_bytes + wanted_bytes).saturating_sub(quota);
-        let over = excess();
-        if over == 0 {
-            return Ok(None);
-        }
-        if self.look_up(wish.namespace, wish.key)?.is_some() {
-            return Ok(Some(Reserved::Exists));
-        }
-        if wanted_bytes <= quota {
-            self.evict_of(wish.namespace, over)?;
-        }
-        Ok((excess() > 0).then_some(Reserved::OverQuota))
     }
 
     /// Adds cells of a class for which nothing has to go until there are `count`: free ones, else those of a chunk more.

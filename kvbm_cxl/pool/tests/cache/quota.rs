@@ -3,8 +3,9 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{CacheConfig, Namespace, Published, Reserved, Wish};
+use cxl_pool::cache::{CacheConfig, Namespace, Published, Reserved, Share, Wish};
 use cxl_pool::metrics::{EvictionReason, RefusalReason};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 fn with_quota(cell_bytes: u64) -> CacheConfig {
     CacheConfig { quotas: [(SPACE, cell_bytes)].into(), ..config() }
@@ -77,6 +78,74 @@ fn blocks_of_others_in_a_batch_do_not_count() {
     let wishes: Vec<Wish> = (10..14).map(|number| wish(SPACE, number)).collect();
     let answers = member.cache.reserve_all(&wishes).unwrap();
     assert!(matches!(answers[..], [Reserved::Cell(_), Reserved::Cell(_), Reserved::OverQuota, Reserved::OverQuota]));
+}
+
+fn reserve(member: &Member, namespace: Namespace, number: u64) -> Reserved {
+    member.cache.reserve(&Wish { namespace, key: key(number), parent: None, len_bytes: 1000 }).unwrap()
+}
+
+#[test]
+fn open_reservations_count() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let member = bench.member_with(1, with_quota(3 << 10));
+    member.publish(0..1, 1000);
+    let mut open = Vec::new();
+    for number in 10..13 {
+        let Reserved::Cell(mut reservation) = reserve(&member, SPACE, number) else { panic!("block {number} has room") };
+        reservation.fill([&bytes(number, 1000)[..]]).unwrap();
+        open.push(reservation);
+    }
+    // The third took the place of the block that was there, and nothing can go for a fourth.
+    assert!(!has(&member, SPACE, 0));
+    assert!(matches!(reserve(&member, SPACE, 13), Reserved::OverQuota));
+    assert!(matches!(reserve(&member, OTHER_SPACE, 13), Reserved::Cell(_)));
+    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+    let answers = member.cache.reserve_all(&[wish(14), wish(15)]).unwrap();
+    assert!(matches!(answers[..], [Reserved::OverQuota, Reserved::OverQuota]));
+    // What is given up is room again, and what is committed counts once.
+    drop(open.pop());
+    let Reserved::Cell(again) = reserve(&member, SPACE, 16) else { panic!("one was given up") };
+    again.abort().unwrap();
+    member.cache.commit_all(open).unwrap();
+    member.publish(20..21, 1000);
+    assert_eq!(member.cache.shares(), [(SPACE, Share { blocks: 3, cell_bytes: 3 << 10 })]);
+    assert_eq!(member.count(10..12, 1000), 2);
+    // Wishes that got no cell leave nothing behind.
+    let answers = member.cache.reserve_all(&[wish(10), wish(11), wish(20)]).unwrap();
+    assert!(answers.iter().all(|answer| matches!(answer, Reserved::Exists)));
+    let answers = member.cache.reserve_all(&[wish(30), wish(31), wish(32)]).unwrap();
+    assert!(answers.iter().all(|answer| matches!(answer, Reserved::Cell(_))));
+}
+
+#[test]
+fn threads_that_publish_together_stay_within_the_quota() {
+    let bench = Bench::new(&[(1024, 112)]);
+    let member = bench.member_with(1, with_quota(8 << 10));
+    let most = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (member, most) = (&member, &most);
+            scope.spawn(move || {
+                for round in 0..200 {
+                    let wish = |number: u64| Wish {
+                        namespace: SPACE,
+                        key: key(thread << 32 | round << 8 | number),
+                        parent: None,
+                        len_bytes: 1000,
+                    };
+                    // Two of each of four threads are what there is room for, and nothing is pinned.
+                    for answer in member.cache.reserve_all(&[wish(0), wish(1)]).unwrap() {
+                        let Reserved::Cell(mut reservation) = answer else { panic!("refused, and nothing is pinned") };
+                        reservation.fill([&bytes(round, 1000)[..]]).unwrap();
+                        reservation.commit().unwrap();
+                    }
+                    let share = member.cache.shares().iter().find(|(of, _)| *of == SPACE).map_or(0, |(_, share)| share.cell_bytes);
+                    most.fetch_max(share, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert!(most.load(Ordering::Relaxed) <= 8 << 10, "{most:?} bytes of a quota of 8 KiB");
 }
 
 #[test]
