@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 use crate::host::Op;
 use std::sync::Arc;
 
+/// Times that room is made for a wish, at most, of which other threads take some.
+const LOST: usize = 64;
+
 /// A wish that is to have a cell: the class of the cell, and its place in the batch.
 type Wanted = (usize, usize);
 
@@ -138,17 +141,18 @@ impl Inner {
         Ok(())
     }
 
-    /// Adds cells of a class until there are `count`, by evicting blocks. Where that does not do, other hosts are asked for room.
+    /// Adds cells of a class until there are `count`, by evicting blocks. Where there are none that could go, other hosts are asked for room.
     fn make_room(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
-        while cells.len() < count {
-            self.evict(class, count - cells.len())?;
-            // Once more only where what was evicted cannot be used, which is so once for each cell.
-            if !self.take_free(class, count, cells)? {
-                break;
+        let mut lost = 0;
+        while cells.len() < count && lost < LOST {
+            let freed = self.evict(class, count - cells.len())?;
+            let had = cells.len();
+            let were_bad = self.take_free(class, count, cells)?;
+            if freed == 0 && !were_bad && cells.len() == had {
+                return self.ask_for_room(class);
             }
-        }
-        if cells.len() < count {
-            self.ask_for_room(class)?;
+            // What was evicted cannot be used, which is so once for each cell; or another thread was faster.
+            lost += usize::from(!were_bad);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use crate::bench::*;
 use cxl_pool::Error;
 use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
 use cxl_pool::lock::FIRST_STRIPE_LOCK;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -40,6 +41,37 @@ fn a_pool_full_of_pinned_blocks_says_so_at_once() {
     // One pin less is one block more.
     drop(pins.into_iter().next());
     member.publish(100..101, 1000);
+}
+
+#[test]
+fn threads_that_take_each_others_room_all_get_some() {
+    let bench = Bench::new(&[(1024, 112)]);
+    let member = bench.member(1);
+    member.publish(0..112, 1000);
+    let next = AtomicU64::new(1000);
+    let number = || next.fetch_add(1, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    let number = number();
+                    member.publish(number..number + 1, 1000);
+                }
+            });
+        }
+    });
+    // Never more than a third of the cells at once.
+    let wish = |_| Wish { namespace: SPACE, key: key(number()), parent: None, len_bytes: 1000 };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..400 {
+                    let answers = member.cache.reserve_all(&(0..8).map(wish).collect::<Vec<_>>()).unwrap();
+                    assert!(answers.iter().all(|answer| matches!(answer, Reserved::Cell(_))), "refused, and nothing is pinned");
+                }
+            });
+        }
+    });
 }
 
 #[test]
