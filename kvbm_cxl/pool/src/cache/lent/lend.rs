@@ -407,17 +407,21 @@ impl LentRegion {
                 .map(|found| Found::new(listed.cell, &found))
         };
         let removed = inner.remove_found(stale.iter().filter_map(find).collect());
-        // A cell of which another process is the owner by now: it is asked, once.
-        let elsewhere = |listed: &&Listed| held(&inner.cells).state(listed.cell).is_none();
-        if removed.is_ok() {
-            for listed in stale.iter().filter(elsewhere) {
-                inner.ask(crate::media::Ask::EVICT, 0, listed.key, listed.namespace)?;
-            }
+        let (mut told, mut left) = (Ok(()), Vec::new());
+        for listed in stale {
+            let state = held(&inner.cells).state(listed.cell);
+            let stays = match state {
+                Some(state) => state == CellState::Busy || find(&listed).is_some(),
+                // A cell of which another process is the owner by now: it is asked, once.
+                None if removed.is_ok() && told.is_ok() => {
+                    told = inner.ask(crate::media::Ask::EVICT, 0, listed.key, listed.namespace);
+                    told.is_err()
+                }
+                None => true,
+            };
+            left.extend(stays.then_some(listed));
         }
-        let left =
-            stale.into_iter().filter(|listed| find(listed).is_some() || held(&inner.cells).state(listed.cell) == Some(CellState::Busy));
-        let left: Vec<Listed> = left.collect();
         self.states().stale.extend(left);
-        removed
+        told.and(removed)
     }
 }
