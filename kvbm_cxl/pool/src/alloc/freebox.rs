@@ -18,8 +18,12 @@ use crate::fault::point;
 use crate::host::Op;
 use crate::host::local_mutex::Asker;
 use crate::limits::MAX_NUMBER;
+use crate::line::if_whole;
 use crate::media::{BLOCKS_PER_FREE_BOX, CHUNKS_PER_CLAIM, ChunkHead, FreeAck, FreeBox};
 use std::collections::BTreeMap;
+
+/// Numbers that are passed over behind the last message that was taken, where those of later ones cannot be read.
+const LOST_NUMBERS: u32 = 16;
 
 /// Blocks on their way to one host.
 struct Parcel {
@@ -37,6 +41,13 @@ impl Allocator {
             held(&self.backlog).push(offset);
         }
         true
+    }
+
+    /// Frees a block, or, where that cannot be done now, in one of the next rounds.
+    pub(crate) fn free_or_later(&self, offset: u64) {
+        if !matches!(self.free(offset), Ok(()) | Err(Error::NotFound(_))) {
+            held(&self.backlog).push(offset);
+        }
     }
 
     /// Hands a block that another host wants freed to the process of this host that has its chunk.
@@ -102,10 +113,7 @@ impl Allocator {
         let (slots, me) = (u64::from(self.layout().geometry().slots), u64::from(self.host.slot()));
         let (boxes, acks) = self.mail(me, slots)?;
         for (sender, (message, ack)) in boxes.into_iter().zip(acks).enumerate() {
-            let (Ok(message), ack) = (message, ack?) else { continue };
-            if is_acknowledged(&message, Some(&ack)) {
-                continue;
-            }
+            let Some(message) = self.to_be_taken(op, sender as u64, message, ack)? else { continue };
             point!("alloc.box_seen");
             if self.work_off(sender as u16, &message)? {
                 point!("alloc.box_taken");
@@ -114,6 +122,21 @@ impl Allocator {
             }
         }
         Ok(())
+    }
+
+    /// A message to this host, unless by what this host says in `ack` it was taken.
+    ///
+    /// A line of its own that does not verify it writes anew, as if it had taken the message. That is so where its writer stopped in the
+    /// middle, because it writes behind the frees. Where the line was damaged otherwise, blocks of the message may stay kept that were to be
+    /// freed; freed a second time, they might be somebody else's by now.
+    pub(super) fn to_be_taken(&self, op: &Op<'_>, sender: u64, message: Result<FreeBox>, ack: Result<FreeAck>) -> Result<Option<FreeBox>> {
+        // One that cannot be read its sender has in hand, or sends anew.
+        let message = message.ok();
+        let Some(ack) = if_whole(ack)? else {
+            self.acknowledge(op, sender, &message.unwrap_or_default())?;
+            return Ok(None);
+        };
+        Ok(message.filter(|message| !is_acknowledged(message, Some(&ack))))
     }
 
     /// Frees the blocks of a message; false when it has to be continued later.
@@ -156,17 +179,12 @@ impl Allocator {
         for (receiver, parcel) in self.pack(&mut judge)? {
             let slots = u64::from(self.layout().geometry().slots);
             let index = u64::from(self.host.slot()) * slots + u64::from(receiver);
-            // Only this host writes the line, so what it says of the last message is true.
-            let last: FreeBox = self.lines().fetch(index)?;
-            let ack = self.lines().fetch::<FreeAck>(u64::from(receiver) * slots + u64::from(self.host.slot())).ok();
-            if !is_acknowledged(&last, ack.as_ref()) && !self.is_inherited(receiver, &last, &mut judge)? {
-                continue;
-            }
-            if last.sequence >= MAX_NUMBER {
+            let Some(last) = self.last_taken(receiver, index, &mut judge)? else { continue };
+            if last >= MAX_NUMBER {
                 return Err(Error::Full { what: "the numbers of a free box", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
             }
             let mut message =
-                FreeBox { incarnation: op.incarnation(), receiver: parcel.receiver, sequence: last.sequence + 1, ..FreeBox::default() };
+                FreeBox { incarnation: op.incarnation(), receiver: parcel.receiver, sequence: last + 1, ..FreeBox::default() };
             let pulled = parcel.offsets.into_iter().filter(|&offset| self.local.pull(offset));
             message.offsets.iter_mut().zip(pulled).for_each(|(place, offset)| *place = offset);
             point!("alloc.box_packed");
@@ -174,6 +192,20 @@ impl Allocator {
             point!("alloc.box_sent");
         }
         Ok(())
+    }
+
+    /// The number of the last message to `receiver`, in line `index`; `None` while that has to stay there.
+    fn last_taken(&self, receiver: u16, index: u64, judge: &mut Judge<'_>) -> Result<Option<u32>> {
+        let slots = u64::from(self.layout().geometry().slots);
+        // Only this host writes the line, so what it says of the last message is true.
+        let last = if_whole(self.lines().fetch::<FreeBox>(index))?;
+        let ack = self.lines().fetch::<FreeAck>(u64::from(receiver) * slots + u64::from(self.host.slot())).ok();
+        match last {
+            Some(last) if is_acknowledged(&last, ack.as_ref()) || self.is_inherited(receiver, &last, judge)? => Ok(Some(last.sequence)),
+            Some(_) => Ok(None),
+            // What was in it may be lost, and stays kept. Its number was that of the last one that was taken, or one of the next.
+            None => Ok(ack.map(|ack| ack.sequence.saturating_add(LOST_NUMBERS))),
+        }
     }
 
     /// Sorts waiting blocks of other hosts' chunks by who has the chunk now. Those of chunks that only dead hosts claim go on waiting.
@@ -212,7 +244,8 @@ impl Allocator {
             return Ok(false);
         }
         for chunk in message.offsets.iter().filter_map(|&offset| self.layout().chunk_of(offset)) {
-            let head: ChunkHead = self.lines().fetch(chunk)?;
+            // One that does not verify nobody has loaded yet.
+            let Some(head) = if_whole(self.lines().fetch::<ChunkHead>(chunk))? else { return Ok(false) };
             if head.slot == u32::from(receiver) && head.incarnation <= message.receiver && head.state != ChunkHead::UNCUT {
                 return Ok(false);
             }

@@ -198,10 +198,7 @@ impl Allocator {
         let (slots, me) = (u64::from(self.layout().geometry().slots), u64::from(self.host.slot()));
         let (boxes, acks) = self.mail(me, slots)?;
         for (sender, (message, ack)) in boxes.into_iter().zip(acks).enumerate() {
-            let (Ok(message), ack) = (message, ack?) else { continue };
-            if is_acknowledged(&message, Some(&ack)) {
-                continue;
-            }
+            let Some(message) = self.to_be_taken(op, sender as u64, message, ack)? else { continue };
             for (index, offset) in message.offsets.into_iter().enumerate() {
                 // Chunks that are not ours any more have been loaded by somebody who has seen this message.
                 let ours = match self.layout().chunk_of(offset) {

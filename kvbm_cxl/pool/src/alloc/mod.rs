@@ -318,17 +318,29 @@ impl Allocator {
         // Spare chunks in the way of a row would otherwise only be free for this process.
         self.give_back(0)?;
         let first = self.claim_row(count)?;
+        self.cut_run(first, count)
+    }
+
+    /// Makes one block of chunks in a row, which are in nobody's list.
+    fn cut_run(&self, first: u64, count: u64) -> Result<Block> {
+        let len_bytes = count * self.layout().geometry().chunk_bytes;
         let cut = self.work().and_then(|op| {
             for chunk in first + 1..first + count {
                 self.publish_head(&op, chunk, ChunkHead::INSIDE, 0, first)?;
             }
             point!("alloc.run_inside");
-            self.publish_head(&op, first, ChunkHead::RUN, count * chunk_bytes, count)
+            self.publish_head(&op, first, ChunkHead::RUN, len_bytes, count)
         });
         point!("alloc.run_cut");
-        held(&self.other).runs.insert(first, Run { count, kept: false });
-        cut?;
-        Ok(Block { offset: self.layout().chunk_offset(first)?, len_bytes: count * chunk_bytes })
+        let mut other = held(&self.other);
+        if let Err(error) = cut {
+            // Whatever the heads say by now is harmless, because nothing is kept there.
+            other.spare.extend(first..first + count);
+            return Err(error);
+        }
+        other.runs.insert(first, Run { count, kept: false });
+        drop(other);
+        Ok(Block { offset: self.layout().chunk_offset(first)?, len_bytes })
     }
 
     /// Makes the block at `offset` outlive this process and host. Keeping a kept block again does nothing.
@@ -537,3 +549,6 @@ impl Allocator {
         held(&self.other).bad.iter().map(|(&chunk, &reason)| (chunk, reason)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@
 //! | `Record` | N x (M + O) | slot owner | everybody | highest (grant, version) wins; seal |
 //! | `Claim` | N x ceil(C/448) | slot owner | chunk lock holders | adoption after proof of death |
 //! | `FreeBox` | N x N | slot owner of the row (the sender) | chunk owners | sent again |
-//! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | re-join |
+//! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | the receiver writes it anew |
 //! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
 //! | `Stats` | N x 10, N x 4 in pools of format 2.0 | slot owner | operators | next round of the host |
