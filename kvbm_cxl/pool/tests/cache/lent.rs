@@ -3,12 +3,14 @@
 //! with and without an emulator of hosts that are not coherent; and by processes that are killed.
 
 use crate::bench::*;
+use cxl_pool::Error;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::cache::lent::{Lend, Lending, LentRegion, Part, RegionSize, reap};
 use cxl_pool::cache::{Cache, Pulled};
 use cxl_pool::coherence::CoherenceOptions;
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, Service};
+use cxl_pool::lock::{LOCK_CHUNKS, LockGuard};
 use cxl_pool::metrics::MissReason;
 use cxl_pool::pool::{OpenOptions, Pool};
 use std::path::{Path, PathBuf};
@@ -163,7 +165,7 @@ fn a_block_is_pulled_from_where_it_was_lent_until_it_is_taken_back() {
     let lender = Lender::new(&owner.host, &owner.cache);
     assert!(matches!(
         lender.region.lend_all(&[Lend { block: BLOCKS, namespace: SPACE, key: key(0), parent: None }]),
-        Err(cxl_pool::Error::Invalid(_))
+        Err(Error::Invalid(_))
     ));
     for block in 0..BLOCKS {
         lender.write(block, &version(block.into(), 1));
@@ -232,7 +234,7 @@ fn nothing_is_pulled_into_a_lent_block_nor_lent_while_it_is_filled() {
         to.region.pull(SPACE, &keys.iter().map(|&number| key(number)).collect::<Vec<_>>(), blocks)
     };
     let refused = |keys: &[u64], blocks: &[u32]| match pull_into(keys, blocks) {
-        Err(cxl_pool::Error::Invalid(message)) => message,
+        Err(Error::Invalid(message)) => message,
         other => panic!("{other:?}"),
     };
     let hit = Pulled::Hit { len_bytes: LEN as u64 };
@@ -277,6 +279,84 @@ fn the_memory_of_a_region_outlives_it() {
     memory.free().unwrap();
     memory.free().unwrap();
     assert_eq!(allocator.usage().kept_bytes, 0);
+}
+
+/// Fences a host, waits until it has joined again, and takes the lock of the chunks, which its next free needs, to another one.
+fn fenced_and_without_the_lock<'h>(member: &Member, other: &'h Member) -> LockGuard<'h> {
+    let incarnation = member.host.incarnation();
+    [member, other].iter().for_each(|of| of.host.suspect(member.host.slot(), incarnation).unwrap());
+    member.serve_until_rejoined(incarnation);
+    other.host.acquire(LOCK_CHUNKS, 20_000).unwrap()
+}
+
+fn impatient_allocator(host: &Host) -> Arc<Allocator> {
+    let config = AllocConfig { lock_timeout_ms: 100, ..AllocConfig::default() };
+    Arc::new(Allocator::attach(host, LocalArea::of(host).unwrap(), config).unwrap())
+}
+
+#[test]
+fn memory_whose_free_fails_can_be_freed_later() {
+    let bench = bench();
+    let (owner, other) = (bench.member(1), bench.member(2));
+    let allocator = impatient_allocator(&owner.host);
+    let region = LentRegion::create(&owner.cache, &allocator, SIZE).unwrap();
+    let kept_bytes = allocator.usage().kept_bytes;
+    let lock = fenced_and_without_the_lock(&owner, &other);
+    for _ in 0..2 {
+        assert!(matches!(region.memory().free(), Err(Error::Timeout { .. } | Error::Fenced { .. })));
+        assert_eq!(allocator.usage().kept_bytes, kept_bytes);
+    }
+    drop(lock);
+    region.memory().free().unwrap();
+    assert_eq!(allocator.usage().kept_bytes, 0);
+}
+
+#[test]
+fn memory_of_a_dead_process_whose_free_fails_is_reaped_later() {
+    let bench = bench();
+    let (member, other) = (bench.member(1), bench.member(2));
+    let allocator = impatient_allocator(&member.host);
+    drop(Process::start(&bench, 1, "native"));
+    member.serve_until("the chunks of a dead process", || {
+        allocator.service_round().unwrap();
+        allocator.usage().kept_bytes > 0
+    });
+    let kept_bytes = allocator.usage().kept_bytes;
+    let lock = fenced_and_without_the_lock(&member, &other);
+    for _ in 0..2 {
+        assert!(matches!(reap(&member.host, &allocator), Err(Error::Timeout { .. } | Error::Fenced { .. })));
+        assert_eq!(allocator.usage().kept_bytes, kept_bytes);
+    }
+    drop(lock);
+    assert_eq!(reap(&member.host, &allocator).unwrap(), 1);
+    assert_eq!(allocator.usage().kept_bytes, 0);
+}
+
+#[test]
+fn stale_references_in_cells_of_others_are_not_forgotten_by_a_tidy_that_fails() {
+    let bench = bench();
+    let (mut owner, other) = (bench.member(2), bench.member(1));
+    let lender = Lender::new(&owner.host, &owner.cache);
+    assert_eq!(lender.lend(0, 0), Lending::Lent);
+    let fence = |owner: &mut Member| {
+        drop(owner.service.take());
+        await_fence(&other, owner.host.slot(), owner.host.incarnation());
+    };
+    let join_again = |owner: &mut Member| {
+        let incarnation = owner.host.incarnation();
+        owner.service = Some(owner.host.serve().unwrap());
+        owner.serve_until_rejoined(incarnation);
+    };
+    let is_there = || other.cache.lookup(SPACE, key(0)).unwrap().is_some();
+    fence(&mut owner);
+    other.serve_until("adoption", is_there);
+    join_again(&mut owner);
+    lender.region.take_back(&[0]).unwrap();
+    fence(&mut owner);
+    assert!(matches!(lender.region.tidy(), Err(Error::Fenced { .. })));
+    join_again(&mut owner);
+    lender.region.tidy().unwrap();
+    other.serve_until("the end of a stale reference", || !is_there());
 }
 
 #[test]

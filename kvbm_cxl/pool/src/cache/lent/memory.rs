@@ -43,7 +43,8 @@ impl RegionMemory {
         let place = place(block.offset);
         // Kept before the first store: what this process leaves in its host's caches must not meet the data of whoever has the memory next.
         if let Err(error) = keep(cache, allocator, block.offset) {
-            let _ = allocator.free(block.offset);
+            // It may be kept, and has no head by which a reaper would know it.
+            allocator.free_or_later(block.offset);
             return Err(error);
         }
         point!("lent.kept");
@@ -109,18 +110,19 @@ impl RegionMemory {
     /// lent are misses from now on. Once it is back, a further call does nothing.
     ///
     /// # Errors
-    /// [`Error::Fenced`], [`Error::Timeout`]: to be called again; those of the memory.
+    /// [`Error::Fenced`], [`Error::Timeout`], those of the memory: to be called again; [`Error::NotFound`] when it is not this process's any
+    /// more.
     pub fn free(&self) -> Result<()> {
         if self.is_freed.load(Ordering::Acquire) {
             return Ok(());
         }
         void(self.lines(), &self.place)?;
         let freed = self.allocator.free(self.place.region);
-        if matches!(freed, Err(Error::Fenced { .. })) {
+        match freed {
+            // Nobody's, or another process's.
+            Ok(()) | Err(Error::NotFound(_)) => self.is_freed.store(true, Ordering::Release),
             // Still allocated: by its head it can be told what it is, until the next try.
-            self.publish_head(self.head)?;
-        } else {
-            self.is_freed.store(true, Ordering::Release);
+            Err(_) => self.publish_head(self.head)?,
         }
         freed
     }
