@@ -133,7 +133,8 @@ use std::sync::{Arc, Mutex};
 /// The cache as one process uses it. Cheap to clone; every clone is the same. All methods may be called from any thread.
 ///
 /// Somebody has to call [`Cache::service_round`] regularly, or [`Cache::serve`] once: otherwise this process never makes room ahead, and
-/// nobody takes over what others leave behind.
+/// nobody takes over what others leave behind. [`Cache::close`] ends it. Dropped without that, its cells stay this process's, and no other
+/// cache can be opened, until the process ends.
 #[derive(Clone)]
 pub struct Cache {
     inner: Arc<Inner>,
@@ -227,7 +228,8 @@ impl Cache {
     /// Opens the cache of the pool that `host` has joined, and takes over what this host has and no living process of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the pool was formatted without cells; those of [`Host::acquire`].
+    /// [`Error::Invalid`] when the pool was formatted without cells; [`Error::Exists`] when this process has opened it and not closed it;
+    /// those of [`Host::acquire`].
     pub fn open(host: &Host, config: CacheConfig) -> Result<Cache> {
         let geometry = host.lines().layout().geometry();
         let stripes = if geometry.devices > 1 { Some(Stripes::of(geometry)?) } else { None };
@@ -460,7 +462,8 @@ impl Cache {
     /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells.
     ///
     /// # Errors
-    /// [`Error::Invalid`] while reservations or pins are alive; [`Error::Fenced`].
+    /// [`Error::Invalid`] while clones, reservations or pins are alive: nothing has ended, and a clone, if there is one, can be closed later;
+    /// [`Error::Fenced`].
     pub fn close(self) -> Result<()> {
         let Some(inner) = Arc::into_inner(self.inner) else {
             return Err(Error::Invalid("a clone, a reservation or a pin of the cache is still alive: drop it first".into()));
