@@ -127,8 +127,8 @@ impl Allocator {
     /// A message to this host, unless by what this host says in `ack` it was taken.
     ///
     /// A line of its own that does not verify it writes anew, as if it had taken the message. That is so where its writer stopped in the
-    /// middle, because it writes behind the frees. Where the line was damaged otherwise, blocks of the message may stay kept that were to be
-    /// freed; freed a second time, they might be somebody else's by now.
+    /// middle, because it writes behind the frees. Where the line was damaged otherwise, blocks of the message may stay kept that were to
+    /// be freed; freed a second time, they might be somebody else's by now.
     pub(super) fn to_be_taken(&self, op: &Op<'_>, sender: u64, message: Result<FreeBox>, ack: Result<FreeAck>) -> Result<Option<FreeBox>> {
         // One that cannot be read its sender has in hand, or sends anew.
         let message = message.ok();

@@ -24,6 +24,7 @@ mod heap;
 mod load;
 mod local;
 mod remains;
+mod runs;
 mod spare;
 
 pub use audit::{AllocAudit, Finding, audit, block_of, owner_of};
@@ -308,41 +309,6 @@ impl Allocator {
         heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
     }
 
-    fn alloc_run(&self, len_bytes: u64) -> Result<Block> {
-        let chunk_bytes = self.layout().geometry().chunk_bytes;
-        let count = len_bytes.div_ceil(chunk_bytes);
-        if count > self.layout().chunks() {
-            let most = self.layout().chunks() * chunk_bytes;
-            return Err(Error::Invalid(format!("a block of {len_bytes} bytes does not fit a pool of {most} bytes")));
-        }
-        // Spare chunks in the way of a row would otherwise only be free for this process.
-        self.give_back(0)?;
-        let first = self.claim_row(count)?;
-        self.cut_run(first, count)
-    }
-
-    /// Makes one block of chunks in a row, which are in nobody's list.
-    fn cut_run(&self, first: u64, count: u64) -> Result<Block> {
-        let len_bytes = count * self.layout().geometry().chunk_bytes;
-        let cut = self.work().and_then(|op| {
-            for chunk in first + 1..first + count {
-                self.publish_head(&op, chunk, ChunkHead::INSIDE, 0, first)?;
-            }
-            point!("alloc.run_inside");
-            self.publish_head(&op, first, ChunkHead::RUN, len_bytes, count)
-        });
-        point!("alloc.run_cut");
-        let mut other = held(&self.other);
-        if let Err(error) = cut {
-            // Whatever the heads say by now is harmless, because nothing is kept there.
-            other.spare.extend(first..first + count);
-            return Err(error);
-        }
-        other.runs.insert(first, Run { count, kept: false });
-        drop(other);
-        Ok(Block { offset: self.layout().chunk_offset(first)?, len_bytes })
-    }
-
     /// Makes the block at `offset` outlive this process and host. Keeping a kept block again does nothing.
     ///
     /// # Errors
@@ -425,27 +391,6 @@ impl Allocator {
         self.lines().memory().fence_all();
         point!("alloc.unkept");
         held(&self.heaps[class]).finish_free(place, chunk, block);
-        Ok(())
-    }
-
-    fn free_run(&self, chunk: u64, offset: u64) -> Result<()> {
-        let op = self.work()?;
-        let _stripe = self.stripe(chunk);
-        let run = held(&self.other).runs.get(&chunk).copied().filter(|_| self.is_chunk_start(chunk, offset));
-        let run = run.ok_or_else(|| not_allocated(offset))?;
-        if run.kept {
-            self.publish_keep(&op, chunk, 0, BlockSet::new(1).line(0))?;
-            point!("alloc.run_unkept");
-        }
-        self.lines().memory().fence_all();
-        // The first chunk first: what lies inside a run that is not there is nothing.
-        for part in chunk..chunk + run.count {
-            self.publish_head(&op, part, ChunkHead::UNCUT, 0, 0)?;
-        }
-        point!("alloc.run_freed");
-        let mut other = held(&self.other);
-        other.runs.remove(&chunk);
-        other.spare.extend(chunk..chunk + run.count);
         Ok(())
     }
 

@@ -2,13 +2,13 @@
 //! The cells that this process owns: the truth about them, in its own memory (CACHE.md D6). Descriptors are published from here and
 //! never read back while the process has the chunk, because a stray of an earlier owner may lie on top of one.
 
-use super::hashing::Spread;
+use super::Few;
+use super::holdings::{Holdings, Share};
 use super::policy::{Candidate, Entry, EvictionPolicy, Place, PolicyKind, Verdict};
-use super::{Few, Namespace};
 use crate::error::Result;
 use crate::limits::CELL_CLASSES;
 use crate::media::{Descriptor, Geometry};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a cell is to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,25 +46,6 @@ pub(super) struct Chunk {
     draining: bool,
 }
 
-/// Blocks and bytes of one namespace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
-    /// Blocks.
-    pub blocks: u64,
-    /// Bytes of their cells.
-    pub cell_bytes: u64,
-}
-
-/// What a namespace has and is going to have.
-#[derive(Default)]
-struct Holding {
-    share: Share,
-    /// Blocks of it that were taken out, and are neither gone nor back.
-    going: u64,
-    /// Bytes of cells that a namespace with a quota was promised, for blocks that are not READY yet.
-    promised_bytes: u64,
-}
-
 /// The cells of one size.
 struct Class {
     /// Chunks that have free cells, and some that had: a cell that comes and goes leaves its chunk here.
@@ -92,20 +73,7 @@ pub(super) struct Cells {
     geometry: Geometry,
     chunks: BTreeMap<u64, Chunk>,
     classes: [Option<Class>; CELL_CLASSES],
-    holdings: HashMap<[u8; 16], Holding, Spread>,
-    /// Blocks that were taken out and are gone, or back.
-    settled: u64,
-}
-
-/// How a namespace stands with its quota.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Excess {
-    /// Bytes that it has, or was promised, beyond it.
-    pub bytes: u64,
-    /// Blocks of it are just on their way out.
-    pub are_going: bool,
-    /// Grows with every block, of whatever namespace, that was on its way out and is gone, or back.
-    pub settled: u64,
+    pub holdings: Holdings,
 }
 
 impl Cells {
@@ -118,13 +86,7 @@ impl Cells {
                 policy: policy.build(geometry.cell_count()),
             })
         };
-        Cells {
-            geometry: *geometry,
-            chunks: BTreeMap::new(),
-            classes: std::array::from_fn(class),
-            holdings: HashMap::default(),
-            settled: 0,
-        }
+        Cells { geometry: *geometry, chunks: BTreeMap::new(), classes: std::array::from_fn(class), holdings: Holdings::default() }
     }
 
     fn per_chunk(&self) -> u64 {
@@ -173,21 +135,8 @@ impl Cells {
 
     /// Takes a cell out of whatever list it is in, and what it held out of its namespace's share.
     fn make_busy(&mut self, number: u64) {
-        let Some((namespace, cell_bytes)) = self.take_out(number, false) else { return };
-        self.settled += 1;
-        self.change(&namespace, |holding| {
-            holding.share.blocks -= 1;
-            holding.share.cell_bytes -= cell_bytes;
-            holding.going -= 1;
-        });
-    }
-
-    /// Changes what is known of a namespace that has, or was promised, something.
-    fn change(&mut self, namespace: &[u8; 16], change: impl FnOnce(&mut Holding)) {
-        let Some(holding) = self.holdings.get_mut(namespace) else { return };
-        change(holding);
-        if holding.share.blocks == 0 && holding.promised_bytes == 0 {
-            self.holdings.remove(namespace);
+        if let Some((namespace, cell_bytes)) = self.take_out(number, false) {
+            self.holdings.settled(&namespace, cell_bytes);
         }
     }
 
@@ -209,9 +158,7 @@ impl Cells {
             State::Ready => {
                 class.policy.removed(number);
                 class.ready -= 1;
-                if let Some(holding) = self.holdings.get_mut(&cell.descriptor.namespace) {
-                    holding.going += 1;
-                }
+                self.holdings.is_going(&cell.descriptor.namespace);
             }
             State::Busy | State::Bad => {}
         }
@@ -255,9 +202,7 @@ impl Cells {
         class.policy.inserted(&entry, age, tick)?;
         class.ready += 1;
         *cell = Cell { state: State::Ready, descriptor, parent, counts: true };
-        let share = &mut self.holdings.entry(descriptor.namespace).or_default().share;
-        share.blocks += 1;
-        share.cell_bytes += cell_bytes;
+        self.holdings.add(descriptor.namespace, cell_bytes);
         Ok(())
     }
 
@@ -411,33 +356,7 @@ impl Cells {
 
     /// What a namespace has here.
     pub fn share(&self, namespace: &[u8; 16]) -> Share {
-        self.holdings.get(namespace).map(|holding| holding.share).unwrap_or_default()
-    }
-
-    /// What every namespace has here.
-    pub fn shares(&self) -> Vec<(Namespace, Share)> {
-        let with_blocks = self.holdings.iter().filter(|(_, holding)| holding.share.blocks > 0);
-        with_blocks.map(|(namespace, holding)| (Namespace(*namespace), holding.share)).collect()
-    }
-
-    /// Promises a namespace `bytes` of cells, if what it was promised then is no more than its quota: there may be blocks in the way.
-    pub fn promise(&mut self, namespace: &[u8; 16], bytes: u64, quota_bytes: u64) -> bool {
-        let holding = self.holdings.entry(*namespace).or_default();
-        let fits = holding.promised_bytes.saturating_add(bytes) <= quota_bytes;
-        self.change(namespace, |holding| holding.promised_bytes += if fits { bytes } else { 0 });
-        fits
-    }
-
-    /// Ends a promise: it was kept, or there is nothing to keep it for.
-    pub fn end_promise(&mut self, namespace: &[u8; 16], bytes: u64) {
-        self.change(namespace, |holding| holding.promised_bytes -= bytes);
-    }
-
-    /// How a namespace stands with its quota.
-    pub fn excess(&self, namespace: &[u8; 16], quota_bytes: u64) -> Excess {
-        let Some(of) = self.holdings.get(namespace) else { return Excess { settled: self.settled, ..Excess::default() } };
-        let bytes = of.share.cell_bytes.saturating_add(of.promised_bytes).saturating_sub(quota_bytes);
-        Excess { bytes, are_going: of.going > 0, settled: self.settled }
+        self.holdings.share(namespace)
     }
 
     /// Stops giving out cells of a chunk; its free ones stay where they are.
@@ -479,6 +398,7 @@ impl Cells {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::holdings::Excess;
     use crate::media::CellClass;
 
     fn cells() -> Cells {
@@ -529,38 +449,30 @@ mod tests {
         assert_eq!((cells.take_ready(now), cells.take_ready(now)), (Some(block(2)), None));
         cells.set_ready(9, block(2), None, Place::Young, 8).unwrap();
         assert_eq!(cells.remove_chunk(2), [(9, block(2))]);
-        assert_eq!((cells.counts(0), cells.shares().len()), ((0, 0, 0), 0));
+        assert_eq!((cells.counts(0), cells.holdings.shares().len()), ((0, 0, 0), 0));
     }
 
     #[test]
-    fn a_namespace_has_a_block_until_it_is_gone_and_what_it_was_promised() {
+    fn a_namespace_has_a_block_until_it_is_gone() {
         let mut cells = cells();
         cells.add_chunk(0, 0);
         cells.set_ready(0, block(1), None, Place::Young, 7).unwrap();
         cells.set_ready(1, block(2), None, Place::Young, 7).unwrap();
         let both = Share { blocks: 2, cell_bytes: 256 };
         let excess = |bytes, are_going, settled| Excess { bytes, are_going, settled };
-        assert_eq!((cells.share(&[9; 16]), cells.excess(&[9; 16], 200)), (both, excess(56, false, 0)));
+        assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, false, 0)));
         // On its way out, and back because somebody has pinned it.
         assert_eq!(cells.take_ready(0), Some(block(1)));
-        assert_eq!((cells.share(&[9; 16]), cells.excess(&[9; 16], 200)), (both, excess(56, true, 0)));
+        assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, true, 0)));
         cells.set_ready(0, block(1), None, Place::Young, 8).unwrap();
-        assert_eq!((cells.share(&[9; 16]), cells.excess(&[9; 16], 200)), (both, excess(56, false, 1)));
+        assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, false, 1)));
         // On its way out, and gone, whatever becomes of the cell.
         cells.take_ready(0);
         cells.set_bad(0);
         assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
         cells.take_ready(1);
         cells.remove_chunk(0);
-        assert!(cells.shares().is_empty() && cells.holdings.is_empty());
-        // Promises alone have to fit.
-        assert!(cells.promise(&[9; 16], 128, 256) && cells.promise(&[9; 16], 128, 256) && !cells.promise(&[9; 16], 128, 256));
-        assert!(!cells.promise(&[8; 16], 1, 0));
-        assert_eq!((cells.excess(&[9; 16], 200), cells.shares().len()), (excess(56, false, 3), 0));
-        cells.end_promise(&[9; 16], 128);
-        assert!(cells.promise(&[9; 16], 128, 256));
-        (0..2).for_each(|_| cells.end_promise(&[9; 16], 128));
-        assert!(cells.holdings.is_empty());
+        assert!(cells.holdings.shares().is_empty());
     }
 
     #[test]

@@ -18,7 +18,7 @@
 //! | `pins` | what this host uses, for others to see |
 //! | `recency` | when hosts last used it |
 //! | `evict`, [`policy`] | making room |
-//! | `quota` | what a namespace may have of it |
+//! | `quota`, `holdings` | what a namespace may have, and has |
 //! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
 //! | `cells` | what this process knows of its own cells |
 //! | `ask` | requests to owners |
@@ -79,6 +79,7 @@ pub mod events;
 mod evict;
 mod hashing;
 mod hinting;
+mod holdings;
 mod index;
 #[cfg(feature = "faults")]
 pub mod inspect;
@@ -101,8 +102,8 @@ pub mod survey;
 mod taking;
 mod watch;
 
-pub use cells::Share;
 pub use config::CacheConfig;
+pub use holdings::Share;
 pub(crate) use local::local_end_bytes;
 pub use lookup::BlockInfo;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
@@ -438,7 +439,7 @@ impl Cache {
 
     /// What each namespace has in this process's cells.
     pub fn shares(&self) -> Vec<(Namespace, Share)> {
-        held(&self.inner.cells).shares()
+        held(&self.inner.cells).holdings.shares()
     }
 
     /// What this process's cells are.
@@ -462,7 +463,7 @@ impl Cache {
     /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells.
     ///
     /// # Errors
-    /// [`Error::Invalid`] while clones, reservations or pins are alive: nothing has ended, and a clone, if there is one, can be closed later;
+    /// [`Error::Invalid`] while clones, reservations or pins are alive: nothing has ended, and a clone can be closed later;
     /// [`Error::Fenced`].
     pub fn close(self) -> Result<()> {
         let Some(inner) = Arc::into_inner(self.inner) else {

@@ -214,7 +214,7 @@ impl Inner {
             reservation.open = false;
             own.set_ready(reservation.cell, reservation.descriptor, reservation.parent, Place::Young, tick)?;
             if reservation.promised_bytes > 0 {
-                own.end_promise(&reservation.descriptor.namespace, std::mem::take(&mut reservation.promised_bytes));
+                own.holdings.end_promise(&reservation.descriptor.namespace, std::mem::take(&mut reservation.promised_bytes));
             }
         }
         // Before anybody can take them out again, and tell that.

@@ -42,7 +42,7 @@ impl<'a> Promised<'a> {
 impl Drop for Promised<'_> {
     fn drop(&mut self) {
         for (wish, &bytes) in self.wishes.iter().zip(&self.bytes).filter(|(_, bytes)| **bytes > 0) {
-            held(&self.inner.cells).end_promise(&wish.namespace.0, bytes);
+            held(&self.inner.cells).holdings.end_promise(&wish.namespace.0, bytes);
         }
     }
 }
@@ -55,7 +55,7 @@ impl Inner {
         let Some(&quota) = self.config.quotas.get(&wish.namespace) else { return Ok(None) };
         let (fits, excess) = {
             let mut own = held(&self.cells);
-            (own.promise(&wish.namespace.0, wanted_bytes, quota), own.excess(&wish.namespace.0, quota))
+            (own.holdings.promise(&wish.namespace.0, wanted_bytes, quota), own.holdings.excess(&wish.namespace.0, quota))
         };
         if fits {
             promised.note(index, wanted_bytes);
@@ -68,13 +68,13 @@ impl Inner {
             None if fits && self.make_quota(wish, quota)? => return Ok(None),
             None => Reserved::OverQuota,
         };
-        held(&self.cells).end_promise(&wish.namespace.0, promised.hand_over(index));
+        held(&self.cells).holdings.end_promise(&wish.namespace.0, promised.hand_over(index));
         Ok(Some(refused))
     }
 
     /// Evicts blocks of a wish's namespace until it is within its quota with what was promised; false where they are in use.
     fn make_quota(&self, wish: &Wish, quota: u64) -> Result<bool> {
-        let excess = || held(&self.cells).excess(&wish.namespace.0, quota);
+        let excess = || held(&self.cells).holdings.excess(&wish.namespace.0, quota);
         let mut before = excess();
         for round in 0..ROUNDS {
             if before.bytes == 0 {

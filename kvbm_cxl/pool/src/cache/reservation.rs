@@ -252,7 +252,7 @@ impl Drop for Reservation {
             let _ = self.inner.clone().abort(self);
         }
         if self.promised_bytes > 0 {
-            held(&self.inner.cells).end_promise(&self.descriptor.namespace, self.promised_bytes);
+            held(&self.inner.cells).holdings.end_promise(&self.descriptor.namespace, self.promised_bytes);
         }
         // A fenced host too says that its work has ended once this one has.
         if self.give_up().is_ok() {

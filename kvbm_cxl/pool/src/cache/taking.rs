@@ -141,7 +141,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Adds cells of a class until there are `count`, by evicting blocks. Where there are none that could go, other hosts are asked for room.
+    /// Adds cells of a class until there are `count`, by evicting blocks. Where there are none that could go, other hosts are asked for
+    /// room.
     fn make_room(&self, class: usize, count: usize, cells: &mut Few<u64>) -> Result<()> {
         let mut lost = 0;
         while cells.len() < count && lost < LOST {

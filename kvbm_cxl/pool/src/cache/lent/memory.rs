@@ -110,8 +110,8 @@ impl RegionMemory {
     /// lent are misses from now on. Once it is back, a further call does nothing.
     ///
     /// # Errors
-    /// [`Error::Fenced`], [`Error::Timeout`], those of the memory: to be called again; [`Error::NotFound`] when it is not this process's any
-    /// more.
+    /// [`Error::Fenced`], [`Error::Timeout`], those of the memory: to be called again; [`Error::NotFound`] when it is not this process's
+    /// any more.
     pub fn free(&self) -> Result<()> {
         if self.is_freed.load(Ordering::Acquire) {
             return Ok(());
