@@ -433,7 +433,7 @@ mod tests {
         assert_eq!((cells.state(8), cells.ready(8), cells.counts(0)), (Some(State::Busy), None, (1, 1, 4)));
         cells.set_free(8);
         assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
-        assert!(cells.take_ready(8).is_none());
+        assert!(cells.take_ready(Found::new(8, &block(1))).is_none());
         cells.quarantine(8);
         assert_eq!(cells.take_quarantined(2), [8, 10]);
         cells.quarantine(10);
@@ -462,15 +462,15 @@ mod tests {
         let excess = |bytes, are_going, settled| Excess { bytes, are_going, settled };
         assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, false, 0)));
         // On its way out, and back because somebody has pinned it.
-        assert_eq!(cells.take_ready(0), Some(block(1)));
+        assert_eq!(cells.take_ready(Found::new(0, &block(1))), Some(block(1)));
         assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, true, 0)));
         cells.set_ready(0, block(1), None, Place::Young, 8).unwrap();
         assert_eq!((cells.share(&[9; 16]), cells.holdings.excess(&[9; 16], 200)), (both, excess(56, false, 1)));
         // On its way out, and gone, whatever becomes of the cell.
-        cells.take_ready(0);
+        cells.take_ready(Found::new(0, &block(1)));
         cells.set_bad(0);
         assert_eq!(cells.share(&[9; 16]), Share { blocks: 1, cell_bytes: 128 });
-        cells.take_ready(1);
+        cells.take_ready(Found::new(1, &block(2)));
         cells.remove_chunk(0);
         assert!(cells.holdings.shares().is_empty());
     }
