@@ -10,7 +10,9 @@ use crate::background::held;
 use crate::error::Result;
 
 /// Times that blocks are looked for, at most: other threads may have them in hand, or have been promised what they leave.
-const ROUNDS: u32 = 256;
+const ROUNDS: usize = 64;
+/// Longest wait for blocks that another thread has in hand, in nanoseconds.
+const WAIT_NS: u64 = 500_000_000;
 
 /// What wishes were promised of their namespaces' quotas, until reservations take it over.
 pub(super) struct Promised<'a> {
@@ -76,18 +78,24 @@ impl Inner {
     fn make_quota(&self, wish: &Wish, quota: u64) -> Result<bool> {
         let excess = || held(&self.cells).holdings.excess(&wish.namespace.0, quota);
         let mut before = excess();
-        for round in 0..ROUNDS {
+        for _ in 0..ROUNDS {
             if before.bytes == 0 {
                 return Ok(true);
             }
             self.evict_of(wish.namespace, before.bytes)?;
-            let after = excess();
-            if after.settled == before.settled && after.bytes > 0 {
-                if !after.are_going {
-                    return Ok(false);
+            let mut after = excess();
+            // Another thread has them, and may have to put them back.
+            let deadline_ns = self.host.platform().now_ns() + WAIT_NS;
+            for round in 0.. {
+                let is_at_it = after.are_going && self.host.platform().now_ns() < deadline_ns;
+                if after.bytes == 0 || after.settled != before.settled || !is_at_it {
+                    break;
                 }
-                // Another thread has them, and may have to put them back.
                 self.host.platform().relax(round);
+                after = excess();
+            }
+            if after.bytes > 0 && after.settled == before.settled {
+                return Ok(false);
             }
             before = after;
         }
