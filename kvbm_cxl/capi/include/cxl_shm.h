@@ -368,9 +368,18 @@ int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, si
  * CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or that cannot be told. */
 int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
 
-/* Closes a connection or a listener; the number is not valid any more whatever the result is. A connection is closed once the other end
- * has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so. Calls that
- * wait on other threads end first, within some 20 ms, with CXL_SHM_E_CLOSED. */
+/* Remembers the other end of a connection under a number of its own, which is closed with cxl_shm_ring_close(): for whoever gives a
+ * connection up and has to know when the other end cannot use any more what it was lent. */
+int cxl_shm_ring_trace(cxl_pool_t* pool, cxl_ring_t connection, cxl_ring_t* trace);
+
+/* Whether the other end is certain to have let go: *has_let_go is 1 when it has closed its end of the connection, when its process has
+ * ended, and when its host was fenced or has left the pool. 0 says that this is not known: a process that is stopped may go on, and of one
+ * on another host it may never be known that it was killed, as long as that host lives. */
+int cxl_shm_ring_has_let_go(cxl_pool_t* pool, cxl_ring_t trace, uint32_t* has_let_go);
+
+/* Closes a connection, a listener or a trace; the number is not valid any more whatever the result is. A connection is closed once the
+ * other end has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so.
+ * Calls that wait on other threads end first, within some 20 ms, with CXL_SHM_E_CLOSED. */
 int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------------------ *

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listeners and connections of a handle, by number.
+//! Listeners, connections and traces of a handle, by number.
 //!
 //! The two directions of a connection are used from different threads, one call at a time each. A number is never used again, so that one
 //! that was closed is refused. A call that waits looks now and then whether somebody closes what it waits for, so that a close need not
@@ -10,9 +10,8 @@ use crate::turns::{Deadline, Turn, Turns};
 use crate::types::CxlRing;
 use cxl_pool::Error;
 use cxl_pool::alloc::Allocator;
-
 use cxl_pool::host::Host;
-use cxl_pool::ring::{Alive, Beating, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender};
+use cxl_pool::ring::{Alive, Beating, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender, Trace};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,12 +25,13 @@ struct Incoming {
     is_waiting: bool,
 }
 
-/// A listener or connection.
+/// A listener, a connection, or what is remembered of one.
 #[derive(Clone)]
 enum Entry {
     Listener(Arc<Turns<Listener>>),
     /// With the length of its longest message, in bytes.
     Connection(Arc<Turns<Sender>>, Arc<Turns<Incoming>>, Probe, u64),
+    Trace(Trace),
 }
 
 /// The rings of one membership, made when they are first used.
@@ -48,7 +48,7 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn closed(number: CxlRing) -> Failure {
-    Failure::new(Status::E_CLOSED, format!("{number} is no open listener or connection of this pool handle (was it closed?)"))
+    Failure::new(Status::E_CLOSED, format!("{number} is no open listener, connection or trace of this pool handle (was it closed?)"))
 }
 
 fn is_other(number: CxlRing, wanted: &str) -> Failure {
@@ -139,7 +139,7 @@ impl RingTable {
                 let mut turn = turn(&listener, number, deadline)?;
                 Ok(self.enter_connection(wait(&mut turn, number, deadline, |listener, ms| listener.accept(ms))?))
             }
-            Entry::Connection(..) => Err(is_other(number, "listener")),
+            Entry::Connection(..) | Entry::Trace(_) => Err(is_other(number, "listener")),
         }
     }
 
@@ -161,7 +161,7 @@ impl RingTable {
     pub fn max_message_bytes(&self, number: CxlRing) -> Outcome<u64> {
         match self.find(number)? {
             Entry::Connection(.., max_message_bytes) => Ok(max_message_bytes),
-            Entry::Listener(_) => Err(is_other(number, "connection")),
+            Entry::Listener(_) | Entry::Trace(_) => Err(is_other(number, "connection")),
         }
     }
 
@@ -187,14 +187,31 @@ impl RingTable {
     pub fn check(&self, number: CxlRing) -> Outcome<Alive> {
         match self.find(number)? {
             Entry::Connection(_, _, probe, _) => Ok(probe.check()?),
-            Entry::Listener(_) => Err(is_other(number, "connection")),
+            Entry::Listener(_) | Entry::Trace(_) => Err(is_other(number, "connection")),
         }
     }
 
-    /// Closes a listener or a connection; without time a connection is dropped.
+    /// Remembers the other end of a connection.
+    pub fn trace(&self, number: CxlRing) -> Outcome<CxlRing> {
+        match self.find(number)? {
+            Entry::Connection(_, _, probe, _) => Ok(self.enter(Entry::Trace(probe.trace()?))),
+            Entry::Listener(_) | Entry::Trace(_) => Err(is_other(number, "connection")),
+        }
+    }
+
+    /// Whether the other end is certain to have let go.
+    pub fn has_let_go(&self, number: CxlRing) -> Outcome<bool> {
+        match self.find(number)? {
+            Entry::Trace(trace) => Ok(trace.has_let_go(&self.rings()?)?),
+            Entry::Listener(_) | Entry::Connection(..) => Err(is_other(number, "trace")),
+        }
+    }
+
+    /// Closes a listener or a connection, or forgets a trace; without time a connection is dropped.
     pub fn close(&self, number: CxlRing, timeout_ms: u64) -> Outcome<()> {
         let entry = held(&self.open).1.remove(&number).ok_or_else(|| closed(number))?;
         match entry {
+            Entry::Trace(_) => Ok(()),
             // Calls on other threads end first.
             Entry::Listener(listener) => match listener.close() {
                 Some(listener) => Ok(listener.close()?),

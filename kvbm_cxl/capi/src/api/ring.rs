@@ -161,6 +161,36 @@ pub unsafe extern "C" fn cxl_shm_ring_check(pool: *mut CxlPool, connection: CxlR
 }
 
 /// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `trace` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_ring_trace(pool: *mut CxlPool, connection: CxlRing, trace: *mut CxlRing) -> c_int {
+    status_of(|| {
+        writable(trace, "trace")?;
+        let number = on_rings(pool, 0, |rings, _| rings.trace(connection))?;
+        // SAFETY: not null, so writable.
+        unsafe { trace.write(number) };
+        Ok(())
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
+/// `has_let_go` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_ring_has_let_go(pool: *mut CxlPool, trace: CxlRing, has_let_go: *mut u32) -> c_int {
+    status_of(|| {
+        writable(has_let_go, "answer")?;
+        let answer = on_rings(pool, 0, |rings, _| rings.has_let_go(trace))?;
+        // SAFETY: not null, so writable.
+        unsafe { has_let_go.write(u32::from(answer)) };
+        Ok(())
+    })
+}
+
+/// `cxl_shm.h` documents this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn cxl_shm_ring_close(pool: *mut CxlPool, ring: CxlRing, timeout_ms: u64) -> c_int {
     status_of(|| on_rings(pool, timeout_ms, |rings, timeout_ms| rings.close(ring, timeout_ms)))

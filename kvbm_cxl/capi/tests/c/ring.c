@@ -61,6 +61,11 @@ static void check_refusals(cxl_ring_t listener, cxl_ring_t connection) {
     CHECK_STATUS(cxl_shm_ring_close(NULL, 99999, 0), CXL_SHM_E_CLOSED);
     CHECK_STATUS(cxl_shm_ring_check(NULL, listener, NULL), CXL_SHM_E_INVALID);
     CHECK_STATUS(cxl_shm_ring_check(NULL, 99999, NULL), CXL_SHM_E_CLOSED);
+    CHECK_STATUS(cxl_shm_ring_trace(NULL, connection, NULL), CXL_SHM_E_INVALID);
+    CHECK_STATUS(cxl_shm_ring_trace(NULL, listener, &connection), CXL_SHM_E_INVALID);
+    uint32_t has_let_go;
+    CHECK_STATUS(cxl_shm_ring_has_let_go(NULL, listener, &has_let_go), CXL_SHM_E_INVALID);
+    CHECK_STATUS(cxl_shm_ring_has_let_go(NULL, listener, NULL), CXL_SHM_E_INVALID);
 }
 
 /* The other end is alive; `same_host` is whether that can be seen, or is only what its host says. */
@@ -79,6 +84,13 @@ static void check_until_gone(cxl_ring_t connection) {
     while ((status = cxl_shm_ring_check(NULL, connection, &seen)) == CXL_SHM_OK)
         check_rest(since, "the end of a killed process");
     CHECK(status == CXL_SHM_E_PEER_GONE);
+}
+
+/* Whether the other end of a connection that may be closed has let go of it. */
+static void check_let_go(cxl_ring_t trace, uint32_t wanted) {
+    uint32_t has_let_go = 7;
+    CHECK_OK(cxl_shm_ring_has_let_go(NULL, trace, &has_let_go));
+    CHECK(has_let_go == wanted);
 }
 
 static cxl_ring_t accept_one(cxl_ring_t listener) {
@@ -122,11 +134,18 @@ static void serve(uint32_t dies_here) {
     CHECK_OK(cxl_shm_ring_recv(NULL, connection, message, sizeof message, &len, CXL_SHM_TIMEOUT_DEFAULT));
     check_filled(message, len, 1, 0);
     check_alive(connection, dies_here);
+    cxl_ring_t trace;
+    CHECK_OK(cxl_shm_ring_trace(NULL, connection, &trace));
+    check_let_go(trace, 0);
     puts("waiting");
     fflush(stdout);
     check_until_gone(connection);
     CHECK_STATUS(cxl_shm_ring_recv(NULL, connection, message, sizeof message, &len, CXL_SHM_TIMEOUT_DEFAULT), CXL_SHM_E_PEER_GONE);
     CHECK_OK(cxl_shm_ring_close(NULL, connection, 0));
+    check_let_go(trace, 1);
+    CHECK_STATUS(cxl_shm_ring_check(NULL, trace, NULL), CXL_SHM_E_INVALID);
+    CHECK_OK(cxl_shm_ring_close(NULL, trace, 0));
+    CHECK_STATUS(cxl_shm_ring_trace(NULL, connection, &trace), CXL_SHM_E_CLOSED);
     CHECK_OK(cxl_shm_ring_close(NULL, listener, 0));
     CHECK_STATUS(cxl_shm_ring_connect(NULL, "service", 0, &connection), CXL_SHM_E_NOT_FOUND);
 }

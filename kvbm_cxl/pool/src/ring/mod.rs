@@ -26,7 +26,7 @@ pub mod rpc;
 mod sender;
 
 pub use listen::Listener;
-pub use probe::{Alive, Probe};
+pub use probe::{Alive, Probe, Trace};
 pub use receiver::Receiver;
 pub use sender::Sender;
 

@@ -3,8 +3,10 @@
 //!
 //! [`Watch`](super::peer::Watch) is for those who wait: it looks now and then, patient with what is in doubt. Here doubt is an error.
 
+use super::Rings;
 use super::lines::{Control, Door};
-use super::link::Link;
+use super::link::{Half, Link};
+use super::peer::Peer;
 use crate::error::{Error, Result};
 use crate::line::if_whole;
 use std::sync::Weak;
@@ -31,6 +33,15 @@ pub enum Alive {
 impl Probe {
     pub(super) fn new(link: Weak<Link>) -> Probe {
         Probe { link }
+    }
+
+    /// The other end, to be asked about when this end has closed.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when it has closed already.
+    pub fn trace(&self) -> Result<Trace> {
+        let link = self.link.upgrade().ok_or(Error::Closed)?;
+        Ok(Trace { peer: *link.peer(), other: *link.other() })
     }
 
     /// Looks now. What this host loaded from the pool before is ordered before the look.
@@ -69,6 +80,46 @@ impl Probe {
             return Err(peer.gone("its process has ended"));
         }
         Ok(Alive::Seen)
+    }
+}
+
+/// The other end of a connection, remembered by somebody who has given the connection up and has to know when nothing of that end can use
+/// any more what it was lent.
+#[derive(Clone, Copy, Debug)]
+pub struct Trace {
+    peer: Peer,
+    other: Half,
+}
+
+impl Trace {
+    /// Whether the other end is certain to have let go of the connection: it has closed its half, which whoever is stopped does not do, or
+    /// its process has ended, or its host was fenced or has left the pool. What is in doubt says no.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn has_let_go(&self, rings: &Rings) -> Result<bool> {
+        let (host, lines, peer) = (&rings.shared.host, rings.lines(), &self.peer);
+        // A half that stays unreadable is being closed, or has another owner. Nobody writes its first line in between.
+        let mut control = None;
+        for round in 0..ATTEMPTS {
+            control = self.other.control(lines)?;
+            if control.is_some() {
+                break;
+            }
+            rings.platform().relax(round);
+        }
+        if control.is_none_or(|control| control.state == Control::CLOSED) {
+            return Ok(true);
+        }
+        if rings.shared.doors.read(lines, peer.door())?.is_some_and(|door| !peer.is_behind(&door)) {
+            return Ok(true);
+        }
+        if peer.slot() == host.slot() && !host.platform().is_alive(peer.process()) {
+            return Ok(true);
+        }
+        let fenced = if_whole(host.is_fenced(peer.slot(), peer.incarnation()))?;
+        let dead = if_whole(host.is_proven_dead(peer.slot(), peer.incarnation()))?;
+        Ok(fenced == Some(true) || dead == Some(true))
     }
 }
 

@@ -362,3 +362,38 @@ fn a_look_at_the_other_end_says_what_it_is_worth_and_finds_every_way_of_being_go
     assert!(matches!(at_a.probe().check(), Err(Error::PeerGone { .. })));
     drop((at_a, at_b));
 }
+
+/// Who has given a connection up learns when the other end uses it no more, and not before.
+#[test]
+fn a_trace_tells_when_the_other_end_has_let_go() {
+    let lab = Lab::new();
+    let (a, b, sibling) = (lab.join(0), lab.join(1), lab.join(0));
+    let (mut listener, at_a, at_b) = connect(&a, &b);
+    let (probe, trace) = (at_a.probe(), at_a.probe().trace().unwrap());
+    drop(at_a);
+    assert!(matches!(probe.trace(), Err(Error::Closed)));
+    // It has been told, which is not to say that it has taken note.
+    assert!(!trace.has_let_go(&a.rings).unwrap());
+    drop(at_b);
+    assert!(trace.has_let_go(&a.rings).unwrap());
+
+    // A process that runs, on the same host as well.
+    let (at_a, at_sibling) = reconnect(&mut listener, &sibling);
+    let trace = at_a.probe().trace().unwrap();
+    drop(at_a);
+    assert!(!trace.has_let_go(&a.rings).unwrap());
+    drop(at_sibling);
+    assert!(trace.has_let_go(&a.rings).unwrap());
+
+    // Its memory is somebody else's.
+    let (at_a, at_b) = reconnect(&mut listener, &b);
+    let trace = at_a.probe().trace().unwrap();
+    let (start, chunk_bytes) = (lab.pool.layout().data_offset(), lab.pool.layout().geometry().chunk_bytes);
+    let memory = lab.pool.lines().memory();
+    for line in 0..4 * chunk_bytes / LINE_BYTES as u64 {
+        memory.write_line(start + line * LINE_BYTES as u64, &Line([0x5a; LINE_BYTES])).unwrap();
+    }
+    memory.fence_all();
+    assert!(trace.has_let_go(&a.rings).unwrap());
+    drop((at_a, at_b));
+}
