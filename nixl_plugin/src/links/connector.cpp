@@ -28,7 +28,7 @@ Connector::~Connector() {
 }
 
 void Connector::ask(const std::string& engine_id) {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     asked_.push_back({engine_id, now_ns() + timeout_ms_ * 1'000'000, SLICE_MS});
     if (thread_.joinable()) {
         changed_.notify_all();
@@ -39,6 +39,8 @@ void Connector::ask(const std::string& engine_id) {
     } catch (const std::system_error& error) {
         asked_.pop_back();
         outcomes_.push_back({engine_id, CXL_SHM_RING_NONE, {NIXL_ERR_BACKEND, text("CXL: starting a thread: ", error.what())}});
+        lock.unlock();
+        done_();
     }
 }
 

@@ -22,7 +22,7 @@ class Connector {
         Status status;
     };
 
-    /// `done` is called by the thread of the connector when there is an outcome to take.
+    /// `done` is called when there is an outcome to take: by the thread of the connector, or within ask() if there can be none.
     Connector(std::shared_ptr<Pool> pool, uint64_t timeout_ms, std::function<void()> done);
     ~Connector();
 
