@@ -190,12 +190,20 @@ nixl_status_t nixlCxlEngine::registerMem(const nixlBlobDesc& mem, const nixl_mem
 
 nixl_status_t nixlCxlEngine::deregisterMem(nixlBackendMD* meta) {
     return guarded("deregisterMem", [&] {
-        std::unique_ptr<LocalMd> md(dynamic_cast<LocalMd*>(meta));
+        auto* md = dynamic_cast<LocalMd*>(meta);
         if (!md)
             return report("deregister", {NIXL_ERR_INVALID_PARAM, "CXL: deregistering what this backend has not registered"});
         core_->registry.remove(md->registration->id);
         Status released = peering_->release(*md->registration);
-        return released.ok() ? NIXL_SUCCESS : report("deregister", released);
+        // Who gets an error may call again; NIXL's agent does not, so that the engine has it until it ends.
+        std::unique_ptr<LocalMd> own(md);
+        std::lock_guard lock(refused_mutex_);
+        if (auto refused = refused_.find(md); refused != refused_.end())
+            (void)refused->second.release(), refused_.erase(refused);
+        if (released.ok())
+            return NIXL_SUCCESS;
+        refused_.emplace(md, std::move(own));
+        return report("deregister", released);
     });
 }
 
@@ -440,6 +448,7 @@ nixl_status_t nixlCxlEngine::prepXfer(const nixl_xfer_op_t& operation, const nix
             return report(text("prep:", remote_agent, ":", known.code()), known);
         if (Status parted = make_parts(operation, routed, *made->request); !parted.ok())
             return report(text("prep:", remote_agent, ":", parted.code()), parted);
+        made->request->is_complete();
         // So that the end of the peer is noticed, whichever way the bytes go.
         peering_->reach(*peer);
         handle = made.release();

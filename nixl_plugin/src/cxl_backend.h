@@ -16,6 +16,9 @@ class nixlCxlEngine : public nixlBackendEngine {
     std::shared_ptr<kvbm_cxl::Peer> self_;
     std::shared_ptr<kvbm_cxl::cuda::Gpus> gpus_; // none where there are no GPUs
     nixl_mem_list_t mems_;
+    /// Registrations that could not be given back.
+    std::mutex refused_mutex_;
+    std::map<kvbm_cxl::LocalMd*, std::unique_ptr<kvbm_cxl::LocalMd>> refused_;
 
     /// Runs a call of NIXL's; whatever is thrown inside ends here. Refused in a child of fork.
     template <class Work> nixl_status_t guarded(const char* call, Work&& work) const noexcept;

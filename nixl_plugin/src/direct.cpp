@@ -213,6 +213,11 @@ void count(Counters& counters, const CopyPlan& plan) {
     }
 }
 
+/// A copy that may be wrong.
+Status unlent() {
+    return {NIXL_ERR_REMOTE_DISCONNECT, "CXL: the link to a peer ended while its memory was being copied"};
+}
+
 /// One post of a plan with several slices: threads claim them one by one.
 class CopyJob : public Job {
     const std::shared_ptr<const CopyPlan> plan_;
@@ -226,6 +231,8 @@ class CopyJob : public Job {
 
     void finish() noexcept {
         auto status = static_cast<nixl_status_t>(failure_.load(std::memory_order_relaxed));
+        if (status == NIXL_SUCCESS && !uses_.were_lent())
+            status = report("lent", unlent());
         if (status == NIXL_SUCCESS)
             count(counters_, *plan_);
         uses_.end();
@@ -247,7 +254,8 @@ class CopyJob : public Job {
             return false;
         }
         if (failure_.load(std::memory_order_relaxed) == NIXL_SUCCESS) {
-            nixl_status_t status = plan_->make(plan_->slices()[mine]);
+            // Looked at before each as well: whoever was stopped for long writes no more than it had begun with.
+            nixl_status_t status = uses_.were_lent() ? plan_->make(plan_->slices()[mine]) : report("lent", unlent());
             int none = NIXL_SUCCESS;
             if (status != NIXL_SUCCESS)
                 failure_.compare_exchange_strong(none, status, std::memory_order_relaxed);
@@ -283,7 +291,7 @@ class DirectPart : public Part {
 
     nixl_status_t post(const std::shared_ptr<Completion>& whom) noexcept override {
         if (!uses_.begin())
-            return report("deregistered", {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it anew"});
+            return report("deregistered", uses_.refusal());
         if (plan_->is_inline())
             return finish(plan_->make_all());
         try {
@@ -313,6 +321,8 @@ class DirectPart : public Part {
 
   private:
     nixl_status_t finish(nixl_status_t status) noexcept {
+        if (status == NIXL_SUCCESS && !uses_.were_lent())
+            status = report("lent", unlent());
         if (status == NIXL_SUCCESS)
             count(core_->counters, *plan_);
         uses_.end();

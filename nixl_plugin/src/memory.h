@@ -4,6 +4,7 @@
 #ifndef KVBM_CXL_NIXL_MEMORY_H
 #define KVBM_CXL_NIXL_MEMORY_H
 
+#include "links/access.h"
 #include "metadata.h"
 #include <atomic>
 #include <map>
@@ -33,13 +34,15 @@ class Registration : public std::enable_shared_from_this<Registration> {
     uint64_t pool_offset = 0;          // RegionKind::pool: of the first byte
     std::byte* pool_address = nullptr; // RegionKind::pool: of the first byte in the pool's own mapping
     std::unique_ptr<RegistrationExtra> extra;
+    std::unique_ptr<Loan> loan; // of what stands for a peer's memory here
 
     /// Whether a range of the application's addresses lies inside.
     bool covers(uintptr_t address, size_t len) const { return address >= base && len <= len_bytes && address - base <= len_bytes - len; }
 
-    /// Counts a user, who may touch the memory until end_use(); false once the registration is being given back.
+    /// Counts a user, who may touch the memory until end_use(); false once the registration is being given back. Of a loan not before its
+    /// begin() has said so: whoever closes its link looks for users behind that.
     bool begin_use() {
-        if (users_.fetch_add(1, std::memory_order_acquire) & closing) [[unlikely]] {
+        if (users_.fetch_add(1, std::memory_order_seq_cst) & closing) [[unlikely]] {
             end_use();
             return false;
         }
@@ -52,7 +55,7 @@ class Registration : public std::enable_shared_from_this<Registration> {
     /// No new users from now on.
     void close() { users_.fetch_or(closing, std::memory_order_acq_rel); }
     bool is_closed() const { return users_.load(std::memory_order_acquire) & closing; }
-    bool is_used() const { return (users_.load(std::memory_order_acquire) & ~closing) != 0; }
+    bool is_used() const { return (users_.load(std::memory_order_seq_cst) & ~closing) != 0; }
     /// Closes it and waits until nobody uses it; false if somebody still does after `timeout_ms`.
     bool close_and_wait(uint64_t timeout_ms);
 };

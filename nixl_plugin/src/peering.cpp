@@ -15,9 +15,6 @@ namespace {
 constexpr size_t most_extents = 256;
 /// How old what is known of a peer may be.
 constexpr uint64_t peer_age_ns = 2'000'000;
-/// Longest wait for peers to give memory back, and how long none are waited for after some did not.
-constexpr uint64_t most_revoke_ms = 2'000;
-constexpr uint64_t silence_ns = 30'000'000'000;
 
 /// The memory of a registration that a peer asked for, in use as long as somebody has it.
 class InUse : public Memory {
@@ -233,6 +230,11 @@ Status Peering::create(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> g
     // Ends with the links, which this object has.
     made->links_->on_revoke(
         [self = made.get()](const std::string& engine_id, uint64_t registration) { return self->give_back(engine_id, registration); });
+    made->links_->on_borrow([registry = &core->registry](uint64_t number) {
+        auto registration = registry->find(number);
+        return registration && registration->kind == RegionKind::pool && !registration->is_closed();
+    });
+    made->links_->on_close([self = made.get()](const std::string& engine_id) { return self->is_used(engine_id); });
     made->links_->on_tick([self = made.get()] { self->report_.tell(self->core_->pool->handle(), self->count_all(true)); });
     peering = std::move(made);
     return {};
@@ -283,7 +285,18 @@ Status Peering::add(const Peer& peer) {
 }
 
 void Peering::remove(const Peer& peer) {
-    if (!peer.is_local && peer.is_same_pool && links_->engine_of(peer.agent) == hex16(peer.info.engine))
+    if (peer.is_local || !peer.is_same_pool)
+        return;
+    std::string engine_id = hex16(peer.info.engine);
+    {
+        // What was prepared on its memory begins no more. What is under way there ends before the link does.
+        std::lock_guard lock(lent_mutex_);
+        for (auto lent = lent_.lower_bound({engine_id, 0}); lent != lent_.end() && lent->first.first == engine_id; ++lent) {
+            if (auto held = lent->second.lock())
+                held->close();
+        }
+    }
+    if (links_->engine_of(peer.agent) == engine_id)
         (void)links_->remove_peer(peer.agent);
 }
 
@@ -302,6 +315,9 @@ bool Peering::is_gone(Peer& peer) noexcept {
             PeerState state = links_->state_of(hex16(peer.info.engine));
             // Unknown to the links: it was disconnected from, or another engine has its agent's name.
             peer.is_gone.store(state == PeerState::gone || state == PeerState::unknown, std::memory_order_release);
+            // It may be back for the next one.
+            if (state == PeerState::gone)
+                reach(peer);
         } catch (...) {
             // Looked up again next time.
         }
@@ -395,7 +411,13 @@ void Peering::lend(const RemoteRegion& region) {
         std::erase_if(lent_, [](const auto& entry) { return entry.second.expired(); });
         live_lent_ = lent_.size();
     }
-    lent_.emplace(std::make_pair(hex16(region.is.engine), region.is.registration), region.own);
+    std::string engine_id = hex16(region.is.engine);
+    region.own->loan = std::make_unique<Loan>(links_->access_to(engine_id), region.is.registration);
+    lent_.emplace(std::make_pair(std::move(engine_id), region.is.registration), region.own);
+}
+
+void Peering::borrow(const Peer& peer, const std::vector<std::shared_ptr<Loan>>& loans, std::function<void(const Status&)> done) {
+    links_->borrow(hex16(peer.info.engine), loans, core_->options.timeout_ms, std::move(done));
 }
 
 bool Peering::give_back(const std::string& engine_id, uint64_t registration) {
@@ -409,6 +431,15 @@ bool Peering::give_back(const std::string& engine_id, uint64_t registration) {
         }
     }
     return is_free;
+}
+
+bool Peering::is_used(const std::string& engine_id) {
+    std::lock_guard lock(lent_mutex_);
+    for (auto lent = lent_.lower_bound({engine_id, 0}); lent != lent_.end() && lent->first.first == engine_id; ++lent) {
+        if (auto held = lent->second.lock(); held && held->is_used())
+            return true;
+    }
+    return false;
 }
 
 void Peering::watch(const std::shared_ptr<StagedRun>& run) {
@@ -483,16 +514,9 @@ Status Peering::release(Registration& registration) {
     registration.close();
     uint64_t timeout_ms = core_->options.timeout_ms;
     std::vector<std::string> silent;
-    bool may_be_remote = registration.kind != RegionKind::object && registration.kind != RegionKind::file;
-    uint64_t wait_ms = now_ns() < silent_until_ns_.load(std::memory_order_relaxed) ? 0 : std::min(timeout_ms, most_revoke_ms);
-    Status revoked = may_be_remote ? links_->revoke(registration.id, wait_ms, silent) : Status();
-    if (!revoked.ok()) {
-        silent_until_ns_.store(now_ns() + silence_ns, std::memory_order_relaxed);
-        std::string names;
-        for (const std::string& agent : silent)
-            names += (names.empty() ? "" : ", ") + agent;
-        log_once(LogLevel::warn, "revoke:" + names, text("CXL: giving memory back: no answer from ", names, ", which may still use it"));
-    }
+    // Only memory in the pool is ever lent.
+    if (registration.kind == RegionKind::pool)
+        (void)links_->revoke(registration.id, timeout_ms, silent);
     uint64_t end = now_ns() + timeout_ms * 1'000'000;
     while (registration.is_used() && now_ns() < end) {
         progress();
@@ -502,7 +526,14 @@ Status Peering::release(Registration& registration) {
     if (registration.is_used())
         return {NIXL_ERR_NOT_ALLOWED, text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base),
                                            " are deregistered but still in use by a transfer: do not free them")};
-    return {};
+    if (silent.empty())
+        return {};
+    std::string names;
+    for (const std::string& agent : silent)
+        names += (names.empty() ? "" : ", ") + agent;
+    return {NIXL_ERR_NOT_ALLOWED,
+            text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base), " are deregistered, but no word came from ", names,
+                 ", which may still copy there: do not free them before they are deregistered once more")};
 }
 
 } // namespace kvbm_cxl

@@ -51,8 +51,10 @@ class Peering : public std::enable_shared_from_this<Peering> {
 
     Status add(const Peer& peer);
     void remove(const Peer& peer);
-    /// Notes the registration that stands for a peer's, which the peer may ask back.
+    /// Notes the registration that stands for a peer's, which the peer may ask back. Nothing is copied there before borrow().
     void lend(const RemoteRegion& region);
+    /// Borrows memory of a peer; `done` is called once, by whoever makes progress.
+    void borrow(const Peer& peer, const std::vector<std::shared_ptr<Loan>>& loans, std::function<void(const Status&)> done);
     /// Begins to connect, so that the end of the peer is noticed.
     void reach(const Peer& peer);
     /// Whether a peer is gone, as far as it is known; looks it up now and then.
@@ -65,7 +67,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
     /// Uses the time of an application that waits.
     void progress() noexcept;
 
-    /// Gives a registration back: nobody begins to use it any more, and who does now has ended or is named in the reason.
+    /// Gives a registration back: nobody begins to use it any more, and who did has ended. NIXL_ERR_NOT_ALLOWED if somebody may still use
+    /// it, who is named in the reason; it may be called again.
     Status release(Registration& registration);
 
     /// The part of a transfer that goes over a link. `peer` uses the same pool.
@@ -81,6 +84,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
     void settle_all();
     /// Nobody of this process begins to use what a peer asks back; true once nobody does any more.
     bool give_back(const std::string& engine_id, uint64_t registration);
+    /// Whether anybody of this process uses memory of an engine.
+    bool is_used(const std::string& engine_id);
 
     std::mutex runs_mutex_;
     std::map<const StagedRun*, std::weak_ptr<StagedRun>> runs_;
@@ -89,7 +94,6 @@ class Peering : public std::enable_shared_from_this<Peering> {
     std::mutex lent_mutex_;
     std::multimap<std::pair<std::string, uint64_t>, std::weak_ptr<Registration>> lent_;
     size_t live_lent_ = 0;
-    std::atomic<uint64_t> silent_until_ns_{0}; // peers that did not answer are not waited for until then
 };
 
 } // namespace kvbm_cxl

@@ -1,12 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "request.h"
 #include "log.h"
+#include <utility>
 
 namespace kvbm_cxl {
 
 void XferRequest::fail(nixl_status_t status) noexcept {
     int none = NIXL_SUCCESS;
     failure_.compare_exchange_strong(none, status, std::memory_order_relaxed);
+}
+
+/// Starts the parts when the loans are there, for an application that does not ask.
+class XferRequest::Start : public Job {
+    const std::shared_ptr<XferRequest> request_;
+
+  public:
+    explicit Start(std::shared_ptr<XferRequest> request) : request_(std::move(request)) {}
+    void run() noexcept override {
+        std::lock_guard lock(request_->turn_);
+        request_->begin_if_over();
+    }
+};
+
+void XferRequest::is_complete() {
+    for (const auto& region : regions_) {
+        if (region->own && region->own->loan)
+            loans_.push_back({region->own, region->own->loan.get()});
+    }
+    if (!loans_.empty())
+        access_ = loans_.front()->access.get();
+}
+
+bool XferRequest::is_lent() noexcept {
+    uint64_t link = access_ ? access_->link() : 0;
+    if (link == link_)
+        return !access_ || link != 0;
+    bool are_lent = link != 0;
+    for (const auto& loan : loans_)
+        are_lent = are_lent && loan->begin() == link;
+    link_ = are_lent ? link : 0;
+    return are_lent;
+}
+
+nixl_status_t XferRequest::await_loans() noexcept {
+    try {
+        auto wait = std::make_shared<Wait>();
+        wait_ = wait;
+        peering_->borrow(*peer_, loans_, [wait, weak = weak_from_this()](const Status& status) {
+            wait->outcome = status.code();
+            wait->is_over.store(true, std::memory_order_release);
+            // An application that polls may be first. If there is no thread, it is the only one.
+            if (auto request = weak.lock())
+                (void)request->core_->workers.submit(std::make_shared<Start>(request), 1);
+        });
+        begin_if_over();
+        return static_cast<nixl_status_t>(status_.load(std::memory_order_acquire));
+    } catch (...) {
+        wait_ = nullptr;
+        fail(NIXL_ERR_BACKEND);
+        return finish();
+    }
+}
+
+void XferRequest::begin_if_over() noexcept {
+    if (!wait_ || !wait_->is_over.load(std::memory_order_acquire))
+        return;
+    nixl_status_t outcome = std::exchange(wait_, nullptr)->outcome;
+    if (outcome != NIXL_SUCCESS) {
+        fail(outcome);
+        finish();
+        return;
+    }
+    (void)is_lent();
+    (void)begin();
 }
 
 nixl_status_t XferRequest::post(const nixl_opt_b_args_t* how) noexcept {
@@ -24,8 +90,15 @@ nixl_status_t XferRequest::post(const nixl_opt_b_args_t* how) noexcept {
         return NIXL_ERR_BACKEND;
     }
     core_->counters.add(CXL_SHM_COUNT_NIXL_POSTED);
-    failure_.store(peering_->is_gone(*peer_) ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_SUCCESS, std::memory_order_relaxed);
+    // Who lends memory over the link that there is is not gone.
+    bool is_ready = is_lent();
+    failure_.store((!is_ready || !access_) && peering_->is_gone(*peer_) ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_SUCCESS,
+                   std::memory_order_relaxed);
     status_.store(NIXL_IN_PROG, std::memory_order_relaxed);
+    return is_ready || failure_.load(std::memory_order_relaxed) != NIXL_SUCCESS ? begin() : await_loans();
+}
+
+nixl_status_t XferRequest::begin() noexcept {
     left_.store(parts_.size() + 1, std::memory_order_relaxed);
     std::shared_ptr<Completion> self = shared_from_this();
     bool has_failed = failure_.load(std::memory_order_relaxed) != NIXL_SUCCESS;
@@ -80,7 +153,10 @@ nixl_status_t XferRequest::finish() noexcept {
 
 nixl_status_t XferRequest::check() noexcept {
     std::lock_guard lock(turn_);
-    if (status_.load(std::memory_order_acquire) == NIXL_IN_PROG) {
+    if (wait_) {
+        peering_->progress();
+        begin_if_over();
+    } else if (status_.load(std::memory_order_acquire) == NIXL_IN_PROG) {
         for (const std::unique_ptr<Part>& part : parts_)
             part->poll();
     }
@@ -91,6 +167,11 @@ void XferRequest::cancel() noexcept {
     std::lock_guard lock(turn_);
     if (status_.load(std::memory_order_acquire) != NIXL_IN_PROG)
         return;
+    if (std::exchange(wait_, nullptr)) {
+        fail(NIXL_ERR_CANCELED);
+        finish();
+        return;
+    }
     for (const std::unique_ptr<Part>& part : parts_)
         part->cancel();
 }

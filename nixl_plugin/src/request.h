@@ -8,6 +8,8 @@
 
 namespace kvbm_cxl {
 
+/// A transfer. Its parts begin when it is posted; those on a peer's memory in the pool only when the peer has lent it over the link that
+/// there is: the first post waits for that, further ones do not.
 class XferRequest : public Completion, public std::enable_shared_from_this<XferRequest> {
     /// Where a read begins, in the pool and in memory.
     const void* first_source_ = nullptr;
@@ -21,6 +23,10 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     std::vector<std::shared_ptr<Registration>> registrations_;
     std::vector<std::shared_ptr<const RemoteRegion>> regions_;
     std::vector<std::unique_ptr<Part>> parts_;
+    std::vector<std::shared_ptr<Loan>> loans_;
+    /// The link over which all loans are there; that of a peer's memory is looked at with every post.
+    const Access* access_ = nullptr;
+    uint64_t link_ = 0;
 
     /// Calls on one request take turns. Not taken by done(), which comes while cancel() waits for it.
     std::mutex turn_;
@@ -30,7 +36,19 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     std::atomic<int> failure_{NIXL_SUCCESS};
     std::atomic<int> status_{NIXL_ERR_NOT_POSTED};
 
+    /// Until the loans are there.
+    struct Wait {
+        std::atomic<bool> is_over{false};
+        nixl_status_t outcome = NIXL_SUCCESS;
+    };
+    class Start;
+    std::shared_ptr<Wait> wait_;
+
     void fail(nixl_status_t status) noexcept;
+    bool is_lent() noexcept;
+    nixl_status_t await_loans() noexcept;
+    nixl_status_t begin() noexcept;
+    void begin_if_over() noexcept;
     nixl_status_t finish() noexcept;
 
   public:
@@ -40,6 +58,8 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     const Peer& peer() const { return *peer_; }
     void keep(std::shared_ptr<Registration> registration) { registrations_.push_back(std::move(registration)); }
     void keep(std::shared_ptr<const RemoteRegion> region) { regions_.push_back(std::move(region)); }
+    /// Everything is there: what of it a peer lends is borrowed before the parts begin.
+    void is_complete();
     /// What of the pool the parts write by themselves: whoever gets the notification has to see it.
     void set_written(Extents written) { written_ = few_extents(std::move(written)); }
     /// Tells where this process begins to copy what it reads. A post lets the processor find these pages while it looks at the rest of the

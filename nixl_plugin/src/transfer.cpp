@@ -7,6 +7,8 @@ namespace kvbm_cxl {
 void Uses::add(Registration* registration) {
     if (registration && std::find(registrations_.begin(), registrations_.end(), registration) == registrations_.end())
         registrations_.push_back(registration);
+    if (registration && registration->loan)
+        loan_ = registration->loan.get();
 }
 
 bool Uses::begin() noexcept {
@@ -17,7 +19,23 @@ bool Uses::begin() noexcept {
             registrations_[i]->end_use();
         return false;
     }
-    return true;
+    if (!loan_ || are_lent())
+        return true;
+    end();
+    return false;
+}
+
+bool Uses::are_lent() noexcept {
+    link_ = loan_->begin();
+    return link_ != 0 && std::all_of(registrations_.begin(), registrations_.end(), [this](const Registration* registration) {
+               return !registration->loan || registration->loan->begin() == link_;
+           });
+}
+
+Status Uses::refusal() const {
+    if (std::any_of(registrations_.begin(), registrations_.end(), [](const Registration* used) { return used->is_closed(); }))
+        return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it anew"};
+    return {NIXL_ERR_REMOTE_DISCONNECT, "CXL: a transfer was posted when the link to the peer ended"};
 }
 
 void Uses::end() noexcept {

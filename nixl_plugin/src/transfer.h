@@ -59,12 +59,20 @@ class Part {
 /// The registrations of a part, as users that come and go together.
 class Uses {
     std::vector<Registration*> registrations_;
+    const Loan* loan_ = nullptr; // one of those of a peer's memory, which all go over the same link
+    uint64_t link_ = 0;
+
+    bool are_lent() noexcept;
 
   public:
     /// Adds one, which outlives this, unless it is there.
     void add(Registration* registration);
-    /// Uses all of them; none if one is being given back.
+    /// Uses all of them; none if one is being given back, and none of a peer's if they are not lent over the link that there is.
     bool begin() noexcept;
+    /// Why begin() did not.
+    Status refusal() const;
+    /// What a copy that has ended is worth: whether a peer's memory was still lent then. While they are in use.
+    bool were_lent() const noexcept { return !loan_ || loan_->access->is_good(link_); }
     void end() noexcept;
 };
 

@@ -202,16 +202,19 @@ struct Refuser : Service {
     bool is_busy() const override { return false; }
 };
 
-/// Returns when `from` has read everything that `peer` has sent it, of which the answer to a revocation is the last.
+/// Returns when `from` has read everything that `peer` has sent it, of which the answer to who wants to borrow is the last.
 void settle(Engine& from, Engine& peer) {
-    std::atomic<bool> is_answered{false};
-    std::thread asks([&] {
-        std::vector<std::string> silent;
-        CHECK_OK(from.links->revoke(1, PATIENCE_S * 1'000, silent));
+    bool is_answered = false;
+    auto loan = std::make_shared<Loan>(from.links->access_to(peer.self.engine_id), 1);
+    from.links->borrow(peer.self.engine_id, {loan}, PATIENCE_S * 1'000, [&](const Status& status) {
+        CHECK(status.code() == NIXL_ERR_NOT_FOUND);
         is_answered = true;
     });
-    CHECK(wait_until([&] { return is_answered.load(); }, [&] { peer.links->progress(); }, 2.0 * PATIENCE_S));
-    asks.join();
+    CHECK(wait_until([&] { return is_answered; },
+                     [&] {
+                         peer.links->progress();
+                         from.links->progress();
+                     }));
 }
 
 /// Sends something that `peer` refuses, and has it end the link for that.
@@ -307,30 +310,6 @@ void a_peer_that_ends_is_noticed_and_the_others_go_on() {
     c.await(1, {&a});
 }
 
-void a_revocation_waits_for_every_peer() {
-    Engine a("a"), b("b"), c("c");
-    std::atomic<bool> b_is_done{false};
-    std::atomic<uint64_t> asked{0};
-    std::string from;
-    b.links->on_revoke([&](const std::string& engine_id, uint64_t registration) {
-        from = engine_id;
-        asked = registration;
-        return b_is_done.load();
-    });
-    for (Engine* other : {&b, &c}) {
-        a.knows(*other);
-        CHECK_OK(a.links->notify(other->self.agent, "hello"));
-        other->await(1, {&a});
-    }
-    std::vector<std::string> silent;
-    CHECK(a.links->revoke(77, 100, silent).code() == NIXL_IN_PROG);
-    CHECK(silent == std::vector<std::string>{"b"} && asked == 77);
-    b_is_done = true;
-    silent.clear();
-    CHECK_OK(a.links->revoke(78, 10'000, silent));
-    CHECK(silent.empty() && asked == 78 && from == a.self.engine_id);
-}
-
 void calls_of_many_threads_are_served() {
     Engine a("a"), b("b");
     a.knows(b);
@@ -405,7 +384,6 @@ const Test TESTS[] = {
     {"what_comes_again_over_the_next_link_is_left_out", what_comes_again_over_the_next_link_is_left_out},
     {"what_was_sent_last_is_received_though_the_sender_ends", what_was_sent_last_is_received_though_the_sender_ends},
     {"a_peer_that_ends_is_noticed_and_the_others_go_on", a_peer_that_ends_is_noticed_and_the_others_go_on},
-    {"a_revocation_waits_for_every_peer", a_revocation_waits_for_every_peer},
     {"calls_of_many_threads_are_served", calls_of_many_threads_are_served},
     {"nobody_polls_for_ever", nobody_polls_for_ever},
     {"a_sleeping_peer_is_woken", a_sleeping_peer_is_woken},

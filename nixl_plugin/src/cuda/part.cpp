@@ -18,6 +18,7 @@ class DevicePart : public Part {
         std::shared_ptr<Core> core;
         std::shared_ptr<Copy> copy;
         std::shared_ptr<Completion> whom;
+        Uses uses; // as they were begun; the device's hold ends them
         uint64_t len_bytes = 0;
         std::recursive_mutex telling; // whoever is told may cancel
 
@@ -28,6 +29,8 @@ class DevicePart : public Part {
             if (!told)
                 return;
             Status result = has_ended ? copy->result() : Status(NIXL_ERR_CANCELED, {});
+            if (result.ok() && !uses.were_lent())
+                result = {NIXL_ERR_REMOTE_DISCONNECT, "CXL: the link to a peer ended while its memory was being copied"};
             if (result.ok())
                 core->counters.add(CXL_SHM_COUNT_NIXL_VRAM_BYTES, len_bytes);
             nixl_status_t code = result.ok() || result.code() == NIXL_ERR_CANCELED ? result.code() : report("gpu-copy", result);
@@ -101,7 +104,7 @@ Status DevicePart::take(nixl_xfer_op_t operation, const Pairs& pairs) {
 nixl_status_t DevicePart::post(const std::shared_ptr<Completion>& whom) noexcept {
     try {
         if (!uses_->begin())
-            return report("gone", {NIXL_ERR_NOT_FOUND, "CXL: what a transfer names was deregistered"});
+            return report("gone", uses_->refusal());
         auto hold = std::make_shared<Hold>();
         hold->uses = uses_;
         std::unique_ptr<Copy> copy;
@@ -112,6 +115,7 @@ nixl_status_t DevicePart::post(const std::shared_ptr<Completion>& whom) noexcept
         run->core = core_;
         run->copy = std::move(copy);
         run->whom = whom;
+        run->uses = *uses_;
         run->len_bytes = len_bytes_;
         {
             std::lock_guard lock(mutex_);

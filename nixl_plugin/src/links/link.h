@@ -7,6 +7,7 @@
 #include "../pool.h"
 #include "wire.h"
 #include <deque>
+#include <set>
 #include <utility>
 
 namespace kvbm_cxl {
@@ -28,6 +29,7 @@ class Link {
     size_t max_message_bytes() const { return max_message_bytes_; }
     const std::string& engine_id() const { return engine_id_; }
     const std::string& agent() const { return agent_; }
+    cxl_ring_t ring() const { return ring_; }
     bool is_known() const { return !engine_id_.empty(); }
 
     /// Sends a message behind all earlier ones: now if the ring has room, else as soon as it has. A failure shows in flush() and receive().
@@ -54,8 +56,14 @@ class Link {
     uint64_t heard_ns = 0, polled_ns = 0, sent_ns = 0, rung_ns = 0;
     /// The peer is within reach of a bell, and so are we for it.
     bool has_bell = false;
+    /// Registrations of this engine that the other end may be using, and those of the other end that it was asked for.
+    std::set<uint64_t> lent, asked;
+    /// Memory of the other end was used over it, and may be: it is closed when that is over.
+    bool is_borrowing = false;
     /// It is among those that are about to be closed.
     bool is_lost = false;
+    /// ... because the other end did not answer a revocation for as long as one is waited for.
+    bool is_silent = false;
     /// ... because this engine has nothing to do with the peer any more.
     bool is_forgotten = false;
 

@@ -31,8 +31,6 @@ constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
 constexpr uint64_t DRIVEN_PAUSE_US = 500;
 /// How often on_tick() is called.
 constexpr uint64_t TICK_NS = 250'000'000;
-/// A notification that ended so many links is given up.
-constexpr int SENDS = 5;
 /// Messages taken from a link in one round.
 constexpr int TOGETHER = 32;
 /// Rounds of one call, where others keep handing work in.
@@ -78,35 +76,6 @@ Status Links::create(std::shared_ptr<Pool> pool, Identity self, const LinksOptio
 
 Links::~Links() {
     shut_down();
-}
-
-void Links::shut_down() {
-    stop_ = true;
-    if (doorbell_)
-        doorbell_->ring(self_.engine_id);
-    if (thread_.joinable())
-        thread_.join();
-    // The thread of the connector may be waiting for a peer that is stopped: it ends with its slice of time.
-    connector_.reset();
-    within_turn([this] {
-        if (std::exchange(is_shut_, true))
-            return;
-        uint64_t end = now_ns() + options_.close_timeout_ms * 1'000'000;
-        for (auto& link : links_) {
-            // What waits for room in the ring gets its chance as well.
-            for (bool did = true; link->is_known() && link->queued() && now_ns() < end && link->flush(did).ok();)
-                std::this_thread::yield();
-            uint64_t now = now_ns();
-            link->close(link->is_known() && !link->is_lost && now < end ? (end - now) / 1'000'000 : 0);
-            if (service_)
-                service_->on_gone(*link, {NIXL_ERR_REMOTE_DISCONNECT, "CXL: this engine ends"});
-        }
-        lost_.clear();
-        links_.clear();
-        peers_.clear();
-        if (listener_ != CXL_SHM_RING_NONE)
-            cxl_shm_ring_close(pool_->handle(), listener_, 0);
-    });
 }
 
 // ---- The turn
@@ -196,6 +165,8 @@ bool Links::round(uint64_t now) {
         did |= service_->work(now);
     if (!lost_.empty())
         bury_lost();
+    if (now >= loans_ns_)
+        look_at_loans(now);
     wake_peers(now);
     if (tick_ && now >= tick_ns_) {
         tick_ns_ = now + TICK_NS;
@@ -203,7 +174,8 @@ bool Links::round(uint64_t now) {
     }
     has_links_.store(!links_.empty(), std::memory_order_relaxed);
     are_rung_.store(std::all_of(links_.begin(), links_.end(), [](const auto& link) { return link->has_bell; }), std::memory_order_relaxed);
-    is_busy_.store((service_ && service_->is_busy()) || !revocations_.empty() || !revoking_.empty(), std::memory_order_relaxed);
+    is_busy_.store((service_ && service_->is_busy()) || !revocations_.empty() || !revoking_.empty() || !lost_.empty(),
+                   std::memory_order_relaxed);
     return did;
 }
 
@@ -249,6 +221,10 @@ Status Links::on_message(Link& link, Bytes message) {
     case Kind::revoke:
     case Kind::revoked:
         return on_revoke_message(link, kind, message);
+    case Kind::borrow:
+        return on_borrow_message(link, message);
+    case Kind::lent:
+        return on_lent_message(link, message);
     default:
         if (kind < Kind::first_service || !service_)
             return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a message of unknown kind ", int(kind))};
@@ -319,11 +295,15 @@ Status Links::on_hello(Link& link, Bytes message) {
     if (service_)
         service_->on_linked(link);
     send_notes(from);
+    open_access(from);
     return {};
 }
 
 bool Links::take_connected(uint64_t now) {
     has_connected_ = false;
+    // This engine ends.
+    if (!connector_)
+        return false;
     auto outcomes = connector_->take();
     for (auto& outcome : outcomes) {
         auto found = peers_.find(outcome.engine_id);
@@ -342,6 +322,7 @@ bool Links::take_connected(uint64_t now) {
                 to.notes.clear();
                 to.unread.clear();
                 set_gone(to);
+                end_borrowing(to, outcome.status);
                 log(LogLevel::info, text("CXL: agent ", to.agent, ": ", outcome.status.reason()));
             }
             continue;
@@ -357,6 +338,7 @@ bool Links::take_connected(uint64_t now) {
         if (service_)
             service_->on_linked(link);
         send_notes(to);
+        open_access(to);
     }
     return !outcomes.empty();
 }
@@ -388,53 +370,6 @@ Link* Links::reach(const std::string& engine_id, Status& failure) {
     }
     failure = {NIXL_IN_PROG, text("CXL: connecting to agent ", to.agent)};
     return nullptr;
-}
-
-void Links::lose(Link& link, const Status& reason) {
-    if (std::exchange(link.is_lost, true))
-        return;
-    lost_.emplace_back(&link, reason);
-}
-
-void Links::bury_lost() {
-    // What is told to the service may lose further links.
-    for (size_t i = 0; i < lost_.size(); ++i) {
-        auto [link, reason] = lost_[i];
-        // Closed first, so that the other end can see it before anything that it was lent is used for something else.
-        link->close(0);
-        counts_.gone.fetch_add(1, std::memory_order_relaxed);
-        if (!link->was_closed() && !link->is_forgotten)
-            counts_.lost.fetch_add(1, std::memory_order_relaxed);
-        if (auto found = peers_.find(link->engine_id()); found != peers_.end()) {
-            Peer& of = *found->second;
-            std::erase(of.links, link);
-            if (of.links.empty() && of.is_connecting)
-                set_state(of.engine_id, PeerState::connecting);
-            else if (of.links.empty())
-                set_gone(of);
-            if (!of.is_ours) {
-                if (of.links.empty())
-                    erase_peer(of.engine_id);
-            } else if (!of.unread.empty()) {
-                // The peer may have closed the link without having read them. It knows the ones that it has by their numbers.
-                if (std::erase_if(of.unread, [](const Note& note) { return note.sends >= SENDS; }) > 0)
-                    log_once(LogLevel::warn, "note:" + of.engine_id, text("CXL: agent ", of.agent, " does not take a notification"));
-                counts_.notes_resent.fetch_add(of.unread.size(), std::memory_order_relaxed);
-                of.notes.insert(of.notes.begin(), std::make_move_iterator(of.unread.begin()), std::make_move_iterator(of.unread.end()));
-                of.unread.clear();
-                send_notes(of);
-            }
-        }
-        log(link->was_closed() ? LogLevel::debug : LogLevel::warn,
-            text("CXL: the link to agent ", link->agent(), " ends: ", reason.reason()));
-        for (auto& [ticket, revocation] : revocations_)
-            revocation->answered(link->number());
-        std::erase_if(revoking_, [&](const Revoking& revoking) { return revoking.link == link->number(); });
-        if (service_)
-            service_->on_gone(*link, {NIXL_ERR_REMOTE_DISCONNECT, reason.reason()});
-        std::erase_if(links_, [&, gone = link](const auto& kept) { return kept.get() == gone; });
-    }
-    lost_.clear();
 }
 
 void Links::wake_peers(uint64_t now) {

@@ -17,6 +17,7 @@
 #ifndef KVBM_CXL_NIXL_LINKS_LINKS_H
 #define KVBM_CXL_NIXL_LINKS_LINKS_H
 
+#include "access.h"
 #include "link.h"
 #include <atomic>
 #include <deque>
@@ -112,8 +113,22 @@ class Links {
     /// The notifications that have arrived, in the order of each peer.
     std::vector<Notification> take_notifications();
 
-    /// Asks every linked peer to give up what it has under way on a registration of this engine, and waits for their answers, at most
-    /// `timeout_ms`. The agents that did not answer in time are added to `silent`. NIXL_IN_PROG if there are any.
+    /// The way to the memory of an engine that was added, for Loan; never linked if it was not.
+    std::shared_ptr<Access> access_to(const std::string& engine_id) const;
+    /// Borrows memory of an engine over the link to it, which is made if there is none. `done` is called once, under the turn: with success
+    /// when all of it is lent, NIXL_ERR_NOT_FOUND if some of it is no registration there any more, NIXL_ERR_REMOTE_DISCONNECT if the engine
+    /// cannot be reached, and with a failure after `timeout_ms`.
+    void borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loan>> loans, uint64_t timeout_ms,
+                std::function<void(const Status&)> done);
+    /// Whether a registration of this engine may be lent: called under the turn. Nothing is lent without it.
+    void on_borrow(std::function<bool(uint64_t registration)> may_lend);
+    /// Whether memory of an engine is in use: called under the turn before a link is closed over which it was borrowed, until it is not.
+    void on_close(std::function<bool(const std::string& engine_id)> is_used);
+
+    /// Asks every peer that a registration of this engine was lent to to let go of it, and waits for that, at most `timeout_ms`. Links to
+    /// those that do not are closed then. It is also waited for those whose link has ended before, until they have closed it too or are
+    /// known to be gone, but not for longer than `timeout_ms` from its end on. The agents that may still use it are added to `silent`.
+    /// NIXL_IN_PROG if there are any; it may be called again for them.
     Status revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent);
     /// What to do when a peer revokes: called under the turn until it returns true (nothing under way there any more).
     void on_revoke(std::function<bool(const std::string& engine_id, uint64_t registration)> revoked);
@@ -152,6 +167,8 @@ class Links {
   private:
     struct Note;
     struct Peer;
+    struct Borrowing;
+    struct Doubt;
     struct Revocation;
 
     Links(std::shared_ptr<Pool> pool, Identity self, const LinksOptions& options);
@@ -169,11 +186,20 @@ class Links {
     Status on_noted(Link& link, Bytes message);
     Status on_revoke_message(Link& link, Kind kind, Bytes message);
     void answer_revocations();
+    Status on_borrow_message(Link& link, Bytes message);
+    Status on_lent_message(Link& link, Bytes message);
+    void open_access(Peer& to);
+    void serve_borrowing(Peer& to);
+    void end_borrowing(Peer& to, const Status& status);
+    void look_at_loans(uint64_t now);
+    void doubt(Link& link);
+    void answered(uint64_t link);
     Peer& peer(const std::string& engine_id, const std::string& agent);
     Link& adopt(cxl_ring_t ring, bool is_ours, uint64_t now);
     void greet(Link& link);
     void lose(Link& link, const Status& reason);
     void bury_lost();
+    void bury(Link& link, const Status& reason);
     void wake_peers(uint64_t now);
     void erase_peer(const std::string& engine_id);
     void send_notes(Peer& peer);
@@ -192,6 +218,8 @@ class Links {
     Counts counts_;
     Service* service_ = nullptr;
     std::function<bool(const std::string&, uint64_t)> revoked_;
+    std::function<bool(uint64_t)> may_lend_;
+    std::function<bool(const std::string&)> is_used_;
     std::function<void()> tick_;
     cxl_ring_t listener_ = CXL_SHM_RING_NONE;
     std::unique_ptr<Connector> connector_;
@@ -218,13 +246,15 @@ class Links {
     struct Revoking {
         uint64_t link, ticket, registration;
     };
-    std::deque<Revoking> revoking_; // asked of us
-    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, tick_ns_ = 0;
+    std::deque<Revoking> revoking_;    // asked of us
+    std::map<uint64_t, Doubt> doubts_; // by number of the link
+    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, tick_ns_ = 0, loans_ns_ = 0;
     std::vector<std::byte> room_; // for the message that is being received
 
     mutable std::mutex directory_mutex_;
-    std::map<std::string, std::string> engines_;        // agent -> engine id
-    std::unordered_map<std::string, PeerState> states_; // engine id -> how it stands
+    std::map<std::string, std::string> engines_;                        // agent -> engine id
+    std::unordered_map<std::string, PeerState> states_;                 // engine id -> how it stands
+    std::unordered_map<std::string, std::shared_ptr<Access>> accesses_; // engine id -> the way to its memory
 
     std::mutex notes_mutex_;
     std::vector<Notification> notes_;

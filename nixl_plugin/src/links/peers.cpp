@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who the peers are, notifications, and revocations.
+// Who the peers are, and notifications.
 #include "peers.h"
 #include "../log.h"
 #include "connector.h"
@@ -12,8 +12,6 @@
 namespace kvbm_cxl {
 
 namespace {
-/// Revocations of peers that may wait to be answered.
-constexpr size_t REVOKING = 1 << 16;
 /// Bytes of a notification's messages that are not its text.
 constexpr size_t NOTE_HEAD = 17;
 /// Engines that were peers once, of which it is known what was received.
@@ -62,6 +60,7 @@ Status Links::add_peer(const std::string& agent, const std::string& engine_id) {
     if (engine_id.size() != ENGINE_ID_CHARS || engine_id.find('\0') != std::string::npos)
         return {NIXL_ERR_INVALID_PARAM, text("CXL: the engine id of agent ", agent, " has not ", ENGINE_ID_CHARS, " characters")};
     std::string replaced;
+    std::shared_ptr<Access> access;
     {
         std::lock_guard lock(directory_mutex_);
         std::string& known = engines_[agent];
@@ -69,16 +68,21 @@ Status Links::add_peer(const std::string& agent, const std::string& engine_id) {
             return {};
         replaced = std::exchange(known, engine_id);
         states_.erase(replaced);
+        accesses_.erase(replaced);
         states_.emplace(engine_id, PeerState::idle);
+        access = accesses_.emplace(engine_id, std::make_shared<Access>(pool_)).first->second;
     }
-    post([this, agent, engine_id, replaced] {
+    post([this, agent, engine_id, replaced, access] {
         if (!replaced.empty())
             forget(replaced, "another engine has taken the agent's name: it was restarted");
         Peer& added = peer(engine_id, agent);
         added.agent = agent;
         added.is_ours = true;
-        if (!added.links.empty())
+        added.access = access;
+        // One that is about to be closed is no link to the peer: it has lost it as it was known before.
+        if (std::any_of(added.links.begin(), added.links.end(), [](const Link* link) { return !link->is_lost; }))
             set_state(engine_id, PeerState::linked);
+        open_access(added);
     });
     return {};
 }
@@ -93,6 +97,7 @@ Status Links::remove_peer(const std::string& agent) {
         engine_id = found->second;
         engines_.erase(found);
         states_.erase(engine_id);
+        accesses_.erase(engine_id);
     }
     post([this, engine_id] { forget(engine_id, "this agent has disconnected from it"); });
     return {};
@@ -106,6 +111,9 @@ void Links::forget(const std::string& engine_id, const char* reason) {
     found->second->is_ours = false;
     found->second->notes.clear();
     found->second->unread.clear();
+    end_borrowing(*found->second, why);
+    if (auto access = std::exchange(found->second->access, nullptr))
+        access->close();
     if (service_)
         service_->on_forgotten(engine_id, why);
     // The peer goes on to be served over links that it uses by itself; they end with it.
@@ -274,68 +282,6 @@ std::vector<Notification> Links::take_notifications() {
     std::lock_guard lock(notes_mutex_);
     has_notes_ = false;
     return std::exchange(notes_, {});
-}
-
-// ---- Revocations
-
-Status Links::revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent) {
-    auto revocation = std::make_shared<Revocation>();
-    uint64_t ticket = 0;
-    within_turn([&] {
-        ticket = next_ticket_++;
-        for (auto& link : links_) {
-            if (link->is_lost || !link->is_known())
-                continue;
-            revocation->silent.emplace(link->number(), link->agent());
-            link->send(Writer(Kind::revoke).put(ticket).put(registration).take());
-        }
-        revocation->left = revocation->silent.size();
-        if (revocation->left > 0)
-            revocations_.emplace(ticket, revocation);
-    });
-    uint64_t end = now_ns() + timeout_ms * 1'000'000;
-    while (revocation->left.load(std::memory_order_acquire) > 0 && now_ns() < end)
-        if (!progress())
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
-    size_t left = 0;
-    within_turn([&] {
-        revocations_.erase(ticket);
-        left = revocation->silent.size();
-        for (auto& [link, agent] : revocation->silent)
-            silent.push_back(agent);
-    });
-    if (left == 0)
-        return {};
-    return {NIXL_IN_PROG,
-            text("CXL: ", left, " of the linked peers did not answer within ", timeout_ms, " ms that they let go of a registration")};
-}
-
-Status Links::on_revoke_message(Link& link, Kind kind, Bytes message) {
-    Reader reader(message);
-    auto ticket = reader.get<uint64_t>();
-    auto registration = kind == Kind::revoke ? reader.get<uint64_t>() : 0;
-    if (!reader.done() || (kind == Kind::revoke && revoking_.size() >= REVOKING))
-        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a revocation that cannot be")};
-    if (kind == Kind::revoke)
-        revoking_.push_back({link.number(), ticket, registration});
-    else if (auto found = revocations_.find(ticket); found != revocations_.end())
-        found->second->answered(link.number());
-    return {};
-}
-
-void Links::answer_revocations() {
-    // Once round: those that have to wait go to the end.
-    for (size_t left = revoking_.size(); left > 0; --left) {
-        Revoking revoking = revoking_.front();
-        revoking_.pop_front();
-        auto of = std::find_if(links_.begin(), links_.end(), [&](const auto& link) { return link->number() == revoking.link; });
-        if (of == links_.end() || (*of)->is_lost)
-            continue;
-        if (revoked_ && !revoked_((*of)->engine_id(), revoking.registration))
-            revoking_.push_back(revoking);
-        else
-            (*of)->send(Writer(Kind::revoked).put(revoking.ticket).take());
-    }
 }
 
 } // namespace kvbm_cxl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Links knows of a peer, and of a revocation, under the turn. For links.cpp and peers.cpp.
+// What Links knows of a peer, of memory that is lent, and of a revocation, under the turn. For the files of Links.
 #ifndef KVBM_CXL_NIXL_LINKS_PEERS_H
 #define KVBM_CXL_NIXL_LINKS_PEERS_H
 
@@ -31,10 +31,30 @@ struct Links::Peer {
     std::deque<Note> notes, unread;
     /// The last one that was received from it.
     uint64_t heard = 0;
+    /// The way to its memory, if our application named it, and who waits for some of it.
+    std::shared_ptr<Access> access;
+    std::vector<Borrowing> borrowing;
 };
 
-/// Asked of every link that there was.
+/// Somebody who waits until memory of a peer is lent.
+struct Links::Borrowing {
+    std::vector<std::shared_ptr<Loan>> loans;
+    uint64_t deadline_ns;
+    std::function<void(const Status&)> done;
+};
+
+/// What was lent over a link that ended without a word of the other end that it has let go.
+struct Links::Doubt {
+    std::string agent;
+    std::set<uint64_t> lent;
+    uint64_t closed_ns;
+    cxl_ring_t trace; // of the other end
+    bool is_silent;   // it was waited for before
+};
+
+/// Asked of every link over which the registration was lent.
 struct Links::Revocation {
+    uint64_t registration;
     std::map<uint64_t, std::string> silent; // number of the link -> agent
     std::atomic<size_t> left{0};
 

@@ -20,11 +20,21 @@ namespace kvbm_cxl {
 static_assert(std::endian::native == std::endian::little, "messages are composed as they lie in memory");
 
 /// What a message is. From `first_service` on they belong to the service above the links.
-enum class Kind : uint8_t { hello = 1, note_first = 2, note_more = 3, revoke = 4, revoked = 5, noted = 6, first_service = 16 };
+enum class Kind : uint8_t {
+    hello = 1,
+    note_first = 2,
+    note_more = 3,
+    revoke = 4,
+    revoked = 5,
+    noted = 6,
+    borrow = 7,
+    lent = 8,
+    first_service = 16
+};
 
 /// First bytes of a hello, and the version of all messages behind it.
 constexpr uint32_t HELLO_MAGIC = 0x314c584b;
-constexpr uint16_t WIRE_VERSION = 1;
+constexpr uint16_t WIRE_VERSION = 2;
 
 /// Digits of an engine id.
 constexpr size_t ENGINE_ID_CHARS = 16;

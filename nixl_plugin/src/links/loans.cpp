@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory in the pool that one engine lends to another, which copies to and from it by itself: borrowing it, and getting it back.
+#include "../log.h"
+#include "peers.h"
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace kvbm_cxl {
+
+namespace {
+/// Revocations of peers that may wait to be answered.
+constexpr size_t REVOKING = 1 << 16;
+/// How often links over which memory is used are looked at, so that copies need not, and those that ended in doubt.
+constexpr uint64_t LOOK_NS = GOOD_NS / 4;
+} // namespace
+
+// ---- Borrowing
+
+std::shared_ptr<Access> Links::access_to(const std::string& engine_id) const {
+    std::lock_guard lock(directory_mutex_);
+    auto found = accesses_.find(engine_id);
+    return found == accesses_.end() ? std::make_shared<Access>(pool_) : found->second;
+}
+
+void Links::on_borrow(std::function<bool(uint64_t)> may_lend) {
+    within_turn([&] { may_lend_ = std::move(may_lend); });
+}
+
+void Links::on_close(std::function<bool(const std::string&)> is_used) {
+    within_turn([&] { is_used_ = std::move(is_used); });
+}
+
+void Links::borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loan>> loans, uint64_t timeout_ms,
+                   std::function<void(const Status&)> done) {
+    Borrowing borrowing{std::move(loans), now_ns() + timeout_ms * 1'000'000, std::move(done)};
+    post([this, engine_id, asked = std::make_shared<Borrowing>(std::move(borrowing))] {
+        auto found = peers_.find(engine_id);
+        if (found == peers_.end() || !found->second->access || is_shut_) {
+            asked->done({NIXL_ERR_REMOTE_DISCONNECT, text("CXL: engine ", engine_id, " is no (longer a) peer of this one")});
+            return;
+        }
+        found->second->borrowing.push_back(std::move(*asked));
+        serve_borrowing(*found->second);
+    });
+}
+
+void Links::open_access(Peer& to) {
+    if (!to.access || to.access->link() != 0)
+        return;
+    // Until the last one is closed, nobody can tell over which one of them the memory is used.
+    auto is_open = [](const Link* link) { return !link->is_lost; };
+    auto lingers = [](const Link* link) { return link->is_lost && link->is_borrowing; };
+    auto link = std::find_if(to.links.begin(), to.links.end(), is_open);
+    if (link == to.links.end() || std::any_of(to.links.begin(), to.links.end(), lingers))
+        return serve_borrowing(to);
+    (*link)->is_borrowing = true;
+    to.access->open((*link)->number(), (*link)->ring());
+    serve_borrowing(to);
+}
+
+void Links::serve_borrowing(Peer& to) {
+    if (to.borrowing.empty())
+        return;
+    uint64_t number = to.access ? to.access->link() : 0;
+    auto link = std::find_if(to.links.begin(), to.links.end(), [&](const Link* kept) { return kept->number() == number; });
+    if (link == to.links.end()) {
+        Status failure;
+        if (!reach(to.engine_id, failure) && failure.code() != NIXL_IN_PROG)
+            end_borrowing(to, failure);
+        return;
+    }
+    std::vector<Borrowing> served;
+    std::erase_if(to.borrowing, [&](Borrowing& borrowing) {
+        bool is_lent = true;
+        for (const auto& loan : borrowing.loans) {
+            if (loan->over.load(std::memory_order_relaxed) == number)
+                continue;
+            is_lent = false;
+            if ((*link)->asked.insert(loan->registration).second)
+                (*link)->send(Writer(Kind::borrow).put(loan->registration).take());
+        }
+        if (is_lent)
+            served.push_back(std::move(borrowing));
+        return is_lent;
+    });
+    for (const Borrowing& borrowing : served)
+        borrowing.done({});
+}
+
+void Links::end_borrowing(Peer& to, const Status& status) {
+    for (const Borrowing& borrowing : std::exchange(to.borrowing, {}))
+        borrowing.done(status);
+}
+
+Status Links::on_borrow_message(Link& link, Bytes message) {
+    Reader reader(message);
+    auto registration = reader.get<uint64_t>();
+    if (!reader.done())
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " borrows what cannot be")};
+    bool may = may_lend_ && may_lend_(registration);
+    link.is_used_by_peer = true;
+    if (may)
+        link.lent.insert(registration);
+    link.send(Writer(Kind::lent).put(registration).put(static_cast<uint8_t>(may)).take());
+    return {};
+}
+
+Status Links::on_lent_message(Link& link, Bytes message) {
+    Reader reader(message);
+    auto registration = reader.get<uint64_t>();
+    bool is_lent = reader.get<uint8_t>() != 0;
+    if (!reader.done() || link.asked.erase(registration) == 0)
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " lends what it was not asked for")};
+    auto found = peers_.find(link.engine_id());
+    if (found == peers_.end())
+        return {};
+    Peer& of = *found->second;
+    std::vector<Borrowing> refused;
+    std::erase_if(of.borrowing, [&](Borrowing& borrowing) {
+        bool is_meant = false;
+        for (const auto& loan : borrowing.loans) {
+            if (loan->registration != registration)
+                continue;
+            is_meant = true;
+            if (is_lent)
+                loan->over.store(link.number(), std::memory_order_release);
+        }
+        if (is_meant && !is_lent)
+            refused.push_back(std::move(borrowing));
+        return is_meant && !is_lent;
+    });
+    for (const Borrowing& borrowing : refused)
+        borrowing.done(
+            {NIXL_ERR_NOT_FOUND, text("CXL: agent ", of.agent, " has deregistered memory of a transfer: load its metadata anew")});
+    serve_borrowing(of);
+    return {};
+}
+
+void Links::look_at_loans(uint64_t now) {
+    loans_ns_ = now + LOOK_NS;
+    for (auto& [engine_id, peer] : peers_) {
+        if (peer->access)
+            peer->access->refresh();
+        if (peer->borrowing.empty())
+            continue;
+        std::vector<Borrowing> late;
+        std::erase_if(peer->borrowing, [&](Borrowing& borrowing) {
+            bool is_late = now >= borrowing.deadline_ns;
+            if (is_late)
+                late.push_back(std::move(borrowing));
+            return is_late;
+        });
+        for (const Borrowing& borrowing : late)
+            borrowing.done({NIXL_ERR_BACKEND, text("CXL: agent ", peer->agent, " did not lend memory in time")});
+        serve_borrowing(*peer);
+    }
+    std::erase_if(doubts_, [&](const auto& entry) {
+        const Doubt& doubt = entry.second;
+        uint32_t has_let_go = 0;
+        if (now < doubt.closed_ns + LAST_COPIES_NS || cxl_shm_ring_has_let_go(pool_->handle(), doubt.trace, &has_let_go) != CXL_SHM_OK ||
+            !has_let_go)
+            return false;
+        cxl_shm_ring_close(pool_->handle(), doubt.trace, 0);
+        answered(entry.first);
+        return true;
+    });
+}
+
+// ---- Getting it back
+
+void Links::doubt(Link& link) {
+    // Who has closed a link uses nothing over it any more.
+    if (link.lent.empty() || link.was_closed()) {
+        answered(link.number());
+        return;
+    }
+    Doubt doubt{link.agent(), std::move(link.lent), now_ns(), CXL_SHM_RING_NONE, link.is_silent};
+    if (int status = cxl_shm_ring_trace(pool_->handle(), link.ring(), &doubt.trace); status != CXL_SHM_OK)
+        log(LogLevel::error, pool_failure(status, text("keeping an eye on agent ", link.agent())).reason());
+    doubts_.emplace(link.number(), std::move(doubt));
+}
+
+void Links::answered(uint64_t link) {
+    for (auto& [ticket, revocation] : revocations_)
+        revocation->answered(link);
+}
+
+Status Links::revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent) {
+    auto revocation = std::make_shared<Revocation>();
+    revocation->registration = registration;
+    uint64_t ticket = 0, timeout_ns = timeout_ms * 1'000'000, end = now_ns();
+    within_turn([&] {
+        uint64_t now = now_ns();
+        ticket = next_ticket_++;
+        for (auto& link : links_) {
+            if (!link->lent.contains(registration))
+                continue;
+            revocation->silent.emplace(link->number(), link->agent());
+            link->send(Writer(Kind::revoke).put(ticket).put(registration).take());
+            end = now + timeout_ns;
+        }
+        for (auto& [number, doubt] : doubts_) {
+            if (!doubt.lent.contains(registration))
+                continue;
+            revocation->silent.emplace(number, doubt.agent);
+            end = std::max(end, doubt.closed_ns + (doubt.is_silent ? 0 : timeout_ns));
+        }
+        revocation->left = revocation->silent.size();
+        if (revocation->left == 0)
+            return;
+        revocations_.emplace(ticket, revocation);
+        look_at_loans(now);
+    });
+    auto wait = [&] {
+        while (revocation->left.load(std::memory_order_acquire) > 0 && now_ns() < end)
+            if (!progress())
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+    };
+    wait();
+    // Whoever does not answer loses the link: a copy that it makes nevertheless fails there, if it ends before that is waited for.
+    within_turn([&] {
+        for (auto& link : links_) {
+            if (!revocation->silent.contains(link->number()) || link->is_lost)
+                continue;
+            link->is_silent = true;
+            lose(*link, {NIXL_ERR_REMOTE_DISCONNECT, text("it did not let go of memory within ", timeout_ms, " ms")});
+        }
+        bury_lost();
+        for (auto& [number, doubt] : doubts_)
+            if (revocation->silent.contains(number))
+                end = std::max(end, doubt.closed_ns + LAST_COPIES_NS + LOOK_NS);
+    });
+    wait();
+    size_t left = 0;
+    within_turn([&] {
+        revocations_.erase(ticket);
+        left = revocation->silent.size();
+        for (auto& [link, agent] : revocation->silent)
+            silent.push_back(agent);
+    });
+    if (left == 0)
+        return {};
+    return {NIXL_IN_PROG, text("CXL: ", left, " of the peers that a registration was lent to may still use it after ", timeout_ms, " ms")};
+}
+
+Status Links::on_revoke_message(Link& link, Kind kind, Bytes message) {
+    Reader reader(message);
+    auto ticket = reader.get<uint64_t>();
+    auto registration = kind == Kind::revoke ? reader.get<uint64_t>() : 0;
+    if (!reader.done() || (kind == Kind::revoke && revoking_.size() >= REVOKING))
+        return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a revocation that cannot be")};
+    if (kind == Kind::revoke) {
+        revoking_.push_back({link.number(), ticket, registration});
+    } else if (auto found = revocations_.find(ticket); found != revocations_.end()) {
+        link.lent.erase(found->second->registration);
+        found->second->answered(link.number());
+    }
+    return {};
+}
+
+void Links::answer_revocations() {
+    // Once round: those that have to wait go to the end.
+    for (size_t left = revoking_.size(); left > 0; --left) {
+        Revoking revoking = revoking_.front();
+        revoking_.pop_front();
+        auto of = std::find_if(links_.begin(), links_.end(), [&](const auto& link) { return link->number() == revoking.link; });
+        if (of == links_.end() || (*of)->is_lost)
+            continue;
+        if (revoked_ && !revoked_((*of)->engine_id(), revoking.registration))
+            revoking_.push_back(revoking);
+        else
+            (*of)->send(Writer(Kind::revoked).put(revoking.ticket).take());
+    }
+}
+
+} // namespace kvbm_cxl

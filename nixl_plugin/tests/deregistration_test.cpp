@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory in the pool that other processes copy to and from by themselves is given back: while they copy, are stopped, are killed, and have
+// never been linked.
+#include "support/agents.h"
+#include "support/child.h"
+#include <sys/prctl.h>
+
+using namespace kvbm_cxl;
+using namespace testing;
+
+namespace {
+
+constexpr size_t big = 24 << 20, small = 4096;
+/// Times that a long transfer reads all of it.
+constexpr size_t turns = 200;
+constexpr uint32_t salt_before = 5, salt_after = 99;
+
+/// What the two processes tell each other by.
+struct Talk {
+    std::string folder;
+    explicit Talk(std::string of) : folder(std::move(of)) {}
+    static Talk make(const testing::Folder& in) {
+        Talk talk(in.path("talk-" + std::to_string(random_id())));
+        std::filesystem::create_directory(talk.folder);
+        return talk;
+    }
+    void say(const std::string& what, const std::string& bytes = "x") const { tell(folder + "/" + what, bytes); }
+    std::string hear(const std::string& what) const { return testing::hear(folder + "/" + what); }
+    bool heard(const std::string& what) const { return std::filesystem::exists(folder + "/" + what); }
+    /// Memory, as a peer has to know it.
+    void offer(const std::string& name, const Buffer& buffer) const {
+        say(name, buffer.public_data());
+        say(name + ".at", number(reinterpret_cast<uintptr_t>(buffer.address)));
+    }
+};
+
+/// Memory of the peer "owner".
+struct Far {
+    Agent& agent;
+    nixlBackendMD* md;
+    uintptr_t at;
+    Far(Agent& of, const Talk& talk, const std::string& name)
+        : agent(of), md(load(of, "owner", talk.hear(name))), at(std::stoull(talk.hear(name + ".at"))) {}
+    ~Far() { CHECK(agent->unloadMD(md) == NIXL_SUCCESS); }
+    Far(const Far&) = delete;
+};
+
+/// Reads the owner's memory over and over in long transfers, from "posted" on, until one of them fails: what those got that did not is
+/// right.
+void read_on(const std::string& pool, const Talk& talk) {
+    Agent agent("reader", pool, {{"inline_bytes", "0"}, {"worker_threads", "1"}});
+    CHECK(agent->loadRemoteConnInfo("owner", talk.hear("owner")) == NIXL_SUCCESS);
+    Far far(agent, talk, "big");
+    Buffer near(agent, false, big, 1);
+    {
+        Transfer_ whole(agent, NIXL_READ, near, far.at, far.md, "owner", {{0, 0, big}});
+        CHECK(whole.run() == NIXL_SUCCESS && near.content() == unique_bytes(big, salt_before));
+    }
+    talk.say("pid", number(static_cast<uintptr_t>(getpid())));
+    talk.hear("go");
+    Transfer_ again(agent, NIXL_READ, near, far.at, far.md, "owner", std::vector<std::array<size_t, 3>>(turns, {0, 0, big}));
+    nixl_status_t status = NIXL_SUCCESS;
+    bool has_posted = false;
+    while (status == NIXL_SUCCESS) {
+        near.fill(1);
+        status = again.post();
+        if (!has_posted)
+            talk.say("posted");
+        has_posted = true;
+        if (status == NIXL_IN_PROG)
+            status = again.wait();
+        if (status == NIXL_SUCCESS && near.content() != unique_bytes(big, salt_before)) {
+            std::fprintf(stderr, "a transfer that succeeded has wrong bytes\n");
+            std::_Exit(1);
+        }
+    }
+    CHECK(status == NIXL_ERR_REMOTE_DISCONNECT || status == NIXL_ERR_NOT_FOUND);
+    talk.say("ended", std::to_string(status));
+}
+
+/// Has read something of the owner, and does nothing more.
+void rest(const std::string& pool, const Talk& talk) {
+    Agent agent("rester", pool);
+    CHECK(agent->loadRemoteConnInfo("owner", talk.hear("owner")) == NIXL_SUCCESS);
+    Far far(agent, talk, "small");
+    Buffer near(agent, false, small, 1);
+    Transfer_ read(agent, NIXL_READ, near, far.at, far.md, "owner", {{0, 0, small}});
+    CHECK(read.run() == NIXL_SUCCESS && near.content() == unique_bytes(small, salt_before));
+    talk.say("rests", number(static_cast<uintptr_t>(getpid())));
+    talk.hear("never");
+}
+
+nixl_status_t deregister(Agent& agent, Buffer& buffer) {
+    nixl_status_t status = agent->deregisterMem(buffer.md);
+    CHECK(status == NIXL_SUCCESS || status == NIXL_ERR_NOT_ALLOWED);
+    if (status == NIXL_SUCCESS)
+        buffer.md = nullptr;
+    return status;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point since) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
+}
+
+/// Memory that a peer copies is not given back before it has ended, whatever became of another peer before.
+void peers_that_copy_are_waited_for(const testing::Folder& folder, const std::string& pool, const char* machine) {
+    Talk talk = Talk::make(folder);
+    Agent owner("owner", pool, {{"timeout_ms", std::to_string(2'500 * SLOWER)}});
+    Buffer block(owner, true, big, salt_before);
+    auto little = std::make_unique<Buffer>(owner, true, small, salt_before);
+    talk.offer("big", block);
+    talk.offer("small", *little);
+    talk.say("owner", owner.conn_info());
+    Child reader(machine, {"read_on", pool, talk.folder});
+    {
+        Child rester("one", {"rest", pool, talk.folder});
+        auto pid = static_cast<pid_t>(std::stoi(talk.hear("rests")));
+        CHECK(kill(pid, SIGSTOP) == 0);
+        auto since = std::chrono::steady_clock::now();
+        CHECK(deregister(owner, *little) == NIXL_ERR_NOT_ALLOWED && seconds_since(since) >= 2.4);
+        // Nobody is waited for twice.
+        since = std::chrono::steady_clock::now();
+        CHECK(deregister(owner, *little) == NIXL_ERR_NOT_ALLOWED && seconds_since(since) < 1.5 * SLOWER);
+    }
+    // Now it is dead, which is certain, and the other one has noticed nothing.
+    await("the death of a peer", [&] { return deregister(owner, *little) == NIXL_SUCCESS; });
+    talk.hear("pid");
+    talk.say("go");
+    talk.hear("posted");
+    while (deregister(owner, block) != NIXL_SUCCESS) {
+    }
+    block.fill(salt_after);
+    talk.hear("ended");
+    reader.finish();
+}
+
+/// A peer is stopped in the middle of a copy for longer than it takes to give it up. NIXL's agent does not tell the application that the
+/// memory may be in use: it uses it for something else, and the peer must not take that for the data.
+void a_peer_that_was_stopped_gets_no_wrong_bytes(const testing::Folder& folder, const std::string& pool, const char* machine) {
+    Talk talk = Talk::make(folder);
+    Agent owner("owner", pool, {{"timeout_ms", "1000"}});
+    Buffer block(owner, true, big, salt_before);
+    talk.offer("big", block);
+    talk.say("owner", owner.conn_info());
+    Child reader(machine, {"read_on", pool, talk.folder});
+    auto pid = static_cast<pid_t>(std::stoi(talk.hear("pid")));
+    talk.say("go");
+    talk.hear("posted");
+    CHECK(kill(pid, SIGSTOP) == 0);
+    CHECK(deregister(owner, block) == NIXL_ERR_NOT_ALLOWED);
+    block.fill(salt_after);
+    CHECK(kill(pid, SIGCONT) == 0);
+    talk.hear("ended");
+    // It lives, and has let go: now that is certain.
+    await("a word of the peer", [&] { return deregister(owner, block) == NIXL_SUCCESS; });
+    reader.finish();
+}
+
+/// Owns memory, and does with it as it is told.
+void own(const std::string& pool, const Talk& talk) {
+    Agent agent("owner", pool);
+    CHECK(agent->loadRemoteConnInfo("user", talk.hear("user")) == NIXL_SUCCESS);
+    Buffer early(agent, true, small, salt_before), later(agent, true, small, salt_before);
+    talk.offer("early", early);
+    talk.offer("later", later);
+    talk.say("owner", agent.conn_info());
+    // Nobody is linked.
+    talk.hear("drop");
+    CHECK(deregister(agent, early) == NIXL_SUCCESS);
+    early.fill(salt_after);
+    talk.say("dropped");
+    talk.hear("forget");
+    CHECK(agent->disconnect("user") == NIXL_SUCCESS);
+    talk.say("forgotten");
+    talk.hear("end");
+    CHECK(early.content() == unique_bytes(small, salt_after));
+    CHECK(deregister(agent, later) == NIXL_SUCCESS);
+}
+
+/// What was given back before a link was there is not copied to; the first post waits for the link, others do not; and an owner that has
+/// nothing to do with this agent any more is as good as before.
+void nothing_begins_without_a_link(const testing::Folder& folder, const std::string& pool, const char* machine) {
+    Talk talk = Talk::make(folder);
+    Agent user("user", pool);
+    talk.say("user", user.conn_info());
+    Child owner(machine, {"own", pool, talk.folder});
+    CHECK(user->loadRemoteConnInfo("owner", talk.hear("owner")) == NIXL_SUCCESS);
+    Buffer near(user, false, small, 77);
+    {
+        Far early(user, talk, "early"), later(user, talk, "later");
+        talk.say("drop");
+        talk.hear("dropped");
+        Transfer_ lost(user, NIXL_WRITE, near, early.at, early.md, "owner", {{0, 0, small}});
+        CHECK(lost.run() == NIXL_ERR_NOT_FOUND && lost.run() == NIXL_ERR_NOT_FOUND);
+        Transfer_ write(user, NIXL_WRITE, near, later.at, later.md, "owner", {{0, 0, small}});
+        CHECK(write.run() == NIXL_SUCCESS);
+        for (int turn = 0; turn < 1'000; turn++)
+            CHECK(write.post() == NIXL_SUCCESS);
+        talk.say("forget");
+        talk.hear("forgotten");
+        for (auto since = std::chrono::steady_clock::now(); seconds_since(since) < 0.5;)
+            CHECK(write.run() == NIXL_SUCCESS);
+    }
+    talk.say("end");
+    owner.finish();
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    if (argc == 4) {
+        // A test that fails leaves nobody behind.
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        Talk talk(argv[3]);
+        std::string role = argv[1];
+        if (role == "read_on")
+            read_on(argv[2], talk);
+        else if (role == "rest")
+            rest(argv[2], talk);
+        else
+            own(argv[2], talk);
+        return 0;
+    }
+    testing::Folder folder;
+    std::string pool = testing::new_pool(folder, "pool", "native").pool;
+    for (const char* machine : {"one", "two"}) {
+        nothing_begins_without_a_link(folder, pool, machine);
+        a_peer_that_was_stopped_gets_no_wrong_bytes(folder, pool, machine);
+        peers_that_copy_are_waited_for(folder, pool, machine);
+    }
+    std::string emulated = testing::new_pool(folder, "emulated", "emulated:seed=3").pool;
+    nothing_begins_without_a_link(folder, emulated, "two");
+}
