@@ -99,6 +99,20 @@ nixl_status_t deregister(Agent& agent, Buffer& buffer) {
     return status;
 }
 
+/// Stops a process; when this returns, none of its threads runs any more.
+void stop(pid_t pid) {
+    CHECK(kill(pid, SIGSTOP) == 0);
+    await("a process to stop", [&] {
+        for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+            std::string line;
+            std::getline(std::ifstream(task.path() / "stat"), line);
+            if (size_t name_end = line.rfind(')'); name_end == std::string::npos || line.substr(name_end, 3) != ") T")
+                return false;
+        }
+        return true;
+    });
+}
+
 double seconds_since(std::chrono::steady_clock::time_point since) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
 }
@@ -116,7 +130,7 @@ void peers_that_copy_are_waited_for(const testing::Folder& folder, const std::st
     {
         Child rester("one", {"rest", pool, talk.folder});
         auto pid = static_cast<pid_t>(std::stoi(talk.hear("rests")));
-        CHECK(kill(pid, SIGSTOP) == 0);
+        stop(pid);
         auto since = std::chrono::steady_clock::now();
         CHECK(deregister(owner, *little) == NIXL_ERR_NOT_ALLOWED && seconds_since(since) >= 2.4);
         // Nobody is waited for twice.
@@ -147,7 +161,7 @@ void a_peer_that_was_stopped_gets_no_wrong_bytes(const testing::Folder& folder, 
     auto pid = static_cast<pid_t>(std::stoi(talk.hear("pid")));
     talk.say("go");
     talk.hear("posted");
-    CHECK(kill(pid, SIGSTOP) == 0);
+    stop(pid);
     CHECK(deregister(owner, block) == NIXL_ERR_NOT_ALLOWED);
     block.fill(salt_after);
     CHECK(kill(pid, SIGCONT) == 0);
