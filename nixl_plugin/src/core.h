@@ -56,7 +56,7 @@ struct Peer {
     bool is_same_pool = false;             // uses the same pool: nothing can be sent to it otherwise
     bool is_coherent = false;              // sees this process's writes at once: of the same machine, or in a coherent pool
     std::atomic<uint64_t> looked_up_ns{0}; // when is_gone was last looked up
-    std::atomic<bool> is_gone{false}; // not reached, its link failed, or its agent's name is another engine's: until it is linked again
+    std::atomic<bool> is_gone{false};      // not reached, its link failed, or its name is another engine's: until it is linked again
 };
 
 /// Registered memory of a peer, as its metadata says.

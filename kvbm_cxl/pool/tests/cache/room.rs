@@ -4,7 +4,7 @@
 use crate::bench::*;
 use cxl_pool::Error;
 use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
-use cxl_pool::lock::FIRST_STRIPE_LOCK;
+use cxl_pool::lock::{FIRST_STRIPE_LOCK, LOCK_CELLS};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -234,4 +234,20 @@ fn a_pinned_block_keeps_its_chunk_and_no_other() {
     let per_chunk = u64::from(rich.pool.layout().geometry().cells_per_chunk);
     assert_eq!(rich.count(0..56, 1000) as u64, 56 - per_chunk, "more went than the blocks of a chunk");
     assert_eq!((rich.cache.usage().owned, pin.is_unchanged().unwrap()), (56 - per_chunk, true));
+}
+
+#[test]
+fn a_request_that_could_not_be_answered_is_answered_later() {
+    let bench = Bench::new(&[(1024, 56)]);
+    let (rich, poor) = (bench.member_with(1, CacheConfig { lock_timeout_ms: 300, ..config() }), bench.member(2));
+    rich.publish(0..56, 1000);
+    // Asks, once.
+    assert!(matches!(poor.cache.publish(SPACE, key(100), None, &bytes(100, 1000)), Err(Error::Full { .. })));
+    let (_pool, third) = bench.join(3);
+    let _service = third.serve().unwrap();
+    let held = third.acquire(LOCK_CELLS, 10_000).unwrap();
+    assert!(matches!(rich.cache.service_round(), Err(Error::Timeout { .. })));
+    assert_eq!(rich.cache.usage().owned, 56);
+    drop(held);
+    rich.serve_until("the answer", || rich.cache.usage().owned < 56);
 }
