@@ -3,7 +3,6 @@
 #include "log.h"
 #include "pool_memory.h"
 #include "staged/heap.h"
-#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -11,8 +10,6 @@ namespace kvbm_cxl {
 
 namespace {
 
-/// Stretches that a notification names, at most.
-constexpr size_t most_extents = 256;
 /// How old what is known of a peer may be.
 constexpr uint64_t peer_age_ns = 2'000'000;
 
@@ -33,59 +30,6 @@ class InUse : public Memory {
 };
 
 } // namespace
-
-Extents few_extents(Extents extents) {
-    std::sort(extents.begin(), extents.end());
-    for (uint64_t gap = 0;; gap = gap ? gap * 4 : 4096) {
-        Extents joined;
-        for (auto [offset, len] : extents) {
-            if (!joined.empty() && offset <= joined.back().first + joined.back().second + gap)
-                joined.back().second = std::max(joined.back().second, offset + len - joined.back().first);
-            else
-                joined.emplace_back(offset, len);
-        }
-        extents = std::move(joined);
-        if (extents.size() <= most_extents)
-            return extents;
-    }
-}
-
-std::string wrap_note(const Extents& written, std::string_view message) {
-    std::string note;
-    auto put = [&note](uint64_t number, size_t bytes) {
-        for (size_t i = 0; i < bytes; i++)
-            note.push_back(static_cast<char>(number >> (8 * i)));
-    };
-    size_t count = std::min(written.size(), most_extents);
-    put(count, 2);
-    for (size_t i = 0; i < count; i++) {
-        put(written[i].first, 8);
-        put(written[i].second, 8);
-    }
-    return note.append(message);
-}
-
-bool unwrap_note(std::string_view note, Extents& written, std::string& message) {
-    auto take = [&note](size_t bytes) {
-        uint64_t number = 0;
-        for (size_t i = 0; i < bytes; i++)
-            number |= static_cast<uint64_t>(static_cast<unsigned char>(note[i])) << (8 * i);
-        note.remove_prefix(bytes);
-        return number;
-    };
-    if (note.size() < 2)
-        return false;
-    size_t count = take(2);
-    if (count > most_extents || note.size() < count * 16)
-        return false;
-    written.clear();
-    for (size_t i = 0; i < count; i++) {
-        uint64_t offset = take(8);
-        written.emplace_back(offset, take(8));
-    }
-    message = note;
-    return true;
-}
 
 /// The engine's registrations, as peers name them.
 class Peering::Served : public Registrations {
@@ -335,33 +279,10 @@ Status Peering::deliver(const Peer& peer, std::string message, const Extents& wr
     } else if (!peer.is_same_pool) {
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", peer.agent, " uses the pool ", uuid_text(peer.info.pool), ", this one ",
                                         uuid_text(core_->pool->uuid()), ": give both the same")};
-    } else if (Status sent = send(peer, wrap_note(written, message)); !sent.ok()) {
+    } else if (Status sent = links_->notify_engine(hex16(peer.info.engine), peer.agent, wrap_note(written, message)); !sent.ok()) {
         return sent;
     }
     core_->counters.add(CXL_SHM_COUNT_NIXL_NOTIFS_SENT);
-    return {};
-}
-
-Status Peering::send(const Peer& peer, std::string note) {
-    std::string engine_id = hex16(peer.info.engine);
-    if (note.size() > links_->options().note_bytes)
-        return {NIXL_ERR_INVALID_PARAM, text("CXL: a notification of ", note.size(), " bytes: ", links_->options().note_bytes, " at most")};
-    switch (links_->state_of(engine_id)) {
-    case PeerState::unknown:
-        return {NIXL_ERR_REMOTE_DISCONNECT,
-                text("CXL: agent ", peer.agent, " was restarted or disconnected from: nothing is sent to what has its name now")};
-    case PeerState::gone:
-        // It may be back for the next one.
-        links_->post([links = links_.get(), engine_id] {
-            Status failure;
-            links->reach(engine_id, failure);
-        });
-        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", peer.agent, " is gone")};
-    default:
-        break;
-    }
-    auto kept = std::make_shared<std::string>(std::move(note));
-    links_->post([links = links_.get(), engine_id, kept] { links->note(engine_id, std::move(*kept)); });
     return {};
 }
 

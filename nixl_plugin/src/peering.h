@@ -6,22 +6,11 @@
 #define KVBM_CXL_NIXL_PEERING_H
 
 #include "cuda/gpus.h"
+#include "notes.h"
 #include "staged/staged.h"
 #include "transfer.h"
 
 namespace kvbm_cxl {
-
-/// Stretches of the pool: offset and length.
-using Extents = std::vector<std::pair<uint64_t, uint64_t>>;
-
-/// Joins stretches until they are few: what lies between neighbours is covered as well then.
-Extents few_extents(Extents extents);
-
-/// A notification as it travels: the stretches of the pool that the transfer before it wrote, which the receiver drops from its caches
-/// before the application learns of it, and the application's text.
-std::string wrap_note(const Extents& written, std::string_view message);
-/// False if it was not made by wrap_note().
-bool unwrap_note(std::string_view note, Extents& written, std::string& message);
 
 class StagedRun;
 
@@ -37,8 +26,6 @@ class Peering : public std::enable_shared_from_this<Peering> {
 
     Peering(std::shared_ptr<Core> core, std::shared_ptr<cuda::Gpus> gpus);
     Status receive(Notification& note, notif_list_t& notifs);
-    /// To the engine itself, never to one that has its agent's name since.
-    Status send(const Peer& peer, std::string note);
 
   public:
     /// Begins to listen for peers, and to serve them.

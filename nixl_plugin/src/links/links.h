@@ -110,6 +110,8 @@ class Links {
     /// Sends a notification, in the order of calls. To oneself too. NIXL_ERR_NOT_FOUND for an agent that is not known,
     /// NIXL_ERR_REMOTE_DISCONNECT for one that is gone. Success says that it is on its way.
     Status notify(const std::string& agent, std::string text);
+    /// The same to that engine, never to one that has its agent's name since: NIXL_ERR_REMOTE_DISCONNECT then.
+    Status notify_engine(const std::string& engine_id, const std::string& agent, std::string text);
     /// The notifications that have arrived, in the order of each peer.
     std::vector<Notification> take_notifications();
 

@@ -170,16 +170,24 @@ void Links::on_tick(std::function<void()> tick) {
 // ---- Notifications
 
 Status Links::notify(const std::string& agent, std::string text_of) {
+    std::string engine_id = agent == self_.agent ? self_.engine_id : engine_of(agent);
+    if (engine_id.empty())
+        return {NIXL_ERR_NOT_FOUND, text("CXL: agent ", agent, " is not known: load its metadata")};
+    return notify_engine(engine_id, agent, std::move(text_of));
+}
+
+Status Links::notify_engine(const std::string& engine_id, const std::string& agent, std::string text_of) {
     if (text_of.size() > options_.note_bytes)
         return {NIXL_ERR_INVALID_PARAM, text("CXL: a notification of ", text_of.size(), " bytes: ", options_.note_bytes, " at most")};
-    if (agent == self_.agent) {
+    if (engine_id == self_.engine_id) {
         deliver(agent, std::move(text_of));
         return {};
     }
-    std::string engine_id = engine_of(agent);
-    if (engine_id.empty())
-        return {NIXL_ERR_NOT_FOUND, text("CXL: agent ", agent, " is not known: load its metadata")};
-    if (state_of(engine_id) == PeerState::gone) {
+    PeerState state = state_of(engine_id);
+    if (state == PeerState::unknown)
+        return {NIXL_ERR_REMOTE_DISCONNECT,
+                text("CXL: agent ", agent, " was restarted or disconnected from: nothing is sent to what has its name now")};
+    if (state == PeerState::gone) {
         // It may be back for the next one.
         post([this, engine_id] {
             Status failure;
