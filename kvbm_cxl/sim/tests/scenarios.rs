@@ -42,6 +42,7 @@ scenarios! {
     sticky: 200,
     alloc: 200,
     records: 100,
+    names: 100,
     objects: 100,
     seal: 100,
     stats: 300,
