@@ -57,11 +57,7 @@ fn is_other(number: CxlRing, wanted: &str) -> Failure {
 
 /// The turn of a call at `turns`, whose number is `number`.
 fn turn<'t, T>(turns: &'t Turns<T>, number: CxlRing, deadline: Deadline) -> Outcome<Turn<'t, T>> {
-    match turns.wait(deadline) {
-        Some(turn) if turn.is_open() => Ok(turn),
-        Some(_) => Err(closed(number)),
-        None => Err(Failure::new(Status::E_TIMEOUT, format!("another call on {number} did not end in time"))),
-    }
+    turns.wait(deadline).ok_or_else(|| Failure::new(Status::E_TIMEOUT, format!("another call on {number} did not end in time")))
 }
 
 /// Repeats `attempt`, which waits for at most so many milliseconds, until the deadline, or until `turn` is to end for a close.

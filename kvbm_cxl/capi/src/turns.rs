@@ -76,12 +76,7 @@ impl<T> Turns<T> {
 }
 
 impl<T> Turn<'_, T> {
-    /// Whether it was not closed, and is not to be.
-    pub fn is_open(&self) -> bool {
-        self.used.is_some() && !self.is_closing.load(Ordering::Acquire)
-    }
-
-    /// What this turn is for; `None` once it is to be closed.
+    /// What this turn is for; `None` once it was closed, or is to be.
     pub fn get(&mut self) -> Option<&mut T> {
         if self.is_closing.load(Ordering::Acquire) { None } else { self.used.as_mut() }
     }
