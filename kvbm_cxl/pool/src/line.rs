@@ -210,11 +210,12 @@ impl Lines {
         indexes: &[u64],
         lines: &'a mut [Line],
     ) -> Result<impl Iterator<Item = Option<&'a T>> + use<'a, T>> {
-        let offsets = self.offsets_of::<T>(indexes)?;
+        let mut offsets = [0; FETCHED_TOGETHER];
+        let offsets = self.offsets_of::<T>(indexes, &mut offsets)?;
         let lines = &mut lines[..offsets.len()];
-        self.flush_many(&offsets)?;
+        self.flush_many(offsets)?;
         self.fence_flushed();
-        self.memory.load_lines(&offsets, lines)?;
+        self.memory.load_lines(offsets, lines)?;
         // In front of the load fence, so that the sums of the first lines overlap with the misses of the last.
         let whole = whole_lines(self.crc_seed, T::REGION as u32, indexes, lines);
         self.fence_loaded();
@@ -225,9 +226,10 @@ impl Lines {
     /// else what is in the memory. Only for advice that somebody else's line confirms. The load fence keeps the flush of a second look from
     /// running ahead of this one, which would leave the old line where it is.
     pub fn peek_some<'a, T: MediaLine>(&self, indexes: &[u64], lines: &'a mut [Line]) -> Result<impl Iterator<Item = &'a T> + use<'a, T>> {
-        let offsets = self.offsets_of::<T>(indexes)?;
+        let mut offsets = [0; FETCHED_TOGETHER];
+        let offsets = self.offsets_of::<T>(indexes, &mut offsets)?;
         let lines = &mut lines[..offsets.len()];
-        self.memory.load_lines(&offsets, lines)?;
+        self.memory.load_lines(offsets, lines)?;
         self.fence_loaded();
         Ok(lines.iter().map(|line| bytemuck::from_bytes(&line.0)))
     }
@@ -240,15 +242,18 @@ impl Lines {
     }
 
     /// Offsets of up to 64 lines, with one look at their bounds for all.
-    fn offsets_of<T: MediaLine>(&self, indexes: &[u64]) -> Result<ArrayVec<u64, FETCHED_TOGETHER>> {
-        let indexes = &indexes[..indexes.len().min(FETCHED_TOGETHER)];
+    #[inline]
+    fn offsets_of<'o, T: MediaLine>(&self, indexes: &[u64], offsets: &'o mut [u64; FETCHED_TOGETHER]) -> Result<&'o [u64]> {
         let (first, lines) = self.layout.lines_of(T::REGION);
-        if let Some(&index) = indexes.iter().max().filter(|&&index| index >= lines) {
-            self.layout.line_offset(T::REGION, index)?;
+        let mut last = 0;
+        for (offset, &index) in offsets.iter_mut().zip(indexes) {
+            last = last.max(index);
+            *offset = first.wrapping_add(index.wrapping_mul(LINE_BYTES as u64));
         }
-        let mut offsets = ArrayVec::from([0; FETCHED_TOGETHER]);
-        offsets.truncate(indexes.len());
-        offsets.iter_mut().zip(indexes).for_each(|(offset, index)| *offset = first + index * LINE_BYTES as u64);
+        let offsets = &offsets[..indexes.len().min(FETCHED_TOGETHER)];
+        if last >= lines && !offsets.is_empty() {
+            self.layout.line_offset(T::REGION, last)?;
+        }
         Ok(offsets)
     }
 

@@ -11,7 +11,7 @@
 //! Where this process met a key before, it remembers the cell and looks at that descriptor right away: a right guess saves the hint, a
 //! wrong one costs one line.
 
-use super::index::{Home, tombs_if_bad};
+use super::index::{Home, Homes, tombs_if_bad};
 use super::{BlockKey, Few, Inner, Namespace};
 use crate::coherence;
 use crate::error::Result;
@@ -89,13 +89,17 @@ struct Group<'a> {
     homes: ArrayVec<Home, GROUP>,
     /// The cell of each block, or [`NOWHERE`]. Apart from the rest, so that each is loaded as it was stored: anything wider would wait.
     cells: [u64; GROUP],
-    /// Length and owner of those that were found.
-    rest: [(u64, u64); GROUP],
+    /// Length and owner of those that were found, in the lower and upper half.
+    rest: [u64; GROUP],
     /// How many were not found yet.
     missing: usize,
 }
 
-impl Group<'_> {
+impl<'a> Group<'a> {
+    fn of(namespace: Namespace, keys: &'a [BlockKey]) -> Self {
+        Group { namespace, keys, homes: ArrayVec::new(), cells: [NOWHERE; GROUP], rest: [0; GROUP], missing: keys.len() }
+    }
+
     /// Places of the keys that were not found yet.
     fn missing(&self) -> ArrayVec<u8, GROUP> {
         let mut places = ArrayVec::new();
@@ -109,12 +113,13 @@ impl Group<'_> {
 
     fn set(&mut self, place: usize, found: BlockInfo) {
         self.missing -= usize::from(self.cells[place] == NOWHERE);
-        (self.cells[place], self.rest[place]) = (found.cell, (found.len_bytes, found.owner.into()));
+        // A descriptor has 32 bits for the length.
+        (self.cells[place], self.rest[place]) = (found.cell, found.len_bytes | u64::from(found.owner) << 32);
     }
 
     fn get(&self, place: usize) -> Option<BlockInfo> {
-        let (cell, (len_bytes, owner)) = (self.cells[place], self.rest[place]);
-        (cell != NOWHERE).then_some(BlockInfo { cell, len_bytes, owner: owner as u16 })
+        let (cell, rest) = (self.cells[place], self.rest[place]);
+        (cell != NOWHERE).then_some(BlockInfo { cell, len_bytes: rest & u64::from(u32::MAX), owner: (rest >> 32) as u16 })
     }
 
     fn home_lines(&self, places: &[u8]) -> ArrayVec<u64, GROUP> {
@@ -291,9 +296,10 @@ impl Inner {
         let homes = self.table.homes(namespace);
         let lines = &mut [Line::ZERO; GROUP];
         for keys in keys.chunks(GROUP) {
-            let homes = keys.iter().map(|&key| homes.of(key)).collect();
-            let group = &mut Group { namespace, keys, homes, cells: [NOWHERE; GROUP], rest: [(0, 0); GROUP], missing: keys.len() };
-            self.try_guesses(group, lines)?;
+            let group = &mut Group::of(namespace, keys);
+            let mut guessed = Named::default();
+            self.find_homes(group, &homes, &mut guessed);
+            self.try_cells(group, &guessed, News::No, lines)?;
             if group.missing > 0 {
                 self.try_cached_hints(group, lines)?;
             }
@@ -309,15 +315,15 @@ impl Inner {
         Ok(())
     }
 
-    /// First round: descriptors of the cells where the keys were met before.
-    fn try_guesses(&self, group: &mut Group, lines: &mut [Line; GROUP]) -> Result<()> {
-        let mut guessed = Named::default();
-        for (place, home) in group.homes.iter().enumerate() {
-            if let Some(cell) = self.guesses.get(home).filter(|&cell| cell < self.cell_count) {
+    /// Where the keys of a group are looked for, and for a first round the cells where they were met before.
+    fn find_homes(&self, group: &mut Group, homes: &Homes, guessed: &mut Named) {
+        for (place, &key) in group.keys.iter().enumerate() {
+            let home = homes.of(key);
+            if let Some(cell) = self.guesses.get(&home).filter(|&cell| cell < self.cell_count) {
                 guessed.add(place as u8, cell);
             }
+            group.homes.push(home);
         }
-        self.try_cells(group, &guessed, News::No, lines)
     }
 
     /// Looks at cells that may hold keys, all of them below the number of cells.

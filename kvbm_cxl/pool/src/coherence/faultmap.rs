@@ -83,8 +83,9 @@ impl FaultMap {
     #[inline]
     pub(super) fn enter_lines(&self, offsets: &[u64]) -> Result<*mut u8> {
         let last = self.mapping.len_bytes.saturating_sub(LINE_BYTES as u64);
-        let is_strange = |&offset: &u64| offset > last || !offset.is_multiple_of(LINE_BYTES as u64);
-        if self.registration.damage().any() || offsets.iter().any(is_strange) {
+        // Without a branch for each.
+        let (most, bits) = offsets.iter().fold((0, 0), |(most, bits), &offset| (offset.max(most), bits | offset));
+        if self.registration.damage().any() || most > last || bits % LINE_BYTES as u64 != 0 {
             offsets.iter().try_for_each(|&offset| self.enter_line(offset).map(drop))?;
         }
         Ok(self.mapping.base.as_ptr())

@@ -155,7 +155,7 @@ role! {
     LineLoad, "loading a line", |cpu| {
         /// x86-64: one 64-byte load.
         Avx512 = "avx512" if cpu.avx512,
-        /// Eight 8-byte loads.
+        /// Loads of 8 bytes, on x86-64 of 16.
         Words = "words" if true,
     }
 }

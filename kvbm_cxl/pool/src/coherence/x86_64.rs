@@ -88,6 +88,8 @@ pub(super) unsafe fn load_line(choice: LineLoad, from: *const u8) -> Line {
 pub(super) unsafe fn load_lines(choice: LineLoad, base: *const u8, offsets: &[u64], out: &mut [Line]) {
     // SAFETY: what the caller promises.
     unsafe {
+        // A prefetch leaves the pipeline at once, where the loads of a few lines fill it: so as many misses overlap as the caches can have.
+        offsets.iter().for_each(|&offset| prefetch(base.add(offset as usize)));
         match choice {
             LineLoad::Avx512 => load_lines_avx512(base, offsets, out),
             LineLoad::Words => offsets.iter().zip(out).for_each(|(&offset, line)| *line = load_words(base.add(offset as usize))),
@@ -254,8 +256,10 @@ unsafe fn store_words(to: *mut u8, line: &Line) {
 
 #[inline]
 unsafe fn load_words(from: *const u8) -> Line {
-    // SAFETY: the caller promises 64 readable bytes, aligned.
-    bytemuck::cast(std::array::from_fn::<u64, 8, _>(|index| unsafe { from.cast::<u64>().add(index).read_volatile() }))
+    // SAFETY: the caller promises 64 readable bytes, aligned; volatile, so that each load is made exactly once and exactly here.
+    let parts: [__m128i; 4] = std::array::from_fn(|index| unsafe { from.cast::<__m128i>().add(index).read_volatile() });
+    // SAFETY: 64 bytes either way, all of them set.
+    unsafe { std::mem::transmute::<[__m128i; 4], Line>(parts) }
 }
 
 #[target_feature(enable = "avx512f")]
