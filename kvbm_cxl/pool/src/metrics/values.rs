@@ -138,7 +138,8 @@ impl<S: Scale> Histogram<S> {
         let exponent = u64::BITS - value.saturating_sub(1).leading_zeros();
         let bucket = (exponent.saturating_sub(S::FIRST_EXPONENT) as usize).min(BUCKETS - 1);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.sum.fetch_add(value, Ordering::Relaxed);
+        // Behind the bucket: whoever finds a value in the sum finds it among the counted ones as well.
+        self.sum.fetch_add(value, Ordering::Release);
     }
 
     /// Values counted so far.
@@ -148,7 +149,7 @@ impl<S: Scale> Histogram<S> {
 
     /// Their sum.
     pub fn sum(&self) -> u64 {
-        self.sum.load(Ordering::Relaxed)
+        self.sum.load(Ordering::Acquire)
     }
 }
 
@@ -163,7 +164,8 @@ impl<S: Scale> Metric for Histogram<S> {
     const KIND: Kind = Kind::Histogram;
 
     fn write(&self, name: &str, labels: &[(&str, &str)], out: &mut Exposition<'_>) {
-        let mut count = 0;
+        // First, so that there is no sum of nothing.
+        let (sum, mut count) = (self.sum(), 0);
         for (index, bucket) in self.buckets.iter().enumerate() {
             count += bucket.load(Ordering::Relaxed);
             let shown = match index {
@@ -172,7 +174,7 @@ impl<S: Scale> Metric for Histogram<S> {
             };
             out.sample(name, "_bucket", &[labels, &[("le", &shown)]].concat(), count);
         }
-        out.sample(name, "_sum", labels, S::shown(self.sum()));
+        out.sample(name, "_sum", labels, S::shown(sum));
         out.sample(name, "_count", labels, count);
     }
 }
