@@ -7,14 +7,17 @@
 //! before it is freed. So a process that dies between the two loses that free, and the block stays kept until somebody frees it again.
 //!
 //! A receiver that died with a message not acknowledged: whoever loads its chunks applies the message first (`load`), so the sender only
-//! waits until that has happened.
+//! waits until that has happened. Therefore nobody is given a block of a message before its acknowledgement has arrived: he might keep it,
+//! and it would be freed under him. A block of this process is free in the pool before, and to be had after; of those of other processes
+//! they hear after.
 
 use super::claims::{Judge, Row};
+use super::freeing::Begun;
 use super::load::is_acknowledged;
 use super::{Allocator, Place, local};
 use crate::background::held;
 use crate::error::{Error, Result};
-use crate::fault::point;
+use crate::fault::{mutant, point};
 use crate::host::Op;
 use crate::host::local_mutex::Asker;
 use crate::limits::MAX_NUMBER;
@@ -23,7 +26,7 @@ use crate::media::{BLOCKS_PER_FREE_BOX, CHUNKS_PER_CLAIM, ChunkHead, FreeAck, Fr
 use std::collections::BTreeMap;
 
 /// Numbers that are passed over behind the last message that was taken, where those of later ones cannot be read.
-const LOST_NUMBERS: u32 = 16;
+pub(crate) const LOST_NUMBERS: u32 = 16;
 
 /// Blocks on their way to one host.
 struct Parcel {
@@ -87,15 +90,15 @@ impl Allocator {
                 continue;
             };
             if self.place(chunk) != Place::None && self.local.pull(offset) {
-                self.free_asked(chunk, offset)?;
+                self.asked(offset, self.free_here(chunk, offset))?;
             }
         }
         Ok(())
     }
 
-    /// Frees a block of this process that somebody else asked to free; a wrong request only counts.
-    fn free_asked(&self, chunk: u64, offset: u64) -> Result<()> {
-        match self.free_here(chunk, offset) {
+    /// What became of a free of a block of this process that somebody else asked for; a wrong request only counts.
+    fn asked(&self, offset: u64, freed: Result<bool>) -> Result<()> {
+        match freed {
             Ok(true) => Ok(()),
             Ok(false) | Err(Error::NotFound(_)) => {
                 self.local.count_rejected(1);
@@ -113,15 +116,30 @@ impl Allocator {
         let (slots, me) = (u64::from(self.layout().geometry().slots), u64::from(self.host.slot()));
         let (boxes, acks) = self.mail(me, slots)?;
         for (sender, (message, ack)) in boxes.into_iter().zip(acks).enumerate() {
-            let Some(message) = self.to_be_taken(op, sender as u64, message, ack)? else { continue };
+            let Some(message) = self.to_be_taken(op, sender as u64, message, ack)? else {
+                self.sender_knows(sender as u16);
+                continue;
+            };
             point!("alloc.box_seen");
-            if self.work_off(sender as u16, &message)? {
-                point!("alloc.box_taken");
-                self.acknowledge(op, sender as u64, &message)?;
-                point!("alloc.box_acknowledged");
-            }
+            let Some(of_others) = self.work_off(sender as u16, &message)? else { continue };
+            point!("alloc.box_taken");
+            self.acknowledge(op, sender as u64, &message)?;
+            point!("alloc.box_acknowledged");
+            self.sender_knows(sender as u16);
+            of_others.into_iter().for_each(|offset| self.accept_from_host(offset));
         }
         Ok(())
+    }
+
+    /// Gives blocks that were freed for a host free to be allocated: it has no message here that is not acknowledged.
+    fn sender_knows(&self, sender: u16) {
+        self.local.set_told(sender);
+        let told: Vec<(u16, Begun)> = held(&self.untold).extract_if(.., |(of, _)| *of == sender).collect();
+        if !told.is_empty() {
+            // Arrived, not only ordered: others of this machine may keep the blocks from now on.
+            self.lines().memory().fence_all();
+            told.into_iter().for_each(|(_, begun)| self.finish_free(begun));
+        }
     }
 
     /// A message to this host, unless by what this host says in `ack` it was taken.
@@ -139,32 +157,39 @@ impl Allocator {
         Ok(message.filter(|message| !is_acknowledged(message, Some(&ack))))
     }
 
-    /// Frees the blocks of a message; false when it has to be continued later.
-    fn work_off(&self, sender: u16, message: &FreeBox) -> Result<bool> {
-        for (index, &offset) in message.offsets.iter().enumerate().filter(|(_, offset)| **offset != 0) {
-            let chunk = self.layout().chunk_of(offset);
-            match chunk {
-                Some(chunk) if self.place(chunk) != Place::None => {
-                    if self.local.begin_block(self.host.slot(), sender, message.sequence, index) {
-                        self.free_asked(chunk, offset)?;
-                    }
-                }
-                Some(chunk) if self.is_claimed_here(chunk)? => {
-                    if !self.local.has_room(local::FROM_HOSTS) {
-                        return Ok(false);
-                    }
-                    if self.local.begin_block(self.host.slot(), sender, message.sequence, index) {
-                        self.accept_from_host(offset);
-                    }
-                }
-                _ => {
-                    if self.local.begin_block(self.host.slot(), sender, message.sequence, index) {
-                        self.local.count_rejected(1);
-                    }
-                }
+    /// Frees the blocks of a message that are this process's, so that nobody gets them yet, and returns those of others of this host;
+    /// `None` when there is no room for those yet.
+    fn work_off(&self, sender: u16, message: &FreeBox) -> Result<Option<Vec<u64>>> {
+        let own_slot = self.host.slot();
+        let begin = |index| self.local.begin_block(own_slot, sender, message.sequence, index);
+        let is_begun = |index: &usize| self.local.is_begun(own_slot, sender, message.sequence, *index);
+        let (mut ours, mut of_others, mut of_nobody) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, &offset) in message.offsets.iter().enumerate().filter(|(index, offset)| **offset != 0 && !is_begun(index)) {
+            match self.layout().chunk_of(offset) {
+                Some(chunk) if self.place(chunk) != Place::None => ours.push((index, chunk, offset)),
+                Some(chunk) if self.is_claimed_here(chunk)? => of_others.push(offset),
+                _ => of_nobody.push(index),
             }
         }
-        Ok(true)
+        // One that was begun is ended: chunks of dead processes are not looked after before, and they may be what takes up the room.
+        let is_new = !(0..message.offsets.len()).any(|index| is_begun(&index));
+        if is_new && self.local.room(local::FROM_HOSTS) < of_others.len() {
+            return Ok(None);
+        }
+        self.local.count_rejected(of_nobody.into_iter().filter(|&index| begin(index)).count() as u64);
+        for (index, chunk, offset) in ours {
+            if begin(index) {
+                let untold = |begun| match mutant!("alloc.free_is_had_untold") {
+                    true => self.finish_free(begun),
+                    false => held(&self.untold).push((sender, begun)),
+                };
+                self.asked(offset, self.begin_free(chunk, offset, untold))?;
+            }
+        }
+        if mutant!("alloc.free_is_passed_on_untold") {
+            of_others.drain(..).for_each(|offset| self.accept_from_host(offset));
+        }
+        Ok(Some(of_others))
     }
 
     /// Publishes FREEACK\[me\]\[sender\].

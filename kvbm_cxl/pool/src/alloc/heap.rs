@@ -192,12 +192,20 @@ impl Heap {
 
     /// Frees a block unless it is kept.
     pub fn free(&mut self, place: u32, number: u64, block: u32) -> Freed {
+        let freed = self.begin_free(place, number, block);
+        if freed == Freed::Done {
+            self.finish_free(place, number, block);
+        }
+        freed
+    }
+
+    /// As [`Heap::free`], but nobody gets the block before [`Heap::finish_free`].
+    pub fn begin_free(&mut self, place: u32, number: u64, block: u32) -> Freed {
         let Some(chunk) = self.chunk(place, number).filter(|chunk| chunk.taken.has(block)) else { return Freed::NotAllocated };
         if chunk.kept.has(block) {
             return Freed::IsKept;
         }
         chunk.taken.remove(block);
-        self.finish_free(place, number, block);
         Freed::Done
     }
 

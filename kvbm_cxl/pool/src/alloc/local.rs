@@ -17,13 +17,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Version of the structure: processes of different builds must not share an area that they lay out differently.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Frees under way that the area holds.
 const PENDING: usize = 1024;
 /// The places for what callers free.
 pub(super) const FROM_CALLERS: Range<usize> = 0..PENDING / 2;
 /// The places for what other hosts send; only the owner of the post mutex, or of the chunk lock at the attach, fills them.
 pub(super) const FROM_HOSTS: Range<usize> = PENDING / 2..PENDING;
+/// All bits of a message, which are more than it has blocks: its sender was told that it is worked off.
+const TOLD: u64 = 0xff;
+const _: () = assert!(BLOCKS_PER_FREE_BOX < TOLD.count_ones() as usize);
 // At most one message per other slot is under way.
 const _: () = assert!(PENDING / 2 >= (MAX_SLOTS - 1) * BLOCKS_PER_FREE_BOX);
 
@@ -35,7 +38,8 @@ struct Header {
     /// (slot + 1) << 32 | incarnation under which this host's claim lines were last published; 0 = never.
     attached: AtomicU64,
     rejected: AtomicU64,
-    /// Message of each sender that is being worked off: (own slot + 1) << 40 | sequence << 8 | one bit for each block that is done.
+    /// Message of each sender that is being worked off: (own slot + 1) << 40 | sequence << 8 | one bit for each block that is done, or
+    /// [`TOLD`] once it is acknowledged.
     progress: [AtomicU64; MAX_SLOTS],
     pending: [AtomicU64; PENDING],
 }
@@ -56,6 +60,12 @@ unsafe impl Sync for LocalArea {}
 /// The slot counts as well: a machine that left may come back in another one, under an incarnation number it had before.
 fn attachment(slot: u16, incarnation: u32) -> u64 {
     (u64::from(slot) + 1) << 32 | u64::from(incarnation)
+}
+
+/// A message as [`LocalArea::begin_block`] counts it, and which of its blocks are done by what was found of its sender.
+fn progress_of(found: u64, own: u16, sequence: u32) -> (u64, u64) {
+    let message = (u64::from(own) + 1) << 40 | u64::from(sequence) << 8;
+    (message, if found & !TOLD == message { found & TOLD } else { 0 })
 }
 
 // The header and the rounding up to whole lines fit into what every host has for the layers above.
@@ -156,9 +166,9 @@ impl LocalArea {
         })
     }
 
-    /// Whether [`LocalArea::push`] would find room in `places`.
-    pub(super) fn has_room(&self, places: Range<usize>) -> bool {
-        self.header().pending[places].iter().any(|place| place.load(Ordering::Relaxed) == 0)
+    /// Entries for which [`LocalArea::push`] would find room in `places`.
+    pub(super) fn room(&self, places: Range<usize>) -> usize {
+        self.header().pending[places].iter().filter(|place| place.load(Ordering::Relaxed) == 0).count()
     }
 
     /// The blocks that wait.
@@ -177,12 +187,30 @@ impl LocalArea {
     /// their messages to each slot by themselves, so a machine that comes back in another one begins anew.
     pub(super) fn begin_block(&self, own: u16, sender: u16, sequence: u32, index: usize) -> bool {
         let progress = &self.header().progress[usize::from(sender)];
-        let message = (u64::from(own) + 1) << 40 | u64::from(sequence) << 8;
         let begin = |found: u64| {
-            let done = if found & !0xff == message { found & 0xff } else { 0 };
+            let (message, done) = progress_of(found, own, sequence);
             (done >> index & 1 == 0).then_some(message | done | 1 << index)
         };
         progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_ok()
+    }
+
+    /// Whether [`LocalArea::begin_block`] was told of a block.
+    pub(super) fn is_begun(&self, own: u16, sender: u16, sequence: u32, index: usize) -> bool {
+        let found = self.header().progress[usize::from(sender)].load(Ordering::Acquire);
+        progress_of(found, own, sequence).1 >> index & 1 != 0
+    }
+
+    /// States that no message of a sender is here that is not acknowledged. For those who may work one off.
+    pub(super) fn set_told(&self, sender: u16) {
+        let progress = &self.header().progress[usize::from(sender)];
+        let told = |found: u64| (!matches!(found & TOLD, 0 | TOLD)).then_some(found | TOLD);
+        // None under way is the usual case.
+        let _ = progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, told);
+    }
+
+    /// Whether blocks of a message were freed, and it is not acknowledged.
+    pub(super) fn is_untold(&self) -> bool {
+        self.header().progress.iter().any(|progress| !matches!(progress.load(Ordering::Acquire) & TOLD, 0 | TOLD))
     }
 
     /// Counts frees that were asked for and refused.
@@ -224,7 +252,8 @@ mod tests {
     fn callers_cannot_use_the_room_of_other_hosts() {
         let area = LocalArea::private(1).unwrap();
         assert_eq!((1..).take_while(|&offset| area.push(offset, FROM_CALLERS)).count(), FROM_CALLERS.len());
-        assert!(!area.has_room(FROM_CALLERS) && area.has_room(FROM_HOSTS) && area.push(1 << 20, FROM_HOSTS));
+        assert_eq!((area.room(FROM_CALLERS), area.room(FROM_HOSTS)), (0, FROM_HOSTS.len()));
+        assert!(area.push(1 << 20, FROM_HOSTS));
     }
 
     #[test]
@@ -236,6 +265,19 @@ mod tests {
         // The same number in another slot of this machine is another message.
         assert!(area.begin_block(0, 3, 10, 0) && area.begin_block(0, 3, 10, 5) && !area.begin_block(0, 3, 10, 5));
         assert!(area.begin_block(0, 3, u32::MAX, 0) && !area.begin_block(0, 3, u32::MAX, 0));
+        assert!(area.is_begun(0, 3, u32::MAX, 0) && !area.is_begun(0, 3, u32::MAX, 1) && !area.is_begun(1, 3, u32::MAX, 0));
+    }
+
+    #[test]
+    fn a_message_is_untold_from_its_first_block_on_until_its_sender_is_told() {
+        let area = LocalArea::private(1).unwrap();
+        area.set_told(3);
+        assert!(!area.is_untold() && area.begin_block(1, 3, 9, 2) && area.is_untold());
+        area.set_told(2);
+        assert!(area.is_untold());
+        area.set_told(3);
+        assert!(!area.is_untold() && area.is_begun(1, 3, 9, 0) && !area.begin_block(1, 3, 9, 1));
+        assert!(area.begin_block(1, 3, 10, 1) && area.is_untold());
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod claims;
 mod class;
 mod content;
 mod freebox;
+mod freeing;
 mod heap;
 mod load;
 mod local;
@@ -28,6 +29,7 @@ mod runs;
 mod spare;
 
 pub use audit::{AllocAudit, Finding, audit, block_of, owner_of};
+pub(crate) use freebox::LOST_NUMBERS;
 pub use local::LocalArea;
 pub(crate) use remains::bring_out;
 
@@ -39,7 +41,8 @@ use crate::limits::MIN_BLOCK_BYTES;
 use crate::line::Lines;
 use crate::media::{ChunkHead, Layout};
 use class::Classes;
-use heap::{BlockSet, Chunk, Freed, Heap, Kept};
+use freeing::Begun;
+use heap::{BlockSet, Chunk, Heap, Kept};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -162,6 +165,8 @@ pub struct Allocator {
     swept: AtomicU64,
     /// Frees for which the local area had no room.
     backlog: Mutex<Vec<u64>>,
+    /// Blocks freed for other hosts, by slot, that nobody may have before those were told.
+    untold: Mutex<Vec<(u16, Begun)>>,
     /// Held by the thread that frees what dead processes kept.
     reaping: Mutex<()>,
     /// Held by the thread that gives chunks back to the pool.
@@ -197,6 +202,7 @@ impl Allocator {
             hint: AtomicU64::new(hint),
             swept: AtomicU64::new(0),
             backlog: Mutex::default(),
+            untold: Mutex::default(),
             reaping: Mutex::default(),
             giving: Mutex::default(),
         };
@@ -361,37 +367,6 @@ impl Allocator {
             return Ok(());
         }
         Err(not_allocated(offset))
-    }
-
-    /// Frees a block of this process; false when the chunk is not this process's.
-    fn free_here(&self, chunk: u64, offset: u64) -> Result<bool> {
-        match self.place(chunk) {
-            Place::None => Ok(false),
-            Place::Other => self.free_run(chunk, offset).map(|()| true),
-            Place::Heap { class, place } => {
-                let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
-                let freed = held(&self.heaps[class]).free(place, chunk, block);
-                match freed {
-                    Freed::Done => Ok(true),
-                    Freed::NotAllocated => Err(not_allocated(offset)),
-                    Freed::IsKept => self.free_kept(class, place, chunk, block).map(|()| true),
-                }
-            }
-        }
-    }
-
-    fn free_kept(&self, class: usize, place: u32, chunk: u64, block: u32) -> Result<()> {
-        let op = self.work()?;
-        let _stripe = self.stripe(chunk);
-        let line = held(&self.heaps[class]).unkeep(place, chunk, block);
-        let line = line.ok_or_else(|| not_allocated(self.block(class, (chunk, block)).offset))?;
-        point!("alloc.unkeep");
-        self.publish_keep(&op, chunk, line.line, line.bits)?;
-        // Arrived, not only ordered: after a crash the block must not be kept again, because the caller was told that it is free.
-        self.lines().memory().fence_all();
-        point!("alloc.unkept");
-        held(&self.heaps[class]).finish_free(place, chunk, block);
-        Ok(())
     }
 
     /// One round of the allocator's upkeep: frees asked for by others, chunks of processes that died, empty chunks back to the pool.

@@ -6,6 +6,7 @@ use super::{Allocator, Block, Run, not_allocated};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::point;
+use crate::host::Op;
 use crate::media::ChunkHead;
 
 impl Allocator {
@@ -44,24 +45,22 @@ impl Allocator {
         Ok(Block { offset: self.layout().chunk_offset(first)?, len_bytes })
     }
 
-    pub(super) fn free_run(&self, chunk: u64, offset: u64) -> Result<()> {
-        let op = self.work()?;
+    /// Frees a block of several chunks in the pool; how many they are. Nobody has them until they are spare.
+    pub(super) fn free_run(&self, op: &Op<'_>, chunk: u64, offset: u64) -> Result<u64> {
         let _stripe = self.stripe(chunk);
         let run = held(&self.other).runs.get(&chunk).copied().filter(|_| self.is_chunk_start(chunk, offset));
         let run = run.ok_or_else(|| not_allocated(offset))?;
         if run.kept {
-            self.publish_keep(&op, chunk, 0, BlockSet::new(1).line(0))?;
+            self.publish_keep(op, chunk, 0, BlockSet::new(1).line(0))?;
             point!("alloc.run_unkept");
         }
         self.lines().memory().fence_all();
         // The first chunk first: what lies inside a run that is not there is nothing.
         for part in chunk..chunk + run.count {
-            self.publish_head(&op, part, ChunkHead::UNCUT, 0, 0)?;
+            self.publish_head(op, part, ChunkHead::UNCUT, 0, 0)?;
         }
         point!("alloc.run_freed");
-        let mut other = held(&self.other);
-        other.runs.remove(&chunk);
-        other.spare.extend(chunk..chunk + run.count);
-        Ok(())
+        held(&self.other).runs.remove(&chunk);
+        Ok(run.count)
     }
 }

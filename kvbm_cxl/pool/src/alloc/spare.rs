@@ -135,6 +135,7 @@ impl Allocator {
         if let Place::Heap { class, place } = self.place(chunk) {
             held(&self.heaps[class]).remove(place, chunk);
         }
+        held(&self.untold).retain(|(_, begun)| !begun.is_in(chunk));
         let mut other = held(&self.other);
         other.spare.retain(|&spare| spare != chunk);
         other.brought_out.remove(&chunk);

@@ -117,8 +117,8 @@ role! {
         Avx512 = "avx512" if cpu.avx512,
         /// aarch64: eight stores, then DC CVAC (write back, keep). A write-back between the stores tears the line.
         StoresDcCvac = "stores-dccvac" if ARM,
-        /// x86-64: eight stores, then CLWB: the line stays, for the next write to it, and a fetch drops it as it drops any other. A write-back
-        /// between the stores tears the line.
+        /// x86-64: eight stores, then CLWB: the line stays, for the next write to it, and a fetch drops it as it drops any other. A
+        /// write-back between the stores tears the line.
         StoresClwb = "stores-clwb" if cpu.clwb,
         /// Eight stores, then the flush of [`LineFlush`]. A write-back between the stores tears the line.
         StoresFlush = "stores-flush" if true,

@@ -379,7 +379,7 @@ mod tests {
                 assert_eq!(stretch, 0, "{lines}");
             } else {
                 let rest = lines - STRETCHES * stretch;
-                assert!((stretch * LINE_BYTES) % 4096 != 0 && rest < 3 * STRETCHES * TURN_LINES, "{stretch} of {lines}");
+                assert!(!(stretch * LINE_BYTES).is_multiple_of(4096) && rest < 3 * STRETCHES * TURN_LINES, "{stretch} of {lines}");
             }
         }
     }

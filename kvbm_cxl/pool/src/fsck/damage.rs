@@ -7,6 +7,7 @@
 
 use super::report::{Remedy, Report, Severity};
 use super::view::{Table, View, found};
+use crate::alloc::LOST_NUMBERS;
 use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::lock::{LOCK_OBJECTS, LOCK_TABLE, seat::next_epoch};
 use crate::media::*;
@@ -311,22 +312,29 @@ fn is_claimed_by_another(view: &View<'_>, slot: u64, chunk: u64) -> bool {
 }
 
 fn free_box(view: &View<'_>, index: u64) -> Verdict {
-    let slot = index / u64::from(view.geometry.slots);
+    let slots = u64::from(view.geometry.slots);
+    let (slot, receiver) = (index / slots, index % slots);
     if view.is_never_bound(slot) {
         return (Severity::Error, "nobody has this slot", empty::<FreeBox>(view, index));
     }
     let what = "empties the box; blocks that were on their way to be freed stay allocated until their host joins again";
-    let value = FreeBox { incarnation: joined(view, slot), ..FreeBox::default() };
+    // A number that no message had, as its host would choose it.
+    let taken = view.free_acks.get(receiver * slots + slot).map_or(0, |ack| ack.sequence);
+    let sequence = taken.saturating_add(LOST_NUMBERS).min(MAX_NUMBER);
+    let value = FreeBox { incarnation: joined(view, slot), sequence, ..FreeBox::default() };
     (Severity::Error, "blocks that this host gave back to their owner are lost on the way", loss(view, index, what, value))
 }
 
 fn free_ack(view: &View<'_>, index: u64) -> Verdict {
-    let slot = index / u64::from(view.geometry.slots);
+    let slots = u64::from(view.geometry.slots);
+    let (slot, sender) = (index / slots, index % slots);
     if view.is_never_bound(slot) {
         return (Severity::Error, "nobody has this slot", empty::<FreeAck>(view, index));
     }
-    let what = "empties it; the receiver writes it again with its next join";
-    let value = FreeAck { incarnation: joined(view, slot), ..FreeAck::default() };
+    // Not the other way round: blocks of it that are free by now may be somebody else's, and would be freed once more.
+    let what = "says that the message was taken; blocks of it that were not freed yet stay allocated";
+    let message = view.free_boxes.get(sender * slots + slot).copied().unwrap_or_default();
+    let value = FreeAck { incarnation: joined(view, slot), sender: message.incarnation, sequence: message.sequence, ..FreeAck::default() };
     (Severity::Error, "what this host took out of a free box is unknown: its sender waits", loss(view, index, what, value))
 }
 

@@ -317,6 +317,26 @@ fn repaired_lines_of_the_cache_hold_back_more_and_serve_nothing() {
 }
 
 #[test]
+fn a_repaired_free_box_frees_nothing_twice_and_numbers_nothing_twice() {
+    let lines = in_use();
+    let block = lines.layout().data_offset();
+    let message = FreeBox { incarnation: 2, receiver: 2, sequence: 7, offsets: [block, 0, 0, 0, 0, 0], ..FreeBox::default() };
+    lines.publish(1, message).unwrap();
+    lines.publish(3, FreeAck { incarnation: 2, sender: 2, sequence: 6, ..FreeAck::default() }).unwrap();
+    let repaired = |region, index| {
+        flip(&lines, region, index, 150);
+        let repaired = repair(&lines, &seats(), true).unwrap();
+        assert_eq!((repaired.after.count(Severity::Error), repaired.lines_written), (0, 1), "{:?}", repaired.after.findings);
+    };
+    repaired(Region::FreeAck, 3);
+    let ack: FreeAck = lines.fetch(3).unwrap();
+    assert_eq!((ack.incarnation, ack.sender, ack.sequence), (2, 2, 7), "its blocks may be free already");
+    repaired(Region::FreeBox, 1);
+    let empty: FreeBox = lines.fetch(1).unwrap();
+    assert_eq!((empty.sequence, empty.offsets), (7 + crate::alloc::LOST_NUMBERS, [0; 6]));
+}
+
+#[test]
 fn a_claim_line_of_a_host_that_is_gone_is_repaired_with_what_others_have_as_well() {
     let lines = in_use();
     let mut row = FenceLine::default();
