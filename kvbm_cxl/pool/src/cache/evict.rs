@@ -163,7 +163,8 @@ impl Inner {
         failure.map_or(Ok(gone.len()), Err)
     }
 
-    /// Publishes that blocks are about to go, and looks at their pins behind that; returns what is known of the blocks, and of the pins.
+    /// Publishes that blocks are about to go, and looks at their pins and this host's fences behind that; returns what is known of the
+    /// blocks, and of the pins, an error where they or the fences cannot be read.
     fn mark_evicting(&self, op: &Op<'_>, victims: &[Victim]) -> Result<(Vec<Descriptor>, Result<Vec<Use>>)> {
         let cells: Vec<u64> = victims.iter().map(|victim| victim.cell).collect();
         let early = if mutant!("cache.evict_scans_first") { Some(self.uses(&cells)?) } else { None };
@@ -179,7 +180,11 @@ impl Inner {
             None => self.uses(&cells),
         };
         point!("cache.evict_scanned");
-        self.host.check_fences(op)?;
+        let uses = match self.host.check_fences(op) {
+            Err(fenced @ Error::Fenced { .. }) => return Err(fenced),
+            // Where that cannot be told they stay: READY of a fenced incarnation is void, and a cell that is left busy keeps its key.
+            looked => looked.and(uses),
+        };
         point!("cache.evict_decided");
         Ok((truths, uses))
     }
@@ -282,7 +287,7 @@ impl Inner {
     }
 
     /// Takes those of the blocks that are still there out of the order: by now their cells may hold others.
-    fn take(&self, blocks: &[Found]) -> Vec<Victim> {
+    pub(super) fn take(&self, blocks: &[Found]) -> Vec<Victim> {
         let mut own = held(&self.cells);
         let victims = blocks.iter().filter_map(|&found| {
             let (cell, parent) = (found.cell, own.parent(found.cell));

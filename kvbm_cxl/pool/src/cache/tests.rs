@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What needs to know where a key belongs. Everything else about the calls is in `tests/cache`.
+//! What needs to know where a key belongs, or comes between two steps. Everything else about the calls is in `tests/cache`.
 
 use super::*;
 use crate::coherence::CoherenceOptions;
 use crate::device::PoolSpec;
 use crate::host::HostConfig;
+use crate::line::Line;
 use crate::machine::{Machine, State};
-use crate::media::HINTS_PER_LINE;
+use crate::media::{HINTS_PER_LINE, Region};
 use crate::metrics::RefusalReason;
 use crate::platform::MachineId;
 use crate::pool::{CellArea, FormatOptions, Pool, Share};
@@ -76,6 +77,33 @@ fn a_full_part_of_the_hint_table_keeps_blocks_out_and_loses_none() {
     assert!(cache.evict(SPACE, key(crowd[5])).unwrap());
     assert_eq!(publish(crowd[places]).unwrap(), Published::Stored);
     assert!(is_there(crowd[places]) && !is_there(crowd[5]) && crowd[6..places].iter().all(|&number| is_there(number)));
+}
+
+#[test]
+fn blocks_about_to_go_stay_where_a_fence_cannot_be_told() {
+    let (cache, _service, pool, _directory) = cache(112);
+    let (inner, numbers) = (&cache.inner, 0..40u64);
+    for number in numbers.clone() {
+        assert_eq!(cache.publish(SPACE, key(number), None, &number.to_le_bytes()).unwrap(), Published::Stored);
+    }
+    let usage = cache.usage();
+    let (row, op) = (pool.layout().line_offset(Region::Fence, 0).unwrap(), inner.work().unwrap());
+    let whole = pool.lines().fetch_raw(row).unwrap();
+    let blocks = held(&inner.cells).blocks(|_| true);
+    let victims = inner.take(&blocks);
+    assert_eq!(victims.len(), 40);
+    pool.lines().memory().write_line(row, &Line([1; 64])).unwrap();
+    pool.lines().fence_published();
+    assert!(matches!(inner.retire(&op, victims, evict::Reason::Asked), Err(Error::BadLine { region: Region::Fence, .. })));
+    pool.lines().memory().write_line(row, &whole).unwrap();
+    pool.lines().fence_published();
+    assert_eq!(cache.usage(), usage);
+    for number in numbers {
+        let mut found = [0; 8];
+        assert_eq!(cache.pull(SPACE, key(number), &mut found).unwrap(), Pulled::Hit { len_bytes: 8 });
+        assert_eq!(found, number.to_le_bytes());
+        assert!(cache.evict(SPACE, key(number)).unwrap());
+    }
 }
 
 #[test]
