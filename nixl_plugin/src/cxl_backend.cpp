@@ -73,8 +73,11 @@ nixlCxlEngine::~nixlCxlEngine() {
     // Engines of this process and peers use this memory: not any more from here on.
     for (const auto& registration : core_->registry.all())
         registration->close();
-    if (peering_)
+    if (peering_) {
+        // They would copy on until they find the links closed, whatever the memory is used for by then.
+        peering_->take_back();
         peering_->shut_down();
+    }
     for (const auto& registration : core_->registry.all()) {
         if (!registration->close_and_wait(core_->options.timeout_ms))
             log(LogLevel::warn, "CXL: an engine ends while its memory is in use by a transfer");

@@ -3,6 +3,7 @@
 #include "log.h"
 #include "pool_memory.h"
 #include "staged/heap.h"
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -12,6 +13,14 @@ namespace {
 
 /// How old what is known of a peer may be.
 constexpr uint64_t peer_age_ns = 2'000'000;
+
+/// Each once: there may be several links to one.
+std::string names(const std::vector<std::string>& agents) {
+    std::string listed;
+    for (const std::string& agent : std::set<std::string>(agents.begin(), agents.end()))
+        listed += (listed.empty() ? "" : ", ") + agent;
+    return listed;
+}
 
 /// The memory of a registration that a peer asked for, in use as long as somebody has it.
 class InUse : public Memory {
@@ -449,12 +458,22 @@ Status Peering::release(Registration& registration) {
                                            " are deregistered but still in use by a transfer: do not free them")};
     if (silent.empty())
         return {};
-    std::string names;
-    for (const std::string& agent : silent)
-        names += (names.empty() ? "" : ", ") + agent;
     return {NIXL_ERR_NOT_ALLOWED,
-            text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base), " are deregistered, but no word came from ", names,
-                 ", which may still copy there: do not free them before they are deregistered once more")};
+            text("CXL: ", registration.len_bytes, " bytes at ", hex(registration.base), " are deregistered, but no word came from ",
+                 names(silent), ", which may still copy there: do not free them before they are deregistered once more")};
+}
+
+void Peering::take_back() noexcept {
+    try {
+        std::vector<std::string> silent;
+        if (!links_->revoke_all(core_->options.timeout_ms, silent).ok())
+            log(LogLevel::error, text("CXL: an engine ends, but no word came from ", names(silent),
+                                      ", which may still copy to and from what it had registered in the pool: do not use that for "
+                                      "anything else before these have ended"));
+    } catch (const std::exception& error) {
+        log(LogLevel::error, "CXL: an engine ends without having taken back what it lent to peers: they may still use it");
+        log(LogLevel::error, error.what());
+    }
 }
 
 } // namespace kvbm_cxl

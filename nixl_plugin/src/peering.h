@@ -57,6 +57,8 @@ class Peering : public std::enable_shared_from_this<Peering> {
     /// Gives a registration back: nobody begins to use it any more, and who did has ended. NIXL_ERR_NOT_ALLOWED if somebody may still use
     /// it, who is named in the reason; it may be called again.
     Status release(Registration& registration);
+    /// The same with all that was lent to peers, before the engine ends: says so if one may still use some of it. Registrations are closed.
+    void take_back() noexcept;
 
     /// The part of a transfer that goes over a link. `peer` uses the same pool.
     Status make_staged_part(nixl_xfer_op_t operation, const Peer& peer, const Pairs& pairs, std::unique_ptr<Part>& part);

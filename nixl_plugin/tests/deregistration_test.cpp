@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory in the pool that other processes copy to and from by themselves is given back: while they copy, are stopped, are killed, and have
-// never been linked.
+// Memory in the pool that other processes copy to and from by themselves is given back, or its engine ends: while they copy, are stopped,
+// are killed, and have never been linked.
 #include "support/agents.h"
 #include "support/child.h"
+#include <optional>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 
 using namespace kvbm_cxl;
 using namespace testing;
@@ -79,6 +81,27 @@ void read_on(const std::string& pool, const Talk& talk) {
     talk.say("ended", std::to_string(status));
 }
 
+/// Reads a little of the owner's memory over and over, as fast as it can, until it fails: what was got until then is right.
+void read_little_on(const std::string& pool, const Talk& talk) {
+    Agent agent("reader", pool);
+    CHECK(agent->loadRemoteConnInfo("owner", talk.hear("owner")) == NIXL_SUCCESS);
+    Far far(agent, talk, "small");
+    Buffer near(agent, false, small, 1);
+    Transfer_ read(agent, NIXL_READ, near, far.at, far.md, "owner", {{0, 0, small}});
+    const std::vector<std::byte> right = unique_bytes(small, salt_before);
+    CHECK(read.run() == NIXL_SUCCESS);
+    talk.say("reads", number(static_cast<uintptr_t>(getpid())));
+    nixl_status_t status = NIXL_SUCCESS;
+    while ((status = read.run()) == NIXL_SUCCESS) {
+        if (near.content() != right) {
+            std::fprintf(stderr, "a small transfer that succeeded has wrong bytes\n");
+            std::_Exit(1);
+        }
+    }
+    CHECK(status == NIXL_ERR_REMOTE_DISCONNECT || status == NIXL_ERR_NOT_FOUND);
+    talk.say("ended", std::to_string(status));
+}
+
 /// Has read something of the owner, and does nothing more.
 void rest(const std::string& pool, const Talk& talk) {
     Agent agent("rester", pool);
@@ -112,6 +135,43 @@ void stop(pid_t pid) {
         return true;
     });
 }
+
+/// What is written on stderr meanwhile.
+template <class Work> std::string what_is_said(const Work& work) {
+    char name[] = "/dev/shm/kvbm-cxl-said-XXXXXX";
+    int file = mkstemp(name), was = dup(STDERR_FILENO);
+    CHECK(file >= 0 && was >= 0 && unlink(name) == 0 && dup2(file, STDERR_FILENO) >= 0);
+    work();
+    CHECK(dup2(was, STDERR_FILENO) >= 0);
+    std::string said(static_cast<size_t>(lseek(file, 0, SEEK_CUR)), '\0');
+    CHECK(pread(file, said.data(), said.size(), 0) == static_cast<ssize_t>(said.size()));
+    close(file);
+    close(was);
+    std::fputs(said.c_str(), stderr);
+    return said;
+}
+
+/// Stops all threads of a child but its first one, as a machine does that is too busy, until the object goes.
+class HeldThreads {
+    std::vector<pid_t> ids_;
+
+  public:
+    explicit HeldThreads(pid_t pid) {
+        for (const auto& task : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+            auto id = static_cast<pid_t>(std::stoi(task.path().filename()));
+            if (id == pid)
+                continue;
+            CHECK(ptrace(PTRACE_SEIZE, id, 0, 0) == 0 && ptrace(PTRACE_INTERRUPT, id, 0, 0) == 0);
+            CHECK(waitpid(id, nullptr, __WALL) == id);
+            ids_.push_back(id);
+        }
+    }
+    ~HeldThreads() {
+        for (pid_t id : ids_)
+            CHECK(ptrace(PTRACE_DETACH, id, 0, 0) == 0);
+    }
+    HeldThreads(const HeldThreads&) = delete;
+};
 
 double seconds_since(std::chrono::steady_clock::time_point since) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
@@ -169,6 +229,36 @@ void a_peer_that_was_stopped_gets_no_wrong_bytes(const testing::Folder& folder, 
     // It lives, and has let go: now that is certain.
     await("a word of the peer", [&] { return deregister(owner, block) == NIXL_SUCCESS; });
     reader.finish();
+}
+
+/// An engine ends that has not given back what it lent, and its application uses the memory for something else as soon as that returns: who
+/// reads there has let go by then, or is one that may not take what it reads for the data, which the engine has said.
+void an_engine_that_ends_takes_back_what_it_lent(const testing::Folder& folder, const std::string& pool, const char* machine,
+                                                 bool is_held_up) {
+    Talk talk = Talk::make(folder);
+    Options options;
+    CHECK_OK(read_options({{"pool", pool}}, options));
+    std::shared_ptr<Pool> stays_open;
+    CHECK_OK(Pool::open(options, stays_open));
+    Agent owner("owner", pool, {{"timeout_ms", "1000"}});
+    Buffer block(owner, true, small, salt_before);
+    talk.offer("small", block);
+    talk.say("owner", owner.conn_info());
+    Child reader(machine, {"read_little_on", pool, talk.folder});
+    auto pid = static_cast<pid_t>(std::stoi(talk.hear("reads")));
+    std::optional<HeldThreads> held;
+    if (is_held_up)
+        held.emplace(pid);
+    auto since = std::chrono::steady_clock::now();
+    std::string said = what_is_said([&] { owner.engine.reset(); });
+    block.fill(salt_after);
+    double took_s = seconds_since(since);
+    talk.hear("ended");
+    held.reset();
+    reader.finish();
+    CHECK(is_held_up ? took_s >= 1 && took_s < 3 * SLOWER : took_s < 0.9 * SLOWER);
+    CHECK((said.find("no word came from reader") != std::string::npos) == is_held_up);
+    delete std::exchange(block.md, nullptr);
 }
 
 /// Owns memory, and does with it as it is told.
@@ -230,6 +320,8 @@ int main(int argc, char** argv) {
         std::string role = argv[1];
         if (role == "read_on")
             read_on(argv[2], talk);
+        else if (role == "read_little_on")
+            read_little_on(argv[2], talk);
         else if (role == "rest")
             rest(argv[2], talk);
         else
@@ -242,6 +334,8 @@ int main(int argc, char** argv) {
         nothing_begins_without_a_link(folder, pool, machine);
         a_peer_that_was_stopped_gets_no_wrong_bytes(folder, pool, machine);
         peers_that_copy_are_waited_for(folder, pool, machine);
+        for (bool is_held_up : {false, true})
+            an_engine_that_ends_takes_back_what_it_lent(folder, pool, machine, is_held_up);
     }
     std::string emulated = testing::new_pool(folder, "emulated", "emulated:seed=3").pool;
     nothing_begins_without_a_link(folder, emulated, "two");

@@ -117,6 +117,28 @@ void a_revocation_waits_for_those_who_borrowed() {
     CHECK(quick.borrow(owner, {loan}) == NIXL_SUCCESS && quick.links->counts().gone == 0);
 }
 
+/// All that was lent is asked for at once, and waited for together.
+void everything_is_given_back_in_the_time_of_one() {
+    Engine owner("owner"), slow("slow"), quick("quick");
+    for (Engine* user : {&slow, &quick}) {
+        user->knows(owner);
+        std::vector<std::shared_ptr<Loan>> loans;
+        for (uint64_t registration = 1; registration < 60; ++registration)
+            loans.push_back(user->loan_of(owner, registration));
+        CHECK(user->borrow(owner, loans) == NIXL_SUCCESS);
+    }
+    owner.lends = false;
+    slow.is_used = true;
+    std::vector<std::string> silent;
+    uint64_t since = now_ns();
+    CHECK(owner.links->revoke_all(100, silent).code() == NIXL_IN_PROG && silent == std::vector<std::string>{"slow"});
+    CHECK(now_ns() - since < 1'500'000'000 * SLOWER);
+    CHECK(owner.revoke(1, 100, {"slow"}) == NIXL_IN_PROG && owner.revoke(59, 100, {"slow"}) == NIXL_IN_PROG);
+    slow.is_used = false;
+    CHECK(wait_until([&] { return owner.links->revoke_all(100, silent).ok(); }, [] { nap(); }));
+    CHECK(owner.revoke(1, 100, {}) == NIXL_SUCCESS && quick.links->counts().gone == 0);
+}
+
 /// Who has nothing to do with a peer any more, but copies there still, keeps the link: the peer may ask for its memory.
 void a_link_stays_as_long_as_memory_is_used_over_it() {
     Engine owner("owner"), user("user");
@@ -221,6 +243,7 @@ void a_connection_that_no_thread_could_be_started_for_is_made_later() {
 const Test TESTS[] = {
     {"memory_is_lent_over_the_link_that_there_is", memory_is_lent_over_the_link_that_there_is},
     {"a_revocation_waits_for_those_who_borrowed", a_revocation_waits_for_those_who_borrowed},
+    {"everything_is_given_back_in_the_time_of_one", everything_is_given_back_in_the_time_of_one},
     {"a_link_stays_as_long_as_memory_is_used_over_it", a_link_stays_as_long_as_memory_is_used_over_it},
     {"a_close_in_good_order_is_not_the_end_of_a_peer", a_close_in_good_order_is_not_the_end_of_a_peer},
     {"a_peer_that_is_loaded_again_is_not_gone", a_peer_that_is_loaded_again_is_not_gone},

@@ -131,7 +131,11 @@ class Links {
     /// those that do not are closed then. It is also waited for those whose link has ended before, until they have closed it too or are
     /// known to be gone, but not for longer than `timeout_ms` from its end on. The agents that may still use it are added to `silent`.
     /// NIXL_IN_PROG if there are any; it may be called again for them.
-    Status revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent);
+    Status revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent) {
+        return revoke(registration, registration, timeout_ms, silent);
+    }
+    /// The same for all that was lent, in the same time.
+    Status revoke_all(uint64_t timeout_ms, std::vector<std::string>& silent) { return revoke(0, UINT64_MAX, timeout_ms, silent); }
     /// What to do when a peer revokes: called under the turn until it returns true (nothing under way there any more).
     void on_revoke(std::function<bool(const std::string& engine_id, uint64_t registration)> revoked);
     /// What to do about four times a second: called under the turn until the links end.
@@ -188,6 +192,7 @@ class Links {
     Status on_noted(Link& link, Bytes message);
     Status on_revoke_message(Link& link, Kind kind, Bytes message);
     void answer_revocations();
+    Status revoke(uint64_t first, uint64_t last, uint64_t timeout_ms, std::vector<std::string>& silent);
     Status on_borrow_message(Link& link, Bytes message);
     Status on_lent_message(Link& link, Bytes message);
     void open_access(Peer& to);
@@ -244,7 +249,7 @@ class Links {
     /// Of engines that are no peers just now: the last notification that was received.
     std::unordered_map<std::string, uint64_t> heard_;
     std::vector<std::pair<Link*, Status>> lost_;
-    std::map<uint64_t, std::shared_ptr<Revocation>> revocations_; // by ticket: asked of peers
+    std::set<std::shared_ptr<Revocation>> revocations_; // asked of peers
     struct Revoking {
         uint64_t link, ticket, registration;
     };

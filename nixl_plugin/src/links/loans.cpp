@@ -183,34 +183,35 @@ void Links::doubt(Link& link) {
 }
 
 void Links::answered(uint64_t link) {
-    for (auto& [ticket, revocation] : revocations_)
+    for (const auto& revocation : revocations_)
         revocation->answered(link);
 }
 
-Status Links::revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std::string>& silent) {
+Status Links::revoke(uint64_t first, uint64_t last, uint64_t timeout_ms, std::vector<std::string>& silent) {
     auto revocation = std::make_shared<Revocation>();
-    revocation->registration = registration;
-    uint64_t ticket = 0, timeout_ns = timeout_ms * 1'000'000, end = now_ns();
+    uint64_t timeout_ns = timeout_ms * 1'000'000, end = now_ns();
     within_turn([&] {
         uint64_t now = now_ns();
-        ticket = next_ticket_++;
         for (auto& link : links_) {
-            if (!link->lent.contains(registration))
-                continue;
-            revocation->silent.emplace(link->number(), link->agent());
-            link->send(Writer(Kind::revoke).put(ticket).put(registration).take());
-            end = now + timeout_ns;
+            for (auto lent = link->lent.lower_bound(first); lent != link->lent.end() && *lent <= last; ++lent) {
+                Revocation::Silent& of = revocation->silent[link->number()];
+                of.agent = link->agent();
+                ++of.answers;
+                revocation->asked.emplace(next_ticket_, Revocation::Asked{link->number(), *lent});
+                link->send(Writer(Kind::revoke).put(next_ticket_++).put(*lent).take());
+                end = now + timeout_ns;
+            }
         }
         for (auto& [number, doubt] : doubts_) {
-            if (!doubt.lent.contains(registration))
+            if (auto lent = doubt.lent.lower_bound(first); lent == doubt.lent.end() || *lent > last)
                 continue;
-            revocation->silent.emplace(number, doubt.agent);
+            revocation->silent.emplace(number, Revocation::Silent{doubt.agent});
             end = std::max(end, doubt.closed_ns + (doubt.is_silent ? 0 : timeout_ns));
         }
         revocation->left = revocation->silent.size();
         if (revocation->left == 0)
             return;
-        revocations_.emplace(ticket, revocation);
+        revocations_.insert(revocation);
         look_at_loans(now);
     });
     auto wait = [&] {
@@ -235,14 +236,14 @@ Status Links::revoke(uint64_t registration, uint64_t timeout_ms, std::vector<std
     wait();
     size_t left = 0;
     within_turn([&] {
-        revocations_.erase(ticket);
+        revocations_.erase(revocation);
         left = revocation->silent.size();
-        for (auto& [link, agent] : revocation->silent)
-            silent.push_back(agent);
+        for (auto& [link, of] : revocation->silent)
+            silent.push_back(of.agent);
     });
     if (left == 0)
         return {};
-    return {NIXL_IN_PROG, text("CXL: ", left, " of the peers that a registration was lent to may still use it after ", timeout_ms, " ms")};
+    return {NIXL_IN_PROG, text("CXL: ", left, " of the peers that memory was lent to may still use it after ", timeout_ms, " ms")};
 }
 
 Status Links::on_revoke_message(Link& link, Kind kind, Bytes message) {
@@ -253,9 +254,16 @@ Status Links::on_revoke_message(Link& link, Kind kind, Bytes message) {
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a revocation that cannot be")};
     if (kind == Kind::revoke) {
         revoking_.push_back({link.number(), ticket, registration});
-    } else if (auto found = revocations_.find(ticket); found != revocations_.end()) {
-        link.lent.erase(found->second->registration);
-        found->second->answered(link.number());
+        return {};
+    }
+    for (const auto& revocation : revocations_) {
+        auto found = revocation->asked.find(ticket);
+        if (found == revocation->asked.end() || found->second.link != link.number())
+            continue;
+        link.lent.erase(found->second.registration);
+        revocation->asked.erase(found);
+        if (auto of = revocation->silent.find(link.number()); of != revocation->silent.end() && --of->second.answers == 0)
+            revocation->answered(link.number());
     }
     return {};
 }

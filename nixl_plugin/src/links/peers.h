@@ -52,12 +52,20 @@ struct Links::Doubt {
     bool is_silent;   // it was waited for before
 };
 
-/// Asked of every link over which the registration was lent.
+/// Asked of every link over which something was lent that is to be given back.
 struct Links::Revocation {
-    uint64_t registration;
-    std::map<uint64_t, std::string> silent; // number of the link -> agent
+    struct Asked {
+        uint64_t link, registration;
+    };
+    struct Silent {
+        std::string agent;
+        size_t answers = 0; // that it owes; none if the link has ended
+    };
+    std::map<uint64_t, Asked> asked;   // by ticket, until it is answered
+    std::map<uint64_t, Silent> silent; // by number of the link
     std::atomic<size_t> left{0};
 
+    /// The other end of a link has let go of all of it.
     void answered(uint64_t link) {
         silent.erase(link);
         left.store(silent.size(), std::memory_order_release);
