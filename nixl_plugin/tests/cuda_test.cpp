@@ -373,6 +373,25 @@ void parts(const Folder& folder, Gpu& gpu) {
     part->cancel();
     later.join();
     CHECK(ended->times == 1 && !pool->is_used() && testing::run(*part) == NIXL_SUCCESS);
+    // Given up, and with it what named the memory: that is in use nevertheless.
+    auto peers = testing::register_dram(*scene.core, scene.block, scene.len_bytes);
+    std::weak_ptr<Registration> kept = peers;
+    RemoteRegion of_peer = testing::own_region(peers);
+    std::unique_ptr<Part> given_up;
+    CHECK_OK(
+        make_device_part(scene.core, scene.gpus, NIXL_WRITE, {{scene.vram.get(), &of_peer, scene.memory, peers->base, 1000}}, given_up));
+    gpu.fake->is_stuck = true;
+    ended = std::make_shared<testing::Ended>();
+    CHECK(given_up->post(ended) == NIXL_IN_PROG);
+    given_up.reset();
+    of_peer.own.reset();
+    peers.reset();
+    CHECK(ended->times == 1 && ended->status == NIXL_ERR_CANCELED);
+    CHECK(kept.use_count() > 0 && scene.vram->is_used());
+    gpu.fake->is_stuck = false;
+    testing::await("the device", [&] { return kept.expired(); });
+    CHECK(!scene.vram->is_used());
+
     scene.vram->close();
     CHECK(testing::run(*part) == NIXL_ERR_NOT_FOUND && !pool->is_used());
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../log.h"
 #include "gpus.h"
+#include <set>
 
 namespace kvbm_cxl::cuda {
 
@@ -8,10 +9,17 @@ namespace {
 
 /// Copies between one GPU and memory of this process.
 class DevicePart : public Part {
-    /// The registrations, in use until the device has finished.
+    using Registrations = std::set<std::shared_ptr<Registration>>;
+
+    /// The registrations, in use until the device has finished, although whoever named them may have let go of them before.
     struct Hold {
+        Registrations registrations;
         std::shared_ptr<Uses> uses;
-        ~Hold() { uses->end(); }
+        explicit Hold(Registrations of) : registrations(std::move(of)) {}
+        ~Hold() {
+            if (uses)
+                uses->end();
+        }
     };
     /// One post.
     struct Run {
@@ -44,6 +52,7 @@ class DevicePart : public Part {
     Direction direction_ = Direction::to_device;
     std::vector<DevicePiece> pieces_;
     std::shared_ptr<Uses> uses_ = std::make_shared<Uses>();
+    Registrations registrations_; // of them
     uint64_t len_bytes_ = 0;
     std::mutex mutex_;
     std::shared_ptr<Run> run_; // of the last post
@@ -87,8 +96,11 @@ Status DevicePart::take(nixl_xfer_op_t operation, const Pair& pair) {
     device_ = std::move(device);
     direction_ = (operation == NIXL_READ) == !!local ? Direction::to_device : Direction::to_host;
     pieces_.push_back({local ? pair.local_address : pair.remote_address, host, pair.len_bytes});
-    uses_->add(pair.local);
-    uses_->add(own);
+    for (Registration* used : {pair.local, own}) {
+        uses_->add(used);
+        if (used)
+            registrations_.insert(used->shared_from_this());
+    }
     len_bytes_ += pair.len_bytes;
     return {};
 }
@@ -103,9 +115,9 @@ Status DevicePart::take(nixl_xfer_op_t operation, const Pairs& pairs) {
 
 nixl_status_t DevicePart::post(const std::shared_ptr<Completion>& whom) noexcept {
     try {
+        auto hold = std::make_shared<Hold>(registrations_);
         if (!uses_->begin())
             return report("gone", uses_->refusal());
-        auto hold = std::make_shared<Hold>();
         hold->uses = uses_;
         std::unique_ptr<Copy> copy;
         Status started = Copy::start(device_, gpus_->pinned(), direction_, pieces_, Way::any, std::move(hold), copy);
