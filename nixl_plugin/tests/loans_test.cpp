@@ -139,6 +139,16 @@ void everything_is_given_back_in_the_time_of_one() {
     CHECK(owner.revoke(1, 100, {}) == NIXL_SUCCESS && quick.links->counts().gone == 0);
 }
 
+/// A copy that does not end, as one by a device: the end of its engine is no word that it has.
+void an_engine_that_ends_in_the_middle_of_a_copy_has_not_let_go() {
+    Engine owner("owner"), user("user");
+    user.knows(owner);
+    CHECK(user.borrow(owner, {user.loan_of(owner, 1)}) == NIXL_SUCCESS);
+    user.is_used = true;
+    user.links->shut_down();
+    CHECK(owner.revoke(1, 100, {"user"}) == NIXL_IN_PROG && owner.revoke(1, 100, {"user"}) == NIXL_IN_PROG);
+}
+
 /// Who has nothing to do with a peer any more, but copies there still, keeps the link: the peer may ask for its memory.
 void a_link_stays_as_long_as_memory_is_used_over_it() {
     Engine owner("owner"), user("user");
@@ -244,6 +254,7 @@ const Test TESTS[] = {
     {"memory_is_lent_over_the_link_that_there_is", memory_is_lent_over_the_link_that_there_is},
     {"a_revocation_waits_for_those_who_borrowed", a_revocation_waits_for_those_who_borrowed},
     {"everything_is_given_back_in_the_time_of_one", everything_is_given_back_in_the_time_of_one},
+    {"an_engine_that_ends_in_the_middle_of_a_copy_has_not_let_go", an_engine_that_ends_in_the_middle_of_a_copy_has_not_let_go},
     {"a_link_stays_as_long_as_memory_is_used_over_it", a_link_stays_as_long_as_memory_is_used_over_it},
     {"a_close_in_good_order_is_not_the_end_of_a_peer", a_close_in_good_order_is_not_the_end_of_a_peer},
     {"a_peer_that_is_loaded_again_is_not_gone", a_peer_that_is_loaded_again_is_not_gone},

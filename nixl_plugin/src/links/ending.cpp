@@ -13,6 +13,14 @@ namespace kvbm_cxl {
 namespace {
 /// A notification that ended so many links is given up.
 constexpr int SENDS = 5;
+
+/// Links that are open until the process ends.
+void keep_open(std::unique_ptr<Link> link) {
+    static auto& mutex = *new std::mutex;
+    static auto& links = *new std::vector<std::unique_ptr<Link>>;
+    std::lock_guard lock(mutex);
+    links.push_back(std::move(link));
+}
 } // namespace
 
 void Links::lose(Link& link, const Status& reason) {
@@ -115,12 +123,17 @@ void Links::shut_down() {
             bool is_used = false;
             while ((is_used = link->is_borrowing && is_used_ && is_used_(link->engine_id())) && now_ns() < end)
                 std::this_thread::yield();
-            if (is_used)
-                log(LogLevel::warn, text("CXL: an engine ends while it uses memory of agent ", link->agent()));
             uint64_t now = now_ns();
-            link->close(link->is_known() && !link->is_lost && now < end ? (end - now) / 1'000'000 : 0);
+            if (!is_used)
+                link->close(link->is_known() && !link->is_lost && now < end ? (end - now) / 1'000'000 : 0);
             if (service_)
                 service_->on_gone(*link, ends);
+            if (is_used) {
+                log(LogLevel::error, text("CXL: an engine ends while it uses memory of agent ", link->agent(),
+                                          ", which cannot have it back before this process ends"));
+                // That it is closed would say the opposite.
+                keep_open(std::move(link));
+            }
         }
         lost_.clear();
         links_.clear();
