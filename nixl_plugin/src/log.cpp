@@ -78,6 +78,14 @@ void log_once(LogLevel level, std::string_view cause, std::string_view message) 
     }
 }
 
+void log_failure(std::string_view cause, std::string_view what, const std::exception& error) noexcept {
+    try {
+        log_once(LogLevel::error, cause, text(what, error.what()));
+    } catch (...) {
+        log_once(LogLevel::error, cause, what);
+    }
+}
+
 nixl_status_t report(std::string_view cause, const Status& failure) noexcept {
     log_once(LogLevel::error, cause, failure.reason());
     return failure.code();

@@ -49,9 +49,13 @@ nixl_status_t XferRequest::await_loans() noexcept {
         peering_->borrow(*peer_, loans_, [wait, weak = weak_from_this()](const Status& status) {
             wait->outcome = status.code();
             wait->is_over.store(true, std::memory_order_release);
-            // An application that polls may be first. If there is no thread, it is the only one.
-            if (auto request = weak.lock())
-                (void)request->core_->workers.submit(std::make_shared<Start>(request), 1);
+            // An application that polls may be first. If there is no thread, or no memory, it is the only one.
+            try {
+                if (auto request = weak.lock())
+                    (void)request->core_->workers.submit(std::make_shared<Start>(request), 1);
+            } catch (const std::exception& error) {
+                log_failure("start", "CXL: a transfer that waited for memory of a peer begins only when it is asked for: ", error);
+            }
         });
         begin_if_over();
         return static_cast<nixl_status_t>(status_.load(std::memory_order_acquire));

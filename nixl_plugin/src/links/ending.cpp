@@ -24,13 +24,15 @@ void keep_open(std::unique_ptr<Link> link) {
 } // namespace
 
 void Links::lose(Link& link, const Status& reason) {
-    if (std::exchange(link.is_lost, true))
+    if (link.is_lost)
         return;
+    // First, because what throws in the middle would leave a link that is neither used nor buried.
+    lost_.emplace_back(&link, reason);
+    link.is_lost = true;
     // Nobody begins to use the peer's memory over it any more.
     if (auto found = peers_.find(link.engine_id()); found != peers_.end())
         if (const auto& access = found->second->access; access && access->link() == link.number())
             access->close();
-    lost_.emplace_back(&link, reason);
 }
 
 void Links::bury_lost() {
@@ -41,9 +43,14 @@ void Links::bury_lost() {
             ++i;
             continue;
         }
-        auto [link, reason] = std::move(lost_[i]);
+        // Once more in the next round, if anything is thrown there.
+        Link* link = lost_[i].first;
+        bury(*link, Status(lost_[i].second));
         lost_.erase(lost_.begin() + static_cast<std::ptrdiff_t>(i));
-        bury(*link, reason);
+        std::string engine_id = link->engine_id();
+        std::erase_if(links_, [&](const auto& kept) { return kept.get() == link; });
+        if (auto found = peers_.find(engine_id); found != peers_.end())
+            open_access(*found->second);
     }
 }
 
@@ -51,9 +58,6 @@ void Links::bury(Link& link, const Status& reason) {
     doubt(link);
     // Closed first, so that the other end can see it before anything that it was lent is used for something else.
     link.close(0);
-    counts_.gone.fetch_add(1, std::memory_order_relaxed);
-    if (!link.was_closed() && !link.is_forgotten)
-        counts_.lost.fetch_add(1, std::memory_order_relaxed);
     if (auto found = peers_.find(link.engine_id()); found != peers_.end()) {
         Peer& of = *found->second;
         std::erase(of.links, &link);
@@ -74,11 +78,10 @@ void Links::bury(Link& link, const Status& reason) {
                 erase_peer(of.engine_id);
         } else if (!of.unread.empty()) {
             // The peer may have closed the link without having read them. It knows the ones that it has by their numbers.
-            if (std::erase_if(of.unread, [](const Note& note) { return note.sends >= SENDS; }) > 0)
+            if (of.unread.remove_if([](const Note& note) { return note.sends >= SENDS; }) > 0)
                 log_once(LogLevel::warn, "note:" + of.engine_id, text("CXL: agent ", of.agent, " does not take a notification"));
             counts_.notes_resent.fetch_add(of.unread.size(), std::memory_order_relaxed);
-            of.notes.insert(of.notes.begin(), std::make_move_iterator(of.unread.begin()), std::make_move_iterator(of.unread.end()));
-            of.unread.clear();
+            of.notes.splice(of.notes.begin(), of.unread);
             send_notes(of);
         }
     }
@@ -86,10 +89,9 @@ void Links::bury(Link& link, const Status& reason) {
     std::erase_if(revoking_, [&](const Revoking& revoking) { return revoking.link == link.number(); });
     if (service_)
         service_->on_gone(link, {NIXL_ERR_REMOTE_DISCONNECT, reason.reason()});
-    std::string engine_id = link.engine_id();
-    std::erase_if(links_, [&](const auto& kept) { return kept.get() == &link; });
-    if (auto found = peers_.find(engine_id); found != peers_.end())
-        open_access(*found->second);
+    counts_.gone.fetch_add(1, std::memory_order_relaxed);
+    if (!link.was_closed() && !link.is_forgotten)
+        counts_.lost.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Links::shut_down() {

@@ -142,8 +142,14 @@ bool Links::run_posted() {
         posted.swap(posted_);
         has_posted_ = false;
     }
-    for (auto& work : posted)
-        work();
+    for (auto& work : posted) {
+        try {
+            work();
+        } catch (const std::exception& error) {
+            // Neither what comes behind it nor whoever has the turn is to blame; whoever waits for its outcome is told by the work itself.
+            log_failure("posted", "CXL: something that was handed in for the links failed: ", error);
+        }
+    }
     return true;
 }
 
@@ -165,8 +171,8 @@ bool Links::round(uint64_t now) {
         did |= service_->work(now);
     if (!lost_.empty())
         bury_lost();
-    if (now >= loans_ns_)
-        look_at_loans(now);
+    if (now >= look_ns_)
+        look_at_peers(now);
     wake_peers(now);
     if (tick_ && now >= tick_ns_) {
         tick_ns_ = now + TICK_NS;
@@ -194,7 +200,12 @@ bool Links::poll(Link& link, uint64_t now) {
             break;
         did = true;
         link.heard_ns = now;
-        status = on_message(link, message);
+        try {
+            status = on_message(link, message);
+        } catch (const std::exception& error) {
+            // It does not come again: whoever waits for what it would have done learns of the end of the link.
+            status = {NIXL_ERR_BACKEND, text("CXL: a message of agent ", link.agent(), " could not be taken: ", error.what())};
+        }
     }
     // Nobody waits for it: the peer only keeps what it might have to send once more.
     if (uint64_t noted = std::exchange(link.noted, 0); noted > 0 && status.ok())
@@ -235,7 +246,13 @@ Status Links::on_message(Link& link, Bytes message) {
 // ---- Connections
 
 Link& Links::adopt(cxl_ring_t ring, bool is_ours, uint64_t now) {
-    links_.push_back(std::make_unique<Link>(pool_, ring, next_link_++, is_ours));
+    try {
+        links_.push_back(std::make_unique<Link>(pool_, ring, next_link_++, is_ours));
+    } catch (...) {
+        // The other end would wait for somebody who does not know of it.
+        cxl_shm_ring_close(pool_->handle(), ring, 0);
+        throw;
+    }
     Link& link = *links_.back();
     link.since_ns = link.heard_ns = now;
     return link;
@@ -315,20 +332,32 @@ bool Links::take_connected(uint64_t now) {
         }
         Peer& to = *found->second;
         to.is_connecting = false;
-        if (!outcome.status.ok()) {
-            to.failure = outcome.status;
-            to.failed_ns = now;
-            if (to.links.empty()) {
-                to.notes.clear();
-                to.unread.clear();
-                set_gone(to);
-                end_borrowing(to, outcome.status);
-                log(LogLevel::info, text("CXL: agent ", to.agent, ": ", outcome.status.reason()));
+        if (outcome.status.ok()) {
+            try {
+                take_link(to, outcome.ring, now);
+                continue;
+            } catch (const std::exception& error) {
+                // The others have nothing to do with it.
+                outcome.status = {NIXL_ERR_BACKEND, text("CXL: taking a new link: ", error.what())};
             }
-            continue;
         }
-        counts_.connected.fetch_add(1, std::memory_order_relaxed);
-        Link& link = adopt(outcome.ring, true, now);
+        to.failure = outcome.status;
+        to.failed_ns = now;
+        if (to.links.empty()) {
+            to.notes.clear();
+            to.unread.clear();
+            set_gone(to);
+            end_borrowing(to, outcome.status);
+            log(LogLevel::info, text("CXL: agent ", to.agent, ": ", outcome.status.reason()));
+        }
+    }
+    return !outcomes.empty();
+}
+
+void Links::take_link(Peer& to, cxl_ring_t ring, uint64_t now) {
+    Link& link = adopt(ring, true, now);
+    counts_.connected.fetch_add(1, std::memory_order_relaxed);
+    try {
         link.set_peer(to.engine_id, to.agent);
         to.links.push_back(&link);
         link.has_bell = doorbell_ && doorbell_->ring(to.engine_id);
@@ -339,8 +368,10 @@ bool Links::take_connected(uint64_t now) {
             service_->on_linked(link);
         send_notes(to);
         open_access(to);
+    } catch (const std::exception&) {
+        lose(link, {NIXL_ERR_BACKEND, "CXL: no memory"});
+        throw;
     }
-    return !outcomes.empty();
 }
 
 Link* Links::reach(const std::string& engine_id, Status& failure) {
@@ -360,11 +391,11 @@ Link* Links::reach(const std::string& engine_id, Status& failure) {
         return nullptr;
     }
     if (!to.is_connecting && connector_) {
+        connector_->ask(engine_id);
         to.is_connecting = true;
         if (to.failure.ok())
             set_state(engine_id, PeerState::connecting);
         to.failure = {};
-        connector_->ask(engine_id);
         if (doorbell_)
             doorbell_->ring(engine_id);
     }

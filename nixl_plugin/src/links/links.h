@@ -22,6 +22,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -119,7 +120,7 @@ class Links {
     std::shared_ptr<Access> access_to(const std::string& engine_id) const;
     /// Borrows memory of an engine over the link to it, which is made if there is none. `done` is called once, under the turn: with success
     /// when all of it is lent, NIXL_ERR_NOT_FOUND if some of it is no registration there any more, NIXL_ERR_REMOTE_DISCONNECT if the engine
-    /// cannot be reached, and with a failure after `timeout_ms`.
+    /// cannot be reached, and with a failure after `timeout_ms`. It must not throw.
     void borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loan>> loans, uint64_t timeout_ms,
                 std::function<void(const Status&)> done);
     /// Whether a registration of this engine may be lent: called under the turn. Nothing is lent without it.
@@ -144,7 +145,8 @@ class Links {
     /// Makes progress if nobody else does just now; true if something was done.
     bool progress();
 
-    /// Runs `work` under the turn, after everything handed in before: at once, or by whoever has the turn now.
+    /// Runs `work` under the turn, after everything handed in before: at once, or by whoever has the turn now. What it throws only the log
+    /// learns of. What is thrown here is not the work's, which may be done nevertheless.
     void post(std::function<void()> work);
     /// Runs `work` under the turn and returns when it ran: waits for the end of a round.
     void within_turn(const std::function<void()>& work);
@@ -185,6 +187,7 @@ class Links {
     bool run_posted();
     bool accept(uint64_t now);
     bool take_connected(uint64_t now);
+    void take_link(Peer& to, cxl_ring_t ring, uint64_t now);
     bool poll(Link& link, uint64_t now);
     Status on_message(Link& link, Bytes message);
     Status on_hello(Link& link, Bytes message);
@@ -198,7 +201,7 @@ class Links {
     void open_access(Peer& to);
     void serve_borrowing(Peer& to);
     void end_borrowing(Peer& to, const Status& status);
-    void look_at_loans(uint64_t now);
+    void look_at_peers(uint64_t now);
     void doubt(Link& link);
     void answered(uint64_t link);
     Peer& peer(const std::string& engine_id, const std::string& agent);
@@ -209,6 +212,7 @@ class Links {
     void bury(Link& link, const Status& reason);
     void wake_peers(uint64_t now);
     void erase_peer(const std::string& engine_id);
+    void queue_note(const std::string& engine_id, std::list<Note>& made);
     void send_notes(Peer& peer);
     void deliver(const std::string& agent, std::string text);
     void forget(const std::string& engine_id, const char* reason);
@@ -255,7 +259,7 @@ class Links {
     };
     std::deque<Revoking> revoking_;    // asked of us
     std::map<uint64_t, Doubt> doubts_; // by number of the link
-    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, tick_ns_ = 0, loans_ns_ = 0;
+    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, tick_ns_ = 0, look_ns_ = 0;
     std::vector<std::byte> room_; // for the message that is being received
 
     mutable std::mutex directory_mutex_;

@@ -14,6 +14,19 @@ namespace {
 constexpr size_t REVOKING = 1 << 16;
 /// How often links over which memory is used are looked at, so that copies need not, and those that ended in doubt.
 constexpr uint64_t LOOK_NS = GOOD_NS / 4;
+
+/// Takes those out that are meant, all or, where there is no memory for that, none.
+template <class Waiting, class IsMeant> std::vector<Waiting> take_out(std::vector<Waiting>& from, const IsMeant& is_meant) {
+    std::vector<Waiting> taken;
+    taken.reserve(from.size());
+    std::erase_if(from, [&](Waiting& waiting) {
+        bool is = is_meant(waiting);
+        if (is)
+            taken.push_back(std::move(waiting));
+        return is;
+    });
+    return taken;
+}
 } // namespace
 
 // ---- Borrowing
@@ -41,7 +54,12 @@ void Links::borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loa
             asked->done({NIXL_ERR_REMOTE_DISCONNECT, text("CXL: engine ", engine_id, " is no (longer a) peer of this one")});
             return;
         }
-        found->second->borrowing.push_back(std::move(*asked));
+        try {
+            found->second->borrowing.push_back(std::move(*asked));
+        } catch (const std::exception&) {
+            asked->done({NIXL_ERR_BACKEND, {}});
+            throw;
+        }
         serve_borrowing(*found->second);
     });
 }
@@ -71,21 +89,22 @@ void Links::serve_borrowing(Peer& to) {
             end_borrowing(to, failure);
         return;
     }
-    std::vector<Borrowing> served;
-    std::erase_if(to.borrowing, [&](Borrowing& borrowing) {
-        bool is_lent = true;
+    auto is_lent = [number](const auto& loan) { return loan->over.load(std::memory_order_relaxed) == number; };
+    for (const Borrowing& borrowing : to.borrowing) {
         for (const auto& loan : borrowing.loans) {
-            if (loan->over.load(std::memory_order_relaxed) == number)
+            if (is_lent(loan) || !(*link)->asked.insert(loan->registration).second)
                 continue;
-            is_lent = false;
-            if ((*link)->asked.insert(loan->registration).second)
+            try {
                 (*link)->send(Writer(Kind::borrow).put(loan->registration).take());
+            } catch (...) {
+                // Nobody was asked, so that it has to be asked again.
+                (*link)->asked.erase(loan->registration);
+                throw;
+            }
         }
-        if (is_lent)
-            served.push_back(std::move(borrowing));
-        return is_lent;
-    });
-    for (const Borrowing& borrowing : served)
+    }
+    auto is_served = [&](const Borrowing& borrowing) { return std::all_of(borrowing.loans.begin(), borrowing.loans.end(), is_lent); };
+    for (const Borrowing& borrowing : take_out(to.borrowing, is_served))
         borrowing.done({});
 }
 
@@ -117,43 +136,35 @@ Status Links::on_lent_message(Link& link, Bytes message) {
     if (found == peers_.end())
         return {};
     Peer& of = *found->second;
-    std::vector<Borrowing> refused;
-    std::erase_if(of.borrowing, [&](Borrowing& borrowing) {
-        bool is_meant = false;
-        for (const auto& loan : borrowing.loans) {
-            if (loan->registration != registration)
-                continue;
-            is_meant = true;
-            if (is_lent)
-                loan->over.store(link.number(), std::memory_order_release);
-        }
-        if (is_meant && !is_lent)
-            refused.push_back(std::move(borrowing));
-        return is_meant && !is_lent;
-    });
-    for (const Borrowing& borrowing : refused)
-        borrowing.done(
-            {NIXL_ERR_NOT_FOUND, text("CXL: agent ", of.agent, " has deregistered memory of a transfer: load its metadata anew")});
+    auto is_meant = [registration](const auto& loan) { return loan->registration == registration; };
+    if (is_lent) {
+        for (const Borrowing& borrowing : of.borrowing)
+            for (const auto& loan : borrowing.loans)
+                if (is_meant(loan))
+                    loan->over.store(link.number(), std::memory_order_release);
+    } else {
+        Status why{NIXL_ERR_NOT_FOUND, text("CXL: agent ", of.agent, " has deregistered memory of a transfer: load its metadata anew")};
+        auto names_it = [&](const Borrowing& borrowing) { return std::any_of(borrowing.loans.begin(), borrowing.loans.end(), is_meant); };
+        for (const Borrowing& borrowing : take_out(of.borrowing, names_it))
+            borrowing.done(why);
+    }
     serve_borrowing(of);
     return {};
 }
 
-void Links::look_at_loans(uint64_t now) {
-    loans_ns_ = now + LOOK_NS;
+void Links::look_at_peers(uint64_t now) {
+    look_ns_ = now + LOOK_NS;
     for (auto& [engine_id, peer] : peers_) {
         if (peer->access)
             peer->access->refresh();
+        // There was no memory to ask for the link that they wait for.
+        if (!peer->notes.empty() && !peer->is_connecting)
+            send_notes(*peer);
         if (peer->borrowing.empty())
             continue;
-        std::vector<Borrowing> late;
-        std::erase_if(peer->borrowing, [&](Borrowing& borrowing) {
-            bool is_late = now >= borrowing.deadline_ns;
-            if (is_late)
-                late.push_back(std::move(borrowing));
-            return is_late;
-        });
-        for (const Borrowing& borrowing : late)
-            borrowing.done({NIXL_ERR_BACKEND, text("CXL: agent ", peer->agent, " did not lend memory in time")});
+        Status why{NIXL_ERR_BACKEND, text("CXL: agent ", peer->agent, " did not lend memory in time")};
+        for (const Borrowing& borrowing : take_out(peer->borrowing, [now](const Borrowing& of) { return now >= of.deadline_ns; }))
+            borrowing.done(why);
         serve_borrowing(*peer);
     }
     std::erase_if(doubts_, [&](const auto& entry) {
@@ -171,15 +182,17 @@ void Links::look_at_loans(uint64_t now) {
 // ---- Getting it back
 
 void Links::doubt(Link& link) {
+    if (doubts_.contains(link.number()))
+        return;
     // Who has closed a link uses nothing over it any more.
     if (link.lent.empty() || link.was_closed()) {
         answered(link.number());
         return;
     }
-    Doubt doubt{link.agent(), std::move(link.lent), now_ns(), CXL_SHM_RING_NONE, link.is_silent};
+    Doubt& doubt = doubts_.emplace(link.number(), Doubt{link.agent(), {}, now_ns(), CXL_SHM_RING_NONE, link.is_silent}).first->second;
+    doubt.lent = std::move(link.lent);
     if (int status = cxl_shm_ring_trace(pool_->handle(), link.ring(), &doubt.trace); status != CXL_SHM_OK)
         log(LogLevel::error, pool_failure(status, text("keeping an eye on agent ", link.agent())).reason());
-    doubts_.emplace(link.number(), std::move(doubt));
 }
 
 void Links::answered(uint64_t link) {
@@ -212,7 +225,7 @@ Status Links::revoke(uint64_t first, uint64_t last, uint64_t timeout_ms, std::ve
         if (revocation->left == 0)
             return;
         revocations_.insert(revocation);
-        look_at_loans(now);
+        look_at_peers(now);
     });
     auto wait = [&] {
         while (revocation->left.load(std::memory_order_acquire) > 0 && now_ns() < end)

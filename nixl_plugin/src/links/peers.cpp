@@ -195,16 +195,25 @@ Status Links::notify_engine(const std::string& engine_id, const std::string& age
         });
         return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", agent, " is gone")};
     }
-    auto kept = std::make_shared<std::string>(std::move(text_of));
-    post([this, engine_id, kept] { note(engine_id, std::move(*kept)); });
+    // Made here, so that what was said to be on its way does not get lost for want of memory.
+    auto made = std::make_shared<std::list<Note>>();
+    made->push_back({0, std::move(text_of)});
+    post([this, engine_id, made] { queue_note(engine_id, *made); });
     return {};
 }
 
 void Links::note(const std::string& engine_id, std::string text_of) {
+    std::list<Note> made;
+    made.push_back({0, std::move(text_of)});
+    queue_note(engine_id, made);
+}
+
+void Links::queue_note(const std::string& engine_id, std::list<Note>& made) {
     auto found = peers_.find(engine_id);
     if (found == peers_.end())
         return;
-    found->second->notes.push_back({next_note_++, std::move(text_of)});
+    made.front().number = next_note_++;
+    found->second->notes.splice(found->second->notes.end(), made);
     send_notes(*found->second);
 }
 
@@ -217,15 +226,21 @@ void Links::send_notes(Peer& to) {
         return;
     }
     size_t room = link->max_message_bytes() - NOTE_HEAD;
-    for (; !to.notes.empty(); to.notes.pop_front()) {
-        to.unread.push_back(std::move(to.notes.front()));
+    while (!to.notes.empty()) {
+        to.unread.splice(to.unread.end(), to.notes, to.notes.begin());
         ++to.unread.back().sends;
         std::string_view rest = to.unread.back().text;
-        Writer first(Kind::note_first, std::min(rest.size(), room) + NOTE_HEAD);
-        link->send(first.put(to.unread.back().number).put(static_cast<uint64_t>(rest.size())).put(rest.substr(0, room)).take());
-        while (rest.size() > room) {
-            rest.remove_prefix(room);
-            link->send(Writer(Kind::note_more, std::min(rest.size(), room) + NOTE_HEAD).put(rest.substr(0, room)).take());
+        try {
+            Writer first(Kind::note_first, std::min(rest.size(), room) + NOTE_HEAD);
+            link->send(first.put(to.unread.back().number).put(static_cast<uint64_t>(rest.size())).put(rest.substr(0, room)).take());
+            while (rest.size() > room) {
+                rest.remove_prefix(room);
+                link->send(Writer(Kind::note_more, std::min(rest.size(), room) + NOTE_HEAD).put(rest.substr(0, room)).take());
+            }
+        } catch (const std::exception&) {
+            // Some of it may be on its way, and the rest is not to be had: all of it goes over the next link.
+            lose(*link, {NIXL_ERR_BACKEND, "CXL: no memory"});
+            throw;
         }
         counts_.notes_sent.fetch_add(1, std::memory_order_relaxed);
     }

@@ -5,6 +5,7 @@
 #define KVBM_CXL_NIXL_LINKS_PEERS_H
 
 #include "links.h"
+#include <list>
 
 namespace kvbm_cxl {
 
@@ -28,7 +29,7 @@ struct Links::Peer {
     Status failure;
     uint64_t failed_ns = 0;
     /// Notifications that wait for a connection, and those that were sent and that the peer has not said to have. In order.
-    std::deque<Note> notes, unread;
+    std::list<Note> notes, unread;
     /// The last one that was received from it.
     uint64_t heard = 0;
     /// The way to its memory, if our application named it, and who waits for some of it.

@@ -93,12 +93,19 @@ bool Staged::serve_read(Session& at, PeerRequest& request) {
         request.sources = {{offset, request.len_bytes}};
         status = copy(request);
     }
-    at.link.send(Writer(kind::data).put(request.part).put(static_cast<int32_t>(status.code())).put(offset).take());
-    // A block without data in it was never lent.
+    // A block without data in it is never lent.
+    if (status.ok())
+        at.lent.emplace(request.part, std::move(block));
+    try {
+        at.link.send(Writer(kind::data).put(request.part).put(static_cast<int32_t>(status.code())).put(offset).take());
+    } catch (...) {
+        // Not on its way: it is served once more.
+        at.lent.erase(request.part);
+        throw;
+    }
     if (status.ok()) {
         counts_.served_read_bytes.fetch_add(request.len_bytes, std::memory_order_relaxed);
         at.blocks += 1;
-        at.lent.emplace(request.part, std::move(block));
     }
     return true;
 }

@@ -89,25 +89,26 @@ bool Staged::issue(Session& at, uint64_t now) {
     bool did = false;
     // What waits for room in the ring already would only be followed by more.
     while (!at.active.empty() && at.parts.size() < options_.parts_per_link && at.link.queued() == 0) {
-        std::shared_ptr<Transfer> transfer = std::move(at.active.front());
+        std::shared_ptr<Transfer> transfer = at.active.front();
+        bool copies = !transfer->is_ended() && transfer->direction_ == Direction::write;
+        if (!transfer->is_ended()) {
+            try {
+                bool waits = false;
+                Status status = ask(at, transfer, waits);
+                if (waits)
+                    break;
+                did = true;
+                transfer->moved_ns_ = now;
+                if (!status.ok())
+                    end(*transfer, status);
+                else if (transfer->cursor_.range < transfer->plan_->ranges.size())
+                    at.active.push_back(transfer);
+            } catch (const std::exception& error) {
+                // Some of it may be under way, and would wait for the rest for ever.
+                fail(*transfer, error);
+            }
+        }
         at.active.pop_front();
-        if (transfer->is_ended())
-            continue;
-        bool waits = false;
-        bool copies = transfer->direction_ == Direction::write;
-        Status status = ask(at, transfer, waits);
-        if (waits) {
-            at.active.push_front(std::move(transfer));
-            break;
-        }
-        did = true;
-        if (!status.ok()) {
-            end(*transfer, status);
-            continue;
-        }
-        transfer->moved_ns_ = now;
-        if (transfer->cursor_.range < transfer->plan_->ranges.size())
-            at.active.push_back(std::move(transfer));
         // A copy is enough for one round; asking for data costs next to nothing.
         if (copies)
             break;
@@ -169,15 +170,21 @@ Status Staged::ask(Session& at, const std::shared_ptr<Transfer>& transfer, bool&
     }
     if (!status.ok())
         return status;
+    auto asked = at.parts.emplace(at.next_part, std::move(part)).first;
+    try {
+        at.link.send(compose(is_write ? kind::write : kind::read, at.next_part, lists));
+    } catch (...) {
+        // It is not on its way, so that no answer would give its block back.
+        at.parts.erase(asked);
+        throw;
+    }
+    at.next_part += 1;
+    at.blocks += asked->second.block ? 1 : 0;
     transfer->cursor_ = cursor;
     transfer->parts_under_way_ += 1;
     counts_.parts_asked.fetch_add(1, std::memory_order_relaxed);
     if (in_place)
         counts_.in_place.fetch_add(1, std::memory_order_relaxed);
-    at.blocks += part.block ? 1 : 0;
-    uint64_t number = at.next_part++;
-    at.parts.emplace(number, std::move(part));
-    at.link.send(compose(is_write ? kind::write : kind::read, number, lists));
     return {};
 }
 
@@ -192,10 +199,10 @@ Status Staged::on_data(Session& at, Reader& reader) {
     std::shared_ptr<Transfer> transfer = part.transfer;
     uint64_t len_bytes = part.len_bytes;
     if (code != NIXL_SUCCESS) {
+        Status status{code < 0 ? static_cast<nixl_status_t>(code) : NIXL_ERR_BACKEND,
+                      text("CXL: agent ", at.link.agent(), " could not give the data: its status is ", code)};
         at.parts.erase(found);
-        part_done(*transfer, len_bytes,
-                  {code < 0 ? static_cast<nixl_status_t>(code) : NIXL_ERR_BACKEND,
-                   text("CXL: agent ", at.link.agent(), " could not give the data: its status is ", code)});
+        part_done(*transfer, len_bytes, status);
         return {};
     }
     Status copied;
@@ -233,14 +240,14 @@ Status Staged::on_written(Session& at, Reader& reader) {
     auto code = reader.get<int32_t>();
     if (!reader.done() || found == at.parts.end() || found->second.transfer->direction_ != Direction::write)
         return {NIXL_ERR_MISMATCH, "it wrote what it was not asked to"};
-    std::shared_ptr<Transfer> transfer = std::move(found->second.transfer);
-    uint64_t len_bytes = found->second.len_bytes;
-    at.blocks -= found->second.block ? 1 : 0;
-    at.parts.erase(found);
     Status status;
     if (code != NIXL_SUCCESS)
         status = {code < 0 ? static_cast<nixl_status_t>(code) : NIXL_ERR_BACKEND,
                   text("CXL: agent ", at.link.agent(), " could not take the data: its status is ", code)};
+    std::shared_ptr<Transfer> transfer = std::move(found->second.transfer);
+    uint64_t len_bytes = found->second.len_bytes;
+    at.blocks -= found->second.block ? 1 : 0;
+    at.parts.erase(found);
     part_done(*transfer, len_bytes, status);
     return {};
 }

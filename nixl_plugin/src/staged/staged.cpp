@@ -102,50 +102,74 @@ Status Staged::start(std::shared_ptr<const Plan> plan, Direction direction, std:
 }
 
 void Staged::cancel(Transfer& transfer) noexcept {
-    while (!transfer.is_ended()) {
-        try {
-            links_.within_turn([&] { end(transfer, {NIXL_ERR_CANCELED, "CXL: canceled"}); });
-        } catch (...) {
-            // Of what others handed in, which comes first, and only once.
-            log_once(LogLevel::error, "cancel", "CXL: something that was handed in for the links failed while a transfer was cancelled");
-        }
-    }
+    if (!transfer.is_ended())
+        links_.within_turn([&] { end(transfer, {NIXL_ERR_CANCELED, "CXL: canceled"}); });
 }
 
 void Staged::begin(const std::shared_ptr<Transfer>& transfer) {
-    unplaced_.push_back(transfer);
+    try {
+        unplaced_.push_back(transfer);
+    } catch (const std::exception& error) {
+        // Whoever handed it in may be gone, and nobody else knows of it.
+        fail(*transfer, error);
+        return;
+    }
     place();
 }
 
 void Staged::place() {
+    // Nothing may be thrown in the middle, which would leave holes among those that are kept.
     std::erase_if(unplaced_, [this](const std::shared_ptr<Transfer>& transfer) {
-        if (transfer->is_ended())
-            return true;
-        Status failure;
-        Link* link = links_.reach(transfer->plan_->engine_id, failure);
-        if (!link) {
-            if (failure.code() == NIXL_IN_PROG)
-                return false;
-            end(*transfer, failure);
+        try {
+            return place(transfer);
+        } catch (const std::exception& error) {
+            fail(*transfer, error);
             return true;
         }
-        transfer->moved_ns_ = now_ns();
-        if (transfer->plan_->len_bytes == 0)
-            part_done(*transfer, 0, {});
-        else
-            session(*link).active.push_back(transfer);
-        return true;
     });
 }
 
-void Staged::end(Transfer& transfer, const Status& status) {
+bool Staged::place(const std::shared_ptr<Transfer>& transfer) {
+    if (transfer->is_ended())
+        return true;
+    Status failure;
+    Link* link = links_.reach(transfer->plan_->engine_id, failure);
+    if (!link) {
+        if (failure.code() == NIXL_IN_PROG)
+            return false;
+        end(*transfer, failure);
+        return true;
+    }
+    transfer->moved_ns_ = now_ns();
+    if (transfer->plan_->len_bytes == 0)
+        part_done(*transfer, 0, {});
+    else
+        session(*link).active.push_back(transfer);
+    return true;
+}
+
+void Staged::end(Transfer& transfer, const Status& status) noexcept {
     if (transfer.is_ended())
         return;
+    if (status.ok() && transfer.has_note_) {
+        try {
+            links_.note(transfer.plan_->engine_id, std::move(transfer.note_));
+        } catch (const std::exception& error) {
+            fail(transfer, error);
+            return;
+        }
+    }
     if (!status.ok())
         counts_.failed.fetch_add(1, std::memory_order_relaxed);
-    else if (transfer.has_note_)
-        links_.note(transfer.plan_->engine_id, std::move(transfer.note_));
     transfer.end(status);
+}
+
+void Staged::fail(Transfer& transfer, const std::exception& error) noexcept {
+    try {
+        end(transfer, {NIXL_ERR_BACKEND, text("CXL: a transfer over a link: ", error.what())});
+    } catch (const std::exception&) {
+        end(transfer, {NIXL_ERR_BACKEND, {}});
+    }
 }
 
 Session& Staged::session(Link& link) {

@@ -71,8 +71,10 @@ class Staged : public Service {
   private:
     Session& session(Link& link);
     void begin(const std::shared_ptr<Transfer>& transfer);
-    void end(Transfer& transfer, const Status& status);
+    void end(Transfer& transfer, const Status& status) noexcept;
+    void fail(Transfer& transfer, const std::exception& error) noexcept;
     void place();
+    bool place(const std::shared_ptr<Transfer>& transfer);
     void expire(uint64_t now);
     bool may_stage(const Session& session) const;
 

@@ -54,8 +54,12 @@ class Transfer {
     friend class Staged;
     Transfer(std::shared_ptr<const Plan> plan, Direction direction) : plan_(std::move(plan)), direction_(direction) {}
 
-    void end(const Status& status) {
-        reason_ = status.reason();
+    void end(const Status& status) noexcept {
+        try {
+            reason_ = status.reason();
+        } catch (const std::exception&) {
+            // No memory to say why; that it has ended is told all the same.
+        }
         plan_.reset();
         status_.store(status.code(), std::memory_order_release);
     }
