@@ -90,10 +90,10 @@ StoragePart::~StoragePart() {
 nixl_status_t StoragePart::post(const std::shared_ptr<Completion>& whom) noexcept {
     try {
         cancel(); // the worker's last steps of the post before
-        if (!uses_.begin())
-            return report("gone", {NIXL_ERR_NOT_FOUND, what_ + ": what it names was deregistered"});
         auto run = std::make_shared<Run>();
         run->part = this;
+        if (!uses_.begin())
+            return report("gone", {NIXL_ERR_NOT_FOUND, what_ + ": what it names was deregistered"});
         if (ends_inside_post_)
             return run->work();
         run->whom = whom;

@@ -2,6 +2,7 @@
 //
 // Parts that workers do with calls that wait, like those of a file system: what is cancelled while another one takes its time.
 #include "storage.h"
+#include "support/no_memory.h"
 #include "support/pools.h"
 #include <latch>
 
@@ -18,7 +19,8 @@ struct SlowPart : StoragePart {
     ~SlowPart() override { cancel(); }
     Status transfer(const StopFlag& stop) override {
         transfers++;
-        running.count_down();
+        if (!running.try_wait())
+            running.count_down();
         may_end.wait();
         return stop ? cancelled() : Status();
     }
@@ -67,9 +69,36 @@ void queued_parts_do_not_wait_for_those_before(const testing::Folder& folder) {
     core->workers.shut_down();
 }
 
+/// Memory runs out when one is posted: then it has not begun, and its memory is not in use.
+void one_that_cannot_be_posted_uses_nothing(const testing::Folder& folder) {
+    Options options = testing::new_pool(folder, "small", "native");
+    options.inline_bytes = 0;
+    auto core = testing::new_core(options);
+    std::vector<std::byte> bytes(100);
+    auto local = testing::register_dram(*core, bytes.data(), bytes.size());
+    auto file = std::make_shared<Registration>();
+    RemoteRegion remote = testing::own_region(file);
+    SlowPart part(core, {{local.get(), &remote, local->base, 0, bytes.size()}});
+    part.may_end.count_down();
+    int failures = 0;
+    for (long count = 0; count < 10; count++) {
+        auto ended = std::make_shared<testing::Ended>();
+        allocations_left = count;
+        nixl_status_t posted = part.post(ended);
+        allocations_left = -1;
+        failures += posted == NIXL_ERR_BACKEND;
+        testing::await("the part", [&] { return posted != NIXL_IN_PROG || ended->times != 0; });
+        part.cancel();
+        CHECK(!file->is_used() && !local->is_used());
+    }
+    CHECK(failures > 0);
+    core->workers.shut_down();
+}
+
 } // namespace
 
 int main() {
     testing::Folder folder;
+    one_that_cannot_be_posted_uses_nothing(folder);
     queued_parts_do_not_wait_for_those_before(folder);
 }
