@@ -94,8 +94,10 @@ nixl_status_t XferRequest::post(const nixl_opt_b_args_t* how) noexcept {
         return NIXL_ERR_BACKEND;
     }
     core_->counters.add(CXL_SHM_COUNT_NIXL_POSTED);
-    // Who lends memory over the link that there is is not gone.
+    // Who lends memory over the link that there is is not gone, whatever somebody found who looked a moment too early.
     bool is_ready = is_lent();
+    if (is_ready && access_ && peer_->is_gone.load(std::memory_order_relaxed)) [[unlikely]]
+        peer_->is_gone.store(false, std::memory_order_relaxed);
     failure_.store((!is_ready || !access_) && peering_->is_gone(*peer_) ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_SUCCESS,
                    std::memory_order_relaxed);
     status_.store(NIXL_IN_PROG, std::memory_order_relaxed);

@@ -301,6 +301,9 @@ void nothing_begins_without_a_link(const testing::Folder& folder, const std::str
         CHECK(write.run() == NIXL_SUCCESS);
         for (int turn = 0; turn < 1'000; turn++)
             CHECK(write.post() == NIXL_SUCCESS);
+        // As by a thread that found it gone before it was linked again, and was held up before it said so.
+        static_cast<RemoteMd*>(later.md)->region->peer->is_gone = true;
+        CHECK(write.post() == NIXL_SUCCESS);
         talk.say("forget");
         talk.hear("forgotten");
         for (auto since = std::chrono::steady_clock::now(); seconds_since(since) < 0.5;)
