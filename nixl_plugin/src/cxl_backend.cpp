@@ -198,14 +198,15 @@ nixl_status_t nixlCxlEngine::deregisterMem(nixlBackendMD* meta) {
             return report("deregister", {NIXL_ERR_INVALID_PARAM, "CXL: deregistering what this backend has not registered"});
         core_->registry.remove(md->registration->id);
         Status released = peering_->release(*md->registration);
-        // Who gets an error may call again; NIXL's agent does not, so that the engine has it until it ends.
-        std::unique_ptr<LocalMd> own(md);
         std::lock_guard lock(refused_mutex_);
-        if (auto refused = refused_.find(md); refused != refused_.end())
-            (void)refused->second.release(), refused_.erase(refused);
-        if (released.ok())
+        if (released.ok()) {
+            if (refused_.erase(md) == 0)
+                delete md;
             return NIXL_SUCCESS;
-        refused_.emplace(md, std::move(own));
+        }
+        // Who gets an error may call again; NIXL's agent does not, so that the engine has it until it ends.
+        if (auto& own = refused_[md]; !own)
+            own.reset(md);
         return report("deregister", released);
     });
 }
