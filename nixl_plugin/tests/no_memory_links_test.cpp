@@ -51,9 +51,12 @@ void every_transfer_ends(Direction direction, bool fails_at_owner) {
         long left = count;
         auto goes_on = [&] {
             CHECK(makes_progress(fails_at_owner ? user : owner));
-            allocations_left = left;
-            (void)makes_progress(fails_at_owner ? owner : user);
-            left = std::exchange(allocations_left, -1);
+            // More often, so that several parts are on their way.
+            for (int i = 0; i < 3; ++i) {
+                allocations_left = left;
+                (void)makes_progress(fails_at_owner ? owner : user);
+                left = std::exchange(allocations_left, -1);
+            }
         };
         CHECK(wait_until([&] { return transfer->status() != NIXL_IN_PROG; }, goes_on, 20 * SLOWER));
         bool is_harmed = left < 0;
@@ -89,21 +92,48 @@ void writes_end_though_there_is_no_memory_to_answer() {
     every_transfer_ends(Direction::write, true);
 }
 
-/// Transfers that wait for a link to be made, when memory runs out: none of them is forgotten.
-void those_that_wait_for_a_link_end() {
-    for (long count = 0; count < 60; ++count) {
-        Engine owner("owner"), user("user", in_many_parts(), without_thread());
-        user.knows(owner);
-        Heap near(1'000), far(1'000);
-        uint64_t registration = owner.book.add(far);
-        std::vector<std::shared_ptr<Transfer>> transfers;
-        for (int i = 0; i < 5; ++i)
-            transfers.push_back(user.start(owner, Direction::write, {near.memory}, {{near.address(), far.address(), 1'000, registration}}));
-        allocations_left = count;
-        for (auto& transfer : transfers)
-            CHECK(wait_until([&] { return transfer->status() != NIXL_IN_PROG; }, [&] { (void)makes_progress(user); }, 20 * SLOWER));
+/// Many transfers that wait for links to two peers, when memory runs out as they are handed in or as the links come: none is forgotten.
+void those_that_wait_for_links_end(bool fails_early) {
+    for (long count = 0; count < 80; ++count) {
+        Engine one("one"), other("other"), user("user", in_many_parts(), without_thread());
+        Heap near(100), far(100);
+        std::vector<std::shared_ptr<const Plan>> plans;
+        for (Engine* owner : {&one, &other}) {
+            user.knows(*owner);
+            std::vector<Range> ranges = {{near.address(), far.address(), 100, owner->book.add(far)}};
+            CHECK_OK(Plan::make(owner->self.engine_id, {near.memory}, ranges, plans.emplace_back()));
+        }
+        std::vector<std::shared_ptr<Transfer>> begun(200);
+        allocations_left = fails_early ? count : -1;
+        for (size_t i = 0; i < begun.size(); ++i) {
+            try {
+                (void)user.staged->start(plans[i % 2], Direction::write, std::nullopt, begun[i]);
+            } catch (const std::bad_alloc&) {
+                CHECK(!begun[i] || begun[i]->status() != NIXL_IN_PROG);
+            }
+        }
+        // Long enough for both, as a rule, so that they are taken together.
+        nap(2'000);
+        allocations_left = fails_early ? -1 : count;
+        for (const auto& transfer : begun)
+            CHECK(!transfer ||
+                  wait_until([&] { return transfer->status() != NIXL_IN_PROG; }, [&] { (void)makes_progress(user); }, 20 * SLOWER));
         allocations_left = -1;
+        // No link is left over that nobody uses.
+        auto has_few = [&] {
+            size_t links = 0;
+            user.links->within_turn([&] { links = user.links->link_count(); });
+            return links <= 2;
+        };
+        CHECK(wait_until(has_few, [&] { CHECK(makes_progress(user)); }, 2));
     }
+}
+
+void those_that_wait_for_links_end_though_they_are_handed_in_without_memory() {
+    those_that_wait_for_links_end(true);
+}
+void those_that_wait_for_links_end_though_these_come_without_memory() {
+    those_that_wait_for_links_end(false);
 }
 
 /// What was said to be on its way arrives whole, once and in order.
@@ -138,10 +168,10 @@ void notifications_arrive_whole() {
 
 /// Somebody who waits to borrow is told, and is told once.
 void who_waits_to_borrow_is_told() {
-    Engine owner("owner"), user("user", {}, without_thread());
-    user.knows(owner);
-    owner.links->on_borrow([](uint64_t) { return true; });
-    for (long count = 0; count < 60; ++count) {
+    for (long count = 0; count < 100; ++count) {
+        Engine owner("owner"), user("user", {}, without_thread());
+        user.knows(owner);
+        owner.links->on_borrow([](uint64_t) { return true; });
         std::vector<std::shared_ptr<Loan>> loans;
         for (uint64_t i = 0; i < 3; ++i)
             loans.push_back(std::make_shared<Loan>(user.links->access_to(owner.self.engine_id), static_cast<uint64_t>(count) * 3 + i + 1));
@@ -191,7 +221,9 @@ const Test TESTS[] = {
     {"writes_end_though_there_is_no_memory_to_ask", writes_end_though_there_is_no_memory_to_ask},
     {"reads_end_though_there_is_no_memory_to_answer", reads_end_though_there_is_no_memory_to_answer},
     {"writes_end_though_there_is_no_memory_to_answer", writes_end_though_there_is_no_memory_to_answer},
-    {"those_that_wait_for_a_link_end", those_that_wait_for_a_link_end},
+    {"those_that_wait_for_links_end_though_they_are_handed_in_without_memory",
+     those_that_wait_for_links_end_though_they_are_handed_in_without_memory},
+    {"those_that_wait_for_links_end_though_these_come_without_memory", those_that_wait_for_links_end_though_these_come_without_memory},
     {"notifications_arrive_whole", notifications_arrive_whole},
     {"who_waits_to_borrow_is_told", who_waits_to_borrow_is_told},
     {"what_is_handed_in_behind_a_failure_is_done", what_is_handed_in_behind_a_failure_is_done},

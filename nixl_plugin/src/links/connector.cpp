@@ -41,6 +41,10 @@ void Connector::ask(const std::string& engine_id) {
         outcomes_.push_back({engine_id, CXL_SHM_RING_NONE, {NIXL_ERR_BACKEND, text("CXL: starting a thread: ", error.what())}});
         lock.unlock();
         done_();
+    } catch (...) {
+        // It will be asked for once more.
+        asked_.pop_back();
+        throw;
     }
 }
 

@@ -19,17 +19,17 @@ constexpr size_t FORMER = 1 << 16;
 } // namespace
 
 Links::Peer& Links::peer(const std::string& engine_id, const std::string& agent) {
-    auto& place = peers_[engine_id];
-    if (!place) {
-        place = std::make_unique<Peer>();
-        place->engine_id = engine_id;
-        place->agent = agent;
-        if (auto former = heard_.find(engine_id); former != heard_.end()) {
-            place->heard = former->second;
-            heard_.erase(former);
-        }
+    if (auto found = peers_.find(engine_id); found != peers_.end())
+        return *found->second;
+    auto made = std::make_unique<Peer>();
+    made->engine_id = engine_id;
+    made->agent = agent;
+    Peer& added = *peers_.emplace(engine_id, std::move(made)).first->second;
+    if (auto former = heard_.find(engine_id); former != heard_.end()) {
+        added.heard = former->second;
+        heard_.erase(former);
     }
-    return *place;
+    return added;
 }
 
 void Links::erase_peer(const std::string& engine_id) {

@@ -173,10 +173,10 @@ void Staged::fail(Transfer& transfer, const std::exception& error) noexcept {
 }
 
 Session& Staged::session(Link& link) {
-    auto& place = sessions_[link.number()];
-    if (!place)
-        place = std::make_unique<Session>(link);
-    return *place;
+    auto found = sessions_.find(link.number());
+    if (found == sessions_.end())
+        found = sessions_.emplace(link.number(), std::make_unique<Session>(link)).first;
+    return *found->second;
 }
 
 bool Staged::may_stage(const Session& session) const {
