@@ -14,6 +14,14 @@ namespace {
 /// How old what is known of a peer may be.
 constexpr uint64_t peer_age_ns = 2'000'000;
 
+/// Clears a map of those that are gone, once it is twice as long as it was behind the last time.
+template <class Map> void clear_of_gone(Map& map, size_t& live) {
+    if (map.size() < 2 * live + 64)
+        return;
+    std::erase_if(map, [](const auto& entry) { return entry.second.expired(); });
+    live = map.size();
+}
+
 /// Each once: there may be several links to one.
 std::string names(const std::vector<std::string>& agents) {
     std::string listed;
@@ -337,10 +345,7 @@ void Peering::progress() noexcept {
 
 void Peering::lend(const RemoteRegion& region) {
     std::lock_guard lock(lent_mutex_);
-    if (lent_.size() >= 2 * live_lent_ + 64) {
-        std::erase_if(lent_, [](const auto& entry) { return entry.second.expired(); });
-        live_lent_ = lent_.size();
-    }
+    clear_of_gone(lent_, live_lent_);
     std::string engine_id = hex16(region.is.engine);
     region.own->loan = std::make_unique<Loan>(links_->access_to(engine_id), region.is.registration);
     lent_.emplace(std::make_pair(std::move(engine_id), region.is.registration), region.own);
@@ -374,10 +379,7 @@ bool Peering::is_used(const std::string& engine_id) {
 
 void Peering::watch(const std::shared_ptr<StagedRun>& run) {
     std::lock_guard lock(runs_mutex_);
-    if (runs_.size() >= 2 * live_runs_ + 64) {
-        std::erase_if(runs_, [](const auto& entry) { return entry.second.expired(); });
-        live_runs_ = runs_.size();
-    }
+    clear_of_gone(runs_, live_runs_);
     runs_.emplace(run.get(), run);
 }
 

@@ -7,8 +7,6 @@ using namespace world;
 
 namespace {
 
-std::shared_ptr<Pool> pool;
-
 struct Engine {
     Identity self;
     std::unique_ptr<Links> links;
@@ -392,9 +390,5 @@ const Test TESTS[] = {
 } // namespace
 
 int main(int argc, char** argv) {
-    Field field;
-    pool = open_pool(field.spec());
-    int status = run_tests(TESTS, argc, argv);
-    pool.reset();
-    return status;
+    return run_on_a_pool(TESTS, argc, argv);
 }

@@ -13,9 +13,6 @@ namespace staged_engines {
 
 using namespace world;
 
-/// The pool of all of them.
-inline std::shared_ptr<Pool> pool;
-
 struct Heap {
     std::vector<std::byte> bytes;
     std::shared_ptr<Memory> memory;
@@ -138,15 +135,6 @@ struct Pair {
         b.knows(a);
     }
 };
-
-/// The tests, with a pool for all of them.
-inline int run_on_a_pool(std::span<const Test> tests, int argc, char** argv) {
-    Field field("256M");
-    pool = open_pool(field.spec());
-    int status = run_tests(tests, argc, argv);
-    pool.reset();
-    return status;
-}
 
 } // namespace staged_engines
 

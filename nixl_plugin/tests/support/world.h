@@ -231,6 +231,17 @@ inline int run_tests(std::span<const Test> tests, int argc, char** argv) {
     return 0;
 }
 
+/// The pool of all tests of a program.
+inline std::shared_ptr<Pool> pool;
+/// The same with such a pool.
+inline int run_on_a_pool(std::span<const Test> tests, int argc, char** argv) {
+    Field field("256M");
+    pool = open_pool(field.spec());
+    int status = run_tests(tests, argc, argv);
+    pool.reset();
+    return status;
+}
+
 } // namespace world
 
 #endif
