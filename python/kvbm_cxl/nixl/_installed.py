@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the NIXL that `import nixl` means, without importing it."""
+"""Finds the NIXL that `import nixl` means, and imports it only where that decides which one it is."""
 
+import importlib
 import importlib.machinery
 import sys
 from dataclasses import dataclass
@@ -43,15 +44,38 @@ def _installation(package: str, site: Path) -> Installation:
     return Installation(package, _version(package, site), site, libraries, plugins)
 
 
-def find() -> Installation:
-    """The NIXL that this process has imported, else the one that it would import. Raises NixlNotFound.
+def import_nixl() -> bool:
+    """Imports NIXL by its common name; False where nothing has that name. Raises NixlNotFound where it is there and cannot be imported."""
+    try:
+        importlib.import_module("nixl")
+    except ModuleNotFoundError as error:
+        if error.name == "nixl":
+            return False
+        raise NixlNotFound(f"NIXL cannot be imported: {error}") from error
+    except ImportError as error:
+        raise NixlNotFound(f"NIXL cannot be imported: {error}") from error
+    return True
 
-    Where both nixl-cu12 and nixl-cu13 are installed and neither is imported, import nixl first: it decides by the CUDA that is there.
-    """
-    for package in _PACKAGES:
+
+def _imported() -> Installation | None:
+    # Where several are imported, it is the one that nixl's own modules are of.
+    chosen = getattr(sys.modules.get("nixl._api"), "__name__", "").partition(".")[0]
+    for package in sorted(_PACKAGES, key=lambda package: package != chosen):
         module = sys.modules.get(package)
         if module is not None and getattr(module, "__file__", None):
             return _installation(package, Path(module.__file__).resolve().parent.parent)
+    return None
+
+
+def find() -> Installation:
+    """The NIXL that this process has imported, else the one that it would import. Raises NixlNotFound.
+
+    Where several builds are installed, NIXL chooses one by the CUDA that is there, in another way in each of its versions: then it is
+    imported, and whoever does that without package nixl has to import theirs before.
+    """
+    imported = _imported()
+    if imported is not None:
+        return imported
     found = []
     for package in _PACKAGES:
         spec = importlib.machinery.PathFinder.find_spec(package)
@@ -59,4 +83,12 @@ def find() -> Installation:
             found.append((package, Path(spec.origin).resolve().parent.parent))
     if not found:
         raise NixlNotFound("NIXL is not installed for this Python: `pip install nixl`")
-    return _installation(*found[0])
+    if len(found) == 1:
+        return _installation(*found[0])
+    names = " and ".join(package for package, _ in found)
+    if not import_nixl():
+        raise NixlNotFound(f"{names} are installed, but not nixl, which chooses one: import the one that is meant, or remove the other")
+    imported = _imported()
+    if imported is None:
+        raise NixlNotFound(f"`import nixl` chose none of {names}, which are the builds of NIXL that there is a plugin for")
+    return imported

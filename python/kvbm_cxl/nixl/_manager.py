@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ._errors import NixlNotFound, PluginNotFound
-from ._installed import Installation, find
+from ._installed import Installation, find, import_nixl
 from ._plugin import plugin_path
 from ._vtable import check
 
@@ -26,14 +26,11 @@ _added: set[Path] = set()
 
 def _loaded(package: str) -> Installation:
     """Imports NIXL, by its common name where that is installed, and tells which one it is now."""
-    try:
-        importlib.import_module("nixl")
-    except ModuleNotFoundError as error:
-        if error.name != "nixl":
+    if not import_nixl():
+        try:
+            importlib.import_module(f"{package}._bindings")
+        except ImportError as error:
             raise NixlNotFound(f"NIXL cannot be imported: {error}") from error
-        importlib.import_module(f"{package}._bindings")
-    except ImportError as error:
-        raise NixlNotFound(f"NIXL cannot be imported: {error}") from error
     return find()
 
 
