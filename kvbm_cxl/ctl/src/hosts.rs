@@ -118,6 +118,15 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
     let Some(slot) = known.slots.get(usize::from(args.slot)) else {
         return Err(Failure::usage(format!("slot {} does not exist: the pool has {} slots", args.slot, known.slots.len())));
     };
+    // One that is not known to have been cannot be stated dead: the statement would also hold for a host that joins later.
+    if args.incarnation > slot.incarnation && slot.is_binding_hidden {
+        let message = format!(
+            "whether slot {} ever had incarnation {} cannot be read: a line that binds the slot to a machine does not verify. `cxlctl \
+             fsck` tells which; repeat this once the machine of that line's seat, or `cxlctl fsck --repair`, has written it anew",
+            args.slot, args.incarnation
+        );
+        return Err(Failure::new(Exit::Failed, message));
+    }
     if args.incarnation == 0 || args.incarnation > slot.incarnation {
         let message = format!("slot {} never had incarnation {}: its newest is {}", args.slot, args.incarnation, slot.incarnation);
         return Err(Failure::usage(message));

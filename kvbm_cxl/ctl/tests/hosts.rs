@@ -72,6 +72,25 @@ fn only_a_machine_that_is_off_is_declared_dead() {
     assert_eq!(code, 0, "{report:#}");
 }
 
+/// Damage hides which incarnation a slot has; that is no reason to call one that lives one that never was.
+#[test]
+fn a_binding_that_cannot_be_read_is_not_one_that_never_was() {
+    let bench = Bench::formatted();
+    let _a = bench.host("machine-a");
+    let mut b = bench.host("machine-b");
+    b.kill();
+    bench.damage_bindings(1);
+    let declare =
+        |incarnation: &str| bench.run(&["hosts", "declare-dead", "1", "--incarnation", incarnation, "--i-know-it-is-powered-off"]);
+    let declared = declare("1");
+    assert_eq!(declared.code, 1, "{}", declared.err);
+    assert!(declared.err.contains("cannot be read") && declared.err.contains("cxlctl fsck"), "{}", declared.err);
+    assert!(!declared.err.contains("never"), "{}", declared.err);
+    assert_eq!(bench.json(&["hosts"]).1["slots"][1]["dead"], 0);
+    let never = declare("0");
+    assert!(never.code == 2 && never.err.contains("never had incarnation 0"), "{}", never.err);
+}
+
 #[test]
 fn a_silent_host_is_fenced_and_the_pool_stays_sound() {
     let bench = Bench::formatted();

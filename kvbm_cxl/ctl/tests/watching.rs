@@ -6,7 +6,7 @@ mod common;
 mod strict;
 
 use common::{Bench, HostProcess};
-use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, Region, STATS_LINES, StatsLine};
+use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, STATS_LINES, StatsLine};
 use cxl_pool::metrics::stats::Stat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -125,15 +125,7 @@ fn the_exporter_shows_every_host_and_its_counters() {
 fn a_host_whose_binding_is_damaged_is_not_called_dead() {
     let bench = Bench::formatted();
     let _hosts = two_hosts(&bench);
-    let pool = bench.open();
-    // Slot 0 in the copy of each seat.
-    for seat in 0..u64::from(pool.layout().geometry().seats) {
-        let offset = pool.layout().line_offset(Region::Binding, seat * pool.layout().geometry().bindings()).unwrap();
-        let mut line = pool.lines().fetch_raw(offset).unwrap();
-        line.0[9] ^= 0x10;
-        pool.lines().memory().write_line(offset, &line).unwrap();
-        pool.lines().memory().fence_stores();
-    }
+    bench.damage_bindings(0);
     for command in [&["hosts"][..], &["nixl"], &["top", "--once", "--interval-ms", "50"]] {
         let (code, shown) = bench.json(command);
         let host = &shown[if command[0] == "hosts" { "slots" } else { "hosts" }][0];

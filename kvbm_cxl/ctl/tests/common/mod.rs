@@ -4,7 +4,7 @@
 
 use cxl_pool::device::PoolSpec;
 use cxl_pool::line::Lines;
-use cxl_pool::media::{FIRST_STATS_LINES, Geometry, Layout, Superblock, SuperblockParts, write_regions, write_superblocks};
+use cxl_pool::media::{FIRST_STATS_LINES, Geometry, Layout, Region, Superblock, SuperblockParts, write_regions, write_superblocks};
 use cxl_pool::pool::{OpenOptions, Pool};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -91,6 +91,19 @@ impl Bench {
     /// The pool, opened in the test itself.
     pub fn open(&self) -> Pool {
         Pool::open(&PoolSpec::parse(&self.spec()).unwrap(), &OpenOptions::default()).unwrap()
+    }
+
+    /// Flips a bit of every copy of the line that binds a slot to a machine.
+    pub fn damage_bindings(&self, slot: u64) {
+        let pool = self.open();
+        let geometry = pool.layout().geometry();
+        for seat in 0..u64::from(geometry.seats) {
+            let offset = pool.layout().line_offset(Region::Binding, seat * geometry.bindings() + slot).unwrap();
+            let mut line = pool.lines().fetch_raw(offset).unwrap();
+            line.0[9] ^= 0x10;
+            pool.lines().memory().write_line(offset, &line).unwrap();
+        }
+        pool.lines().memory().fence_stores();
     }
 
     /// A host that runs until its standard input ends; returns once it has joined.

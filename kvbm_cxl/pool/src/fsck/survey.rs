@@ -47,6 +47,8 @@ pub struct SlotInfo {
     pub machine: MachineId,
     /// The incarnation bound to it; 0 = never bound.
     pub incarnation: u32,
+    /// A line that does not verify may bind a later one.
+    pub is_binding_hidden: bool,
     /// Heartbeats counted.
     pub heartbeat: u64,
     /// Fenced up to this incarnation.
@@ -164,6 +166,7 @@ fn slots(view: &View<'_>) -> Vec<SlotInfo> {
                 state,
                 machine: MachineId(bound.machine),
                 incarnation: bound.incarnation,
+                is_binding_hidden: register.hidden,
                 heartbeat: view.summaries.get(slot * view.geometry.summary_lines()).map_or(0, |summary| summary.heartbeat),
                 fenced: view.fenced[slot as usize],
                 dead: view.dead[slot as usize],
