@@ -18,7 +18,7 @@ pub use service::Service;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{MAX_NUMBER, MAX_SLOTS};
-use crate::line::{Line, Lines};
+use crate::line::{Line, Lines, if_whole};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId, OnFence};
 use crate::media::{Geometry, Superblock};
@@ -163,6 +163,16 @@ impl Host {
     /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more (LOCKS.md section 6).
     pub fn is_proven_dead(&self, slot: u16, incarnation: u32) -> Result<bool> {
         self.inner.patiently(|| fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
+    }
+
+    /// [`Host::is_fenced`] for those who look again by themselves: `None` where a line cannot be read now, be it for a moment or for good.
+    pub(crate) fn seems_fenced(&self, slot: u16, incarnation: u32) -> Result<Option<bool>> {
+        Ok(if_whole(fence::fenced_up_to(&self.inner.lines, slot.into()))?.map(|fenced| fenced >= incarnation))
+    }
+
+    /// [`Host::is_proven_dead`] in the same way.
+    pub(crate) fn seems_dead(&self, slot: u16, incarnation: u32) -> Result<Option<bool>> {
+        if_whole(fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
     }
 
     /// Whether every operation of incarnation `incarnation` of `slot` has ended: it writes no more of what is only written within one

@@ -127,17 +127,14 @@ impl Watch {
         if peer.slot() == host.slot() && !host.platform().is_alive(peer.process) {
             return Err(peer.gone("its process has ended"));
         }
-        // A line of the manager that cannot be read says nothing; the beat decides then.
-        match host.is_fenced(peer.slot(), peer.incarnation) {
-            Ok(true) => return Err(peer.gone("its host was taken for dead")),
-            Ok(false) | Err(Error::BadLine { .. }) => {}
-            Err(error) => return Err(error),
+        // A line of the manager that cannot be read says nothing, and is not waited for: the beat decides then.
+        if host.seems_fenced(peer.slot(), peer.incarnation)? == Some(true) {
+            return Err(peer.gone("its host was taken for dead"));
         }
-        match host.is_proven_dead(peer.slot(), peer.incarnation) {
-            Ok(true) => Err(peer.gone("its host has left the pool")),
-            Ok(false) | Err(Error::BadLine { .. }) => Ok(Standing::Open),
-            Err(error) => Err(error),
+        if host.seems_dead(peer.slot(), peer.incarnation)? == Some(true) {
+            return Err(peer.gone("its host has left the pool"));
         }
+        Ok(Standing::Open)
     }
 
     fn look_at_half(&mut self, rings: &Rings, peer: &Peer, half: &Half, now_ns: u64) -> Result<Standing> {

@@ -8,7 +8,6 @@ use super::lines::{Control, Door};
 use super::link::{Half, Link};
 use super::peer::Peer;
 use crate::error::{Error, Result};
-use crate::line::if_whole;
 use std::sync::Weak;
 
 /// How often a line that does not verify is fetched again: it may be in the middle of a write.
@@ -63,13 +62,11 @@ impl Probe {
         if !peer.is_behind(&door) {
             return Err(peer.gone("another process is in its place"));
         }
-        let fenced =
-            settled(&link, "whether its host is fenced cannot be read", || if_whole(host.is_fenced(peer.slot(), peer.incarnation())))?;
+        let fenced = settled(&link, "whether its host is fenced cannot be read", || host.seems_fenced(peer.slot(), peer.incarnation()))?;
         if fenced {
             return Err(peer.gone("its host was taken for dead"));
         }
-        let dead =
-            settled(&link, "whether its host is dead cannot be read", || if_whole(host.is_proven_dead(peer.slot(), peer.incarnation())))?;
+        let dead = settled(&link, "whether its host is dead cannot be read", || host.seems_dead(peer.slot(), peer.incarnation()))?;
         if dead {
             return Err(peer.gone("its host has left the pool"));
         }
@@ -117,8 +114,8 @@ impl Trace {
         if peer.slot() == host.slot() && !host.platform().is_alive(peer.process()) {
             return Ok(true);
         }
-        let fenced = if_whole(host.is_fenced(peer.slot(), peer.incarnation()))?;
-        let dead = if_whole(host.is_proven_dead(peer.slot(), peer.incarnation()))?;
+        let fenced = host.seems_fenced(peer.slot(), peer.incarnation())?;
+        let dead = host.seems_dead(peer.slot(), peer.incarnation())?;
         Ok(fenced == Some(true) || dead == Some(true))
     }
 }

@@ -9,9 +9,11 @@ use crate::alloc::{AllocConfig, LocalArea};
 use crate::device::PoolSpec;
 use crate::host::{HostConfig, Service};
 use crate::machine::{Machine, State};
+use crate::media::Region;
 use crate::objects::Object;
 use crate::platform::MachineId;
 use crate::pool::{FormatOptions, Pool};
+use std::time::{Duration, Instant};
 
 const PATIENCE_MS: u64 = 30_000;
 /// Cells of the table of names.
@@ -26,6 +28,10 @@ struct Lab {
 
 impl Lab {
     fn new() -> Lab {
+        Lab::with(HostConfig::default())
+    }
+
+    fn with(config: HostConfig) -> Lab {
         let directory = tempfile::tempdir().unwrap();
         let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(24 << 20)).unwrap();
         let machine = |number: u8| MachineId([number + 1; 16]);
@@ -35,7 +41,7 @@ impl Lab {
         let hosts = [0, 1].map(|number| {
             let uuid = pool.superblock().uuid();
             let state = State::open(&directory.path().join("state"), uuid, machine(number)).unwrap();
-            let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
+            let config = HostConfig { seats: pool.superblock().seats(), ..config.clone() };
             let host = Host::join(pool.lines().clone(), Arc::new(Machine::new(machine(number), state).unwrap()), config).unwrap();
             let service = host.serve().unwrap();
             (host, service)
@@ -245,4 +251,43 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
     let full = names(&lab);
     assert!(matches!(lab.rings[1].listen(b"another"), Err(Error::Full { .. })));
     assert_eq!(names(&lab), full, "what is no listener's is not touched");
+}
+
+/// A line of the manager that cannot be read holds nobody up: those who wait go by what they see otherwise, and who must know is told so.
+#[test]
+fn a_fence_that_cannot_be_read_holds_nobody_up() {
+    // Whoever waited for that line would wait for this long.
+    let lab = Lab::with(HostConfig { suspect_ms: 2 * PATIENCE_MS, ..HostConfig::default() });
+    let mut listener = lab.rings[0].listen(b"tested").unwrap();
+    let (mut here, mut there) = lab.connect(&mut listener);
+    let trace = here.probe().trace().unwrap();
+    let lines = lab.rings[0].lines();
+    let offset = lines.layout().line_offset(Region::Fence, lines.layout().geometry().fence_lines()).unwrap();
+    let mut line = lines.fetch_raw(offset).unwrap();
+    let mut flip = || {
+        line.0[20] ^= 1;
+        lines.memory().write_line(offset, &line).unwrap();
+        lines.fence_published();
+    };
+    flip();
+    let begun = Instant::now();
+    let in_time = || assert!(begun.elapsed() < Duration::from_millis(PATIENCE_MS), "{:?}", begun.elapsed());
+    let mut message = Vec::new();
+    assert!(matches!(here.recv(&mut message, 20), Err(Error::Timeout { .. })));
+    in_time();
+    there.send(b"x", PATIENCE_MS).unwrap();
+    here.recv(&mut message, PATIENCE_MS).unwrap();
+    assert_eq!(message, b"x");
+    in_time();
+    assert!(!trace.has_let_go(&lab.rings[0]).unwrap());
+    in_time();
+    assert!(matches!(here.probe().check(), Err(Error::PeerGone { reason: "whether its host is fenced cannot be read", .. })));
+    in_time();
+    // That the other end has closed is seen all the same.
+    drop(there);
+    assert!(trace.has_let_go(&lab.rings[0]).unwrap());
+    assert!(matches!(here.recv(&mut message, PATIENCE_MS), Err(Error::PeerClosed { .. } | Error::PeerGone { .. })));
+    in_time();
+    // The threads of the hosts wait for the line.
+    flip();
 }
