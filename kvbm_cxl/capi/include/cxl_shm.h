@@ -338,8 +338,8 @@ int cxl_shm_destroy_ex(cxl_pool_t* pool, const char* key, uint64_t timeout_ms);
  * nothing of them is left in the pool.
  */
 
-/* Listens under a name of 1 to CXL_SHM_MAX_KEY_BYTES bytes, which is a named object of the pool. CXL_SHM_E_EXISTS if a living process does;
- * the name of one that is gone is taken over, which may take as long as noticing that. */
+/* Listens under a name of 1 to CXL_SHM_MAX_KEY_BYTES bytes, which is a named object of the pool. CXL_SHM_E_EXISTS if a living process does,
+ * or the name is bound to something else; the name of one that is gone is taken over, which may take as long as noticing that. */
 int cxl_shm_ring_listen(cxl_pool_t* pool, const char* name, cxl_ring_t* listener);
 
 /* Waits for a process that connects. CXL_SHM_E_NOT_FOUND if the name does not mean this listener any more. */
@@ -374,7 +374,8 @@ int cxl_shm_ring_trace(cxl_pool_t* pool, cxl_ring_t connection, cxl_ring_t* trac
 
 /* Whether the other end is certain to have let go: *has_let_go is 1 when it has closed its end of the connection, when its process has
  * ended, and when its host was fenced or has left the pool. 0 says that this is not known: a process that is stopped may go on, and of one
- * on another host it may never be known that it was killed, as long as that host lives. */
+ * on another host it may never be known that it was killed, as long as that host lives. After a fence there is one exception: a process
+ * that was stopped in the middle of a copy, on a host that lives all the same, ends that copy when it goes on. */
 int cxl_shm_ring_has_let_go(cxl_pool_t* pool, cxl_ring_t trace, uint32_t* has_let_go);
 
 /* Closes a connection, a listener or a trace; the number is not valid any more whatever the result is. A connection is closed once the

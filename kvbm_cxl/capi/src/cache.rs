@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The prefix cache of one handle: reservations and pins by number, because C cannot own them.
 
+use crate::handle::fresh_number;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{Block, BlockId, CacheOptions, Piece};
 use cxl_pool::cache::policy::PolicyKind;
@@ -10,7 +11,6 @@ use cxl_pool::host::Host;
 use cxl_pool::metrics::Metrics;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Compute and compare a checksum of every block.
@@ -26,7 +26,6 @@ enum Held {
 pub struct CacheMember {
     /// Declared before the cache, so that what it holds goes first.
     held: Mutex<HashMap<u64, Held>>,
-    next: AtomicU64,
     upkeep: Upkeep,
     cache: Cache,
 }
@@ -87,7 +86,7 @@ impl CacheMember {
         }
         let cache = Cache::open(host, config)?;
         let upkeep = cache.serve()?;
-        Ok(CacheMember { held: Mutex::default(), next: AtomicU64::new(1), upkeep, cache })
+        Ok(CacheMember { held: Mutex::default(), upkeep, cache })
     }
 
     /// Ends it: reservations are given up, pins given back.
@@ -104,7 +103,7 @@ impl CacheMember {
     }
 
     fn keep(&self, held: Held) -> u64 {
-        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        let handle = fresh_number();
         locked(&self.held).insert(handle, held);
         handle
     }

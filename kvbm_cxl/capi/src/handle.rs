@@ -9,11 +9,18 @@ use crate::status::{Failure, Outcome, Status};
 use crate::types::{CxlPool, MAX_POOLS, Options};
 use arc_swap::{ArcSwapOption, Guard};
 use bytemuck::Zeroable;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 /// Bits of a handle that hold the place.
 const PLACE_BITS: u32 = 8;
+
+/// A number for something of a pool that C cannot own. It means nothing else in this process, ever: not to another handle, nor after a pool
+/// was left and joined again, or its cache closed and opened.
+pub fn fresh_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
 
 /// A pool in the table.
 struct Entry {

@@ -5,6 +5,7 @@
 //! that was closed is refused. A call that waits looks now and then whether somebody closes what it waits for, so that a close need not
 //! wait for its deadline.
 
+use crate::handle::fresh_number;
 use crate::status::{Failure, Outcome, Status};
 use crate::turns::{Deadline, Turn, Turns};
 use crate::types::CxlRing;
@@ -39,8 +40,7 @@ pub struct RingTable {
     host: Host,
     allocator: Arc<Allocator>,
     rings: Mutex<Option<(Rings, Beating)>>,
-    /// The number used last, and what is open.
-    open: Mutex<(CxlRing, BTreeMap<CxlRing, Entry>)>,
+    open: Mutex<BTreeMap<CxlRing, Entry>>,
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -102,10 +102,8 @@ impl RingTable {
     }
 
     fn enter(&self, entry: Entry) -> CxlRing {
-        let mut open = held(&self.open);
-        open.0 += 1;
-        let number = open.0;
-        open.1.insert(number, entry);
+        let number = fresh_number();
+        held(&self.open).insert(number, entry);
         number
     }
 
@@ -118,7 +116,7 @@ impl RingTable {
     }
 
     fn find(&self, number: CxlRing) -> Outcome<Entry> {
-        held(&self.open).1.get(&number).cloned().ok_or_else(|| closed(number))
+        held(&self.open).get(&number).cloned().ok_or_else(|| closed(number))
     }
 
     /// Listens under a name.
@@ -205,7 +203,7 @@ impl RingTable {
 
     /// Closes a listener or a connection, or forgets a trace; without time a connection is dropped.
     pub fn close(&self, number: CxlRing, timeout_ms: u64) -> Outcome<()> {
-        let entry = held(&self.open).1.remove(&number).ok_or_else(|| closed(number))?;
+        let entry = held(&self.open).remove(&number).ok_or_else(|| closed(number))?;
         match entry {
             Entry::Trace(_) => Ok(()),
             // Calls on other threads end first.
@@ -223,7 +221,7 @@ impl RingTable {
 
     /// Closes everything without waiting: the membership ends.
     pub fn end(self) {
-        let open = std::mem::take(&mut *held(&self.open)).1;
+        let open = std::mem::take(&mut *held(&self.open));
         for entry in open.into_values() {
             if let Entry::Listener(listener) = entry
                 && let Some(listener) = listener.close()

@@ -3,7 +3,8 @@
  * Closing and leaving beside calls that wait on other threads:  closing POOL
  *
  * A close of something in rings ends the calls that wait there, long before their deadlines. A leave that comes to nothing, because a lock
- * was got while it waited, leaves the handle as it was, with its upkeep. */
+ * was got while it waited, leaves the handle as it was, with its upkeep. A number that is of former times, or of another handle, is
+ * refused. */
 #include "check.h"
 
 #include <dirent.h>
@@ -100,6 +101,33 @@ static void close_rings(void) {
     close_under(accepts, try_accept);
 }
 
+static uint64_t reserve_block(void) {
+    cxl_shm_block_t block = {.struct_size = sizeof block};
+    const cxl_shm_block_id_t id = {.key = "a block"};
+    CHECK_OK(cxl_shm_cache_open(pool, NULL));
+    CHECK_OK(cxl_shm_cache_reserve(pool, &id, NULL, 64, &block));
+    return block.handle;
+}
+
+static void refuse_stale_numbers(void) {
+    cxl_ring_t stale, fresh, others;
+    CHECK_OK(cxl_shm_ring_listen(pool, "before", &stale));
+    CHECK_OK(cxl_shm_ring_listen(other, "others", &others));
+    uint64_t stale_block = reserve_block();
+    CHECK_OK(cxl_shm_cache_close(pool));
+    uint64_t fresh_block = reserve_block();
+    CHECK_STATUS(cxl_shm_cache_abort(pool, stale_block), CXL_SHM_E_CLOSED);
+    CHECK_OK(cxl_shm_cache_abort(pool, fresh_block));
+    CHECK_OK(cxl_shm_leave(pool));
+    CHECK_OK(cxl_shm_join(pool));
+    CHECK_OK(cxl_shm_ring_listen(pool, "after", &fresh));
+    CHECK_STATUS(cxl_shm_ring_close(pool, stale, 0), CXL_SHM_E_CLOSED);
+    CHECK_STATUS(cxl_shm_ring_close(pool, others, 0), CXL_SHM_E_CLOSED);
+    CHECK_STATUS(cxl_shm_ring_close(other, fresh, 0), CXL_SHM_E_CLOSED);
+    CHECK_OK(cxl_shm_ring_close(pool, fresh, 0));
+    CHECK_OK(cxl_shm_ring_close(other, others, 0));
+}
+
 /* Whether `pool` is joined as others see it; it is not while a leave waits for calls to end. */
 static int is_joined(void) {
     void* found;
@@ -186,10 +214,17 @@ int main(int argc, char** argv) {
     CHECK(argc == 2);
     cxl_shm_options_t options = {
         .struct_size = sizeof options, .timeout_ms = PATIENCE_S * 1000, .join_timeout_ms = PATIENCE_S * 1000, .heartbeat_ms = 20};
-    cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = 256 << 10};
+    cxl_shm_format_options_t format = {.struct_size = sizeof format,
+                                       .slots = 4,
+                                       .locks = 32,
+                                       .objects = 32,
+                                       .chunk_bytes = 256 << 10,
+                                       .cell_bytes = 64 << 10,
+                                       .cells_percent = 25};
     CHECK_OK(cxl_shm_format(argv[1], &format));
     CHECK_OK(cxl_shm_open(argv[1], &options, &pool));
     CHECK_OK(cxl_shm_open(argv[1], &options, &other));
+    refuse_stale_numbers();
     close_rings();
     CHECK_OK(cxl_shm_allocate_lock_ex(other, PATIENCE_S * 1000, &lock));
     time_t since = time(NULL);
