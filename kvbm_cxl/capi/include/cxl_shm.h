@@ -331,7 +331,9 @@ int cxl_shm_destroy_ex(cxl_pool_t* pool, const char* key, uint64_t timeout_ms);
  *
  * All calls are of the handle `pool` (NULL = the default pool), and so are the numbers they give. One thread may send while another
  * receives on the same connection; two that send, or two that receive, take turns. timeout_ms is in milliseconds, CXL_SHM_TIMEOUT_DEFAULT
- * for that of the pool; with 0 a call does what can be done at once, and fails with CXL_SHM_E_TIMEOUT otherwise.
+ * for that of the pool; with 0 a call does what can be done at once, and fails with CXL_SHM_E_TIMEOUT otherwise. A new connection needs
+ * memory of the pool: where that takes a lock which another host has and does not give back, the call, and a close that has to wait for
+ * it, last up to join_timeout_ms longer.
  *
  * A process that is gone is noticed by those who wait for it: at once on its own host, elsewhere once it was silent for twice the pool's
  * suspect_ms. A thread of the library says for this process that it lives. When a process ends, or leaves the pool, its connections end;
@@ -380,7 +382,7 @@ int cxl_shm_ring_has_let_go(cxl_pool_t* pool, cxl_ring_t trace, uint32_t* has_le
 
 /* Closes a connection, a listener or a trace; the number is not valid any more whatever the result is. A connection is closed once the
  * other end has received everything, or timeout_ms has passed (CXL_SHM_E_TIMEOUT); with 0 it is dropped, and the other end is told so.
- * Calls that wait on other threads end first, within some 20 ms, with CXL_SHM_E_CLOSED. */
+ * Calls that wait on other threads end first, most of them within some 20 ms, with CXL_SHM_E_CLOSED. */
 int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------------------ *

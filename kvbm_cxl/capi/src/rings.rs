@@ -68,10 +68,10 @@ fn wait<T, R>(
     mut attempt: impl FnMut(&mut T, u64) -> Result<R, Error>,
 ) -> Outcome<R> {
     loop {
-        let left_ms = deadline.left_ms();
         let open = turn.get().ok_or_else(|| closed(number))?;
-        match attempt(open, left_ms.min(SLICE_MS)) {
-            Err(Error::Timeout { .. }) if left_ms > SLICE_MS => {}
+        match attempt(open, deadline.left_ms().min(SLICE_MS)) {
+            // What is left is asked for again: an attempt may take longer than it was given, where it needs a lock of the pool.
+            Err(Error::Timeout { .. }) if deadline.left_ms() > 0 => {}
             Err(Error::Timeout { what, .. }) => return Err(Error::Timeout { what, timeout_ms: deadline.timeout_ms() }.into()),
             other => return Ok(other?),
         }
@@ -230,5 +230,39 @@ impl RingTable {
                 let _ = listener.close();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn an_attempt_that_takes_long_is_the_last_one() {
+        let turns = Turns::of(());
+        let mut turn = turn(&turns, 1, Deadline::within(50)).unwrap();
+        let (deadline, mut attempts) = (Deadline::within(50), 0);
+        let failed = wait(&mut turn, 1, deadline, |(), timeout_ms| -> Result<(), _> {
+            assert!(timeout_ms <= SLICE_MS);
+            attempts += 1;
+            std::thread::sleep(Duration::from_millis(60));
+            Err(Error::Timeout { what: "the lock of another host".into(), timeout_ms })
+        });
+        let failed = failed.err().unwrap();
+        assert_eq!((attempts, failed.status), (1, Status::E_TIMEOUT));
+        assert!(failed.message.contains("50 ms"), "{}", failed.message);
+    }
+
+    #[test]
+    fn a_wait_lasts_to_its_deadline() {
+        let turns = Turns::of(());
+        let mut turn = turn(&turns, 1, Deadline::within(0)).unwrap();
+        let (deadline, mut attempts) = (Deadline::within(20 * SLICE_MS), 0);
+        let got = wait(&mut turn, 1, deadline, |(), timeout_ms| {
+            attempts += 1;
+            if attempts == 5 { Ok("a message") } else { Err(Error::Timeout { what: "a message".into(), timeout_ms }) }
+        });
+        assert_eq!(got.ok(), Some("a message"));
     }
 }
