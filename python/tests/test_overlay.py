@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import wheels
@@ -60,6 +61,26 @@ def test_links_lead_to_nixl_and_are_left_as_they_are(installation, tmp_path):
     assert _overlay.make_overlay(installation, tmp_path / "overlay") == plugins and stale.exists()
     again = {path: path.lstat().st_ino for path in files(tmp_path / "overlay")}
     assert set(again) == set(made) and all(made[path] == again[path] for path in made if path != stale)
+
+
+def test_the_folder_is_told_from_the_root(installation, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plugins = _overlay.make_overlay(installation, Path("overlay"))
+    assert plugins == tmp_path / "overlay" / installation.libraries.name / "plugins"
+    assert (plugins / "libplugin_CXL.so").exists()
+
+
+def test_a_user_without_a_home_is_told_what_to_do(installation, monkeypatch):
+    def nobody(_):
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(NixlError, match="no home.*--into"):
+        _overlay.default_folder(installation)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert _overlay.default_folder(installation) == Path("/somewhere/kvbm-cxl/nixl-nixl_cu12-1")
 
 
 def test_two_processes_make_it_at_the_same_time(installation, tmp_path):

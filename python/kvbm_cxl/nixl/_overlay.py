@@ -32,6 +32,8 @@ def make_overlay(installation: Installation, folder: Path) -> Path:
     Plugins look for their libraries beside where they were found, so the folders around them are there as well. May be called by many at a
     time. Raises NixlError where `folder` holds NIXL itself, or files with these names that are no links: nothing of them is touched.
     """
+    # Whoever is told of it may run elsewhere.
+    folder = folder.absolute()
     libraries = folder / installation.libraries.name
     plugins = libraries / "plugins"
     if libraries.resolve() == installation.libraries.resolve() or plugins.resolve() == installation.plugins.resolve():
@@ -53,6 +55,10 @@ def make_overlay(installation: Installation, folder: Path) -> Path:
 
 
 def default_folder(installation: Installation) -> Path:
-    """Where the overlay of an installation goes: in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where the overlay of an installation goes: in the user's cache. Raises NixlError where this user has none."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        cache = cache or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise NixlError("the folder for NIXL_PLUGIN_DIR has no place: this user has no home; name a folder with --into") from error
     return Path(cache) / "kvbm-cxl" / f"nixl-{installation.package}-{installation.version}"
