@@ -75,6 +75,16 @@ def test_nothing_is_guessed_where_nothing_chooses(installed):
     assert nixl.find().package == nixl_cu12.__name__
 
 
+def test_another_build_is_not_none_at_all(installed, monkeypatch):
+    """As with a build for other GPUs."""
+    for package in ("nixl_cu12", "nixl_cu13"):
+        (installed / package / "__init__.py").unlink()
+        (installed / package).rmdir()
+    monkeypatch.setattr(sys, "path", [str(installed)])
+    with pytest.raises(NixlNotFound, match="nixl is installed, but none of nixl_cu13 and nixl_cu12"):
+        nixl.find()
+
+
 def test_a_choice_that_cannot_be_imported_says_why(installed):
     (installed / "nixl" / "__init__.py").write_text("import nixl_cu14\n")
     with pytest.raises(NixlNotFound, match="cannot be imported.*nixl_cu14"):

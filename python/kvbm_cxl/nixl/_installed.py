@@ -82,6 +82,8 @@ def find() -> Installation:
         if spec is not None and spec.origin:
             found.append((package, Path(spec.origin).resolve().parent.parent))
     if not found:
+        if importlib.machinery.PathFinder.find_spec("nixl") is not None:
+            raise NixlNotFound(f"package nixl is installed, but none of {' and '.join(_PACKAGES)}, the builds that there is a plugin for")
         raise NixlNotFound("NIXL is not installed for this Python: `pip install nixl`")
     if len(found) == 1:
         return _installation(*found[0])
