@@ -41,7 +41,7 @@ pub fn standing(slot: &SlotInfo) -> &'static str {
 /// Whether the bound incarnation of a slot is fenced. `None` where its lines do not tell which that is: one that lived earlier may be
 /// fenced, or declared dead, and says nothing of a host that lives.
 pub fn is_fenced(slot: &SlotInfo) -> Option<bool> {
-    (slot.state != SlotState::Unreadable && slot.incarnation > 0).then_some(slot.fenced >= slot.incarnation)
+    (!slot.is_binding_hidden && slot.incarnation > 0).then_some(slot.fenced >= slot.incarnation)
 }
 
 /// What a seat does.

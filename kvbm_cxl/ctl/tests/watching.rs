@@ -6,7 +6,7 @@ mod common;
 mod strict;
 
 use common::{Bench, HostProcess};
-use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, STATS_LINES, StatsLine};
+use cxl_pool::media::{COUNTERS_PER_STATS, CellClaim, Descriptor, FenceLine, PinLine, Region, STATS_LINES, StatsLine};
 use cxl_pool::metrics::stats::Stat;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -136,8 +136,27 @@ fn a_host_whose_binding_is_damaged_is_not_called_dead() {
     let metrics = Exporter::start(&bench, &[]).metrics();
     let fenced = |slot| metrics["cxl_pool_host_fenced"].value(&[("slot", slot)]);
     assert_eq!((fenced("0"), fenced("1")), (None, Some(0.0)));
+    let incarnation = |slot| metrics["cxl_pool_host_incarnation"].value(&[("slot", slot)]);
+    assert_eq!((incarnation("0"), incarnation("1")), (None, Some(1.0)));
     let standing: Vec<&String> = metrics["cxl_pool_host_info"].samples.iter().map(|sample| &sample.1[3].1).collect();
     assert_eq!(standing, ["unknown", "not fenced"]);
+}
+
+/// What the manager says of a host is known, whatever stands in the line of the host itself.
+#[test]
+fn a_host_whose_own_line_is_damaged_stands_as_the_others_say() {
+    let bench = Bench::formatted();
+    let mut hosts = two_hosts(&bench);
+    hosts[1].kill();
+    let standing = || bench.json(&["hosts", "--watch-ms", "50"]).1["slots"][1]["standing"].clone();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while standing() != "fenced" {
+        assert!(Instant::now() < deadline, "the dead host is fenced");
+    }
+    bench.damage(Region::Identity, 1);
+    let (_, shown) = bench.json(&["hosts"]);
+    let host = &shown["slots"][1];
+    assert_eq!((&host["state"], &host["standing"]), (&"unreadable".into(), &"fenced".into()), "{host:#}");
 }
 
 #[test]

@@ -18,7 +18,9 @@ const STATES: [SlotState; 5] = [SlotState::Free, SlotState::Joining, SlotState::
 type OfHost = (&'static str, Kind, &'static str, fn(&HostView) -> Option<u64>);
 
 const OF_HOSTS: [OfHost; 4] = [
-    ("cxl_pool_host_incarnation", Kind::Gauge, "Incarnation bound to the slot.", |host| Some(host.slot.incarnation.into())),
+    ("cxl_pool_host_incarnation", Kind::Gauge, "Incarnation bound to the slot; left out where that cannot be read.", |host| {
+        (!host.slot.is_binding_hidden).then_some(host.slot.incarnation.into())
+    }),
     ("cxl_pool_host_heartbeats_total", Kind::Counter, "Heartbeats: a live host's moves.", |host| Some(host.slot.heartbeat)),
     (
         "cxl_pool_host_fenced",

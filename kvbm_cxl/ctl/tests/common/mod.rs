@@ -93,17 +93,20 @@ impl Bench {
         Pool::open(&PoolSpec::parse(&self.spec()).unwrap(), &OpenOptions::default()).unwrap()
     }
 
-    /// Flips a bit of every copy of the line that binds a slot to a machine.
-    pub fn damage_bindings(&self, slot: u64) {
+    /// Flips a bit of a line.
+    pub fn damage(&self, region: Region, index: u64) {
         let pool = self.open();
-        let geometry = pool.layout().geometry();
-        for seat in 0..u64::from(geometry.seats) {
-            let offset = pool.layout().line_offset(Region::Binding, seat * geometry.bindings() + slot).unwrap();
-            let mut line = pool.lines().fetch_raw(offset).unwrap();
-            line.0[9] ^= 0x10;
-            pool.lines().memory().write_line(offset, &line).unwrap();
-        }
+        let offset = pool.layout().line_offset(region, index).unwrap();
+        let mut line = pool.lines().fetch_raw(offset).unwrap();
+        line.0[9] ^= 0x10;
+        pool.lines().memory().write_line(offset, &line).unwrap();
         pool.lines().memory().fence_stores();
+    }
+
+    /// Damages every copy of the line that binds a slot to a machine.
+    pub fn damage_bindings(&self, slot: u64) {
+        let geometry = *self.open().layout().geometry();
+        (0..u64::from(geometry.seats)).for_each(|seat| self.damage(Region::Binding, seat * geometry.bindings() + slot));
     }
 
     /// A host that runs until its standard input ends; returns once it has joined.
