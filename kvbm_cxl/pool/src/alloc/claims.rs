@@ -106,7 +106,16 @@ impl Allocator {
     ///
     /// Nothing is to be repaired after an unclean end: claims are host-owned, and a late one of a fenced host is void by its own check.
     pub(super) fn lock_chunks(&self) -> Result<LockGuard<'_>> {
-        let mut guard = self.host.acquire(LOCK_CHUNKS, self.config.lock_timeout_ms)?;
+        self.lock_chunks_within(self.config.lock_timeout_ms)
+    }
+
+    /// [`Allocator::lock_chunks`] with a deadline of the caller's.
+    pub(super) fn lock_chunks_until(&self, deadline_ns: u64) -> Result<LockGuard<'_>> {
+        self.lock_chunks_within(deadline_ns.saturating_sub(self.host.platform().now_ns()) / 1_000_000)
+    }
+
+    fn lock_chunks_within(&self, timeout_ms: u64) -> Result<LockGuard<'_>> {
+        let mut guard = self.host.acquire(LOCK_CHUNKS, timeout_ms)?;
         if guard.needs_repair() {
             guard.repaired();
         }
@@ -161,8 +170,8 @@ impl Allocator {
     }
 
     /// Claims one chunk of which nothing is used. It is in nobody's list yet.
-    pub(super) fn claim_one(&self) -> Result<u64> {
-        let guard = self.lock_chunks()?;
+    pub(super) fn claim_one(&self, deadline_ns: u64) -> Result<u64> {
+        let guard = self.lock_chunks_until(deadline_ns)?;
         let lines = self.layout().claim_lines();
         let start = self.hint.load(Ordering::Relaxed);
         for line in (0..lines).map(|step| (start + step) % lines) {
@@ -190,8 +199,8 @@ impl Allocator {
     }
 
     /// Claims `count` chunks in a row that nobody claims and of which nothing is used; returns the first.
-    pub(super) fn claim_row(&self, count: u64) -> Result<u64> {
-        let guard = self.lock_chunks()?;
+    pub(super) fn claim_row(&self, count: u64, deadline_ns: u64) -> Result<u64> {
+        let guard = self.lock_chunks_until(deadline_ns)?;
         let mut found = 0;
         for chunk in self.unclaimed()? {
             // `found` counts how many in a row end right before `chunk`.

@@ -39,6 +39,7 @@ use crate::fault::point;
 use crate::host::{Host, Op};
 use crate::limits::MIN_BLOCK_BYTES;
 use crate::line::Lines;
+use crate::lock::LockGuard;
 use crate::media::{ChunkHead, Layout};
 use class::Classes;
 use freeing::Begun;
@@ -253,13 +254,23 @@ impl Allocator {
 
     /// Begins work that publishes lines of this process's chunks, after a re-join under the new incarnation.
     fn work(&self) -> Result<Op<'_>> {
+        self.work_after(|| self.lock_chunks())
+    }
+
+    /// [`Allocator::work`], which takes the chunk lock by `lock` if it has to.
+    fn work_after<'a>(&'a self, lock: impl FnOnce() -> Result<LockGuard<'a>>) -> Result<Op<'a>> {
         let op = self.host.enter()?;
         if op.incarnation() == self.incarnation.load(Ordering::Acquire) {
             return Ok(op);
         }
         drop(op);
-        drop(self.lock_chunks()?);
+        drop(lock()?);
         self.host.enter()
+    }
+
+    /// The end of a wait that begins now.
+    fn deadline_ns(&self, timeout_ms: u64) -> u64 {
+        self.host.platform().now_ns().saturating_add(timeout_ms.saturating_mul(1_000_000))
     }
 
     /// The lock for changes of a chunk's keep map. It is held across publishes, so waiting for it goes through the platform.
@@ -281,28 +292,37 @@ impl Allocator {
     /// [`Error::Invalid`] for a length of zero or more than the pool has; [`Error::Full`]; when a chunk is needed, those of
     /// [`Host::acquire`].
     pub fn alloc(&self, len_bytes: u64) -> Result<Block> {
+        self.alloc_within(len_bytes, self.config.lock_timeout_ms)
+    }
+
+    /// As [`Allocator::alloc`], where the chunk lock, should a chunk be needed, is waited for no longer than `timeout_ms`.
+    pub fn alloc_within(&self, len_bytes: u64, timeout_ms: u64) -> Result<Block> {
         if len_bytes == 0 {
             return Err(Error::Invalid("a block has at least one byte".into()));
         }
-        let Some(class) = self.classes.holding(len_bytes) else { return self.alloc_run(len_bytes) };
+        let Some(class) = self.classes.holding(len_bytes) else {
+            return self.alloc_run(len_bytes, self.deadline_ns(timeout_ms));
+        };
         let taken = held(&self.heaps[class]).take();
         match taken {
             Some(block) => Ok(self.block(class, block)),
-            None => self.refill(class),
+            None => self.refill(class, self.deadline_ns(timeout_ms)),
         }
     }
 
     /// Cuts one more chunk for a class and takes its first block.
-    fn refill(&self, class: usize) -> Result<Block> {
+    fn refill(&self, class: usize, deadline_ns: u64) -> Result<Block> {
         let chunk = match self.pop_spare() {
             Some(chunk) => chunk,
-            None => match self.claim_one() {
+            None => match self.claim_one(deadline_ns) {
                 Err(full @ Error::Full { .. }) => self.steal_empty()?.ok_or(full)?,
                 other => other?,
             },
         };
         point!("alloc.uncut");
-        let cut = self.work().and_then(|op| self.publish_head(&op, chunk, ChunkHead::BLOCKS, self.classes.bytes(class), 0));
+        let cut = self
+            .work_after(|| self.lock_chunks_until(deadline_ns))
+            .and_then(|op| self.publish_head(&op, chunk, ChunkHead::BLOCKS, self.classes.bytes(class), 0));
         if let Err(error) = cut {
             held(&self.other).spare.push(chunk);
             return Err(error);

@@ -10,7 +10,7 @@ use crate::host::Op;
 use crate::media::ChunkHead;
 
 impl Allocator {
-    pub(super) fn alloc_run(&self, len_bytes: u64) -> Result<Block> {
+    pub(super) fn alloc_run(&self, len_bytes: u64, deadline_ns: u64) -> Result<Block> {
         let chunk_bytes = self.layout().geometry().chunk_bytes;
         let count = len_bytes.div_ceil(chunk_bytes);
         if count > self.layout().chunks() {
@@ -18,15 +18,15 @@ impl Allocator {
             return Err(Error::Invalid(format!("a block of {len_bytes} bytes does not fit a pool of {most} bytes")));
         }
         // Spare chunks in the way of a row would otherwise only be free for this process.
-        self.give_back(0)?;
-        let first = self.claim_row(count)?;
-        self.cut_run(first, count)
+        self.give_back_after(0, || self.lock_chunks_until(deadline_ns))?;
+        let first = self.claim_row(count, deadline_ns)?;
+        self.cut_run(first, count, deadline_ns)
     }
 
     /// Makes one block of chunks in a row, which are in nobody's list.
-    pub(super) fn cut_run(&self, first: u64, count: u64) -> Result<Block> {
+    pub(super) fn cut_run(&self, first: u64, count: u64, deadline_ns: u64) -> Result<Block> {
         let len_bytes = count * self.layout().geometry().chunk_bytes;
-        let cut = self.work().and_then(|op| {
+        let cut = self.work_after(|| self.lock_chunks_until(deadline_ns)).and_then(|op| {
             for chunk in first + 1..first + count {
                 self.publish_head(&op, chunk, ChunkHead::INSIDE, 0, first)?;
             }

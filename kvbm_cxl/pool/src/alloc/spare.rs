@@ -5,6 +5,7 @@ use super::{Allocator, Other, Place, remains};
 use crate::background::{held, try_held};
 use crate::error::Result;
 use crate::fault::{mutant, point};
+use crate::lock::LockGuard;
 use crate::media::ChunkHead;
 
 impl Other {
@@ -93,6 +94,11 @@ impl Allocator {
 
     /// Gives spare chunks beyond `spare` of them back to the pool.
     pub(super) fn give_back(&self, spare: usize) -> Result<()> {
+        self.give_back_after(spare, || self.lock_chunks())
+    }
+
+    /// [`Allocator::give_back`], which takes the chunk lock by `lock` if it has to.
+    pub(super) fn give_back_after<'a>(&'a self, spare: usize, lock: impl FnOnce() -> Result<LockGuard<'a>>) -> Result<()> {
         if held(&self.other).spare.len() <= spare {
             return Ok(());
         }
@@ -106,7 +112,7 @@ impl Allocator {
                 return Err(error);
             }
         }
-        let guard = self.lock_chunks()?;
+        let guard = lock()?;
         loop {
             let next = held(&self.other).take_brought_out(spare);
             let Some(chunk) = next else { return Ok(()) };

@@ -114,9 +114,9 @@ fn a_run_whose_host_is_fenced_behind_the_claim_is_not_lost() {
     let bench = Bench::new();
     let mut member = bench.member(1);
     let most = member.allocator.layout().chunks() * 3 / 4;
-    let first = member.allocator.claim_row(most).unwrap();
+    let first = member.allocator.claim_row(most, u64::MAX).unwrap();
     member.fence();
-    assert!(matches!(member.allocator.cut_run(first, most), Err(Error::Fenced { .. })));
+    assert!(matches!(member.allocator.cut_run(first, most, u64::MAX), Err(Error::Fenced { .. })));
     let usage = member.allocator.usage();
     assert_eq!((usage.scratch_bytes, usage.spare_bytes), (0, most * CHUNK_BYTES));
     member.join_again();

@@ -95,11 +95,15 @@ pub struct Own {
 }
 
 impl Own {
-    /// Allocates a half and publishes its first lines.
-    pub fn make(rings: &Rings, nonce: u64, side: Side) -> Result<Own> {
+    /// Allocates a half and publishes its first lines. Waits for a chunk no longer than `timeout_ms`, or than the allocator does.
+    pub fn make(rings: &Rings, nonce: u64, side: Side, timeout_ms: Option<u64>) -> Result<Own> {
         let shared = &rings.shared;
         let slots = slots_of(shared.config.ring_bytes)?;
-        let block = shared.allocator.alloc((HEAD_LINES + slots) * LINE_BYTES as u64)?;
+        let len_bytes = (HEAD_LINES + slots) * LINE_BYTES as u64;
+        let block = match timeout_ms {
+            Some(timeout_ms) => shared.allocator.alloc_within(len_bytes, timeout_ms)?,
+            None => shared.allocator.alloc(len_bytes)?,
+        };
         let half = Half::new(rings.lines(), nonce, side, block.offset, slots);
         let own = Own { rings: rings.clone(), nonce, half, sent: AtomicU64::new(0) };
         point!("ring.half");

@@ -231,19 +231,19 @@ impl Rings {
         })
     }
 
-    /// Connects to a listener. Where its half needs a new chunk of the pool, that may take the allocator's lock time-out longer.
+    /// Connects to a listener.
     ///
     /// # Errors
     /// [`Error::NotFound`] when nobody has the name; [`Error::PeerGone`] when the listener is gone; [`Error::Timeout`] when it did not
-    /// accept in time; [`Error::Fenced`] while this host is fenced.
+    /// accept in time, or the lock of the chunks did not come in time where memory for this end needs one; [`Error::Fenced`] while this host is fenced.
     pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Result<Connection> {
         let deadline_ns = deadline_ns(self.platform(), timeout_ms);
         let late = || Error::Timeout { what: format!("{} to accept", quoted(name)), timeout_ms };
         let _turn = hold(&self.shared.connecting, self.platform(), deadline_ns).ok_or_else(late)?;
-        let left_ms = deadline_ns.saturating_sub(self.platform().now_ns()) / 1_000_000;
-        let found = self.find(name, left_ms.min(self.shared.config.names_timeout_ms))?;
+        let left_ms = || deadline_ns.saturating_sub(self.platform().now_ns()) / 1_000_000;
+        let found = self.find(name, left_ms().min(self.shared.config.names_timeout_ms))?;
         let nonce = self.platform().random() | 1;
-        let own = Own::make(self, nonce, Side::Connector)?;
+        let own = Own::make(self, nonce, Side::Connector, Some(left_ms()))?;
         let offer = Door { listener: found.nonce, nonce, half: own.offset(), slots: own.slots() as u32, ..Door::default() };
         let answer = self.offer(offer).and_then(|()| self.await_answer(&found, nonce, deadline_ns));
         // The offer is for this once. Should this fail, the listener finds a half that is closed, or no half.
@@ -410,7 +410,7 @@ impl Listener {
 
     /// Answers a door. `None` when what it offers is not there: its process has given up since.
     fn admit(&mut self, number: u64, door: &Door) -> Result<Option<Connection>> {
-        let own = Own::make(&self.rings, door.nonce, Side::Listener)?;
+        let own = Own::make(&self.rings, door.nonce, Side::Listener, None)?;
         let answer = Answer { nonce: door.nonce, half: own.offset(), slots: own.slots(), ..Answer::default() };
         let joined = own.join(Side::Listener, door.half, door.slots.into(), Peer::behind(number, door))?;
         let Ok(connection) = joined else { return Ok(None) };

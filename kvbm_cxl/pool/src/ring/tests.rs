@@ -8,6 +8,7 @@ use super::*;
 use crate::alloc::{AllocConfig, LocalArea};
 use crate::device::PoolSpec;
 use crate::host::{HostConfig, Service};
+use crate::lock::LOCK_CHUNKS;
 use crate::machine::{Machine, State};
 use crate::media::Region;
 use crate::objects::Object;
@@ -164,7 +165,7 @@ fn a_half_lies_in_the_blocks_and_is_of_this_connection() {
         (end - 64, slots),
         (end, slots),
     ] {
-        let own = Own::make(&lab.rings[0], 77, Side::Listener).unwrap();
+        let own = Own::make(&lab.rings[0], 77, Side::Listener, None).unwrap();
         assert!(own.join(Side::Listener, offset, slots, *link.peer()).unwrap().is_err(), "{offset:#x} {slots}");
     }
     drop(at_b);
@@ -290,4 +291,21 @@ fn a_fence_that_cannot_be_read_holds_nobody_up() {
     in_time();
     // The threads of the hosts wait for the line.
     flip();
+}
+
+/// Somebody has the lock of the chunks and does not give it back, and there is no memory left here without it.
+#[test]
+fn who_connects_waits_for_memory_no_longer_than_it_wants_to() {
+    let lab = Lab::new();
+    let _listener = lab.rings[0].listen(b"tested").unwrap();
+    let _guard = lab._hosts[0].0.acquire(LOCK_CHUNKS, PATIENCE_MS).unwrap();
+    let allocator = &lab.rings[1].shared.allocator;
+    let most = 24 << 20 >> 10;
+    let ended = (0..most).find_map(|_| allocator.alloc_within(lab.rings[1].config().ring_bytes, 1).err());
+    assert!(matches!(ended, Some(Error::Timeout { .. })), "{ended:?}");
+    let begun = Instant::now();
+    let error = lab.rings[1].connect(b"tested", 100).err();
+    assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
+    let lock_timeout_ms = AllocConfig::default().lock_timeout_ms;
+    assert!(begun.elapsed() < Duration::from_millis(lock_timeout_ms / 2), "{:?}", begun.elapsed());
 }
