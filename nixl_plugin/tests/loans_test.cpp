@@ -130,7 +130,7 @@ void everything_is_given_back_in_the_time_of_one() {
     std::vector<std::string> silent;
     uint64_t since = now_ns();
     CHECK(owner.links->revoke_all(100, silent).code() == NIXL_IN_PROG && silent == std::vector<std::string>{"slow"});
-    CHECK(now_ns() - since < 1'500'000'000 * SLOWER);
+    CHECK(now_ns() - since < 1'500'000'000ull * SLOWER);
     CHECK(owner.revoke(1, 100, {"slow"}) == NIXL_IN_PROG && owner.revoke(59, 100, {"slow"}) == NIXL_IN_PROG);
     slow.is_used = false;
     CHECK(wait_until([&] { return owner.links->revoke_all(100, silent).ok(); }, [] { nap(); }));
