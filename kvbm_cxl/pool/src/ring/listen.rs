@@ -235,7 +235,8 @@ impl Rings {
     ///
     /// # Errors
     /// [`Error::NotFound`] when nobody has the name; [`Error::PeerGone`] when the listener is gone; [`Error::Timeout`] when it did not
-    /// accept in time, or the lock of the chunks did not come in time where memory for this end needs one; [`Error::Fenced`] while this host is fenced.
+    /// accept in time, or the lock of the chunks did not come in time where memory for this end needs one; [`Error::Fenced`] while this
+    /// host is fenced.
     pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Result<Connection> {
         let deadline_ns = deadline_ns(self.platform(), timeout_ms);
         let late = || Error::Timeout { what: format!("{} to accept", quoted(name)), timeout_ms };
