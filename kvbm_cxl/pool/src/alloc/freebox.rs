@@ -135,11 +135,7 @@ impl Allocator {
     fn sender_knows(&self, sender: u16) {
         self.local.set_told(sender);
         let told: Vec<(u16, Begun)> = held(&self.untold).extract_if(.., |(of, _)| *of == sender).collect();
-        if !told.is_empty() {
-            // Arrived, not only ordered: others of this machine may keep the blocks from now on.
-            self.lines().memory().fence_all();
-            told.into_iter().for_each(|(_, begun)| self.finish_free(begun));
-        }
+        told.into_iter().for_each(|(_, begun)| self.finish_free(begun));
     }
 
     /// A message to this host, unless by what this host says in `ack` it was taken.
@@ -162,9 +158,9 @@ impl Allocator {
     fn work_off(&self, sender: u16, message: &FreeBox) -> Result<Option<Vec<u64>>> {
         let own_slot = self.host.slot();
         let begin = |index| self.local.begin_block(own_slot, sender, message.sequence, index);
-        let is_begun = |index: &usize| self.local.is_begun(own_slot, sender, message.sequence, *index);
+        let begun = self.local.begun_blocks(own_slot, sender, message.sequence);
         let (mut ours, mut of_others, mut of_nobody) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, &offset) in message.offsets.iter().enumerate().filter(|(index, offset)| **offset != 0 && !is_begun(index)) {
+        for (index, &offset) in message.offsets.iter().enumerate().filter(|(index, offset)| **offset != 0 && begun >> index & 1 == 0) {
             match self.layout().chunk_of(offset) {
                 Some(chunk) if self.place(chunk) != Place::None => ours.push((index, chunk, offset)),
                 Some(chunk) if self.is_claimed_here(chunk)? => of_others.push(offset),
@@ -172,8 +168,7 @@ impl Allocator {
             }
         }
         // One that was begun is ended: chunks of dead processes are not looked after before, and they may be what takes up the room.
-        let is_new = !(0..message.offsets.len()).any(|index| is_begun(&index));
-        if is_new && self.local.room(local::FROM_HOSTS) < of_others.len() {
+        if begun == 0 && self.local.room(local::FROM_HOSTS) < of_others.len() {
             return Ok(None);
         }
         self.local.count_rejected(of_nobody.into_iter().filter(|&index| begin(index)).count() as u64);
@@ -192,11 +187,13 @@ impl Allocator {
         Ok(Some(of_others))
     }
 
-    /// Publishes FREEACK\[me\]\[sender\].
+    /// Publishes FREEACK\[me\]\[sender\]. Arrived, not only ordered, when this returns: others of this machine may keep the blocks then.
     pub(super) fn acknowledge(&self, op: &Op<'_>, sender: u64, message: &FreeBox) -> Result<()> {
         let slots = u64::from(self.layout().geometry().slots);
         let ack = FreeAck { incarnation: op.incarnation(), sender: message.incarnation, sequence: message.sequence, ..FreeAck::default() };
-        self.lines().publish(u64::from(self.host.slot()) * slots + sender, ack)
+        self.lines().publish(u64::from(self.host.slot()) * slots + sender, ack)?;
+        self.lines().memory().fence_all();
+        Ok(())
     }
 
     fn send(&self, op: &Op<'_>) -> Result<()> {

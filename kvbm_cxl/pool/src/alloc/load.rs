@@ -213,7 +213,6 @@ impl Allocator {
             }
             self.acknowledge(op, sender as u64, &message)?;
             // Behind the acknowledgement, as in a round of the boxes.
-            self.lines().memory().fence_all();
             self.local.set_told(sender as u16);
             ours_to_free.into_iter().for_each(|offset| self.accept_from_host(offset));
         }
@@ -233,11 +232,11 @@ impl Allocator {
             orphans.extend(claimed.filter(|&chunk| self.is_orphan(chunk, &mut living)));
             line_start = (line_start / CHUNKS_PER_CLAIM as u64 + 1) * CHUNKS_PER_CLAIM as u64;
         }
-        // What a dead process freed of a message is to be had again once its chunk is loaded, and its sender is told before.
-        if !orphans.is_empty() && self.local.is_untold() && !mutant!("alloc.orphan_is_loaded_untold") {
-            return Ok(());
-        }
         if !orphans.is_empty() {
+            // What a dead process freed of a message is to be had again once its chunk is loaded, and its sender is told before.
+            if self.local.is_untold() && !mutant!("alloc.orphan_is_loaded_untold") {
+                return Ok(());
+            }
             let guard = self.lock_chunks()?;
             // A process may have died between its claim and its fence check, so the check is made here.
             self.host.check_fences(guard.op())?;

@@ -68,6 +68,11 @@ fn progress_of(found: u64, own: u16, sequence: u32) -> (u64, u64) {
     (message, if found & !TOLD == message { found & TOLD } else { 0 })
 }
 
+/// Whether the message was begun, and its sender not told.
+fn is_untold(found: u64) -> bool {
+    !matches!(found & TOLD, 0 | TOLD)
+}
+
 // The header and the rounding up to whole lines fit into what every host has for the layers above.
 const _: () = assert!(size_of::<Header>() + 64 <= LOCAL_BYTES_ABOVE_HOST && size_of::<AtomicU32>() <= LOCAL_BYTES_PER_CHUNK);
 
@@ -194,23 +199,23 @@ impl LocalArea {
         progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin).is_ok()
     }
 
-    /// Whether [`LocalArea::begin_block`] was told of a block.
-    pub(super) fn is_begun(&self, own: u16, sender: u16, sequence: u32, index: usize) -> bool {
+    /// The blocks of a message that [`LocalArea::begin_block`] was told of, one bit for each.
+    pub(super) fn begun_blocks(&self, own: u16, sender: u16, sequence: u32) -> u64 {
         let found = self.header().progress[usize::from(sender)].load(Ordering::Acquire);
-        progress_of(found, own, sequence).1 >> index & 1 != 0
+        progress_of(found, own, sequence).1
     }
 
     /// States that no message of a sender is here that is not acknowledged. For those who may work one off.
     pub(super) fn set_told(&self, sender: u16) {
         let progress = &self.header().progress[usize::from(sender)];
-        let told = |found: u64| (!matches!(found & TOLD, 0 | TOLD)).then_some(found | TOLD);
+        let told = |found| is_untold(found).then_some(found | TOLD);
         // None under way is the usual case.
         let _ = progress.fetch_update(Ordering::AcqRel, Ordering::Acquire, told);
     }
 
     /// Whether blocks of a message were freed, and it is not acknowledged.
     pub(super) fn is_untold(&self) -> bool {
-        self.header().progress.iter().any(|progress| !matches!(progress.load(Ordering::Acquire) & TOLD, 0 | TOLD))
+        self.header().progress.iter().any(|progress| is_untold(progress.load(Ordering::Acquire)))
     }
 
     /// Counts frees that were asked for and refused.
@@ -265,7 +270,7 @@ mod tests {
         // The same number in another slot of this machine is another message.
         assert!(area.begin_block(0, 3, 10, 0) && area.begin_block(0, 3, 10, 5) && !area.begin_block(0, 3, 10, 5));
         assert!(area.begin_block(0, 3, u32::MAX, 0) && !area.begin_block(0, 3, u32::MAX, 0));
-        assert!(area.is_begun(0, 3, u32::MAX, 0) && !area.is_begun(0, 3, u32::MAX, 1) && !area.is_begun(1, 3, u32::MAX, 0));
+        assert_eq!((area.begun_blocks(0, 3, u32::MAX), area.begun_blocks(1, 3, u32::MAX)), (1, 0));
     }
 
     #[test]
@@ -276,7 +281,7 @@ mod tests {
         area.set_told(2);
         assert!(area.is_untold());
         area.set_told(3);
-        assert!(!area.is_untold() && area.is_begun(1, 3, 9, 0) && !area.begin_block(1, 3, 9, 1));
+        assert!(!area.is_untold() && area.begun_blocks(1, 3, 9) == TOLD && !area.begin_block(1, 3, 9, 1));
         assert!(area.begin_block(1, 3, 10, 1) && area.is_untold());
     }
 
