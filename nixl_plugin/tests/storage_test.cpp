@@ -26,16 +26,29 @@ struct SlowPart : StoragePart {
     }
 };
 
-void queued_parts_do_not_wait_for_those_before(const testing::Folder& folder) {
-    Options options = testing::new_pool(folder, "pool", "native");
-    options.inline_bytes = 0;
-    options.worker_threads = 1;
-    auto core = testing::new_core(options);
-    std::vector<std::byte> bytes(100);
-    auto local = testing::register_dram(*core, bytes.data(), bytes.size());
-    auto file = std::make_shared<Registration>();
+/// One worker, and something to move between memory and a file.
+struct Scene {
+    std::shared_ptr<Core> core;
+    std::vector<std::byte> bytes = std::vector<std::byte>(100);
+    std::shared_ptr<Registration> local, file = std::make_shared<Registration>();
     RemoteRegion remote = testing::own_region(file);
-    Pairs pairs = {{local.get(), &remote, local->base, 0, bytes.size()}};
+    Pairs pairs;
+
+    Scene(const testing::Folder& folder, const std::string& name) {
+        Options options = testing::new_pool(folder, name, "native");
+        options.inline_bytes = 0;
+        options.worker_threads = 1;
+        core = testing::new_core(options);
+        local = testing::register_dram(*core, bytes.data(), bytes.size());
+        pairs = {{local.get(), &remote, local->base, 0, bytes.size()}};
+    }
+    ~Scene() { core->workers.shut_down(); }
+    Scene(const Scene&) = delete;
+};
+
+void queued_parts_do_not_wait_for_those_before(const testing::Folder& folder) {
+    Scene scene(folder, "pool");
+    auto& [core, bytes, local, file, remote, pairs] = scene;
     SlowPart before(core, pairs);
     auto before_ended = std::make_shared<testing::Ended>();
     CHECK(before.post(before_ended) == NIXL_IN_PROG);
@@ -66,19 +79,12 @@ void queued_parts_do_not_wait_for_those_before(const testing::Folder& folder) {
     SlowPart next(core, pairs);
     next.may_end.count_down();
     CHECK(testing::run(next) == NIXL_SUCCESS && next.transfers == 1 && !file->is_used());
-    core->workers.shut_down();
 }
 
 /// Memory runs out when one is posted: then it has not begun, and its memory is not in use.
 void one_that_cannot_be_posted_uses_nothing(const testing::Folder& folder) {
-    Options options = testing::new_pool(folder, "small", "native");
-    options.inline_bytes = 0;
-    auto core = testing::new_core(options);
-    std::vector<std::byte> bytes(100);
-    auto local = testing::register_dram(*core, bytes.data(), bytes.size());
-    auto file = std::make_shared<Registration>();
-    RemoteRegion remote = testing::own_region(file);
-    SlowPart part(core, {{local.get(), &remote, local->base, 0, bytes.size()}});
+    Scene scene(folder, "small");
+    SlowPart part(scene.core, scene.pairs);
     part.may_end.count_down();
     int failures = 0;
     for (long count = 0; count < 10; count++) {
@@ -89,10 +95,9 @@ void one_that_cannot_be_posted_uses_nothing(const testing::Folder& folder) {
         failures += posted == NIXL_ERR_BACKEND;
         testing::await("the part", [&] { return posted != NIXL_IN_PROG || ended->times != 0; });
         part.cancel();
-        CHECK(!file->is_used() && !local->is_used());
+        CHECK(!scene.file->is_used() && !scene.local->is_used());
     }
     CHECK(failures > 0);
-    core->workers.shut_down();
 }
 
 } // namespace

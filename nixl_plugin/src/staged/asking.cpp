@@ -90,23 +90,25 @@ bool Staged::issue(Session& at, uint64_t now) {
     // What waits for room in the ring already would only be followed by more.
     while (!at.active.empty() && at.parts.size() < options_.parts_per_link && at.link.queued() == 0) {
         std::shared_ptr<Transfer> transfer = at.active.front();
-        bool copies = !transfer->is_ended() && transfer->direction_ == Direction::write;
-        if (!transfer->is_ended()) {
-            try {
-                bool waits = false;
-                Status status = ask(at, transfer, waits);
-                if (waits)
-                    break;
-                did = true;
-                transfer->moved_ns_ = now;
-                if (!status.ok())
-                    end(*transfer, status);
-                else if (transfer->cursor_.range < transfer->plan_->ranges.size())
-                    at.active.push_back(transfer);
-            } catch (const std::exception& error) {
-                // Some of it may be under way, and would wait for the rest for ever.
-                fail(*transfer, error);
-            }
+        if (transfer->is_ended()) {
+            at.active.pop_front();
+            continue;
+        }
+        bool copies = transfer->direction_ == Direction::write;
+        try {
+            bool waits = false;
+            Status status = ask(at, transfer, waits);
+            if (waits)
+                break;
+            did = true;
+            transfer->moved_ns_ = now;
+            if (!status.ok())
+                end(*transfer, status);
+            else if (transfer->cursor_.range < transfer->plan_->ranges.size())
+                at.active.push_back(transfer);
+        } catch (const std::exception& error) {
+            // Some of it may be under way, and would wait for the rest for ever.
+            fail(*transfer, error);
         }
         at.active.pop_front();
         // A copy is enough for one round; asking for data costs next to nothing.
