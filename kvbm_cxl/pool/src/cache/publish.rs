@@ -13,7 +13,6 @@ use crate::fault::{mutant, point};
 use crate::host::Op;
 use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
 use crate::metrics::RefusalReason;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -119,8 +118,6 @@ impl Inner {
             Err(refusal) => return Ok(refusal),
         };
         let begun = self.begin(wish, form, cell, &op, since_ns)?;
-        // The reservation's from here on. To end it and count another would wait until the hint has arrived, and the payload with it.
-        let op = ManuallyDrop::new(op);
         before_it_is_told();
         if let Some(refusal) = self.announce_one(&home, &begun, &op)? {
             return Ok(refusal);
@@ -153,7 +150,7 @@ impl Inner {
     }
 
     /// A reservation of a cell that is this operation's, for a block, stamped anew, with what was promised of its namespace's quota. Nobody
-    /// was told of it. Its drop ends an operation of the host, which the caller has counted for it.
+    /// was told of it.
     pub(super) fn begin(
         self: &Arc<Self>,
         wish: &Wish,
@@ -165,6 +162,8 @@ impl Inner {
         let content =
             Descriptor { len_bytes: wish.len_bytes as u32, key: wish.key.0, namespace: wish.namespace.0, ..Descriptor::default() };
         let (offset, _) = self.lines().layout().cell(cell)?;
+        // For the reservation, whose drop ends it.
+        self.host.inner.count_operation();
         self.local.begin_filling(cell / u64::from(self.geometry().cells_per_chunk));
         Ok(Reservation {
             inner: self.clone(),

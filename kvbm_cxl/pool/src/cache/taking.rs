@@ -52,9 +52,7 @@ impl Inner {
             self.take_of_class(wishes, of_class, answers, &mut taken.cells, &mut places)?;
         }
         for (cell, index) in std::mem::take(&mut taken.cells).into_iter().zip(places) {
-            let begun = self.begin(&wishes[index], form, (cell, promised.hand_over(index)), op, since_ns)?;
-            self.host.inner.count_operation();
-            answers[index] = Reserved::Cell(begun);
+            answers[index] = Reserved::Cell(self.begin(&wishes[index], form, (cell, promised.hand_over(index)), op, since_ns)?);
         }
         Ok(())
     }
