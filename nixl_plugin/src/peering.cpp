@@ -339,7 +339,7 @@ void Peering::progress() noexcept {
     try {
         links_->progress();
     } catch (const std::exception& error) {
-        report("progress", {NIXL_ERR_BACKEND, std::string("CXL: progress of the links: ") + error.what()});
+        log_failure("progress", "CXL: progress of the links: ", error);
     }
 }
 

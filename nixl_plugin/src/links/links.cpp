@@ -428,7 +428,7 @@ void Links::run() {
             run_until_stopped();
         } catch (const std::exception& error) {
             // Memory for a message, most likely. The next round meets the same state; a peer that waits for more than there was gives up.
-            log_once(LogLevel::error, "progress", text("CXL: the progress thread: ", error.what()));
+            log_failure("progress", "CXL: the progress thread: ", error);
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
     }
