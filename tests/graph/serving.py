@@ -92,7 +92,7 @@ class Serving:
 
     def clear(self):
         """Empties the pool."""
-        self.cxlctl("cache", "clear")
+        self.cxlctl("cache", "clear", "--all")
 
     def cells(self, *arguments):
         """Cells of the pool that are not free."""
