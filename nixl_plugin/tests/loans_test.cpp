@@ -77,7 +77,7 @@ void memory_is_lent_over_the_link_that_there_is() {
     stranger.self.engine_id = nobody;
     CHECK(user.borrow(stranger, {first}) == NIXL_ERR_REMOTE_DISCONNECT);
     CHECK_OK(user.links->remove_peer("owner"));
-    CHECK(first->begin() == 0 && !first->access->is_good(link));
+    CHECK(wait_until([&] { return first->begin() == 0; }, [] { nap(); }) && !first->access->is_good(link));
     // Over the next link it has to be borrowed anew.
     user.knows(owner);
     auto again = user.loan_of(owner, 2);
