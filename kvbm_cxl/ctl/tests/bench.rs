@@ -87,10 +87,13 @@ fn blocks_are_published_and_pulled_beside_bare_copies() {
             [
                 "publish_64k_vs_bare",
                 "publish_64k_vs_accesses",
+                "publish_64k_vs_arrived",
                 "publish_1m_vs_bare",
                 "publish_1m_vs_accesses",
+                "publish_1m_vs_arrived",
                 "publish_4m_vs_bare",
                 "publish_4m_vs_accesses",
+                "publish_4m_vs_arrived",
                 "publish_together_over_one_by_one",
                 "publish_64k_together_vs_bare",
             ]

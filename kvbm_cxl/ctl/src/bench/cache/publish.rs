@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Publishing one block beside a bare copy of the same bytes to other lines of the same pool: non-temporal stores and SFENCE; and beside
-//! that copy with the other accesses of a publish around it. SFENCE may return before what was stored has arrived; the same copy with
-//! MFENCE tells when it has, which the locked instructions behind a publish's last line wait for as well.
+//! that copy with the other accesses of a publish around it. SFENCE returns before what was stored has arrived; the same copy with MFENCE
+//! tells when it has. A program that goes on waits for that: no store behind an SFENCE is made before those in front of it have arrived,
+//! and only some dozens can wait without holding the processor up.
 //!
 //! The block before was evicted, outside of what is timed, so that a cell is free; the lines of both destinations are in no cache. No other
 //! host uses the pool, so that the locks of the hint table stay with this one.
@@ -24,12 +25,15 @@ const TOGETHER: u64 = 8;
 /// Blocks published before anything is measured, so that the locks of all parts of the hint table are here.
 const WARM: u64 = 200;
 
+/// Names of the ratios beside a bare copy that has arrived, in the order of [`SIZES`].
+const VS_ARRIVED: [&str; SIZES.len()] = ["publish_64k_vs_arrived", "publish_1m_vs_arrived", "publish_4m_vs_arrived"];
+
 /// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
     refuse_emulated()?;
     let mut bench = Bench { title: "publish of blocks, pool in /dev/shm, one thread".into(), ..Bench::default() };
-    for (size, [names, _]) in SIZES {
-        single(&mut bench, batches, size, names)?;
+    for ((size, [names, _]), vs_arrived) in SIZES.into_iter().zip(VS_ARRIVED) {
+        single(&mut bench, batches, size, names, vs_arrived)?;
     }
     let [small, large] = [together(batches.min(101), 4 << 10)?, together(batches.min(101), 64 << 10)?];
     batch_figures(&mut bench, &small, "4 KiB");
@@ -39,7 +43,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     Ok(bench)
 }
 
-fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<()> {
+fn single(bench: &mut Bench, batches: u64, size: usize, names: Names, vs_arrived: &'static str) -> Result<()> {
     // A pool each, so that neither waits for locks of the other.
     let labs = [Lab::new(size as u64, BLOCKS, 8 << 20)?, Lab::new(size as u64, BLOCKS, 8 << 20)?];
     let [plain, summing] = &labs;
@@ -104,7 +108,7 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
         }
     }
     let text = format!("{} KiB", size >> 10);
-    let (ratio, of_least) = (Estimate::of_ratios(&base, &ours), Estimate::of_ratios(&least, &ours));
+    let [ratio, of_least, of_arrived] = [&base, &least, &arrived].map(|other| Estimate::of_ratios(other, &ours));
     for (what, taken) in [
         ("publish", &mut ours),
         ("publish with a checksum", &mut summed),
@@ -120,6 +124,7 @@ fn single(bench: &mut Bench, batches: u64, size: usize, names: Names) -> Result<
     bench.at_least(&format!("publish of {text}, speed beside the bare one"), &ratio, names.least);
     bench.ratio(names.vs_bare, ratio);
     bench.ratio(names.vs_accesses, of_least);
+    bench.ratio(vs_arrived, of_arrived);
     member.leave()?;
     checked.leave()
 }
