@@ -28,7 +28,7 @@ int clean_up(Agent& agent, Buffer& near, Transfer_& transfer, nixlBackendMD* own
     return 0;
 }
 
-void children_leave_it_alone(const std::string& pool) {
+[[maybe_unused]] void children_leave_it_alone(const std::string& pool) {
     Agent one("one", pool, {{"inline_bytes", "0"}});
     Buffer near(one, false, buffer_bytes, 1), far(one, true, buffer_bytes, 2);
     nixlBackendMD* own = nullptr;

@@ -37,7 +37,7 @@ void a_post_that_fails_has_begun_nothing(const testing::Folder& folder) {
     CHECK_OK(client->add(*region.peer));
     std::unique_ptr<Part> part;
     CHECK_OK(client->make_staged_part(NIXL_WRITE, *region.peer, {{local.get(), &region, local->base, far->base, bytes.size()}}, part));
-    CHECK(testing::run(*part) == NIXL_SUCCESS && far_bytes == bytes);
+    CHECK(testing::run(*part) == NIXL_SUCCESS);
     int failures = 0;
     for (int turn = 0; turn < 60; turn++) {
         auto ended = std::make_shared<testing::Ended>();
@@ -53,6 +53,8 @@ void a_post_that_fails_has_begun_nothing(const testing::Folder& folder) {
     CHECK(failures >= 5);
     client->shut_down();
     server->shut_down();
+    // Whoever wrote them is gone: that the transfer has ended came by way of the pool, which is no order for a thread sanitizer.
+    CHECK(far_bytes == bytes);
 }
 
 } // namespace
