@@ -208,7 +208,8 @@ test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL whee
 
 .PHONY: test-serve
 test-serve: serve-ready ## The launcher, and one graph of a prefill and a decode worker
-	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_launcher.py tests/graph/test_one_by_one.py
+	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_cpu_harness.py tests/graph/test_launcher.py \
+		tests/graph/test_one_by_one.py
 
 .PHONY: test-connector-logic
 test-connector-logic: serve-ready ## The vLLM connector's logic, without an engine

@@ -7,7 +7,9 @@ that are compared run under the same conditions. Nothing of the connectors, of t
 1. vLLM waits for its workers in a loop around sched_yield. With fewer cores than waiting processes the machine then only waits: the call
    sleeps.
 2. NIXL's Python API tells UCX's progress thread to poll without a pause: it is given one.
-3. NixlConnector on CPUs pins every worker to the last core, so that all of them share it: the call is ignored there.
+3. vLLM's workers wait for a message that says that there is one, and it can get lost: then they look again after 5 s, at every step of
+   every token (vLLM's pull request 45224, which bounded the wait). They look again soon.
+4. NixlConnector on CPUs pins every worker to the last core, so that all of them share it: the call is ignored there.
 """
 
 import importlib.abc
@@ -19,7 +21,7 @@ import time
 # Squared: where everything takes so many times longer, looking does too, and there is so much less to be seen.
 YIELD_S = 50e-6 * int(os.environ.get("CPU_HARNESS_SLOWNESS", 1)) ** 2
 PROGRESS_DELAY_US = 1000
-NIXL_BINDINGS = ("nixl_cu12._bindings", "nixl_cu13._bindings")
+LOOK_AGAIN_MS = 50 * int(os.environ.get("CPU_HARNESS_SLOWNESS", 1))
 PINS_ITSELF = "vllm.distributed.kv_transfer.kv_connector.v1.nixl."
 
 _set_affinity = os.sched_setaffinity
@@ -34,35 +36,53 @@ def _set_affinity_elsewhere(pid, mask):
         _set_affinity(pid, mask)
 
 
-class _Loader(importlib.abc.Loader):
-    """Loads NIXL's bindings and puts an agent in them that sets the delay which the Python API above does not offer."""
+def _delay_progress(bindings):
+    """Puts an agent into NIXL's bindings that sets the delay which the Python API above does not offer."""
+    agent = bindings.nixlAgent
 
-    def __init__(self, loader):
-        self.loader = loader
+    def delayed(name, config):
+        config.pthrDelay = max(config.pthrDelay, PROGRESS_DELAY_US)
+        return agent(name, config)
+
+    bindings.nixlAgent = delayed
+
+
+def _look_again(shm_broadcast):
+    """Shortens the longest sleep of a worker that waits for a message. Where vLLM has no such bound there is nothing to shorten."""
+    longest_ms = getattr(shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", LOOK_AGAIN_MS)
+    shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = min(longest_ms, LOOK_AGAIN_MS)
+
+
+CHANGES = {
+    "nixl_cu12._bindings": _delay_progress,
+    "nixl_cu13._bindings": _delay_progress,
+    "vllm.distributed.device_communicators.shm_broadcast": _look_again,
+}
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module, and changes it before anybody has it."""
+
+    def __init__(self, loader, change):
+        self.loader, self.change = loader, change
 
     def create_module(self, spec):
         return self.loader.create_module(spec)
 
     def exec_module(self, module):
         self.loader.exec_module(module)
-        agent = module.nixlAgent
-
-        def delayed(name, config):
-            config.pthrDelay = max(config.pthrDelay, PROGRESS_DELAY_US)
-            return agent(name, config)
-
-        module.nixlAgent = delayed
+        self.change(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds NIXL's bindings as Python would."""
+    """Finds the modules that are changed as Python would."""
 
     def find_spec(self, name, path=None, target=None):
-        if name not in NIXL_BINDINGS:
+        if name not in CHANGES:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, CHANGES[name])
         return spec
 
 
