@@ -43,6 +43,10 @@ const TOKENS_OF_BLOCK: usize = 128;
 const TOKEN_PIECES: usize = 1024;
 const TOKEN_PIECE_BYTES: usize = 160;
 
+/// A pull that is not streamed, and how far behind the start of a page its destination begins: large arrays that malloc() makes begin so.
+const SHORT_BYTES: usize = 16 << 10;
+const BEHIND_PAGE_BYTES: usize = 16;
+
 /// The memory under measurement and what measures it.
 struct Lab {
     mapped: MappedMemory,
@@ -52,6 +56,8 @@ struct Lab {
     local: Box<[u8]>,
     /// Where the next destination begins.
     next: usize,
+    /// Bytes of its page in front of it.
+    behind_bytes: usize,
 }
 
 /// Measures.
@@ -73,8 +79,9 @@ pub fn run(batches: u64) -> Result<Bench> {
         engine: CpuEngine::new(CopyConfig::alone()),
         helped: CpuEngine::new(helped),
         // Not zeros, and the pool written once: pages that are not there yet would be all that is measured.
-        local: vec![1; LOCAL_BYTES + 4096].into(),
+        local: vec![1; LOCAL_BYTES + 2 * 4096].into(),
         next: 0,
+        behind_bytes: 0,
         mapped,
     };
     let title = format!("copies on {}, {}", lab.mapped.description, lab.engine.config());
@@ -83,6 +90,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     for size in SIZES {
         single(&mut lab, &mut bench, batches, size)?;
     }
+    behind_a_page(&mut lab, &mut bench, batches)?;
     gather(&mut lab, &mut bench, batches)?;
     sparse(&mut lab, &mut bench, batches)?;
     Ok(bench)
@@ -93,15 +101,15 @@ impl Lab {
         &*self.mapped.memory
     }
 
-    /// Where a destination of this length begins in the local memory: at the start of a page that was not used for long.
+    /// Where a destination of this length begins in the local memory: in a page that was not used for long.
     fn place(&mut self, len_bytes: usize) -> usize {
         let start = (self.local.as_ptr() as usize).wrapping_neg() % 4096;
         if self.next + len_bytes > LOCAL_BYTES {
             self.next = 0;
         }
         let at = start + self.next;
-        self.next += len_bytes.next_multiple_of(4096);
-        at
+        self.next += (self.behind_bytes + len_bytes).next_multiple_of(4096);
+        at + self.behind_bytes
     }
 
     /// Takes the lines of a block out of every cache.
@@ -250,6 +258,32 @@ fn single(
 
 fn same(sum: Option<u64>, expected: u64) -> Result<()> {
     if sum == Some(expected) { Ok(()) } else { Err(wrong("a checksum of other bytes")) }
+}
+
+/// A short pull to memory a little behind the start of a page, as the source begins one, beside the same to the start of a page.
+fn behind_a_page(lab: &mut Lab, bench: &mut Bench, batches: u64) -> Result<()> {
+    let mut source = vec![0; SHORT_BYTES];
+    let mut taken: [Vec<f64>; 2] = Default::default();
+    for batch in 0..batches {
+        fill(&mut source, batch);
+        let offset = (batch as usize * 5 * SHORT_BYTES) % POOL_BYTES;
+        lab.memory().copy_in(offset as u64, &source)?;
+        for turn in 0..2 {
+            let number = ((turn + batch) % 2) as usize;
+            lab.behind_bytes = number * BEHIND_PAGE_BYTES;
+            taken[number].push(lab.pulled("a short pull", offset, &source, |lab, to| {
+                lab.engine.pull(lab.memory(), &mut ReadList::scatter(offset as u64, [to]), Checksum::Off).map(drop)
+            })?);
+        }
+    }
+    lab.behind_bytes = 0;
+    let ratio = Estimate::of_ratios(&taken[1], &taken[0]);
+    let [at, behind] = &mut taken;
+    bench.figure("pull of 16 KiB to the start of a page", gigabytes(SHORT_BYTES, at), "GB/s");
+    bench.figure("pull of 16 KiB to 16 bytes behind it", gigabytes(SHORT_BYTES, behind), "GB/s");
+    bench.at_most("pull of 16 KiB to 16 bytes behind the start of a page, over one to the start", &ratio, 1.5, "");
+    bench.ratio("pull_behind_page_over_page", ratio);
+    Ok(())
 }
 
 /// Many local pieces to one block.

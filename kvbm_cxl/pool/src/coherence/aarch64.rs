@@ -120,6 +120,16 @@ pub(super) unsafe fn copy_lines(_choice: LineCopy, to: *mut u8, from: *const u8,
     }
 }
 
+/// Copies to memory of this host alone by way of the caches.
+///
+/// # Safety
+/// Both ranges are mapped and do not overlap.
+#[inline]
+pub(super) unsafe fn copy_cached(_choice: LineCopy, to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: what the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
+
 /// Copies `lines` whole lines to memory of this host alone: through the caches, which the non-temporal hint does not leave anyway.
 ///
 /// # Safety

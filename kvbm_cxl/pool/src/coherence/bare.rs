@@ -126,7 +126,10 @@ impl Bare {
     pub fn copy_out(&self, first: u64, skip_bytes: usize, destination: &mut [u8]) {
         let (from, len) = self.range(first, destination.len().saturating_add(skip_bytes));
         // SAFETY: as in `copy_in`; what is skipped is not copied.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(skip_bytes.min(len)), destination.as_mut_ptr(), len.saturating_sub(skip_bytes)) }
+        unsafe {
+            let (from, len) = (from.add(skip_bytes.min(len)), len.saturating_sub(skip_bytes));
+            arch::copy_cached(self.instructions.copy, destination.as_mut_ptr(), from, len);
+        }
     }
 
     /// Copies out the whole lines from line `first` on to a destination that starts a line, with non-temporal stores to it. False, and
