@@ -24,8 +24,9 @@ libraries = site / ".nixl_cu12.mesonpy.libs"
 installation = Installation("nixl_cu12", "1", site, libraries, libraries / "plugins")
 print("ready", flush=True)
 sys.stdin.readline()
-for _ in range(300):
-    plugins = _overlay.make_overlay(installation, folder)
+for number in range(600):
+    # Twice each: links that are not there yet, and links that are.
+    plugins = _overlay.make_overlay(installation, folder / str(number // 2))
     assert all((plugins / name).exists() for name in ("libplugin_UCX.so", "libplugin_CXL.so"))
 """
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder for NIXL_PLUGIN_DIR: that variable replaces the folder of NIXL's own plugins, so theirs have to be in it too."""
 
+import errno
 import os
 import uuid
 from pathlib import Path
@@ -12,11 +13,16 @@ from ._plugin import NAME, plugin_path
 
 def _link(target: Path, link: Path) -> None:
     """Makes a link in one step: others may be making the same one, and NIXL may be loading what it leads to."""
-    if link.is_symlink():
+    # One look: between two of them somebody else may have made it.
+    try:
         if os.readlink(link) == str(target):
             return
-    elif link.exists():
-        raise NixlError(f"{link} is there and no link of ours: remove it, or name another folder with --into")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise NixlError(f"{link} is there and no link of ours: remove it, or name another folder with --into") from error
     fresh = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
     fresh.symlink_to(target)
     try:
