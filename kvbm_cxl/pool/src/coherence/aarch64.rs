@@ -125,7 +125,7 @@ pub(super) unsafe fn copy_lines(_choice: LineCopy, to: *mut u8, from: *const u8,
 /// # Safety
 /// Both ranges are mapped and do not overlap.
 #[inline]
-pub(super) unsafe fn copy_cached(_choice: LineCopy, to: *mut u8, from: *const u8, len: usize) {
+pub(super) unsafe fn copy_cached(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: what the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
@@ -137,7 +137,7 @@ pub(super) unsafe fn copy_cached(_choice: LineCopy, to: *mut u8, from: *const u8
 #[inline]
 pub(super) unsafe fn stream_lines(_choice: LineCopy, to: *mut u8, from: *const u8, lines: usize) {
     // SAFETY: what the caller promises.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, lines * LINE_BYTES) }
+    unsafe { copy_cached(to, from, lines * LINE_BYTES) }
 }
 
 /// Whether [`stream_lines_summed`] copies: not here, where copies and sums are made in turn.

@@ -128,7 +128,7 @@ impl Bare {
         // SAFETY: as in `copy_in`; what is skipped is not copied.
         unsafe {
             let (from, len) = (from.add(skip_bytes.min(len)), len.saturating_sub(skip_bytes));
-            arch::copy_cached(self.instructions.copy, destination.as_mut_ptr(), from, len);
+            arch::copy_cached(destination.as_mut_ptr(), from, len);
         }
     }
 

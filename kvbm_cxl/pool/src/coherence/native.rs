@@ -182,7 +182,7 @@ impl Coherence for Native {
         let from = self.faults.enter(offset, destination.len() as u64)?;
         // SAFETY: the range lies in the mapping, and the destination is the caller's alone and does not overlap it. Bytes that another host
         // changes meanwhile may come out mixed; whoever reads them verifies.
-        unsafe { arch::copy_cached(self.instructions.copy, destination.as_mut_ptr(), from, destination.len()) };
+        unsafe { arch::copy_cached(destination.as_mut_ptr(), from, destination.len()) };
         self.faults.leave(offset, destination.len() as u64)
     }
 
