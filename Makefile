@@ -15,15 +15,23 @@ WHEELS ?= 1.4.1 $(NIXL_OTHERS)
 ROUNDS ?= 200
 # Where NIXL is checked out, for `make test-upstream-nixl-python`; the wheel that it runs with (empty: nearest to the version stated there).
 NIXL_CHECKOUT ?=
+# The gtest binary of NIXL's own build, for `make test-upstream-nixl-gtest`.
+NIXL_GTEST ?=
+# The binary nixlbench of NIXL's own build, for `make nixlbench`; NIXLBENCH_ARGS=--help tells its options.
+NIXLBENCH ?=
+NIXLBENCH_ARGS ?=
 NIXL_WHEEL ?=
+# Where Dynamo is checked out, whose schemas `make test-deploy` then takes; the images that `make images` builds.
+DYNAMO_CHECKOUT ?=
+IMAGES ?= base tools services worker-cpu
 # The graph of `make serve`: workers, how KV blocks travel (cxl, nixl-cxl or nixl-ucx), a model and a pool other than those that it makes,
-# how the frontend chooses workers (round-robin or kv), how processes find each other (file or etcd), the frontend's port (0 = a free one).
+# how the frontend chooses workers (least-loaded, round-robin or kv), how processes find each other (file or etcd), the frontend's port (0 = a free one).
 PREFILL ?= 1
 DECODE ?= 1
 CONNECTOR ?= cxl
 MODEL ?=
 POOL ?=
-ROUTER ?= round-robin
+ROUTER ?= least-loaded
 DISCOVERY ?= file
 # Where workers run: each by itself on this machine (processes), or on the two hosts of a lab: namespaces, or lab, virtual machines.
 HOSTS ?= processes
@@ -52,10 +60,25 @@ export JOBS FUZZ_SECONDS
 .PHONY: help
 help: ## List the targets
 	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
-	@echo 'make serve [ONCE=1] [PREFILL=1] [DECODE=1] [CONNECTOR=cxl|cxl-zero-copy|nixl-cxl|nixl-ucx] [MODEL=] [POOL=] [ROUTER=round-robin|kv] [DISCOVERY=file|etcd] [HOSTS=processes|namespaces|lab] [PORT=0]'
-	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
+	@scripts/help $(firstword $(MAKEFILE_LIST))
 
-## Setting up and building
+## Try it
+
+.PHONY: demo
+demo: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
+	@target/release/cxlctl demo
+
+.PHONY: serve
+serve: serve-ready $(if $(filter etcd,$(DISCOVERY))$(filter lab,$(HOSTS)),build-member) \
+	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|cxl-zero-copy|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
+	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
+		--discovery $(DISCOVERY) --hosts $(HOSTS) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
+
+.PHONY: example-tier
+example-tier: .venv/nixl-installed ## Two KVBM instances in two processes: blocks from one's host memory to the other's, through the pool
+	$(STEP) 'example of the tier' scripts/tier run $(CARGO_FLAGS) --example handover
+
+## Set up
 
 .PHONY: tools
 tools:
@@ -65,24 +88,24 @@ tools:
 setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetch the crates
 	$(STEP) 'crates' cargo fetch --locked -q
 
-.venv/installed: requirements.lock scripts/setup
-	$(STEP) 'Python environment' scripts/setup requirements.lock
+.venv/installed: scripts/requirements/base.lock scripts/setup
+	$(STEP) 'Python environment' scripts/setup scripts/requirements/base.lock
 	@touch $@
 
-.venv/nixl-installed: requirements-nixl.lock scripts/setup | .venv/installed
-	$(STEP) 'NIXL 1.4.1' scripts/setup requirements-nixl.lock
+.venv/nixl-installed: scripts/requirements/nixl.lock scripts/setup | .venv/installed
+	$(STEP) 'NIXL 1.4.1' scripts/setup scripts/requirements/nixl.lock
 	@touch $@
 
-.venv/nixl-%/installed: requirements-nixl-%.lock scripts/setup | .venv/installed
+.venv/nixl-%/installed: scripts/requirements/nixl-%.lock scripts/setup | .venv/installed
 	$(STEP) 'NIXL $*' scripts/setup $< .venv/nixl-$*
 	@touch $@
 
-.venv/serve-installed: requirements-serve.lock scripts/setup-serve | .venv/installed
-	$(STEP) 'vLLM, Dynamo and NIXL (3 GB)' scripts/setup-serve requirements-serve.lock
+.venv/serve-installed: scripts/requirements/serve.lock scripts/setup-serve | .venv/installed
+	$(STEP) 'vLLM, Dynamo and NIXL (3 GB)' scripts/setup-serve scripts/requirements/serve.lock
 	@touch $@
 
-.venv/perf-installed: requirements-perf.lock scripts/setup | .venv/installed
-	$(STEP) 'matplotlib' scripts/setup requirements-perf.lock
+.venv/perf-installed: scripts/requirements/perf.lock scripts/setup | .venv/installed
+	$(STEP) 'matplotlib' scripts/setup scripts/requirements/perf.lock
 	@touch $@
 
 .PHONY: setup-nixl
@@ -91,17 +114,83 @@ setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add 
 .PHONY: setup-serve
 setup-serve: .venv/serve-installed ## Add vLLM for CPUs and Dynamo in .venv/serve (3 GB to fetch, 7 GB on disk)
 
-.venv/etcd-installed: requirements-etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
-	$(STEP) 'protoc' scripts/setup requirements-etcd.lock
+.venv/etcd-installed: scripts/requirements/etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
+	$(STEP) 'protoc' scripts/setup scripts/requirements/etcd.lock
 	$(STEP) 'etcd' scripts/setup-etcd .venv/etcd
 	@touch $@
 
 .PHONY: setup-etcd
 setup-etcd: .venv/etcd-installed ## Add an etcd server and what cxl-member is built with (optional)
 
+.venv/deploy/installed: scripts/requirements/deploy.lock scripts/setup | .venv/installed
+	$(STEP) 'Helm, schemas of Kubernetes' scripts/setup scripts/requirements/deploy.lock .venv/deploy/python
+	@touch $@
+
+.venv/deploy/tools/installed: scripts/setup-deploy
+	$(STEP) 'Docker, docker-compose, mmdebstrap, Prometheus' scripts/setup-deploy .venv/deploy/tools
+	@touch $@
+
+.venv/nfpm/installed: scripts/setup-nfpm
+	$(STEP) 'nfpm' scripts/setup-nfpm .venv/nfpm
+	@touch $@
+
+.venv/lmcache/installed: scripts/requirements/lmcache.lock scripts/setup scripts/setup-lmcache .venv/serve-installed
+	$(STEP) 'LMCache' scripts/setup-lmcache scripts/requirements/lmcache.lock
+	@touch $@
+
+.PHONY: setup-lmcache
+setup-lmcache: .venv/lmcache/installed ## Add LMCache, for `make test-consumers` and `make perf-lmcache` (optional; 90 MB on disk, over what setup-serve adds)
+
+.venv/kvcr/installed: scripts/requirements/kvcr.lock scripts/setup | .venv/installed
+	$(STEP) 'KVCR' scripts/setup scripts/requirements/kvcr.lock .venv/kvcr
+	@touch $@
+
+.PHONY: setup-kvcr
+setup-kvcr: .venv/kvcr/installed ## Add KVCR and its version of NIXL, for `make test-consumers` (optional; 320 MB on disk)
+
+.venv/sglang/installed: scripts/requirements/sglang.lock scripts/setup | .venv/installed
+	$(STEP) "SGLang's modules" scripts/setup scripts/requirements/sglang.lock .venv/sglang
+	@touch $@
+
+.PHONY: setup-sglang
+setup-sglang: .venv/sglang/installed ## Add SGLang's modules, without an engine, for `make test-consumers` (optional; 230 MB on disk, over what setup-serve adds)
+
+.PHONY: setup-deploy
+setup-deploy: .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed ## Add what deploy/ is tested with: Helm, a Docker daemon, Prometheus, nfpm (optional; Debian packages, unpacked, not installed)
+
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
-	$(STEP) 'cross linker' scripts/setup requirements-cross.lock
+	$(STEP) 'cross linker' scripts/setup scripts/requirements/cross.lock
+
+.venv/lab/ready: scripts/setup-lab tests/lab/cxl_lab/image.py $(wildcard tests/lab/guest/*) | .venv/installed
+	$(if $(wildcard .venv/lab/root/boot),,$(STEP) 'QEMU and Linux for the lab (150 MB)' scripts/setup-lab .venv/lab)
+	$(STEP) 'image of the virtual hosts' .venv/bin/python tests/lab/cxl_lab/image.py .venv/lab/root .venv/lab
+	@touch $@
+
+.PHONY: lab
+lab: .venv/lab/ready build-lab ## Set up the lab: virtual hosts on one emulated CXL memory (Debian packages, unpacked, not installed); scripts/lab uses it
+
+.PHONY: build-lab
+build-lab: build
+	$(STEP) 'agent of the lab' cargo build $(CARGO_FLAGS) --release -p lab-agent
+
+# What is fetched and what is built wait for different things, so they go side by side. The programs take longest, and go first (`nice`).
+.PHONY: serve-ready
+serve-ready: ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
+	@$(MAKE) -s --no-print-directory .venv/serve-imported & fetched=$$!; \
+	nice $(MAKE) --no-print-directory compile-plugin & compiled=$$!; \
+	$(MAKE) --no-print-directory build; status=$$?; wait $$compiled || status=$$?; wait $$fetched || status=$$?; exit $$status
+	@$(MAKE) --no-print-directory python-package
+
+.venv/serve-imported: .venv/serve-installed deploy/dynamo/graph/imports.py
+	$(STEP) 'bytecode' nice env -u PYTHONDONTWRITEBYTECODE CUDA_VISIBLE_DEVICES= .venv/serve/bin/python deploy/dynamo/graph/imports.py
+	@touch $@
+
+.PHONY: clean
+clean: ## Remove .venv and target
+	rm -rf .venv target kvbm_cxl/fuzz/target python/kvbm_cxl/_native.abi3.so
+
+## Build
 
 .PHONY: build
 build: ## Build the release programs, the C API libraries and the Python extension
@@ -132,59 +221,35 @@ python-package: build build-plugin .venv/installed ## Build the wheel of package
 	$(if $(wildcard .venv/serve-installed),$(STEP) 'Python package in .venv/serve' .venv/bin/uv pip install --quiet \
 		--python .venv/serve/bin/python --no-deps --no-index --reinstall target/wheels/kvbm_cxl-*.whl)
 
-.venv/lab/ready: scripts/setup-lab tests/lab/cxl_lab/image.py $(wildcard tests/lab/guest/*) | .venv/installed
-	$(if $(wildcard .venv/lab/root/boot),,$(STEP) 'QEMU and Linux for the lab (150 MB)' scripts/setup-lab .venv/lab)
-	$(STEP) 'image of the virtual hosts' .venv/bin/python tests/lab/cxl_lab/image.py .venv/lab/root .venv/lab
-	@touch $@
+.PHONY: images
+images: setup-deploy serve-ready ## Build the images of deploy/images that need no registry; IMAGES='base tools services worker-cpu', or worker-gpu, from NVIDIA's
+	$(STEP) 'images: $(IMAGES)' .venv/bin/python tests/deploy/daemon.py scripts/images $(IMAGES)
 
-.PHONY: lab
-lab: .venv/lab/ready build-lab ## Set up the lab: virtual hosts on one emulated CXL memory (Debian packages, unpacked, not installed); scripts/lab uses it
-
-.PHONY: build-lab
-build-lab: build
-	$(STEP) 'agent of the lab' cargo build $(CARGO_FLAGS) --release -p lab-agent
+.PHONY: packages
+packages: build .venv/nfpm/installed ## Make kvbm-cxl-tools as deb and rpm in target/packages: cxlctl, cxl-bench, cxl-plan, udev rule, systemd unit, manual pages
+	$(STEP) 'packages' scripts/packages .venv/nfpm/nfpm target/packages
 
 .PHONY: install-capi
 install-capi: build ## Install the C interface under PREFIX
 	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
 
-# What is fetched and what is built wait for different things, so they go side by side. The programs take longest, and go first (`nice`).
-.PHONY: serve-ready
-serve-ready: ## What `make serve` runs: vLLM, Dynamo and NIXL from the lock, and package kvbm-cxl with them
-	@$(MAKE) -s --no-print-directory .venv/serve-imported & fetched=$$!; \
-	nice $(MAKE) --no-print-directory compile-plugin & compiled=$$!; \
-	$(MAKE) --no-print-directory build; status=$$?; wait $$compiled || status=$$?; wait $$fetched || status=$$?; exit $$status
-	@$(MAKE) --no-print-directory python-package
+.PHONY: fmt
+fmt: .venv/installed ## Format Rust, C and C++
+	$(STEP) 'rustfmt' cargo fmt --all
+	$(STEP) 'clang-format' scripts/clang-format write
 
-.venv/serve-imported: .venv/serve-installed deploy/dynamo/graph/imports.py
-	$(STEP) 'bytecode' nice env -u PYTHONDONTWRITEBYTECODE CUDA_VISIBLE_DEVICES= .venv/serve/bin/python deploy/dynamo/graph/imports.py
-	@touch $@
-
-.PHONY: serve
-serve: serve-ready $(if $(filter etcd,$(DISCOVERY))$(filter lab,$(HOSTS)),build-member) \
-	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from; ONCE=1 verifies and ends
-	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
-		--discovery $(DISCOVERY) --hosts $(HOSTS) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
-
-.PHONY: demo
-demo: build ## Two processes as two hosts on one pool: one publishes data blocks, the other finds and verifies them
-	@target/release/cxlctl demo
-
-.PHONY: clean
-clean: ## Remove .venv and target
-	rm -rf .venv target kvbm_cxl/*/fuzz/target python/kvbm_cxl/_native.abi3.so
-
-## Checks
+## Checks before a merge
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-lab-itself test-python test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-lab-itself test-python test-examples test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
-lint: .venv/installed ## Formatting and clippy
+lint: .venv/installed ## Formatting, clippy, links of the documentation
 	$(STEP) 'rustfmt' cargo fmt --all --check
 	$(STEP) 'clang-format' scripts/clang-format check
 	$(STEP) 'clippy' cargo clippy $(CARGO_FLAGS) $(SHIPPED) -p kvbm-cxl-python --all-targets -- -D warnings
 	$(STEP) 'clippy, faults compiled in' cargo clippy $(CARGO_FLAGS) -p cxl-pool -p cxl-sim --all-targets -- -D warnings
+	$(STEP) 'rustdoc' env RUSTDOCFLAGS='-D warnings' cargo doc $(CARGO_FLAGS) --no-deps $(SHIPPED)
 
 .PHONY: test-rust
 test-rust: ## Tests of the pool, its C API and its command line
@@ -198,30 +263,32 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 test-tidy: .venv/installed ## House rules and documents (pytest)
 	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py
 
+.PHONY: test-lab-itself
+test-lab-itself: build-lab python-extension .venv/installed ## The lab's own parts, without virtual hosts (seconds)
+	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
+
 .PHONY: test-python
 test-python: build python-extension .venv/nixl-installed ## The Python package over the pool, in one and two processes
 	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
 
+.PHONY: test-examples
+test-examples: build build-plugin python-extension .venv/nixl-installed ## The programs under examples/, but those of vLLM
+	$(STEP) 'pytest, examples' .venv/bin/python -m pytest -q tests/examples
+
 .PHONY: test-nixl
 test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
 	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl --ignore-glob='*/test_native_*'
+
+.PHONY: test-connector-logic
+test-connector-logic: serve-ready ## The vLLM connector's logic, without an engine
+	$(STEP) 'pytest, logic of the vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration --ignore-glob='*/test_engine_*'
 
 .PHONY: test-serve
 test-serve: serve-ready ## The launcher, and one graph of a prefill and a decode worker
 	$(STEP) 'pytest, graph 1P1D' $(GRAPH_PYTEST) tests/graph/test_cpu_harness.py tests/graph/test_launcher.py \
 		tests/graph/test_one_by_one.py
 
-.PHONY: test-connector-logic
-test-connector-logic: serve-ready ## The vLLM connector's logic, without an engine
-	$(STEP) 'pytest, logic of the vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration --ignore-glob='*/test_engine_*'
-
-.PHONY: test-connector
-test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process
-	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
-
-.PHONY: test-graph
-test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
-	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
+## Further suites: what `make nightly` and CI run beyond these
 
 .PHONY: test-nixl-cpp
 test-nixl-cpp: build ## C++ tests of the NIXL plugin
@@ -248,28 +315,67 @@ test-upstream-nixl-python: $(if $(NIXL_CHECKOUT),build-plugin setup-nixl) ## NIX
 	$(if $(NIXL_CHECKOUT),$(STEP) "NIXL's Python tests" env PYTHONPATH=tests/nixl .venv/bin/python tests/nixl/upstream_suite.py \
 		'$(NIXL_CHECKOUT)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's Python tests: SKIPPED, no test was run: name a checkout of NIXL with NIXL_CHECKOUT=")
 
+.PHONY: test-upstream-nixl-gtest
+test-upstream-nixl-gtest: $(if $(NIXL_GTEST),build-plugin setup-nixl) ## NIXL's own gtests with our plugin in the place of UCX and with UCX; NIXL_GTEST=/path of the binary, NIXL_WHEEL=1.4.1
+	$(if $(NIXL_GTEST),$(STEP) "NIXL's gtests" env PYTHONPATH=tests/nixl:tests .venv/bin/python tests/nixl/upstream_gtest.py \
+		'$(NIXL_GTEST)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's gtests: SKIPPED, no test was run: name the gtest binary of NIXL's build with NIXL_GTEST=")
+
 .PHONY: test-member
 test-member: build-member build ## Hosts whose slots are leased in etcd: leases that run out, an etcd that goes away
 	$(STEP) 'clippy, cxl-member' env $(PROTOC_ENV) cargo clippy $(CARGO_FLAGS) -p cxl-member --all-targets -- -D warnings
 	$(STEP) 'cargo test, cxl-member' env $(PROTOC_ENV) cargo test $(CARGO_FLAGS) -p cxl-member
 	$(STEP) 'pytest, cxl-member' .venv/bin/python -m pytest -q tests/member
 
-.PHONY: test-lab-itself
-test-lab-itself: build-lab python-extension .venv/installed ## The lab's own parts, without virtual hosts (seconds)
-	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
+.PHONY: test-connector
+test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process
+	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
+
+.PHONY: test-models
+test-models: serve-ready ## The vLLM connector with tiny models of the families that people serve: text as without a pool (5 minutes)
+	$(STEP) 'pytest, models of the vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration/test_engine_models.py
+
+.PHONY: test-graph
+test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
+	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
+
+.PHONY: test-deploy
+test-deploy: build python-package python-extension .venv/deploy/installed ## Chart, dashboards, Compose and containers; what `make setup-deploy` has not added is skipped. DYNAMO_CHECKOUT=/path for Dynamo's own schema
+	$(STEP) 'pytest, deployment' env DYNAMO_CHECKOUT='$(DYNAMO_CHECKOUT)' PYTHONPATH=python:.venv/deploy/python .venv/bin/python -m pytest -q -rs tests/deploy
+
+.PHONY: test-consumers
+test-consumers: build build-plugin python-extension .venv/installed $(if $(wildcard .venv/serve-installed),python-package) ## The adapters for other caches, in the real consumers: vLLM's tiers, LMCache's server and storage manager, KVCR and SGLang's modules; what `make setup-serve setup-lmcache setup-kvcr setup-sglang` has not added is skipped (12 minutes once built)
+	$(STEP) 'pytest, adapters for other caches' env PYTHONPATH=$(CURDIR)/.venv/lmcache $(firstword $(wildcard .venv/serve/bin/python) .venv/bin/python) \
+		-m pytest -q -rs tests/consumers
+
+# KVBM's 360 crates are no part of `make test` or .ci/run: a workspace of its own, built in target/tier (8 minutes the first time, on two free cores).
+.PHONY: test-tier
+test-tier: .venv/nixl-installed ## The KVBM tier: KVBM's own leaders in two processes, prefill killed at every step, ranks, layouts, a router (a minute once built)
+	$(STEP) 'rustfmt, tier' scripts/tier fmt --check
+	$(STEP) 'clippy, tier' scripts/tier clippy $(CARGO_FLAGS) --features faults,router --all-targets -- -D warnings
+	$(STEP) 'cargo test, tier' scripts/tier test $(CARGO_FLAGS) --features faults,router
+
+.PHONY: test-upstream-kvbm
+test-upstream-kvbm: build-plugin .venv/nixl-installed ## The tests of KVBM's crates with our plugin in the place of UCX, on ordinary memory and on a pool (a minute once built)
+	$(STEP) "tests of KVBM's crates" env JOBS=$(JOBS) scripts/upstream-kvbm
 
 .PHONY: test-lab
 test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (8 minutes)
 	$(STEP) 'pytest, lab' .venv/bin/python -m pytest -q tests/lab
 
+.PHONY: test-lab-tier
+test-lab-tier: lab python-extension .venv/nixl-installed ## The KVBM tier on two virtual hosts: prefill on one and decode on the other, prefill's host loses power in a put (minutes once built)
+	$(STEP) 'tests of the tier, as a program' sh -c 'mkdir -p target/tier && scripts/tier-program >target/tier/lab-program'
+	$(STEP) 'pytest, the tier on two hosts' .venv/bin/python -m pytest -q tests/lab/test_tier.py
+
 .PHONY: test-lab-smoke
 test-lab-smoke: lab python-extension ## Two hosts exchange blocks and survive three faults (a minute)
 	$(STEP) 'pytest, two hosts' .venv/bin/python -m pytest -q -m smoke tests/lab
 
-.PHONY: fmt
-fmt: .venv/installed ## Format Rust, C and C++
-	$(STEP) 'rustfmt' cargo fmt --all
-	$(STEP) 'clang-format' scripts/clang-format write
+# Continuous integration calls this: a machine that cannot have the lab passes, and says what it did not test.
+.PHONY: test-lab-if-possible
+test-lab-if-possible: ## The short tests of the lab where it can be set up; elsewhere the reason
+	@if $(MAKE) --no-print-directory .venv/lab/ready; then $(MAKE) --no-print-directory test-lab-smoke; \
+	else echo '   NOT TESTED: virtual hosts, because the lab cannot be set up here (see above)'; fi
 
 .PHONY: check-aarch64
 check-aarch64: ## Type-check for 64-bit ARM
@@ -279,20 +385,20 @@ check-aarch64: ## Type-check for 64-bit ARM
 test-aarch64: ## Link the tests for 64-bit ARM with zig, run them under qemu-user if there (optional)
 	$(STEP) 'aarch64 tests' scripts/aarch64 test
 
-# Continuous integration calls this: a machine that cannot have the lab passes, and says what it did not test.
-.PHONY: test-lab-if-possible
-test-lab-if-possible: ## The short tests of the lab where it can be set up; elsewhere the reason
-	@if $(MAKE) --no-print-directory .venv/lab/ready; then $(MAKE) --no-print-directory test-lab-smoke; \
-	else echo '   NOT TESTED: virtual hosts, because the lab cannot be set up here (see above)'; fi
-
 ## Long runs
 
+# The tier and KVBM's own tests are among the suites, and not in .ci/run: a clean checkout builds their 560 crates for a quarter of an hour.
 .PHONY: nightly
-nightly: ## SEEDS seeds per simulator scenario, long storms, fuzzing
+nightly: ## SEEDS seeds per simulator scenario, long storms, fuzzing, and every suite that `make test` and CI leave out
 	$(STEP) 'simulator, $(SEEDS) seeds' env SEEDS=$(SEEDS) cargo test $(CARGO_FLAGS) -p cxl-sim
 	$(STEP) 'storms, $(STORM_SECONDS) s' env STORM_SECONDS=$(STORM_SECONDS) cargo test $(CARGO_FLAGS) $(SHIPPED)
 	$(SOAK)
 	$(STEP) 'fuzz targets' scripts/fuzz
+	$(STEP) 'suites that CI does not run' scripts/nightly-suites
+
+.PHONY: nightly-suites
+nightly-suites: ## The suites that CI does not run: sanitizers, kills, upstream, etcd, engines, graphs, lab; each is skipped with its reason where it cannot run
+	$(STEP) 'suites that CI does not run' scripts/nightly-suites
 
 .PHONY: soak
 soak: ## The prefix cache under kills, stops and comings and goings for SOAK_SECONDS
@@ -302,7 +408,7 @@ soak: ## The prefix cache under kills, stops and comings and goings for SOAK_SEC
 fuzz: ## Every fuzz target for FUZZ_SECONDS
 	$(STEP) 'fuzz targets' scripts/fuzz
 
-## Performance: each prints ratios against a baseline of the same run; RECORD=1 appends them to perf/RESULTS.md
+## Performance: each prints ratios against a baseline of the same run; RECORD=1 keeps them
 
 .PHONY: perf-line perf-lock perf-alloc perf-rpc
 perf-line: ## Publish and fetch of one line
@@ -310,24 +416,39 @@ perf-lock: ## Lock: sticky, contended, handed over
 perf-alloc: ## Allocator: blocks and chunks
 perf-rpc: ## Calls between two processes
 perf-line perf-lock perf-alloc perf-rpc: perf-%: build .venv/installed
-	@$(RATIOS) perf-$* -- target/release/cxlctl bench $* --ratios
+	@$(RATIOS) perf-$* -- target/release/cxl-bench $* --ratios
 
 .PHONY: perf-copy
 perf-copy: build .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
-	@$(RATIOS) perf-copy -- target/release/cxlctl bench copy --ratios
+	@$(RATIOS) perf-copy -- target/release/cxl-bench copy --ratios
 
 .PHONY: perf-pool
 perf-pool: build .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
-	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxlctl bench pool --ratios \
+	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxl-bench pool --ratios \
 		--ucx '.venv/bin/python perf/ucx_peer.py'
 
 .PHONY: perf-hit-rate
 perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
-	@$(RATIOS) perf-hit-rate -- target/release/cxlctl bench policies --ratios --write perf
+	@$(RATIOS) perf-hit-rate -- target/release/cxl-bench policies --ratios --write perf
 
 .PHONY: perf-nixl
 perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
 	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf
+
+.PHONY: nixlbench
+nixlbench: $(if $(NIXLBENCH),build-plugin setup-nixl) ## NIXL's own benchmark over our plugin beside UCX, two processes as two hosts, every byte verified; NIXLBENCH=/path of the binary, NIXL_WHEEL=1.4.1
+	$(if $(NIXLBENCH),@$(RATIOS) nixlbench --timeout-s 7200 -- env PYTHONPATH=tests/nixl .venv/bin/python tests/nixl/upstream_bench.py \
+		'$(NIXLBENCH)' $(NIXL_WHEEL:%=--wheel %) $(NIXLBENCH_ARGS),@echo '== nixlbench: SKIPPED, nothing was run: name the binary of NIXL'"'"'s build with NIXLBENCH=')
+
+# What is in the times is built as it ships; cxl-pool always is.
+perf-tier: TIMED := cxl-tier kvbm-common kvbm-physical dynamo-memory dynamo-tokens nixl-sys
+.PHONY: perf-tier
+perf-tier: .venv/nixl-installed ## The KVBM tier between two processes: put, get and lookup beside a plain copy, NIXL UCX and a file in memory
+	@$(RATIOS) perf-tier --timeout-s 3600 -- scripts/tier run $(CARGO_FLAGS) $(TIMED:%=--config profile.dev.package.%.opt-level=3) --example figures
+
+.PHONY: perf-lmcache
+perf-lmcache: build python-extension .venv/lmcache/installed ## LMCache's storage plugin over the pool beside LMCache's own DAX backend, every byte compared (2 minutes)
+	@PYTHONPATH=$(CURDIR)/.venv/lmcache $(RATIOS) perf-lmcache -- .venv/serve/bin/python perf/lmcache_backends.py
 
 .PHONY: perf-routing
 perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)

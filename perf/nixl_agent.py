@@ -5,7 +5,7 @@ A buffer is a working set beyond the last-level cache, cut into slots of the len
 were not used lately, on both sides alike, so that none finds its bytes warm because it moved them just before. A slot's bytes tell of their
 place, so what a transfer left can be told from what was there.
 
-Pages are another thing: in a virtual machine whoever comes first to one that has rested for some seconds was seen to wait for 0.05 to
+Pages are another thing: in a virtual machine the first access to one that has rested for some seconds was seen to wait for 0.05 to
 0.3 ms, without a page fault that the system counts. So a byte of every page is read before anything is timed.
 """
 

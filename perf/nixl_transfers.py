@@ -51,7 +51,7 @@ class Side:
             file = run.folder / f"pool-{flags}"
             format_pool(f"{file},size={4 * run.set_bytes // MIB + 512}M", flags)
             environment["CXL_POOL"] = str(file)
-            # This process has the seat without which nobody can join.
+            # This process has the seat without which no host can join.
             self.pool = PoolHandle(str(file))
         self.hosts = [Host(run.folder, wheels.DEFAULT, environment, program=ROOT / "perf" / "nixl_agent.py") for _ in range(2)]
         for host, name in zip(self.hosts, ("here", "there"), strict=True):

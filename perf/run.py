@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a perf program, checks that its last line is `RATIOS {json}`, and with --record keeps it in perf/RESULTS.md.
+"""Runs a perf program, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has a file for each recorded
+run, perf/SUMMARY.md the latest of each benchmark and machine.
 
 A ratio compares two things measured in the same run, so that it survives a change of machine better than a time does.
 Exits with the program's status, or with 1 where there is nothing valid to report.
@@ -18,11 +19,25 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "perf" / "RESULTS.md"
-HEADING = """# Recorded runs
+PERF = ROOT / "perf"
+HEADING = """# Latest figures
 
-Appended by `make perf-NAME RECORD=1`, newest last. What each ratio means: perf/README.md. Compare ratios of one machine only.
+The latest recorded run of each benchmark on each machine. `make perf-NAME RECORD=1` writes a record and this page. What each ratio means:
+[README](README.md). Compare ratios of one machine only. The record has all ratios and what the program printed.
+
+| benchmark | machine | main ratios | recorded | commit |
+|---|---|---|---|---|
 """
+# The ratios that the summary shows; of a benchmark that is not listed, the first ones.
+MAIN_RATIOS = {
+    "perf-copy": ("publish_1m_over_nt_copy", "pull_1m_over_best_safe_loop", "gather_over_safe_copy_per_piece"),
+    "perf-nixl": ("read_4k_vs_ucx", "write_4k_vs_ucx", "read_1m_vs_ucx", "write_1m_vs_ucx", "staged_1m_vs_tcp"),
+    "perf-pool": ("publish_1m_vs_bare", "pull_64k_vs_bare", "pull_1m_vs_bare", "lookup64_vs_fetch", "pull_1m_vs_ucx"),
+    "perf-routing": ("prefill_work_without_over_with_pool_round_robin", "prefill_work_round_robin_over_kv_with_pool"),
+    "perf-serve": ("transfer_time_vs_ucx", "transfer_and_publish_time_vs_ucx", "prefill_tokens_vs_ucx", "ttft_shared_prefix_vs_ucx"),
+    "perf-tier": ("put_and_get_64_of_1024k_vs_ucx", "put_and_get_1_of_64k_vs_ucx", "lookup_1000_over_memcpy_1m"),
+}
+MOST_RATIOS = 5
 
 
 def parse_ratios(output):
@@ -41,7 +56,7 @@ def parse_ratios(output):
 
 
 def machine():
-    """CPU model, cores this process may use, and kernel, in one line."""
+    """CPU model, cores that this process may use, kernel."""
     model = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -50,7 +65,7 @@ def machine():
                 break
     except OSError:
         pass
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, {platform.system()} {platform.release()}"
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "kernel": f"{platform.system()} {platform.release()}"}
 
 
 def revision():
@@ -60,22 +75,67 @@ def revision():
     return done.stdout.strip() or "unknown"
 
 
-def entry(name, command, ratios, date, text):
-    """One record, as Markdown; `text` is what the program printed for people."""
-    rows = "".join(f"| {key} | {value:.4g} |\n" for key, value in ratios.items())
-    return (
-        f"\n## {name}, {date}\n\n- command: `{shlex.join(command)}`\n- commit: {revision()}\n- machine: {machine()}\n\n"
-        f"| ratio | value |\n|---|---|\n{rows}\n```text\n{text}\n```\n"
-    )
+def keep(name, command, ratios, printed, date):
+    """Writes the record of a run, and the summary anew; returns the record's path."""
+    folder = PERF / "records"
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine()}
+    record = known | {"command": shlex.join(command), "ratios": ratios, "printed": printed}
+    stem, number = f"{date:%Y-%m-%dT%H%MZ}-{name}", 1
+    while True:
+        path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
+        try:
+            with path.open("x") as file:
+                file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            break
+        except FileExistsError:
+            number += 1
+    write_summary()
+    return path
+
+
+def order(path):
+    """Key that sorts records by their time, those of one minute by their number."""
+    stem = path.stem.rpartition("-")
+    return (stem[0], int(stem[2])) if stem[2].isdigit() else (path.stem, 1)
+
+
+def summary():
+    """The text of perf/SUMMARY.md, from the records."""
+    latest = {}
+    for path in sorted((PERF / "records").glob("*.json"), key=order):
+        record = json.loads(path.read_text())
+        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
+    rows = []
+    for (name, where), (path, record) in sorted(latest.items()):
+        ratios = record["ratios"]
+        main = [key for key in MAIN_RATIOS.get(name, ratios) if key in ratios][:MOST_RATIOS]
+        figures = ", ".join(f"`{key}` {ratios[key]:.4g}" for key in main)
+        rows.append(f"| {name} | {where} | {figures} | [{record['date']}](records/{path.name}) | {record['commit']} |\n")
+    return HEADING + "".join(rows)
+
+
+def write_summary():
+    """Writes perf/SUMMARY.md."""
+    (PERF / "SUMMARY.md").write_text(summary())
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", action="store_true", help="append the run to perf/RESULTS.md")
+    parser.add_argument("--record", action="store_true", help="keep the run in perf/records, and its figures in perf/SUMMARY.md")
     parser.add_argument("--timeout-s", type=float, default=600, help="end a program that takes longer")
-    parser.add_argument("name")
-    parser.add_argument("command", nargs="+", help="the program and its arguments, after --")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--summary", action="store_true", help="run nothing: write perf/SUMMARY.md from the records")
+    parser.add_argument("name", nargs="?", help="of the benchmark; its program and arguments follow after --")
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    # Options may stand behind the name, and argparse takes no command behind those.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:end])
+    options.command = arguments[end + 1 :]
+    if options.summary:
+        write_summary()
+        return 0
+    if not options.command or not options.name:
+        parser.error("name a benchmark, and its command after --")
     try:
         done = subprocess.run(options.command, stdout=subprocess.PIPE, text=True, timeout=options.timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -91,10 +151,9 @@ def main(arguments=None):
         print(f"perf: {options.name}: {error}", file=sys.stderr)
         return 1
     if options.record:
-        date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        text = "\n".join(done.stdout.rstrip().splitlines()[:-1]).strip()
-        known = RESULTS.read_text() if RESULTS.exists() else HEADING
-        RESULTS.write_text(known + entry(options.name, options.command, ratios, date, text))
+        printed = "\n".join(done.stdout.rstrip().splitlines()[:-1]).strip().splitlines()
+        kept = keep(options.name, options.command, ratios, printed, datetime.datetime.now(datetime.timezone.utc))
+        print(f"perf: recorded in {kept}", file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads through NIXL's UCX backend on request: the peer that `cxlctl bench pool --ucx` measures against.
+"""Reads through NIXL's UCX backend on request: the peer that `cxl-bench pool --ucx` measures against.
 
 Two processes on this machine: the owner holds `working_set` bytes of ordinary memory, the reader (this one) reads from them into one
 buffer, from place to place. Requests come on stdin, one per line, each answered by one line:

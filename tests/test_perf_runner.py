@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """perf/run.py: what it accepts, what it refuses, what it records."""
 
+import datetime
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -18,12 +20,26 @@ def program(source):
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    monkeypatch.setattr(perf, "RESULTS", tmp_path / "RESULTS.md")
-    return perf.RESULTS
+    monkeypatch.setattr(perf, "PERF", tmp_path)
+    return tmp_path
+
+
+def records(results):
+    return sorted((results / "records").glob("*.json"), key=perf.order)
 
 
 def run(source, *flags):
     return perf.main([*flags, "perf-x", "--", *program(source)])
+
+
+def test_options_stand_before_the_name_or_behind_it(results):
+    """As the Makefile has them."""
+    command = ["--", *program("print('RATIOS {\"a\": 1}')")]
+    assert perf.main(["--record", "perf-x", "--timeout-s", "60", *command]) == 0
+    assert perf.main(["--timeout-s", "60", "perf-x", *command]) == 0
+    assert len(records(results)) == 1
+    with pytest.raises(SystemExit):
+        perf.main(["--timeout-s", "60", *command])
 
 
 def test_the_last_line_is_taken():
@@ -40,14 +56,44 @@ def test_what_is_no_measurement_is_refused(output):
         perf.parse_ratios(output)
 
 
-def test_records_append_only_when_asked(results):
-    good = 'print(\'RATIOS {"fetch_over_load": 12.3456}\')'
-    assert run(good) == 0 and not results.exists()
+def test_a_run_is_recorded_only_when_asked(results):
+    good = 'print("for people\\n\\n  more"); print(\'RATIOS {"fetch_over_load": 12.3456, "b": 2}\')'
+    assert run(good) == 0 and not list(results.iterdir())
     assert run(good, "--record") == 0 and run(good, "--record") == 0
-    text = results.read_text()
-    assert text.count("# Recorded runs") == 1
-    assert text.count("## perf-x, ") == 2 and text.count("| fetch_over_load | 12.35 |") == 2
-    assert "cores, Linux" in text and "- commit: " in text
+    first, second = records(results)
+    assert first.name.endswith("Z-perf-x.json") and second.name == f"{first.stem}-2.json" or first.name[:16] != second.name[:16]
+    record = json.loads(first.read_text())
+    assert record["name"] == "perf-x" and record["ratios"] == {"fetch_over_load": 12.3456, "b": 2}
+    assert record["printed"] == ["for people", "", "  more"] and record["commit"]
+    assert record["machine"]["cores"] >= 1 and record["machine"]["kernel"].startswith("Linux ")
+    row = (results / "SUMMARY.md").read_text().splitlines()[-1]
+    assert row.startswith("| perf-x | ") and f"(records/{second.name})" in row and "`fetch_over_load` 12.35, `b` 2" in row
+
+
+def test_the_summary_has_the_latest_run_of_each_benchmark_and_machine(results, monkeypatch):
+    def recorded(name, cpu, hour, value, **more):
+        monkeypatch.setattr(perf, "machine", lambda: {"cpu": cpu, "cores": 2, "kernel": "Linux 6"})
+        date = datetime.datetime(2026, 11, 2, hour, 30, tzinfo=datetime.timezone.utc)
+        return perf.keep(name, ["x"], {"a": value, **more}, [], date)
+
+    recorded("perf-b", "one", 9, 5)
+    recorded("perf-b", "one", 7, 6)  # written later, measured earlier
+    recorded("perf-b", "two", 8, 7)
+    last = [recorded("perf-a", "one", 9, number, **{f"more{n}": 1 for n in range(9)}) for number in range(1, 12)][-1]
+    assert last.name == "2026-11-02T0930Z-perf-a-11.json"
+    rows = (results / "SUMMARY.md").read_text().split("|---|---|---|---|---|\n")[1].splitlines()
+    cells = [[cell.strip() for cell in row.split("|")][1:5] for row in rows]
+    assert cells == [
+        ["perf-a", "one, 2 cores", "`a` 11, `more0` 1, `more1` 1, `more2` 1, `more3` 1", f"[2026-11-02T09:30Z](records/{last.name})"],
+        ["perf-b", "one, 2 cores", "`a` 5", "[2026-11-02T09:30Z](records/2026-11-02T0930Z-perf-b.json)"],
+        ["perf-b", "two, 2 cores", "`a` 7", "[2026-11-02T08:30Z](records/2026-11-02T0830Z-perf-b.json)"],
+    ]
+
+
+def test_the_summary_of_the_checkout_follows_from_its_records():
+    assert perf.summary() == (tidy.ROOT / "perf" / "SUMMARY.md").read_text(), "run `perf/run.py --summary`"
+    named = {json.loads(path.read_text())["name"] for path in (tidy.ROOT / "perf" / "records").glob("*.json")}
+    assert named >= set(perf.MAIN_RATIOS), "a benchmark of MAIN_RATIOS has no record"
 
 
 def test_failures_record_nothing_and_fail(results, capfd):
@@ -56,5 +102,5 @@ def test_failures_record_nothing_and_fail(results, capfd):
     assert run("print('no ratios')", "--record") == 1
     assert run("import time; time.sleep(60)", "--record", "--timeout-s", "0.2") == 1
     assert perf.main(["--record", "perf-x", "--", "./no-such-program"]) == 1
-    assert not results.exists()
+    assert not list(results.iterdir())
     assert "last line" in capfd.readouterr().err

@@ -18,6 +18,11 @@ def test_fault_names_have_one_meaning(sources):
     assert not found, "\n".join(found)
 
 
+def test_types_with_bare_names_are_told_apart(sources):
+    found = [f"{path}:{line}: {reason}" for path, line, reason in tidy.bare_type_names(sources)]
+    assert not found, "\n".join(found)
+
+
 def test_listed_exceptions_exist():
     assert not tidy.stale_exceptions(tidy.tracked())
 

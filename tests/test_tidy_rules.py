@@ -9,7 +9,7 @@ POOL = "kvbm_cxl/pool/src/x.rs"
 SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
 MARK = "TO" "DO"
 INDEX = "https://" "mirror.example/simple/"
-HOME = "/ho" "me/someone/pool"
+HOME = "/ho" "me/user/pool"
 
 # (check, path, text, lines at which it must complain)
 CASES = [
@@ -25,7 +25,7 @@ CASES = [
     (tidy.line_length, POOL, "/// " + "y" * 140, [1]),
     (tidy.line_length, POOL, "//! | " + "y" * 140 + " |\n", []),
     (tidy.line_length, "README.md", "y" * 500, []),
-    (tidy.line_length, "docs/protocols/models/x.cpp", "y" * 500, []),
+    (tidy.line_length, "docs/internals/protocols/models/x.cpp", "y" * 500, []),
     (tidy.no_panics, POOL, "fn f() {\n    a.unwrap();\n    b\n        .expect(why);\n    panic!();\n    todo!();\n}\n", [2, 4, 5, 6]),
     (tidy.no_panics, POOL, "fn f() { dbg!(a); unimplemented!() }", [1, 1]),
     (tidy.no_panics, "kvbm_cxl/ctl/src/main.rs", "fn f() { a.unwrap() }", [1]),
@@ -55,7 +55,7 @@ CASES = [
     (tidy.unsafe_says_why, POOL, "unsafe fn f() {}\n", []),
     (tidy.file_length, POOL, "\n" * 701, [701]),
     (tidy.file_length, POOL, "\n" * 700, []),
-    (tidy.file_length, "docs/DESIGN.md", "\n" * 701, []),
+    (tidy.file_length, "docs/internals/design.md", "\n" * 701, []),
     (tidy.finished, POOL, f"\n// {MARK}: later\n", [2]),
     (tidy.finished, "README.md", f"{MARK}", [1]),
     (tidy.finished, POOL, "// METHODOLOGY, mktemp x.XXXXXX\n", []),
@@ -66,9 +66,16 @@ CASES = [
     (tidy.no_package_indexes, "Makefile", "pip install --index" "-url x\npip --find" "-links y\n", [1, 2]),
     (tidy.no_package_indexes, "x.sh", "curl files.python" "hosted.org\n", [1]),
     (tidy.no_package_indexes, "README.md", "https://example.org/paper\n", []),
-    (tidy.locks_without_urls, "requirements.lock", f"pytest==1 --hash=sha256:0\n# {INDEX}\n", [2]),
+    (tidy.locks_without_urls, "scripts/requirements/base.lock", f"pytest==1 --hash=sha256:0\n# {INDEX}\n", [2]),
+    (tidy.locks_without_urls, "scripts/requirements/serve-overrides.txt", "torch @ https://example.org/torch.whl\n", [1]),
+    (tidy.locks_without_urls, "docs/x.txt", "https://example.org\n", []),
     (tidy.locks_without_urls, "Cargo.lock", 'source = "registry+https://example.org/index"\n', [1]),
     (tidy.locks_without_urls, "Cargo.lock", 'source = "registry+https://github.com/rust-lang/crates.io-index"\n', []),
+    (tidy.names_the_actor, POOL, "// Nobody waits.\nfn f() {}\n// whoever comes, somebody's, x_anyone()\n", [1, 3, 3, 3]),
+    (tidy.names_the_actor, "docs/limits.md", "everybody\n\neveryone\n", [1, 3]),
+    (tidy.names_the_actor, "Makefile", "# anybody\n", [1]),
+    (tidy.names_the_actor, "perf/records/x.json", "somebody\n", []),
+    (tidy.names_the_actor, "README.md", "no body, some bodies, whoeveral, everyonesized, any one\n", []),
     (tidy.media_lines, "kvbm_cxl/pool/src/media/lines.rs", "pub struct Seat {\n    pub crc: u32,\n}\n", [1]),
     (tidy.media_lines, POOL, "struct X { crc: u32 }\nimpl crate::media::MediaLine for X {}\n", [2]),
     (
@@ -100,8 +107,18 @@ def test_fault_names_are_compared_over_files():
     assert [found[:2] for found in tidy.fault_names([odd])] == [("kvbm_cxl/pool/src/z.rs", 1)]
 
 
+def test_bare_type_names_are_compared_within_a_crate():
+    one = (POOL, "pub enum State { A }\nstruct PoolState;\n// struct State;\n#[cfg(test)]\nmod tests { struct State; }\n")
+    two = ("kvbm_cxl/pool/src/y.rs", "\npub(super) struct State<'a>(&'a u8);\ntype Places = u8;\nfn f() { State::new() }\n")
+    third = ("kvbm_cxl/pool/src/z.rs", "type Slot = u8;\nmod inner { trait Slot {} }\n")
+    elsewhere = [("kvbm_cxl/sim/src/y.rs", "struct State;"), ("kvbm_cxl/pool/tests/y.rs", "struct State;")]
+    assert list(tidy.bare_type_names([one, *elsewhere])) == []
+    found = [at[:2] for at in tidy.bare_type_names([one, two, third])]
+    assert found == [("kvbm_cxl/pool/src/y.rs", 2), ("kvbm_cxl/pool/src/z.rs", 2)]
+
+
 def test_an_exception_whose_file_is_gone_is_found():
-    assert tidy.stale_exceptions([]) == [*tidy.LINE_LENGTH_EXCEPTIONS, *tidy.INSTRUCTION_EXCEPTIONS]
+    assert tidy.stale_exceptions([]) == [*tidy.LINE_LENGTH_EXCEPTIONS, *tidy.INSTRUCTION_EXCEPTIONS, *tidy.WORD_EXCEPTIONS]
 
 
 def test_masking_keeps_lines_and_length():

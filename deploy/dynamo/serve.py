@@ -16,7 +16,7 @@ from graph.reference import Reference
 
 
 class Ended(BaseException):
-    """Somebody wants the graph to end."""
+    """A signal asks the graph to end."""
 
 
 def _end(*_) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny random Llama with a tokenizer of its own, made here in a second: what the graph serves where nobody names a model.
+"""A tiny random Llama with a tokenizer of its own, made here in a second: what the graph serves where no model is named.
 
 It says nothing sensible, but what it says depends on its whole prompt, so a wrong KV block becomes a wrong answer. Weights come from a
 seeded generator and the tokenizer from a seeded text: the same folder on every machine.
@@ -128,7 +128,7 @@ def _write(folder: Path, seed: int) -> None:
 
 
 def tiny_model(cache: Path, seed: int = SEED) -> Path:
-    """The model's folder below `cache`, made if it is not there: whole or not at all, whoever else makes it at the same time.
+    """The model's folder below `cache`, made if it is not there: whole or not at all, also where another process makes it at the same time.
 
     Another seed gives a model of the same shape that says something else.
     """

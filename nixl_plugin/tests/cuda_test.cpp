@@ -101,7 +101,8 @@ struct Scene {
     }
     static bool agree(const std::vector<DevicePiece>& list, const std::byte* host, const std::byte* bytes) {
         for (const DevicePiece& piece : list) {
-            if (std::memcmp(reinterpret_cast<void*>(piece.device), bytes + (piece.host - host), piece.len_bytes) != 0)
+            if (std::memcmp(reinterpret_cast<void*>(piece.device), bytes + (static_cast<std::byte*>(piece.host) - host), piece.len_bytes) !=
+                0)
                 return false;
         }
         return true;
@@ -109,7 +110,7 @@ struct Scene {
     std::unique_ptr<Copy> start(Direction direction, const std::vector<DevicePiece>& list, Way way = Way::any,
                                 std::shared_ptr<void> hold = nullptr) const {
         std::unique_ptr<Copy> copy;
-        CHECK_OK(Copy::start(device, gpus->pinned(), direction, list, way, std::move(hold), copy));
+        CHECK_OK(Copy::start(device, direction, list, way, std::move(hold), copy));
         return copy;
     }
     nixl_status_t finish(Copy& copy) const {
@@ -119,27 +120,27 @@ struct Scene {
 };
 
 void no_driver() {
-    std::shared_ptr<const Driver> driver;
-    CHECK_STATUS(Driver::load("libno-such-driver.so.1", driver), NIXL_ERR_NOT_SUPPORTED);
-    Status lacking = Driver::load("libm.so.6", driver);
+    std::shared_ptr<Gpus> gpus;
+    CHECK_STATUS(Gpus::open("libno-such-driver.so.1", nullptr, gpus), NIXL_ERR_NOT_SUPPORTED);
+    Status lacking = Gpus::open("libm.so.6", nullptr, gpus);
     CHECK(lacking.code() == NIXL_ERR_NOT_SUPPORTED && lacking.reason().find("cuMemHostRegister_v2") != std::string::npos);
-    CHECK(!driver && !is_offered("none") && !is_offered("libno-such-driver.so.1"));
+    CHECK(!gpus && !is_offered("none") && !is_offered("") && !is_offered("libno-such-driver.so.1"));
 }
 
 void driver_that_does_not_start(Gpu& gpu) {
-    std::shared_ptr<const Driver> driver;
+    std::shared_ptr<Gpus> gpus;
     gpu.fake->fail("cuInit", 0, 3);
-    CHECK_STATUS(Driver::load(gpu.library, driver), NIXL_ERR_NOT_SUPPORTED);
+    CHECK_STATUS(Gpus::open(gpu.library, nullptr, gpus), NIXL_ERR_NOT_SUPPORTED);
     gpu.fake->devices = 0;
     CHECK(!is_offered(gpu.library));
-    gpu.fake->devices = 1;
+    gpu.fake->devices = 2;
     CHECK(is_offered(gpu.library));
 }
 
 void registration(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "registration", "native", 1 << 20);
     std::unique_ptr<RegistrationExtra> extra;
-    CHECK_STATUS(scene.gpus->register_memory(1, scene.memory, 64, extra), NIXL_ERR_INVALID_PARAM);
+    CHECK_STATUS(scene.gpus->register_memory(2, scene.memory, 64, extra), NIXL_ERR_INVALID_PARAM);
     CHECK_STATUS(scene.gpus->register_memory(UINT64_MAX, scene.memory, 64, extra), NIXL_ERR_INVALID_PARAM);
     CHECK_STATUS(scene.gpus->register_memory(0, reinterpret_cast<uint64_t>(&scene), 64, extra), NIXL_ERR_INVALID_PARAM);
     CHECK_STATUS(scene.gpus->register_memory(0, scene.memory, (1 << 20) + 1, extra), NIXL_ERR_INVALID_PARAM);
@@ -147,12 +148,10 @@ void registration(const Folder& folder, Gpu& gpu) {
     CHECK_STATUS(scene.gpus->register_memory(0, scene.memory, SIZE_MAX, extra), NIXL_ERR_INVALID_PARAM);
     CHECK(!extra);
     gpu.fake->fail("cuDevicePrimaryCtxRetain", 0, 2);
-    gpu.fake->devices = 2;
-    std::shared_ptr<const Driver> driver;
-    std::shared_ptr<Device> device;
-    CHECK_OK(Driver::load(gpu.library, driver));
-    CHECK_STATUS(Device::open(driver, 1, device), NIXL_ERR_BACKEND);
-    gpu.fake->devices = 1;
+    CHECK_STATUS(scene.gpus->register_memory(1, scene.memory, 64, extra), NIXL_ERR_BACKEND);
+    // The device is there, and the memory is another's.
+    CHECK_STATUS(scene.gpus->register_memory(1, scene.memory, 64, extra), NIXL_ERR_INVALID_PARAM);
+    CHECK(!extra);
 }
 
 /// Both directions: the bytes arrive, not before the device is done, and past this host's caches.
@@ -196,7 +195,7 @@ void lists(const Folder& folder, Gpu& gpu, const char* name, const char* coheren
         neighbours.push_back({scene.memory + at, scene.block + at, 4096});
     CHECK(scene.finish(*scene.start(Direction::to_device, neighbours)) == NIXL_SUCCESS);
     CHECK(has_batch ? gpu.fake->batch_calls == 1 : gpu.fake->single_calls == static_cast<int>(granules));
-    // Memory of the process, which nobody registered.
+    // Memory of the process, which was not registered.
     std::vector<std::byte> heap = testing::unique_bytes(scene.len_bytes, 5);
     std::vector<DevicePiece> list = scene.pieces(5, heap.data());
     CHECK(scene.finish(*scene.start(Direction::to_device, list)) == NIXL_SUCCESS && Scene::agree(list, heap.data(), heap.data()));
@@ -204,7 +203,7 @@ void lists(const Folder& folder, Gpu& gpu, const char* name, const char* coheren
     // Nothing at all.
     CHECK(scene.finish(*scene.start(Direction::to_host, {})) == NIXL_SUCCESS);
     std::unique_ptr<Copy> copy;
-    CHECK_STATUS(Copy::start(scene.device, scene.gpus->pinned(), Direction::to_host, {{scene.memory, nullptr, 1}}, Way::any, nullptr, copy),
+    CHECK_STATUS(Copy::start(scene.device, Direction::to_host, {{scene.memory, nullptr, 1}}, Way::any, nullptr, copy),
                  NIXL_ERR_INVALID_PARAM);
 }
 
@@ -250,9 +249,8 @@ void errors(const Folder& folder, Gpu& gpu) {
         gpu.fake->fail(call, 0, 2);
         auto hold = std::make_shared<int>(0);
         std::unique_ptr<Copy> copy;
-        CHECK_STATUS(
-            Copy::start(fresh.device, fresh.gpus->pinned(), Direction::to_host, fresh.pieces(2, fresh.block), Way::buffers, hold, copy),
-            NIXL_ERR_BACKEND);
+        CHECK_STATUS(Copy::start(fresh.device, Direction::to_host, fresh.pieces(2, fresh.block), Way::buffers, hold, copy),
+                     NIXL_ERR_BACKEND);
         CHECK(!copy && hold.use_count() == 1);
         CHECK(fresh.finish(*fresh.start(Direction::to_host, fresh.pieces(2, fresh.block), Way::buffers)) == NIXL_SUCCESS);
     }
@@ -298,7 +296,7 @@ void nothing_is_reused_before_the_end(const Folder& folder, Gpu& gpu) {
     later.join();
 }
 
-/// The thread that follows copies ends, and has none of them any more, although one is under way: whoever started that goes on to poll it.
+/// The thread that follows copies ends, and has none of them any more, although one is under way: the one that started it polls on.
 void the_end_of_the_thread(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "end", "native", 1 << 20);
     auto list = scene.pieces(4, scene.block);
@@ -354,7 +352,7 @@ void parts(const Folder& folder, Gpu& gpu) {
             CHECK(!agree());
             auto ended = std::make_shared<testing::Ended>();
             CHECK(part->post(ended) == NIXL_IN_PROG);
-            // Nobody polls: the thread does.
+            // The application does not poll: the thread does.
             testing::await("the thread", [&] { return ended->times != 0; });
             CHECK(ended->status == NIXL_SUCCESS && agree() && !pool->is_used() && !scene.vram->is_used());
         }
@@ -425,7 +423,7 @@ void staged_side(const Folder& folder, Gpu& gpu) {
     gpu.fake->is_stuck = true;
     std::thread later([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(400));
-        // Whoever wants the memory back has to wait for the device, too.
+        // An owner that wants the memory back has to wait for the device, too.
         CHECK(!scene.vram->close_and_wait(0));
         gpu.fake->is_stuck = false;
     });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Direct copies: random lists against a model, in every way, short and long; cancelled and deregistered at any moment.
-#include "direct.h"
 #include "support/pools.h"
+#include "transfer/direct.h"
 #include <cstring>
 #include <random>
 
@@ -185,7 +185,7 @@ void deregistered(Scene& scene) {
         auto ended = std::make_shared<testing::Ended>();
         CHECK(part->post(ended) == NIXL_IN_PROG);
         CHECK(registration->close_and_wait(60'000));
-        // Whoever gave the memory back may free it now: nobody touches it any more.
+        // The owner that gave the memory back may free it now: no thread touches it any more.
         testing::await("the end", [&] { return ended->times == 1; });
         CHECK(ended->status == NIXL_SUCCESS);
         CHECK(part->post(ended) == NIXL_ERR_NOT_FOUND && ended->times == 1);

@@ -26,7 +26,7 @@ void within_a_process(const std::string& pool) {
     CHECK(!one->getInitErr() && one->supportsRemote() && one->supportsLocal() && one->supportsNotif());
     CHECK(one.conn_info().size() >= 100);
     CHECK(one->loadRemoteConnInfo("other", other.conn_info()) == NIXL_SUCCESS && one->connect("other") == NIXL_SUCCESS);
-    CHECK(one->connect("nobody") == NIXL_ERR_NOT_FOUND && one->genNotif("nobody", "x") == NIXL_ERR_NOT_FOUND);
+    CHECK(one->connect("unknown") == NIXL_ERR_NOT_FOUND && one->genNotif("unknown", "x") == NIXL_ERR_NOT_FOUND);
     uint32_t salt = 1;
     for (int places = 0; places < 4; places++) {
         Buffer near(one, places & 1, buffer_bytes, salt++), far(other, places & 2, buffer_bytes, salt++);
@@ -216,8 +216,8 @@ size_t copying_threads() {
     return found;
 }
 
-/// An engine's threads end with the engine, although somebody has a transfer of it still: a thread that was the last one to have it would
-/// end the engine's parts, and wait for itself.
+/// An engine's threads end with the engine, although the application has a transfer of it still: a thread that was the last one to have it
+/// would end the engine's parts, and wait for itself.
 void threads_end_with_the_engine(const std::string& pool) {
     std::shared_ptr<XferRequest> kept;
     size_t before = copying_threads();

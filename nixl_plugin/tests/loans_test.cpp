@@ -72,9 +72,9 @@ void memory_is_lent_over_the_link_that_there_is() {
     // An engine that is not there, and one that this one has no longer to do with.
     Engine stranger("stranger");
     CHECK(user.borrow(stranger, {first}) == NIXL_ERR_REMOTE_DISCONNECT);
-    std::string nobody = random_engine_id();
-    CHECK_OK(user.links->add_peer("nobody", nobody));
-    stranger.self.engine_id = nobody;
+    std::string unused = random_engine_id();
+    CHECK_OK(user.links->add_peer("unused", unused));
+    stranger.self.engine_id = unused;
     CHECK(user.borrow(stranger, {first}) == NIXL_ERR_REMOTE_DISCONNECT);
     CHECK_OK(user.links->remove_peer("owner"));
     CHECK(wait_until([&] { return first->begin() == 0; }, [] { nap(); }) && !first->access->is_good(link));
@@ -97,7 +97,7 @@ void a_revocation_waits_for_those_who_borrowed() {
     CHECK(owner.revoke(1, 100, {"slow"}) == NIXL_IN_PROG);
     // What it did not borrow is not its business.
     CHECK(owner.revoke(3, 100, {}) == NIXL_SUCCESS && owner.revoke(4, 100, {}) == NIXL_SUCCESS);
-    // It was given up longer ago than that: nobody waits for it again.
+    // It was given up longer ago than that: the owner does not wait for it again.
     usleep(600'000);
     uint64_t since = now_ns();
     CHECK(owner.revoke(2, 100, {"slow"}) == NIXL_IN_PROG && now_ns() - since < 100'000'000 * SLOWER);
@@ -241,9 +241,11 @@ void a_connection_that_no_thread_could_be_started_for_is_made_later() {
     Engine a("a"), b("b");
     a.knows(b);
     refuses_threads = true;
-    CHECK_OK(a.links->notify("b", "lost"));
-    CHECK(wait_until([&] { return a.state_of(b) == PeerState::gone; }, [&] { a.links->progress(); }));
+    CHECK_OK(a.links->notify("b", "kept"));
+    CHECK(wait_until([&] { return a.state_of(b) == PeerState::silent; }, [&] { a.links->progress(); }));
+    CHECK(a.links->notify("b", "refused").code() == NIXL_ERR_BACKEND);
     refuses_threads = false;
+    b.await_note("kept");
     CHECK(wait_until([&] { return a.links->notify("b", "there").ok(); }, [] { nap(60'000); }));
     b.await_note("there");
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory of the pool is recognised through any mapping of it, and nothing else is taken for it.
-#include "memory.h"
 #include "support/pools.h"
+#include "transfer/memory.h"
 #include <cstring>
+#include <ctime>
 #include <fcntl.h>
+#include <set>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 using namespace kvbm_cxl;
@@ -40,7 +43,7 @@ void stripes() {
     };
     auto find = [&](uintptr_t address, size_t len, uint64_t& offset) {
         offset = 77;
-        return find_in_pool(entries, 0x100000, 0x4000, address, len, offset);
+        return find_in_pool(entries, entries, 0x100000, 0x4000, address, len, offset);
     };
     uint64_t offset = 0;
     CHECK(find(0x100800, 0x3000, offset) == Lies::inside && offset == 0x800);
@@ -81,7 +84,7 @@ void mappings(const testing::Folder& folder) {
     CHECK(testing::register_dram(*core, heap.data(), heap.size())->kind == RegionKind::heap);
     CHECK(testing::register_dram(*core, nullptr, 0)->kind == RegionKind::heap);
 
-    // The pool's metadata is nobody's buffer, and neither is what begins or ends outside of the mapping.
+    // The pool's metadata is no application's buffer, and neither is what begins or ends outside of the mapping.
     Registration wrong;
     wrong.base = reinterpret_cast<uintptr_t>(mapped);
     wrong.len_bytes = 4096;
@@ -124,6 +127,107 @@ void no_map(const testing::Folder& folder) {
     close(file);
 }
 
+/// The kernel's query and the text of the map say the same, and the former does not take longer for what is mapped elsewhere.
+void many_mappings(const testing::Folder& folder) {
+    int file = open(folder.path("mapped").c_str(), O_RDWR | O_CREAT, 0600);
+    CHECK(file >= 0 && ftruncate(file, 8 << 20) == 0);
+    constexpr size_t page = 4096, count = 10'000;
+    auto* many = static_cast<std::byte*>(mmap(nullptr, 2 * count * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    CHECK(many != MAP_FAILED);
+    // Each other page is a mapping of its own.
+    for (size_t i = 0; i < count; i++)
+        CHECK(mprotect(many + 2 * i * page, page, PROT_READ | PROT_WRITE) == 0);
+    CHECK(mmap(many + 10 * page, 3 * page, PROT_READ, MAP_SHARED | MAP_FIXED, file, 4 * page) != MAP_FAILED);
+    CHECK(mmap(many + 20 * page, 2 * page, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) != MAP_FAILED);
+    CHECK(munmap(many + 16 * page, page) == 0);
+    OwnMaps maps;
+    auto same = [](const MapEntry& one, const MapEntry& other) {
+        return one.start == other.start && one.end == other.end && one.device == other.device && one.inode == other.inode &&
+               one.offset == other.offset && one.is_shared == other.is_shared;
+    };
+    auto at = reinterpret_cast<uintptr_t>(many);
+    for (auto [first, pages, wanted] :
+         {std::array<size_t, 3>{0, 8, 0}, {0, 11, 1}, {12, 1, 1}, {13, 2, 0}, {9, 13, 2}, {9, 2 * count - 9, 2}}) {
+        std::vector<MapEntry> asked, read;
+        CHECK_OK(maps.overlapping(at + first * page + 100, pages * page - 100, asked));
+        CHECK_OK(maps.overlapping_by_text(at + first * page + 100, pages * page - 100, read));
+        CHECK(asked.size() == wanted && std::equal(asked.begin(), asked.end(), read.begin(), read.end(), same));
+    }
+    std::vector<MapEntry> entries;
+    CHECK_OK(maps.overlapping(UINTPTR_MAX - 10, 100, entries));
+    CHECK(entries.empty());
+    CHECK_OK(maps.overlapping(at + 10 * page, 0, entries));
+    CHECK(entries.empty());
+    auto cpu_ns = [&](auto look) {
+        timespec before{}, after{};
+        CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before) == 0);
+        for (size_t i = 0; i < 20; i++)
+            CHECK_OK((maps.*look)(at + 10 * page, page, entries));
+        CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after) == 0);
+        return (after.tv_sec - before.tv_sec) * 1'000'000'000 + after.tv_nsec - before.tv_nsec;
+    };
+    long asked_ns = cpu_ns(&OwnMaps::overlapping), read_ns = cpu_ns(&OwnMaps::overlapping_by_text);
+    utsname kernel{};
+    int major = 0, minor = 0;
+    CHECK(uname(&kernel) == 0 && std::sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
+    if (major > 6 || (major == 6 && minor >= 11))
+        CHECK(asked_ns * 20 < read_ns);
+    CHECK(munmap(many, 2 * count * page) == 0);
+    close(file);
+}
+
+/// Memory that is registered again has its number again, no other has it, and what was given back long ago is forgotten.
+void numbers() {
+    Registry registry;
+    auto registration = [](uintptr_t base, size_t len, RegionKind kind = RegionKind::heap) {
+        auto made = std::make_shared<Registration>();
+        made->base = base;
+        made->len_bytes = len;
+        made->kind = kind;
+        return made;
+    };
+    auto first = registration(4096, 10), again = registration(4096, 10);
+    registry.add(first);
+    registry.add(again);
+    CHECK(first->id == again->id && registry.all().size() == 2);
+    std::set<uint64_t> seen = {first->id};
+    for (const auto& other : {registration(4096, 11), registration(4097, 10), registration(4096, 10, RegionKind::pool)}) {
+        registry.add(other);
+        CHECK(seen.insert(other->id).second && registry.find(other->id) == other);
+    }
+    first->close();
+    CHECK(registry.find(first->id) == again);
+    registry.remove(*first);
+    registry.remove(*first);
+    CHECK(registry.find(first->id) == again);
+    registry.remove(*again);
+    CHECK(!registry.find(first->id));
+    uint64_t number = first->id;
+    auto renewed = registration(4096, 10);
+    registry.add(renewed);
+    CHECK(renewed->id == number);
+    for (size_t i = 0; i <= Registry::most_former; i++) {
+        auto other = registration(1'000'000 + i, 1);
+        registry.add(other);
+        CHECK(other->id != number);
+        registry.remove(*other);
+    }
+    // Registered all the time, it is remembered; given back before all these, it would not be.
+    auto beside = registration(4096, 10);
+    registry.add(beside);
+    CHECK(beside->id == number);
+    registry.remove(*beside);
+    registry.remove(*renewed);
+    for (size_t i = 0; i <= Registry::most_former; i++) {
+        auto other = registration(9'000'000 + i, 1);
+        registry.add(other);
+        registry.remove(*other);
+    }
+    auto late = registration(4096, 10);
+    registry.add(late);
+    CHECK(late->id != number);
+}
+
 void users() {
     Registration registration;
     CHECK(registration.begin_use() && registration.is_used());
@@ -146,5 +250,7 @@ int main() {
     testing::Folder folder;
     mappings(folder);
     no_map(folder);
+    many_mappings(folder);
+    numbers();
     users();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Metadata comes from anybody: what was encoded is read again, and nothing else is taken for it.
-#include "metadata.h"
+// Metadata comes from any process: what was encoded is read again, and nothing else is taken for it.
 #include "support/pools.h"
+#include "transfer/metadata.h"
 #include <random>
 
 using namespace kvbm_cxl;
@@ -28,7 +28,7 @@ ConnInfo info() {
     made.pool = region().pool;
     made.engine = 0xfedcba9876543210;
     made.slot = 3;
-    made.pid = 4711;
+    made.process = {11, 12, 13, 4711};
     made.agent = std::string("decode\0 3", 9);
     made.ring = "nixl.fedcba9876543210";
     return made;
@@ -54,7 +54,7 @@ void round_trips() {
     CHECK(same(read_region, region()) && read_region.len_bytes == 123'457 && read_region.kind == RegionKind::pool);
     ConnInfo read_info;
     CHECK_OK(decode(encode(info()), read_info));
-    CHECK(read_info.pool == info().pool && read_info.engine == info().engine && read_info.slot == 3 && read_info.pid == 4711);
+    CHECK(read_info.pool == info().pool && read_info.engine == info().engine && read_info.slot == 3 && read_info.process == info().process);
     CHECK(read_info.agent == info().agent && read_info.ring == info().ring);
     // NIXL's tests want as much.
     CHECK(encode(ConnInfo()).size() + 21 >= 100);
@@ -79,6 +79,46 @@ template <class Made> void damaged(const Made& made) {
     std::string newer = bytes;
     newer[8]++;
     CHECK(decode(summed(newer), read).code() == NIXL_ERR_MISMATCH);
+}
+
+/// A refusal says which field is wrong, its value, and what to do.
+template <class Made> void refused(const std::string& bytes, const std::string& wanted) {
+    Made read;
+    Status status = decode(summed(bytes), read);
+    bool is_as_wanted = status.code() == NIXL_ERR_INVALID_PARAM && status.reason().find(wanted) != std::string::npos &&
+                        status.reason().find("Load the agent's metadata anew") != std::string::npos;
+    if (!is_as_wanted)
+        std::fprintf(stderr, "\"%s\", wanted \"%s\"\n", status.reason().c_str(), wanted.c_str());
+    CHECK(is_as_wanted);
+}
+
+/// `bytes` with its length as it has to be after `change` of the fields.
+template <class Change> std::string changed(std::string bytes, const Change& change) {
+    change(bytes);
+    for (size_t i = 0; i < 4; i++)
+        bytes[12 + i] = static_cast<char>(bytes.size() >> (8 * i));
+    return bytes;
+}
+
+void refusals_name_the_field_and_its_value() {
+    PublicRegion kind = region(), base = region(), offset = region();
+    kind.kind = static_cast<RegionKind>(77);
+    base.base = 0xfffffffffffffff0;
+    offset.offset = 0xffffffffffff0000;
+    refused<PublicRegion>(encode(kind), "a region of unknown kind 77");
+    refused<PublicRegion>(encode(base), "123457 bytes from address 0xfffffffffffffff0");
+    refused<PublicRegion>(encode(offset), "123457 bytes from pool offset 0xffffffffffff0000");
+    auto longer = [](std::string& bytes) { bytes.insert(bytes.size() - 8, "abc"); };
+    auto shorter = [](std::string& bytes) { bytes.erase(bytes.size() - 12, 4); };
+    refused<PublicRegion>(changed(encode(region()), longer), "3 bytes behind the last field");
+    refused<PublicRegion>(changed(encode(region()), shorter), "a field of 8 bytes at byte 60 of 64");
+    ConnInfo zero = info(), name = info(), agent = info();
+    zero.ring = std::string("nixl\0x", 6);
+    name.ring = std::string(CXL_SHM_MAX_KEY_BYTES + 1, 'n');
+    agent.agent = std::string((64 << 10) + 1, 'a');
+    refused<ConnInfo>(encode(zero), "a zero byte at 4");
+    refused<ConnInfo>(encode(name), text("has ", CXL_SHM_MAX_KEY_BYTES + 1, " bytes, ", CXL_SHM_MAX_KEY_BYTES, " at most"));
+    refused<ConnInfo>(encode(agent), "a text of 65537 bytes, 65536 at most");
 }
 
 void hostile() {
@@ -118,6 +158,7 @@ int main() {
     round_trips();
     damaged(region());
     damaged(info());
+    refusals_name_the_field_and_its_value();
     hostile();
     words();
 }

@@ -120,7 +120,7 @@ void those_that_wait_for_links_end(bool fails_early) {
             CHECK(!transfer ||
                   wait_until([&] { return transfer->status() != NIXL_IN_PROG; }, [&] { (void)makes_progress(user); }, 20 * SLOWER));
         allocations_left = -1;
-        // No link is left over that nobody uses.
+        // No link is left over that no engine uses.
         auto has_few = [&] {
             size_t links = 0;
             user.links->within_turn([&] { links = user.links->link_count(); });
@@ -167,7 +167,7 @@ void notifications_arrive_whole() {
     }
 }
 
-/// Somebody who waits to borrow is told, and is told once.
+/// A transfer that waits to borrow is told, and is told once.
 void who_waits_to_borrow_is_told() {
     for (long count = 0; count < 100; ++count) {
         Engine owner("owner"), user("user", {}, without_thread());
@@ -196,7 +196,7 @@ void who_waits_to_borrow_is_told() {
     }
 }
 
-/// One of those who handed in work while somebody had the turn fails.
+/// Work fails that was handed in while another thread had the turn.
 void what_is_handed_in_behind_a_failure_is_done() {
     Engine engine("engine", {}, without_thread());
     std::vector<int> done;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory runs out while a transfer over a link begins: then it has not begun, and its registrations are not in use.
-#include "peering.h"
+#include "backend/peering.h"
 #include "support/no_memory.h"
 #include "support/pools.h"
 
@@ -13,6 +13,7 @@ std::shared_ptr<Peering> peering(const Options& options, const char* agent, uint
     core = testing::new_core(options);
     core->agent = agent;
     core->id = id;
+    core->has_thread = true;
     std::shared_ptr<Peering> made;
     CHECK_OK(Peering::create(core, nullptr, made));
     return made;
@@ -53,7 +54,7 @@ void a_post_that_fails_has_begun_nothing(const testing::Folder& folder) {
     CHECK(failures >= 5);
     client->shut_down();
     server->shut_down();
-    // Whoever wrote them is gone: that the transfer has ended came by way of the pool, which is no order for a thread sanitizer.
+    // The thread that wrote them is gone: that the transfer has ended came by way of the pool, which is no order for a thread sanitizer.
     CHECK(far_bytes == bytes);
 }
 

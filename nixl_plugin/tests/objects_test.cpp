@@ -211,7 +211,7 @@ void refusals(Scene& scene) {
     CHECK(transfer(scene, NIXL_WRITE, pairs_of(local.get(), object, {{0, 10}})) == NIXL_ERR_NOT_FOUND && !local->is_used());
 }
 
-/// An object that somebody else writes is not there: a WRITE of it ends when that does, and is what it says.
+/// An object that another writer has begun is not there: a WRITE of it ends when that does, and is what it says.
 void written_by_another(const Options& options) {
     std::vector<std::byte> bytes = testing::unique_bytes(object_bytes, 70), seen(object_bytes);
     std::vector<std::byte> others = testing::unique_bytes(object_bytes, 71);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where the value of an option comes from, what is refused, and that the README's table is the table of the code.
-#include "options.h"
+#include "support/options.h"
 #include "support/pools.h"
 #include <fstream>
 #include <sstream>
@@ -38,7 +38,7 @@ void precedence() {
     CHECK(options.spin_us == 123);
     CHECK_OK(read_options({{"spin_us", "7"}, {"pool", "/dev/dax9.0"}}, options));
     CHECK(options.spin_us == 7 && options.pool == "/dev/dax9.0");
-    CHECK_OK(read_options({{"spin_us", ""}, {"somebody_elses", "1"}}, options));
+    CHECK_OK(read_options({{"spin_us", ""}, {"another_backends", "1"}}, options));
     CHECK(options.spin_us == 123);
     setenv(variable.c_str(), "soon", 1);
     Status refused = read_options({}, options);

@@ -138,6 +138,7 @@ void a_copy_across(const Options& options) {
         core = new_core(options);
         core->agent = agent;
         core->id = id;
+        core->has_thread = true;
         std::shared_ptr<Peering> peering;
         CHECK_OK(Peering::create(core, nullptr, peering));
         return peering;

@@ -38,7 +38,7 @@ void a_canceled_transfer_touches_nothing_afterwards() {
     CHECK(is_filled(here.bytes.data(), SIZE, 9));
 }
 
-/// What fails in a round is not always the work that was just handed in: whoever is told that nothing was begun can rely on it.
+/// What fails in a round is not always the work that was just handed in: a caller that is told that nothing was begun can rely on it.
 void a_start_that_throws_has_begun_nothing() {
     LinksOptions links;
     links.thread = false;
@@ -64,7 +64,7 @@ void a_start_that_throws_has_begun_nothing() {
                          pair.b.links->progress();
                      }));
     pair.a.links->on_tick(nullptr);
-    // The peer goes on with what it was asked for, and nobody is told of it.
+    // The peer goes on with what it was asked for, and no transfer is told of it.
     CHECK(wait_until([&] { return pair.a.staged->staging_used() + pair.b.staged->staging_used() == 0; },
                      [&] {
                          pair.a.links->progress();
@@ -264,6 +264,27 @@ void whatever_a_peer_sends_harms_its_own_link_only() {
     pair.b.await_unused();
 }
 
+/// Limits of another length than this release's, as another release might send them: the refusal says which, and what to do.
+void limits_of_another_length_are_refused_with_what_to_do() {
+    Pair pair;
+    CHECK_OK(pair.a.links->connect("b"));
+    CHECK(
+        wait_until([&] { return pair.a.links->state_of(pair.b.self.engine_id) == PeerState::linked; }, [&] { pair.a.links->progress(); }));
+    pair.a.links->within_turn([&] {
+        Status failure;
+        Link* link = pair.a.links->reach(pair.b.self.engine_id, failure);
+        CHECK(link);
+        for (size_t missing : {0, 1, 8}) {
+            std::vector<std::byte> message = Writer(kind::limits).put(uint64_t{1} << 20).take();
+            message.resize(message.size() - missing);
+            Status status = pair.a.staged->on_message(*link, message);
+            CHECK(status.ok() == (missing == 0));
+            std::string wanted = text("agent b sent its staging limits in a message of ", 9 - missing, " bytes, not 9: use one release");
+            CHECK(status.ok() || (status.code() == NIXL_ERR_MISMATCH && status.reason().find(wanted) != std::string::npos));
+        }
+    });
+}
+
 const Test TESTS[] = {
     {"a_canceled_transfer_touches_nothing_afterwards", a_canceled_transfer_touches_nothing_afterwards},
     {"a_start_that_throws_has_begun_nothing", a_start_that_throws_has_begun_nothing},
@@ -271,6 +292,7 @@ const Test TESTS[] = {
     {"a_large_list_does_not_starve_small_ones", a_large_list_does_not_starve_small_ones},
     {"a_transfer_that_does_not_come_on_fails", a_transfer_that_does_not_come_on_fails},
     {"whatever_a_peer_sends_harms_its_own_link_only", whatever_a_peer_sends_harms_its_own_link_only},
+    {"limits_of_another_length_are_refused_with_what_to_do", limits_of_another_length_are_refused_with_what_to_do},
     {"engines_that_end_under_way_fail_what_was", engines_that_end_under_way_fail_what_was},
 };
 

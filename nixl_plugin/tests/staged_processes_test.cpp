@@ -126,7 +126,6 @@ void transfers_between(const char* coherence, const std::string& machine) {
         setenv("CXL_COHERENCE", coherence, 1);
     Field field;
     {
-        // The first host has the seat of the pool.
         Engine engine(field.spec(), "asker");
         Owner owner(field, machine, "owner", 77);
         CHECK_OK(engine.links->add_peer("owner", owner.engine_id));
@@ -224,7 +223,9 @@ void storm(const char* coherence, const std::string& machine, uint64_t rounds) {
                     if (strike_ns == UINT64_MAX)
                         strike_ns = now_ns() + random() % (3 * std::min<uint64_t>(now_ns() - begun_ns, 20'000'000));
                 } else {
-                    CHECK(is_over && transfer->status() == NIXL_ERR_REMOTE_DISCONNECT);
+                    // One that is stopped lives, and that one of another host was killed is not proven.
+                    nixl_status_t status = transfer->status();
+                    CHECK(is_over && (status == NIXL_ERR_BACKEND || (status == NIXL_ERR_REMOTE_DISCONNECT && !stops)));
                     failed += 1;
                     slowest_ns = std::max(slowest_ns, now_ns() - strike_ns);
                 }
@@ -235,7 +236,7 @@ void storm(const char* coherence, const std::string& machine, uint64_t rounds) {
                 if (random() % 2) {
                     auto transfer = start(engine, victim, Direction::read, ranges);
                     nixl_status_t status = await(engine, *transfer);
-                    CHECK(status == NIXL_SUCCESS || status == NIXL_ERR_REMOTE_DISCONNECT);
+                    CHECK(status == NIXL_SUCCESS || status == NIXL_ERR_BACKEND);
                     CHECK(status != NIXL_SUCCESS || is_filled(engine.heap.bytes.data(), len_bytes, victim.number));
                     lost += status != NIXL_SUCCESS;
                 }
@@ -281,7 +282,7 @@ int ask(const std::string& spec, const std::string& owner_agent, const std::stri
         (void)engine.staged->start(plan, round % 2 ? Direction::write : Direction::read, {}, transfer);
         if (await(engine, *transfer) != NIXL_SUCCESS) {
             // The owner was stopped for too long, or this process was.
-            CHECK(transfer->status() == NIXL_ERR_REMOTE_DISCONNECT);
+            CHECK(transfer->status() == NIXL_ERR_BACKEND || transfer->status() == NIXL_ERR_REMOTE_DISCONNECT);
             nap(10'000);
             round |= 1;
             continue;
@@ -333,7 +334,7 @@ void askers_are_killed_and_stopped() {
     steady.end(SIGKILL);
     sibling.end(SIGKILL);
     CHECK(wait_until([&] { return owner.staged->staging_used() == 0; }, [] { nap(); }));
-    // Nobody could write anything there but what was there.
+    // No process could write anything there but what was there.
     CHECK(is_filled(owner.heap.bytes.data(), SIZE, 5));
 }
 
@@ -354,7 +355,7 @@ int bench(const std::string& machine) {
         CHECK_OK(engine.links->connect("owner"));
         CHECK(wait_until([&] { return engine.links->state_of(owner.engine_id) == PeerState::linked; }, [&] { engine.links->progress(); }));
         nap(100'000);
-        // The least of many: what it takes when nobody disturbs.
+        // The least of many: what it takes when no other process disturbs.
         double least = 1e9;
         for (int i = 0; i < 2'000; ++i) {
             constexpr int TOGETHER = 20;

@@ -163,7 +163,7 @@ void ranges_that_are_not_registered_are_refused() {
     CHECK(Plan::make(pair.b.self.engine_id, {here.memory}, {&endless, 1}, plan).code() == NIXL_ERR_INVALID_PARAM);
     Range nowhere{here.address(), there.address(), 8, registration, 1};
     CHECK(Plan::make(pair.b.self.engine_id, {here.memory}, {&nowhere, 1}, plan).code() == NIXL_ERR_INVALID_PARAM);
-    // An engine that nobody has named, and one that is gone.
+    // An engine that was never added as a peer, and one that is gone.
     CHECK_OK(Plan::make(random_engine_id(), {here.memory}, {}, plan));
     std::shared_ptr<Transfer> transfer;
     (void)pair.a.staged->start(plan, Direction::read, {}, transfer);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Parts that workers do with calls that wait, like those of a file system: what is cancelled while another one takes its time.
-#include "storage.h"
 #include "support/no_memory.h"
 #include "support/pools.h"
+#include "transfer/storage.h"
 #include <latch>
 
 using namespace kvbm_cxl;

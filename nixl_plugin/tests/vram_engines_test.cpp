@@ -3,7 +3,7 @@
 // Two engines of two processes and GPU memory on either side, through NIXL's own calls and a fake driver.
 //   vram_engines_test                  all of it
 //   vram_engines_test far POOL FOLDER  as the other host
-#include "cxl_backend.h"
+#include "backend/cxl_backend.h"
 #include "support/child.h"
 #include "support/fake_cuda.h"
 #include <cstring>
@@ -53,6 +53,7 @@ struct Side {
         params.localAgent = agent;
         params.type = "CXL";
         params.customParams = &parameters;
+        params.enableProgTh = true;
         engine = std::make_unique<nixlCxlEngine>(&params);
         CHECK(!engine->getInitErr());
         nixl_mem_list_t mems = engine->getSupportedMems();

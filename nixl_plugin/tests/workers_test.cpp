@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Worker threads: their end, and that a worker is never the last one to let go of the engine that it works for.
-#include "direct.h"
 #include "support/pools.h"
+#include "transfer/direct.h"
 #include <latch>
 
 using namespace kvbm_cxl;
@@ -28,7 +28,7 @@ struct SlowJob : Job {
     }
 };
 
-/// shut_down() returns when the job is over and nobody has it any more.
+/// shut_down() returns when the job is over and no thread has it any more.
 void the_end_waits_until_workers_have_let_go() {
     std::atomic<int> runs{0};
     Workers workers(2);
@@ -62,7 +62,7 @@ void what_was_submitted_is_run() {
     CHECK(count->runs == 100);
 }
 
-/// Whoever is told of the end of a copy may let go of the engine's core there and then: the worker that tells it does not have it.
+/// A caller that is told of the end of a copy may let go of the engine's core there and then: the worker that tells it does not have it.
 void a_copy_does_not_keep_the_core(const Options& options) {
     struct Look : Completion {
         std::weak_ptr<Core> core;

@@ -4,7 +4,7 @@
 Every call may be made from any thread and lets the other threads of the interpreter run while it touches the pool. Every failure is a
 `CxlError`; arguments of a wrong type are a TypeError. A handle belongs to the process that opened it: in a fork it raises ForkedError.
 
-Memory that payload is copied from or to ("data", "into") is an object with the buffer protocol (bytes, bytearray, memoryview, numpy array),
+Memory that payload is copied from or to ("data", "into") is an object with the buffer protocol (bytes, memoryview, numpy and ctypes arrays),
 a tensor (anything with torch's data_ptr, nbytes, is_contiguous and device), or a list or tuple of these, taken in order as one block. It is
 used where it lies: contiguous, in memory of the host, outside of the pool (a LentRegion has calls of its own), and unchanged by others
 until the call returns.
@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 
 Coherence = Literal["software", "hardware"]
 Stored = Literal["stored", "exists", "busy"]
-"""stored: every host can pull it. exists: it was there, or somebody is just writing it. busy: it was there and is about to go."""
+"""stored: every host can pull it. exists: it was there, or a host is just writing it. busy: it was there and is about to go."""
 Outcome = Literal["stored", "exists", "busy", "no_cell", "no_hint", "over_quota"]
 """As Stored; or why there was no room: no cell free or to be evicted, no place in the hint table, the namespace's quota used up."""
 Lent = Literal["lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back"]
@@ -27,7 +27,7 @@ MissReason = Literal[
     "absent", "bad_line", "free", "writing", "evicting", "retiring", "other_key", "namespace", "fenced_owner", "fenced_during", "changed",
     "checksum", "length", "pins_full", "host_fenced", "device_error", "taken_back",
 ]  # fmt: skip
-"""Why a block was not served: docs/METRICS.md tells what each means."""
+"""Why a block was not served: docs/operating/metrics.md tells what each means."""
 
 class Tensor(Protocol):
     """What a tensor has to have, as torch's do; torch itself is not needed."""
@@ -53,15 +53,17 @@ class _GpuEvent(Protocol):
 
 Memory: TypeAlias = Buffer | Tensor | Sequence[Buffer | Tensor]
 
-def format_pool(spec: str, *, cells: str = "1M:75%", coherence: Coherence = "software", force: bool = False) -> None:
+def format_pool(spec: str, *, cells: str = "1M:75%", coherence: Coherence = "software", force: bool = False,
+                evict_hosts: bool = False) -> None:
     """Formats the devices of a pool, once in its life.
 
     spec: devices as CXL_POOL names them: "/dev/dax0.0,/dev/dax1.0", "/dev/shm/kv,size=1G" (the size is of each device; a missing file is
     made). cells: sizes of cache cells, each with its share of the pool: "64K:20%,1M:55%", "192K:1G"; a block takes a cell of the smallest
     size that holds it; "none" for a pool without a cache. coherence: "hardware" only where all hosts are cache-coherent to one another.
-    force: overwrite what is on the devices.
+    force: overwrite what is on the devices, unless hosts use the pool there. evict_hosts: also then, once each of them has stopped.
 
-    Raises NotAPoolError (the devices hold something, or cannot be used), InvalidError.
+    Raises NotAPoolError (the devices hold something, or cannot be used), SlotInUseError (hosts use the pool), TimeoutError_ (evicted hosts go
+    on), InvalidError.
     """
 
 def pool_info(spec: str | None = None) -> dict[str, Any]:
@@ -169,8 +171,8 @@ class PullResult:
     def __bool__(self) -> bool: ...
 
 class CellUsage:
-    """Cells of this process: all (owned), with nothing in them (free), with a block (ready), held back until it is proven that nobody else
-    writes to them (quarantined)."""
+    """Cells of this process: all (owned), with nothing in them (free), with a block (ready), held back until it is proven that no other
+    host writes to them (quarantined)."""
 
     @property
     def owned(self) -> int: ...
@@ -197,8 +199,9 @@ class Pins:
 class Event:
     """What happened to a block of this process.
 
-    kind: "stored", by this process, or taken over by it from one that is gone; "removed", because somebody asked for it, or it can no longer
-    be vouched for; "evicted", to make room; "cleared", a whole namespace; "lost": `lost` events before the next one were dropped because nobody took them in time: take a new snapshot.
+    kind: "stored", by this process, or taken over by it from one that is gone; "removed", because a process asked for it, or it can no
+    longer be vouched for; "evicted", to make room; "cleared", a whole namespace; "lost": `lost` events before the next one were dropped
+    because the program did not take them in time: take a new snapshot.
     """
 
     @property
@@ -246,7 +249,7 @@ class Changes:
         """Blocks of this host that were without a companion at this look and the one before."""
 
 class Watch:
-    """A memory of which blocks of a namespace were there, whoever published them. It keeps nothing in the pool, nor the cache open."""
+    """A memory of which blocks of a namespace were there, of all hosts. It keeps nothing in the pool, nor the cache open."""
 
     def look(self) -> Changes:
         """What has changed since the last look; at the first one everything is new. What came and went in between is not told.
@@ -283,6 +286,20 @@ class Cache:
 
     def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
         """Pins the leading blocks of a chain that are there. Raises FullError when this process has too many pins (65536)."""
+
+    def pin_all(self, ns: Namespace, keys: Iterable[bytes]) -> list[Pins | None]:
+        """Pins several blocks, chained or not: pins of its own for each that is there, None for the others. Raises FullError as pin_chain,
+        and then pins none."""
+
+    def publish_all(
+        self, ns: Namespace, keys: Iterable[bytes], data: Iterable[Memory], *, parents: Iterable[bytes | None] | None = None
+    ) -> list[Outcome]:
+        """Publishes blocks from wherever they lie: data[i], of any length, under keys[i]; one outcome each, in order. Batches as those of
+        publish_blocks. Raises InvalidError when one is larger than the largest cell."""
+
+    def pull_all(self, ns: Namespace, keys: Iterable[bytes], into: Iterable[Memory]) -> list[PullResult]:
+        """Pulls blocks to wherever they belong: keys[i] into into[i], which may be longer than the block; one that is shorter is a miss
+        ("length"). Raises InvalidError, before anything is written, for memory that is named twice."""
 
     def publish_blocks(
         self,
@@ -331,14 +348,21 @@ class Cache:
         """Whether nothing of a call that raised TimeoutError_ can still happen to the memory that it named; waits for that so long."""
 
     def evict(self, ns: Namespace, key: bytes) -> bool:
-        """Evicts a block, whoever owns it: true when it was this process's and is gone, else its owner is asked to. Pinned blocks stay.
+        """Evicts a block of any owner: true when it was this process's and is gone, else its owner is asked to. Pinned blocks stay.
 
         A host asks for one thing at a time, the others wait for some tens of milliseconds each, and a request can be lost: look whether
         the block is gone, and ask again."""
 
-    def clear(self, ns: Namespace | None = None) -> int:
-        """Evicts the blocks of a namespace, or all, of every host, as far as they are not pinned: those of other processes by a request, as
+    def evict_all(self, ns: Namespace, keys: Iterable[bytes]) -> list[bool]:
+        """Evicts several blocks of any owner: this process's in one pass, those of others by a request each, as evict(). Tells of each
+        whether it is gone now: a pinned one stays, one of another process may go a little later."""
+
+    def clear(self, ns: Namespace) -> int:
+        """Evicts the blocks of a namespace, of every host, as far as they are not pinned: those of other processes by a request, as
         evict(). Returns how many were this process's."""
+
+    def clear_all(self) -> int:
+        """Evicts the blocks of every namespace, also those of other users of the pool, as clear() does those of one."""
 
     def usage(self) -> CellUsage: ...
     def pinned(self) -> int:
@@ -346,7 +370,7 @@ class Cache:
 
     def metrics(self) -> dict[str, Any]:
         """What this process counted: numbers by name, by name and label's value where there is a label, NAME_count and NAME_sum (seconds or
-        bytes) of histograms. docs/METRICS.md tells what each means."""
+        bytes) of histograms. docs/operating/metrics.md tells what each means."""
 
     def prometheus(self) -> str:
         """The same as text for Prometheus (version 0.0.4)."""
@@ -366,9 +390,9 @@ class Cache:
 class LentRegion:
     """A paged KV cache in memory of the pool, which this process alone writes, and whose blocks are published where they lie.
 
-    To lend a block is a promise: from offer() on nobody writes to it until take_back() has returned. Readers on any host pull it like any
-    other block of the cache; one that is taken back is a miss ("taken_back"). Closing the cache, or dropping the region, takes all back.
-    The memory goes on being this process's as long as somebody has views or tensors of it. A region keeps its cache open.
+    To lend a block is a promise: from offer() on the program does not write to it until take_back() has returned. Readers on any host pull
+    it like any other block of the cache; one that is taken back is a miss ("taken_back"). Closing the cache, or dropping the region, takes all back.
+    The memory goes on being this process's as long as there are views or tensors of it. A region keeps its cache open.
     """
 
     @property
@@ -397,8 +421,8 @@ class LentRegion:
         after the cache was closed there is nothing to take back. Returns how many were lent. If it raises, they must not be written."""
 
     def pull_blocks(self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int]) -> list[MissReason | None]:
-        """Pulls blocks to where they belong in this region, as Cache.pull_blocks. Nobody else uses them meanwhile. Raises InvalidError for
-        a block that is lent, offered, or named twice, before anything is written."""
+        """Pulls blocks to where they belong in this region, as Cache.pull_blocks. No other thread uses them meanwhile. Raises InvalidError
+        for a block that is lent, offered, or named twice, before anything is written."""
 
     def publish_blocks(
         self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int], *, parents: Iterable[bytes | None] | None = None
@@ -419,7 +443,7 @@ class PoolMemory(Buffer):
     """Memory of the pool, mapped in this process, writable: torch.frombuffer(memory, dtype=...), numpy.frombuffer(memory), memoryview().
 
     What is stored in it reaches other hosts by flush(), and what they stored is read after a flush() here. Unnamed memory is given back
-    with the object; what has a name stays until free(). The host stays joined as long as somebody has memory of it.
+    with the object; what has a name stays until free(). The host stays joined as long as the program has memory of it.
     """
 
     @property
@@ -437,8 +461,8 @@ class PoolMemory(Buffer):
         """Writes what this host's caches hold of it back, and drops it there, so that what is read next comes from the memory."""
 
     def free(self) -> None:
-        """Gives it back, and its name. Whoever holds views or tensors of it must have dropped them: InvalidError where that can be seen.
-        Raises NotFoundError where its name is gone or stands for other memory: somebody gave this back before, and nothing is done. After
+        """Gives it back, and its name. The program must have dropped all views and tensors of it: InvalidError where that can be seen.
+        Raises NotFoundError where its name is gone or stands for other memory: it was given back before, and nothing is done. After
         FencedError or TimeoutError_ it is to be called again."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -486,6 +510,11 @@ class Pool:
     def incarnation(self) -> int:
         """This host's incarnation now."""
 
+    @property
+    def last_error(self) -> str | None:
+        """The latest error that a background thread of this pool met, or None; a later round that went well does not clear it. Each error
+        is logged as a warning of logger `kvbm_cxl`, and counted by `cxl_host_failed_rounds_total`."""
+
     def cache(
         self,
         *,
@@ -518,14 +547,14 @@ class Pool:
 
     def map_ahead(self, *, timeout_ms: int = 10_000) -> int:
         """Enters the pool's memory into this process's page tables, so that the first copy of a block does not wait for that; the bytes
-        entered. With 4 KiB pages a GiB takes some 70 ms, or 400 where nobody has touched it yet, with a device's pages next to nothing; it
+        entered. With 4 KiB pages a GiB takes some 70 ms, or 400 where no host has touched it yet, with a device's pages next to nothing; it
         ends after timeout_ms. 0 of a file that has not got its memory yet, or lies on a disk."""
 
     def prometheus(self) -> str:
         """What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter`; a second old."""
 
     def close(self) -> None:
-        """Closes the cache, waits for calls under way and leaves the pool; while somebody has memory of it, the last of that leaves.
+        """Closes the cache, waits for calls under way and leaves the pool; while the program has memory of it, the last of that leaves.
 
         Raises TimeoutError_ when calls do not end in time: it closes with the last of them.
         """

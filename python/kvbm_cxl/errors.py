@@ -54,7 +54,7 @@ class ClosedError(CxlError):
 
 
 class ForkedError(ClosedError):
-    """The handle was opened by the parent of this process, under whose identity nobody else may act."""
+    """The handle was opened by the parent of this process, and only that process may act under its identity."""
 
     kind = "forked"
 

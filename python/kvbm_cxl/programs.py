@@ -3,6 +3,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,10 +28,24 @@ def c_library_path() -> Path:
     return _first([_PACKAGE / "lib" / "libcxl_shm.so", _CHECKOUT / "target" / "release" / "libcxl_shm.so"], "make build")
 
 
+def plan_path() -> Path:
+    """The program cxl-plan, found as cxlctl_path finds cxlctl. Raises FileNotFoundError."""
+    return _first([_PACKAGE / "bin" / "cxl-plan", _CHECKOUT / "target" / "release" / "cxl-plan"], "make build")
+
+
 def cxlctl() -> NoReturn:
     """Becomes the program cxlctl, with this program's arguments."""
+    _become("cxlctl", cxlctl_path)
+
+
+def cxl_plan() -> NoReturn:
+    """Becomes the program cxl-plan, with this program's arguments."""
+    _become("cxl-plan", plan_path)
+
+
+def _become(name: str, path_of: Callable[[], Path]) -> NoReturn:
     try:
-        path = cxlctl_path()
+        path = path_of()
     except FileNotFoundError as error:
-        sys.exit(f"cxlctl: {error}")
-    os.execv(path, ["cxlctl", *sys.argv[1:]])
+        sys.exit(f"{name}: {error}")
+    os.execv(path, [name, *sys.argv[1:]])

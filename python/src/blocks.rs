@@ -1,35 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Publishing and pulling in bounded batches, whose misses, fences and flushes overlap.
 
-use crate::cache::Living;
+use crate::cache::OpenCache;
 use crate::failure::{Failure, Outcome};
-use cxl_pool::cache::{BlockKey, Namespace, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Namespace, PublishRequest, Pulled, Reservation, Reserved};
 use cxl_pool::copy::{LocalPlace, LocalRange};
 
 /// Blocks that are reserved, filled and committed together: enough for their misses to overlap, few enough that the first of many is
 /// there for others long before the last is copied.
 const BATCH: usize = 64;
 
-/// Publishes blocks of `len_bytes` each; one outcome for each, as its word in Python. `pieces` says what a block consists of, in memory of
-/// `local`.
+/// Publishes blocks; one outcome for each, as its word in Python. `len_bytes` says how long a block is, `pieces` what it consists of, in
+/// memory of `local`.
 ///
 /// # Errors
 /// Those of the library; blocks of batches before are published then.
 pub fn publish(
-    living: &Living,
+    open: &OpenCache,
     namespace: Namespace,
     wanted: &[(BlockKey, Option<BlockKey>)],
-    len_bytes: u64,
+    len_bytes: impl Fn(usize) -> u64,
     local: LocalPlace,
     pieces: impl Fn(usize) -> Vec<LocalRange>,
 ) -> Outcome<Vec<&'static str>> {
-    let cache = living.cache()?;
+    let cache = open.cache()?;
     let mut answers = Vec::with_capacity(wanted.len());
     for batch in wanted.chunks(BATCH) {
         let first = answers.len();
-        let wishes: Vec<Wish> = batch.iter().map(|&(key, parent)| Wish { namespace, key, parent, len_bytes }).collect();
+        let requests: Vec<PublishRequest> = batch
+            .iter()
+            .enumerate()
+            .map(|(place, &(key, parent))| PublishRequest { namespace, key, parent, len_bytes: len_bytes(first + place) })
+            .collect();
         let (mut places, mut reservations) = (Vec::new(), Vec::new());
-        for (place, reserved) in cache.reserve_all(&wishes)?.into_iter().enumerate() {
+        for (place, reserved) in cache.reserve_all(&requests)?.into_iter().enumerate() {
             answers.push(match reserved {
                 Reserved::Cell(reservation) => {
                     places.push(first + place);
@@ -44,7 +48,7 @@ pub fn publish(
             });
         }
         // SAFETY: the memory is that of objects which the caller of this function holds, it was checked to lie outside of the pool, and
-        // that nobody writes to it meanwhile is what the documentation of the Python functions demands.
+        // that no thread writes to it meanwhile is what the documentation of the Python functions demands.
         unsafe { Reservation::fill_all_raw(&mut reservations, local, |place| pieces(places[place])) }?;
         cache.commit_all(reservations)?;
     }
@@ -56,15 +60,15 @@ pub fn publish(
 /// # Errors
 /// Those of the library.
 pub fn pull(
-    living: &Living,
+    open: &OpenCache,
     namespace: Namespace,
     keys: &[BlockKey],
     local: LocalPlace,
     pieces: impl Fn(usize, u64) -> Vec<LocalRange>,
 ) -> Outcome<Vec<Pulled>> {
     // SAFETY: the memory is that of objects which the caller of this function holds, it was checked to lie outside of the pool and to be
-    // named once, and that nobody else uses it meanwhile is what the documentation of the Python functions demands.
-    Ok(unsafe { living.cache()?.pull_all_raw(namespace, keys, local, pieces) }?)
+    // named once, and that no other thread uses it meanwhile is what the documentation of the Python functions demands.
+    Ok(unsafe { open.cache()?.pull_all_raw(namespace, keys, local, pieces) }?)
 }
 
 /// Why each block is a miss; `None` for hits.

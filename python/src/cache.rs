@@ -4,9 +4,9 @@
 use crate::blocks;
 use crate::events::Events;
 use crate::failure::{Failure, Outcome, invalid};
+use crate::handle::{End, OpenHandle, drop_detached, held};
 use crate::layout::BlockLayout;
-use crate::living::{End, Slot, drop_detached, held};
-use crate::local::{Local, Use};
+use crate::local::{Local, Ranges, Use};
 use crate::member::Member;
 use crate::metrics;
 use crate::names::{Namespace, chained_keys_of, key_of, keys_of, parent_of};
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, Weak};
 pub const WHAT: &str = "the cache";
 
 /// The cache of this process, for as long as a call uses it. Its drop closes it in good order.
-pub struct Living {
+pub struct OpenCache {
     /// The library's.
     pub cache: Option<cxl_pool::Cache>,
     upkeep: Option<Upkeep>,
@@ -42,7 +42,7 @@ pub struct Living {
     pub member: Arc<Member>,
 }
 
-impl Living {
+impl OpenCache {
     /// Opens the cache.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Living {
         let cache = cxl_pool::Cache::open(&member.host, config)?;
         let upkeep = cache.serve()?;
         let pool = member.addresses();
-        Ok(Living {
+        Ok(OpenCache {
             cache: Some(cache),
             upkeep: Some(upkeep),
             pins: Mutex::default(),
@@ -65,16 +65,16 @@ impl Living {
     /// The library's cache.
     ///
     /// # Errors
-    /// Never while anybody holds it.
+    /// Never while a call holds it.
     pub fn cache(&self) -> Outcome<&cxl_pool::Cache> {
         self.cache.as_ref().ok_or_else(|| Failure::closed(WHAT))
     }
 
     /// Remembers pins, so that closing can release them.
-    pub fn remember(&self, set: &Arc<PinSet>) {
+    pub fn remember<'a>(&self, sets: impl IntoIterator<Item = &'a Arc<PinSet>>) {
         let mut pins = held(&self.pins);
         pins.retain(|known| known.strong_count() > 0);
-        pins.push(Arc::downgrade(set));
+        pins.extend(sets.into_iter().map(Arc::downgrade));
     }
 
     /// Remembers who lends blocks, so that closing can take them back.
@@ -85,7 +85,7 @@ impl Living {
     }
 }
 
-impl Drop for Living {
+impl Drop for OpenCache {
     fn drop(&mut self) {
         // A region whose blocks cannot be taken back keeps the cache from closing, which says so.
         held(&self.lenders).drain(..).filter_map(|lender| lender.upgrade()).for_each(|lender| drop(lender.end()));
@@ -99,7 +99,7 @@ impl Drop for Living {
 /// The prefix cache of one process.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Cache {
-    slot: Option<Arc<Slot<Living>>>,
+    handle: Option<Arc<OpenHandle<OpenCache>>>,
 }
 
 /// What a lookup tells of a block.
@@ -125,6 +125,15 @@ pub struct PullResult {
     hit: bool,
     len_bytes: u64,
     reason: Option<&'static str>,
+}
+
+impl PullResult {
+    fn of(pulled: &Pulled) -> Self {
+        match pulled {
+            Pulled::Hit { len_bytes } => PullResult { hit: true, len_bytes: *len_bytes, reason: None },
+            Pulled::Miss(reason) => PullResult { hit: false, len_bytes: 0, reason: Some(reason.text()) },
+        }
+    }
 }
 
 #[pymethods]
@@ -161,18 +170,18 @@ impl CellUsage {
 
 impl Cache {
     /// A handle on an open cache.
-    pub fn over(slot: Arc<Slot<Living>>) -> Self {
-        Cache { slot: Some(slot) }
+    pub fn over(handle: Arc<OpenHandle<OpenCache>>) -> Self {
+        Cache { handle: Some(handle) }
     }
 
-    fn slot(&self) -> Outcome<&Arc<Slot<Living>>> {
-        self.slot.as_ref().ok_or_else(|| Failure::closed(WHAT))
+    fn handle(&self) -> Outcome<&Arc<OpenHandle<OpenCache>>> {
+        self.handle.as_ref().ok_or_else(|| Failure::closed(WHAT))
     }
 
     /// Runs `work` on the cache without the interpreter's lock.
-    fn call<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Living) -> Outcome<T> + Send) -> PyResult<T> {
-        let slot = self.slot()?;
-        Ok(py.detach(|| work(&*slot.hold()?))?)
+    fn call<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&OpenCache) -> Outcome<T> + Send) -> PyResult<T> {
+        let handle = self.handle()?;
+        Ok(py.detach(|| work(&*handle.hold()?))?)
     }
 }
 
@@ -180,18 +189,18 @@ impl Cache {
 ///
 /// # Errors
 /// Those of [`End::wait`].
-pub fn close(slot: &Slot<Living>) -> Outcome<bool> {
-    slot.check_here()?;
-    let Some(living) = slot.take() else { return Ok(false) };
-    let (end, timeout_ms) = (living.end.clone(), living.member.timeout_ms());
-    drop(living);
+pub fn close(handle: &OpenHandle<OpenCache>) -> Outcome<bool> {
+    handle.check_here()?;
+    let Some(open) = handle.take() else { return Ok(false) };
+    let (end, timeout_ms) = (open.end.clone(), open.member.timeout_ms());
+    drop(open);
     end.wait(WHAT, timeout_ms)?;
     Ok(true)
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        drop_detached(self.slot.take());
+        drop_detached(self.handle.take());
     }
 }
 
@@ -209,9 +218,9 @@ impl Cache {
         let (namespace, key, parent) = (ns.0, key_of(key)?, parent_of(parent)?);
         let local = Local::of(data, Use::Read)?;
         let ranges = &local.ranges;
-        let answers = self.call(py, |living| {
-            ranges.check_outside(&living.pool)?;
-            blocks::publish(living, namespace, &[(key, parent)], ranges.len_bytes(), LocalPlace::Host, |_| ranges.0.clone())
+        let answers = self.call(py, |open| {
+            ranges.check_outside(&open.pool)?;
+            blocks::publish(open, namespace, &[(key, parent)], |_| ranges.len_bytes(), LocalPlace::Host, |_| ranges.0.clone())
         })?;
         match answers.first().copied() {
             Some(done @ ("stored" | "exists" | "busy")) => Ok(done),
@@ -224,52 +233,92 @@ impl Cache {
         let (namespace, key) = (ns.0, key_of(key)?);
         let local = Local::of(into, Use::Write)?;
         let ranges = &local.ranges;
-        let pulled = self.call(py, |living| {
-            ranges.check_outside(&living.pool)?;
-            blocks::pull(living, namespace, &[key], LocalPlace::Host, |_, len_bytes| ranges.first(len_bytes))
+        let pulled = self.call(py, |open| {
+            ranges.check_outside(&open.pool)?;
+            blocks::pull(open, namespace, &[key], LocalPlace::Host, |_, len_bytes| ranges.first(len_bytes))
         })?;
         match pulled.first() {
-            Some(Pulled::Hit { len_bytes }) => Ok(PullResult { hit: true, len_bytes: *len_bytes, reason: None }),
             Some(Pulled::Miss(MissReason::Length)) => {
                 Err(invalid(format!("the destination has {} bytes, the block more: give room for all of it", ranges.len_bytes())))
             }
-            Some(Pulled::Miss(reason)) => Ok(PullResult { hit: false, len_bytes: 0, reason: Some(reason.text()) }),
+            Some(pulled) => Ok(PullResult::of(pulled)),
             None => Err(invalid("a block was not answered")),
         }
     }
 
     fn lookup(&self, py: Python<'_>, ns: &Namespace, key: &Bound<'_, PyAny>) -> PyResult<Option<BlockInfo>> {
         let (namespace, key) = (ns.0, key_of(key)?);
-        let found = self.call(py, |living| Ok(living.cache()?.lookup(namespace, key)?))?;
+        let found = self.call(py, |open| Ok(open.cache()?.lookup(namespace, key)?))?;
         Ok(found.map(|found| BlockInfo { cell: found.cell, len_bytes: found.len_bytes, owner: found.owner }))
     }
 
     fn lookup_chain(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
-        self.call(py, |living| Ok(living.cache()?.lookup_chain(namespace, &keys)?.len()))
+        self.call(py, |open| Ok(open.cache()?.lookup_chain(namespace, &keys)?.len()))
     }
 
     fn has(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
-        let found = self.call(py, |living| Ok(living.cache()?.lookup_all(namespace, &keys)?))?;
+        let found = self.call(py, |open| Ok(open.cache()?.lookup_all(namespace, &keys)?))?;
         Ok(found.iter().map(Option::is_some).collect())
     }
 
     #[pyo3(signature = (ns, len_bytes, *, companions=Vec::new()))]
     fn watch(&self, py: Python<'_>, ns: &Namespace, len_bytes: u64, companions: Vec<Namespace>) -> PyResult<Watch> {
         let (namespace, companions) = (ns.0, companions.iter().map(|companion| companion.0).collect::<Vec<_>>());
-        let watch = self.call(py, |living| Ok(living.cache()?.watch(namespace, len_bytes, &companions)?))?;
-        Ok(Watch::new(watch, self.slot()?))
+        let watch = self.call(py, |open| Ok(open.cache()?.watch(namespace, len_bytes, &companions)?))?;
+        Ok(Watch::new(watch, self.handle()?))
     }
 
     fn pin_chain(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Pins> {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
-        let set = self.call(py, |living| {
-            let set = Arc::new(PinSet::new(living.cache()?.pin_chain(namespace, &keys)?));
-            living.remember(&set);
+        let set = self.call(py, |open| {
+            let set = Arc::new(PinSet::new(open.cache()?.pin_chain(namespace, &keys)?));
+            open.remember([&set]);
             Ok(set)
         })?;
-        Ok(Pins::new(set, self.slot()?.clone()))
+        Ok(Pins::new(set, self.handle()?.clone()))
+    }
+
+    fn pin_all(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Pins>>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let sets = self.call(py, |open| {
+            let pinned = open.cache()?.pin_all(namespace, &keys)?.into_iter();
+            let sets: Vec<_> = pinned.map(|block| block.ok().map(|block| Arc::new(PinSet::new(vec![block])))).collect();
+            open.remember(sets.iter().flatten());
+            Ok(sets)
+        })?;
+        let handle = self.handle()?;
+        Ok(sets.into_iter().map(|set| set.map(|set| Pins::new(set, handle.clone()))).collect())
+    }
+
+    #[pyo3(signature = (ns, keys, data, *, parents=None))]
+    fn publish_all(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+        parents: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<&'static str>> {
+        let (namespace, wanted) = (ns.0, chained_keys_of(keys, parents)?);
+        let locals = Local::of_each(data, wanted.len(), Use::Read)?;
+        let ranges: Vec<&Ranges> = locals.iter().map(|local| &local.ranges).collect();
+        self.call(py, |open| {
+            ranges.iter().try_for_each(|ranges| ranges.check_outside(&open.pool))?;
+            blocks::publish(open, namespace, &wanted, |at| ranges[at].len_bytes(), LocalPlace::Host, |at| ranges[at].0.clone())
+        })
+    }
+
+    fn pull_all(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<Vec<PullResult>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let locals = Local::of_each(into, keys.len(), Use::Write)?;
+        let ranges: Vec<&Ranges> = locals.iter().map(|local| &local.ranges).collect();
+        let pulled = self.call(py, |open| {
+            ranges.iter().try_for_each(|ranges| ranges.check_outside(&open.pool))?;
+            blocks::pull(open, namespace, &keys, LocalPlace::Host, |at, len_bytes| ranges[at].first(len_bytes))
+        })?;
+        Ok(pulled.iter().map(PullResult::of).collect())
     }
 
     #[pyo3(signature = (ns, keys, layout, block_ids, *, parents=None, after=None))]
@@ -287,9 +336,9 @@ impl Cache {
         let (namespace, wanted) = (ns.0, chained_keys_of(keys, parents)?);
         let ids = layout.block_ids(block_ids, wanted.len(), Use::Read)?;
         let (places, len_bytes, local) = (layout.blocks.clone(), layout.len_bytes(), layout.place(after)?);
-        self.call(py, |living| {
-            places.extents().check_outside(&living.pool)?;
-            blocks::publish(living, namespace, &wanted, len_bytes, local, |at| places.ranges(ids[at]))
+        self.call(py, |open| {
+            places.extents().check_outside(&open.pool)?;
+            blocks::publish(open, namespace, &wanted, |_| len_bytes, local, |at| places.ranges(ids[at]))
         })
     }
 
@@ -306,42 +355,50 @@ impl Cache {
         let (namespace, keys) = (ns.0, keys_of(keys)?);
         let ids = layout.block_ids(block_ids, keys.len(), Use::Write)?;
         let (places, local) = (layout.blocks.clone(), layout.place(after)?);
-        let pulled = self.call(py, |living| {
-            places.extents().check_outside(&living.pool)?;
-            blocks::pull(living, namespace, &keys, local, |at, _| places.ranges(ids[at]))
+        let pulled = self.call(py, |open| {
+            places.extents().check_outside(&open.pool)?;
+            blocks::pull(open, namespace, &keys, local, |at, _| places.ranges(ids[at]))
         })?;
         Ok(blocks::reasons(&pulled))
     }
 
     #[pyo3(signature = (len_bytes, block_count, *, parts=1))]
     fn lent_region(&self, py: Python<'_>, len_bytes: u64, block_count: u32, parts: usize) -> PyResult<LentRegion> {
-        let (lender, memory) = self.call(py, |living| Lender::create(living, RegionSize { len_bytes, blocks: block_count, parts }))?;
-        Ok(LentRegion::new(lender, Py::new(py, memory)?, self.slot()?.clone()))
+        let (lender, memory) = self.call(py, |open| Lender::create(open, RegionSize { len_bytes, blocks: block_count, parts }))?;
+        Ok(LentRegion::new(lender, Py::new(py, memory)?, self.handle()?.clone()))
     }
 
     #[pyo3(signature = (timeout_ms=0))]
     fn is_settled(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<bool> {
-        self.call(py, |living| Ok(living.cache()?.copy_engine().is_settled(timeout_ms)))
+        self.call(py, |open| Ok(open.cache()?.copy_engine().is_settled(timeout_ms)))
     }
 
     fn evict(&self, py: Python<'_>, ns: &Namespace, key: &Bound<'_, PyAny>) -> PyResult<bool> {
         let (namespace, key) = (ns.0, key_of(key)?);
-        self.call(py, |living| Ok(living.cache()?.evict(namespace, key)?))
+        self.call(py, |open| Ok(open.cache()?.evict(namespace, key)?))
     }
 
-    #[pyo3(signature = (ns=None))]
-    fn clear(&self, py: Python<'_>, ns: Option<&Namespace>) -> PyResult<usize> {
-        let namespace = ns.map(|ns| ns.0);
-        self.call(py, |living| Ok(living.cache()?.clear(namespace)?))
+    fn evict_all(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        self.call(py, |open| Ok(open.cache()?.evict_all(namespace, &keys)?))
+    }
+
+    fn clear(&self, py: Python<'_>, ns: &Namespace) -> PyResult<usize> {
+        let namespace = ns.0;
+        self.call(py, |open| Ok(open.cache()?.clear(Some(namespace))?))
+    }
+
+    fn clear_all(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |open| Ok(open.cache()?.clear(None)?))
     }
 
     fn usage(&self, py: Python<'_>) -> PyResult<CellUsage> {
-        let usage = self.call(py, |living| Ok(living.cache()?.usage()))?;
+        let usage = self.call(py, |open| Ok(open.cache()?.usage()))?;
         Ok(CellUsage { owned: usage.owned, free: usage.free, ready: usage.ready, quarantined: usage.quarantined })
     }
 
     fn pinned(&self, py: Python<'_>) -> PyResult<usize> {
-        self.call(py, |living| Ok(living.cache()?.pinned()))
+        self.call(py, |open| Ok(open.cache()?.pinned()))
     }
 
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -349,9 +406,9 @@ impl Cache {
     }
 
     fn prometheus(&self, py: Python<'_>) -> PyResult<String> {
-        self.call(py, |living| {
+        self.call(py, |open| {
             let mut text = String::new();
-            living.cache()?.metrics().render(&mut text);
+            open.cache()?.metrics().render(&mut text);
             Ok(text)
         })
     }
@@ -359,12 +416,12 @@ impl Cache {
     #[pyo3(signature = (capacity=None))]
     fn subscribe(&self, py: Python<'_>, capacity: Option<usize>) -> PyResult<Events> {
         let capacity = capacity.unwrap_or(cxl_pool::cache::events::DEFAULT_QUEUED_EVENTS);
-        Ok(Events::new(self.call(py, |living| Ok(living.cache()?.events().subscribe_with(capacity)))?))
+        Ok(Events::new(self.call(py, |open| Ok(open.cache()?.events().subscribe_with(capacity)))?))
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let slot = self.slot()?;
-        py.detach(|| close(slot))?;
+        let handle = self.handle()?;
+        py.detach(|| close(handle))?;
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! What happens to the blocks of this process's cache, for listeners in Python.
 
 use crate::failure::{Failure, Outcome};
-use crate::living::Native;
+use crate::handle::Native;
 use crate::names::Namespace;
 use cxl_pool::cache::BlockKey;
 use cxl_pool::cache::events::{Change, Received, RecvError, Subscriber};

@@ -51,15 +51,16 @@ pub fn coherence_text(mode: CoherenceMode) -> &'static str {
 
 /// Formats the devices of a pool.
 #[pyfunction]
-#[pyo3(signature = (spec, *, cells="1M:75%", coherence="software", force=false))]
-pub fn format_pool(py: Python<'_>, spec: &str, cells: &str, coherence: &str, force: bool) -> PyResult<()> {
+#[pyo3(signature = (spec, *, cells="1M:75%", coherence="software", force=false, evict_hosts=false))]
+pub fn format_pool(py: Python<'_>, spec: &str, cells: &str, coherence: &str, force: bool, evict_hosts: bool) -> PyResult<()> {
     let coherence = match coherence {
         "software" => CoherenceMode::Software,
         "hardware" => CoherenceMode::Hardware,
         other => return Err(invalid(format!("coherence {other:?} does not exist: \"software\" or \"hardware\""))),
     };
     py.detach(|| -> Outcome<()> {
-        let options = FormatOptions { cells: areas_of(cells)?, coherence, force, ..FormatOptions::default() };
+        let options =
+            FormatOptions { cells: areas_of(cells)?, coherence, force: force || evict_hosts, evict_hosts, ..FormatOptions::default() };
         Pool::format(&spec_of(Some(spec))?, &options)?;
         Ok(())
     })?;

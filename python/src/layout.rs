@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where the blocks of a paged KV cache lie: in parts, one for each layer or each of its tensors, with a stride between blocks.
 
+use crate::buffer::Export;
 use crate::failure::invalid;
-use crate::local::{Ranges, Tensor, Use, buffer_of, range_of};
+use crate::local::{Ranges, Tensor, Use, range_of};
 use cxl_pool::copy::{After, LocalPlace, LocalRange, OnGpu};
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 use std::collections::HashSet;
@@ -71,7 +71,7 @@ pub struct BlockLayout {
     #[pyo3(get)]
     owner: Option<Py<PyAny>>,
     is_read_only: bool,
-    _buffers: Vec<PyUntypedBuffer>,
+    _buffers: Vec<Export>,
 }
 
 impl BlockLayout {
@@ -216,11 +216,11 @@ impl BlockLayout {
                     (shape, tensor.address()?, first.len_bytes()?)
                 }
                 None => {
-                    let buffer = buffer_of(&object)?;
+                    let buffer = Export::of(&object)?;
                     let found = blocks_in(&buffer)?;
-                    is_read_only |= buffer.readonly();
+                    is_read_only |= buffer.is_read_only();
                     devices.push("cpu".into());
-                    let address = buffer.buf_ptr().addr();
+                    let address = buffer.address();
                     buffers.push(buffer);
                     (found.0, address, found.1)
                 }
@@ -252,11 +252,12 @@ impl BlockLayout {
 }
 
 /// Number and stride of the blocks of an array, and the length of each, in bytes.
-fn blocks_in(buffer: &PyUntypedBuffer) -> PyResult<((usize, usize), usize)> {
-    let (Some((&count, rest)), Some((&stride, strides))) = (buffer.shape().split_first(), buffer.strides().split_first()) else {
+fn blocks_in(buffer: &Export) -> PyResult<((usize, usize), usize)> {
+    let (shape, strides) = (buffer.shape(), buffer.strides());
+    let (Some((&count, rest)), Some((&stride, strides))) = (shape.split_first(), strides.split_first()) else {
         return Err(invalid("an array without dimensions has no blocks"));
     };
-    let mut len_bytes = buffer.item_size();
+    let mut len_bytes = buffer.item_bytes();
     for (&size, &stride) in rest.iter().zip(strides).rev() {
         if size > 1 && usize::try_from(stride) != Ok(len_bytes) {
             return Err(invalid("the array is not contiguous within a block: put blocks first, or give several arrays"));

@@ -5,13 +5,15 @@
 //! says of failures after; nothing in between knows Python. The types and their documentation are in `kvbm_cxl/_native.pyi`.
 
 mod blocks;
+mod buffer;
 mod cache;
 mod events;
 mod failure;
 mod format;
+mod handle;
 mod layout;
-mod living;
 mod local;
+mod logging;
 mod member;
 mod memory;
 mod metrics;
@@ -50,8 +52,8 @@ mod _native {
     use super::*;
 
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-        crate::living::notice_forks();
-        Ok(())
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::handle::notice_forks();
+        crate::logging::install(module.py())
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory of Python objects that payload is copied from or to: whatever has the buffer protocol, and tensors by their address.
 
+use crate::buffer::Export;
 use crate::failure::{Failure, Outcome, invalid};
 use cxl_pool::copy::LocalRange;
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub enum Use {
 #[derive(Clone, Default)]
 pub struct Ranges(pub Vec<LocalRange>);
 
-// SAFETY: they are addresses and lengths; that the memory behind them may be used is promised by whoever has the objects, and holds for
+// SAFETY: they are addresses and lengths; that the memory behind them may be used is promised by the holder of the objects, and holds for
 // any thread.
 unsafe impl Send for Ranges {}
 // SAFETY: as above.
@@ -67,10 +67,23 @@ pub struct Local {
     /// Its stretches, in order.
     pub ranges: Ranges,
     /// Exported buffers, which neither move nor shrink while these are there.
-    buffers: Vec<PyUntypedBuffer>,
+    buffers: Vec<Export>,
 }
 
 impl Local {
+    /// Memory of several blocks, one object or list of objects for each of `count` keys.
+    ///
+    /// # Errors
+    /// `InvalidError` for another number of them, for what has no memory that can be used as asked, and for a byte that two pulls write.
+    pub fn of_each(objects: &Bound<'_, PyAny>, count: usize, usage: Use) -> PyResult<Vec<Local>> {
+        let locals = objects.try_iter()?.map(|object| Local::of(&object?, usage)).collect::<PyResult<Vec<Local>>>()?;
+        if locals.len() != count {
+            return Err(invalid(format!("{count} keys, but memory of {} blocks: give one for each key", locals.len())));
+        }
+        check_apart(usage, locals.iter().flat_map(|local| &local.ranges.0))?;
+        Ok(locals)
+    }
+
     /// Memory of an object, or of a list or tuple of objects, in order.
     ///
     /// # Errors
@@ -98,28 +111,31 @@ impl Local {
             self.ranges.0.push(range_of(tensor.address()?, tensor.len_bytes()?)?);
             return Ok(());
         }
-        let buffer = buffer_of(object)?;
-        if !buffer.is_c_contiguous() {
+        let buffer = Export::of(object)?;
+        if !buffer.is_contiguous() {
             return Err(invalid("the buffer is not contiguous: give a contiguous copy, or its contiguous parts in a list"));
         }
-        if usage == Use::Write && buffer.readonly() {
+        if usage == Use::Write && buffer.is_read_only() {
             return Err(invalid(format!("{} is read-only: a pull writes to it", object.get_type().name()?)));
         }
-        self.ranges.0.push(range_of(buffer.buf_ptr().addr(), buffer.len_bytes())?);
+        self.ranges.0.push(range_of(buffer.address(), buffer.len_bytes())?);
         self.buffers.push(buffer);
         Ok(())
     }
 }
 
-/// The buffer of an object.
-///
-/// # Errors
-/// `InvalidError` for an object without one.
-pub fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
-    PyUntypedBuffer::get(object).map_err(|error| {
-        let name = object.get_type().name().map_or_else(|_| "the object".into(), |name| name.to_string());
-        invalid(format!("{name} has no memory to copy ({error}): give a buffer, a tensor, or a list of them"))
-    })
+/// Refuses memory that is to be written and of which two stretches have a byte in common.
+fn check_apart<'a>(usage: Use, ranges: impl IntoIterator<Item = &'a LocalRange>) -> PyResult<()> {
+    if usage == Use::Read {
+        return Ok(());
+    }
+    let mut sorted: Vec<(usize, usize)> = ranges.into_iter().map(|range| (range.address.addr().get(), range.len_bytes)).collect();
+    sorted.retain(|&(_, len_bytes)| len_bytes > 0);
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[1].0 - pair[0].0 < pair[0].1) {
+        Some(pair) => Err(invalid(format!("the memory at {:#x} is named twice: each byte takes one block", pair[1].0))),
+        None => Ok(()),
+    }
 }
 
 /// A stretch of memory by address.

@@ -2,7 +2,7 @@
 //! This process as part of its host, for as long as anything needs it.
 
 use crate::failure::Outcome;
-use crate::living::{End, held};
+use crate::handle::{End, held};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::cache::lent::reap;
 use cxl_pool::host::{Host, Service};
@@ -51,11 +51,15 @@ impl Keeper {
         let run = move || {
             let mut round = 0u32;
             while stopped.recv_timeout(Duration::from_millis(UPKEEP_MS)) == Err(RecvTimeoutError::Timeout) {
-                // Whatever it is: the calls of this process meet it too and report it, and the next round tries again.
-                let _ = kept.service_round();
+                // The next round tries again.
+                if let Err(error) = kept.service_round() {
+                    of.failed_rounds().record("the upkeep of the allocator", &error);
+                }
                 round = round.wrapping_add(1);
-                if round.is_multiple_of(ROUNDS_PER_REAP) {
-                    let _ = reap(&of, &kept);
+                if round.is_multiple_of(ROUNDS_PER_REAP)
+                    && let Err(error) = reap(&of, &kept)
+                {
+                    of.failed_rounds().record("giving back regions of dead processes", &error);
                 }
             }
         };
@@ -70,7 +74,7 @@ impl Keeper {
             // A panic there is a bug of ours; it has been printed.
             let _ = thread.join();
         }
-        // What cannot be given back is found by whoever takes this host's chunks over.
+        // What cannot be given back is found by the host that takes this host's chunks over.
         let _ = Arc::into_inner(self.allocator).map(Allocator::close);
     }
 }

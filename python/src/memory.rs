@@ -2,7 +2,7 @@
 //! Memory of the pool in the hands of Python: a block of the allocator with the buffer protocol.
 
 use crate::failure::{Failure, Outcome, invalid};
-use crate::living::{Native, drop_detached};
+use crate::handle::{Native, drop_detached};
 use crate::member::Member;
 use cxl_pool::Error;
 use cxl_pool::cache::lent::RegionMemory;
@@ -25,7 +25,7 @@ struct Block {
     name: Option<String>,
     /// The name still stands for it.
     is_named: AtomicBool,
-    /// It is given back, or about to be: nobody gets a view of it. What is not given back stays for others, under its name.
+    /// It is given back, or about to be: no view of it can be made. What is not given back stays for others, under its name.
     is_freed: AtomicBool,
 }
 
@@ -35,7 +35,7 @@ impl Block {
         self.name.as_deref().filter(|_| self.is_named.load(Ordering::Acquire))
     }
 
-    /// Refuses views from now on; false where that is so already, and whoever did it gives the block back.
+    /// Refuses views from now on; false where that is so already, and the call that did it gives the block back.
     fn begin_free(&self) -> bool {
         !self.is_freed.swap(true, Ordering::AcqRel)
     }
@@ -58,10 +58,10 @@ impl Block {
     }
 
     fn give_back(&self) -> Outcome<()> {
-        // Before the name goes: without it nobody would find the block to try again.
+        // Before the name goes: without it no program would find the block to try again.
         let allocator = self.member.allocator()?;
         self.unname()?;
-        // What a view stored and nobody flushed would be written back onto the next user's bytes.
+        // What a view stored and did not flush would be written back onto the next user's bytes.
         self.flush(0, self.len_bytes)?;
         Ok(allocator.free(self.offset)?)
     }
@@ -75,8 +75,8 @@ impl Block {
     }
 
     /// Takes the name away first: with it, others find the block, and it must stay. A name that stands for something else by now shows
-    /// that somebody gave this block back before, and that it is another's. Where it is not known whether the name went, the block is left
-    /// as it is: it may have been given back by whoever took the name.
+    /// that another process gave this block back before, and that it is another's. Where it is not known whether the name went, the block
+    /// is left as it is: it may have been given back by the process that took the name.
     fn unname(&self) -> Outcome<()> {
         if let Some(name) = self.name() {
             self.member.objects().destroy_at(name.as_bytes(), self.offset, self.member.timeout_ms())?;
@@ -101,7 +101,7 @@ impl Drop for Block {
 pub struct PoolMemory {
     block: Native<Block>,
     address: usize,
-    /// Buffers that somebody has of it.
+    /// Buffers of it that the program has.
     exports: AtomicUsize,
 }
 
@@ -148,7 +148,7 @@ impl PoolMemory {
         Self::over(member, block.offset, len_bytes, name, None)
     }
 
-    /// The memory of a region, given back with this object or by `free`, once nobody can lend a block of it.
+    /// The memory of a region, given back with this object or by `free`, once no block of it can be lent.
     ///
     /// # Errors
     /// That the pool has no address here.
@@ -238,9 +238,9 @@ impl PoolMemory {
         if !block.begin_free() {
             return Ok(());
         }
-        // Views come and are counted under the interpreter's lock, which is held: whoever has one by now is seen, and none comes later.
+        // Views come and are counted under the interpreter's lock, which is held: a view that exists by now is seen, and none comes later.
         let in_use = if self.exports.load(Ordering::Acquire) > 0 {
-            Some("somebody still has a buffer of the memory: drop views of it first")
+            Some("the program still has a buffer of the memory: drop views of it first")
         } else if block.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1) {
             Some("blocks of the memory can still be lent: drop its LentRegion, or close the cache, first")
         } else {

@@ -15,8 +15,8 @@ fn is_of_now(member: &Member, host: &HostStats) -> bool {
     host.incarnation != 0 && identity.is_ok_and(|identity| identity.incarnation == host.incarnation)
 }
 
-/// What every host of the pool has told of itself, as text for Prometheus under the names of `cxlctl exporter` (docs/METRICS.md). Counters
-/// that the pool has no room for, or whose host has not told of them yet, are left out.
+/// The counters that every host has published in the pool, as text for Prometheus, under the names of `cxlctl exporter`
+/// (docs/operating/metrics.md). Counters that the pool has no room for, or that their host has not published yet, are left out.
 ///
 /// # Errors
 /// Those of the memory.

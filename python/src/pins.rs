@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Blocks that stay until they are released.
 
-use crate::cache::Living;
-use crate::living::{Native, Slot, drop_detached, held};
+use crate::cache::OpenCache;
+use crate::handle::{Native, OpenHandle, drop_detached, held};
 use cxl_pool::cache::Pinned;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 /// Pins of one call. The cache knows it as well, so that closing releases them.
 pub struct PinSet {
     pinned: Native<Mutex<Vec<Pinned>>>,
-    /// How many there are, for whoever holds the interpreter's lock: giving them back may take as long as the pool does.
+    /// How many there are, readable under the interpreter's lock: giving them back may take as long as the pool does.
     count: AtomicUsize,
 }
 
@@ -25,7 +25,7 @@ impl PinSet {
     /// Gives them back.
     pub fn release(&self) {
         if let Ok(pinned) = self.pinned.get("the pins") {
-            // Under the lock, so that whoever closes the cache meanwhile waits for the last of them: a pin keeps the cache open.
+            // Under the lock, so that a thread that closes the cache meanwhile waits for the last of them: a pin keeps the cache open.
             let mut pinned = held(pinned);
             self.count.store(0, Ordering::Relaxed);
             Pinned::release_all(pinned.drain(..));
@@ -40,14 +40,14 @@ impl PinSet {
 /// What keeps a chain of blocks from being evicted.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Pins {
-    /// And the cache, which stays open as long as somebody has pins of it.
-    held: Option<(Arc<PinSet>, Arc<Slot<Living>>)>,
+    /// And the cache, which stays open as long as there are pins of it.
+    held: Option<(Arc<PinSet>, Arc<OpenHandle<OpenCache>>)>,
 }
 
 impl Pins {
     /// Pins of a cache.
-    pub fn new(set: Arc<PinSet>, slot: Arc<Slot<Living>>) -> Self {
-        Pins { held: Some((set, slot)) }
+    pub fn new(set: Arc<PinSet>, handle: Arc<OpenHandle<OpenCache>>) -> Self {
+        Pins { held: Some((set, handle)) }
     }
 }
 

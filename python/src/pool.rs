@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as Python has it.
 
-use crate::cache::{self, Cache, Living};
+use crate::cache::{self, Cache, OpenCache};
 use crate::failure::{Failure, Outcome};
 use crate::format::{cell_bytes, coherence_text, spec_of};
-use crate::living::{Slot, drop_detached, held};
+use crate::handle::{OpenHandle, drop_detached, held};
 use crate::member::Member;
 use crate::memory::PoolMemory;
 use crate::metrics;
@@ -27,9 +27,9 @@ const MAX_MS: u64 = 1_000_000_000;
 /// A pool that this process has joined.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Pool {
-    living: Option<Slot<Member>>,
+    member: Option<OpenHandle<Member>>,
     /// Its cache, if that is open.
-    cache: Mutex<Weak<Slot<Living>>>,
+    cache: Mutex<Weak<OpenHandle<OpenCache>>>,
     #[pyo3(get)]
     spec: String,
     #[pyo3(get)]
@@ -60,35 +60,35 @@ fn join(spec: Option<&str>, config: HostConfig) -> Outcome<(String, Member)> {
 }
 
 impl Pool {
-    fn living(&self) -> Outcome<&Slot<Member>> {
-        self.living.as_ref().ok_or_else(|| Failure::closed(WHAT))
+    fn member(&self) -> Outcome<&OpenHandle<Member>> {
+        self.member.as_ref().ok_or_else(|| Failure::closed(WHAT))
     }
 
     /// Runs `work` as a member of the pool without the interpreter's lock.
     fn call<T: Send>(&self, py: Python<'_>, work: impl FnOnce(Arc<Member>) -> Outcome<T> + Send) -> PyResult<T> {
-        let living = self.living()?;
-        Ok(py.detach(|| work(living.hold()?))?)
+        let handle = self.member()?;
+        Ok(py.detach(|| work(handle.hold()?))?)
     }
 
     fn end(&self) -> Outcome<()> {
-        let living = self.living()?;
-        living.check_here()?;
+        let handle = self.member()?;
+        handle.check_here()?;
         let open = held(&self.cache).upgrade();
         if let Some(open) = open {
             cache::close(&open)?;
         }
-        let Some(member) = living.take() else { return Ok(()) };
+        let Some(member) = handle.take() else { return Ok(()) };
         let (end, timeout_ms) = (member.end.clone(), member.timeout_ms());
         let is_shared = member.blocks.load(Ordering::Acquire) > 0;
         drop(member);
-        // Memory in somebody's hands keeps the host joined, so that nobody gets it meanwhile.
+        // Memory that the program still has keeps the host joined, so that no other host gets it meanwhile.
         if is_shared { Ok(()) } else { end.wait(WHAT, timeout_ms) }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        drop_detached(self.living.take());
+        drop_detached(self.member.take());
     }
 }
 
@@ -121,13 +121,19 @@ impl Pool {
             memory: member.pool.description().into(),
             cell_bytes: cell_bytes(&member.pool),
             cache: Mutex::default(),
-            living: Some(Slot::new(WHAT, member)),
+            member: Some(OpenHandle::new(WHAT, member)),
         })
     }
 
     #[getter]
     fn slot(&self, py: Python<'_>) -> PyResult<u16> {
         self.call(py, |member| Ok(member.host.slot()))
+    }
+
+    #[getter]
+    fn last_error(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let failed = self.call(py, |member| Ok(member.host.failed_rounds().last()))?;
+        Ok(failed.map(|failed| format!("{}: {}", failed.what, failed.message)))
     }
 
     #[getter]
@@ -174,7 +180,7 @@ impl Pool {
                 let advice = "the cache of this pool is open already: share it, or open the pool once more";
                 return Err(Failure::Own("ExistsError", "exists", advice.into()));
             }
-            let slot = Arc::new(Slot::new(cache::WHAT, Living::open(member, config)?));
+            let slot = Arc::new(OpenHandle::new(cache::WHAT, OpenCache::open(member, config)?));
             *known = Arc::downgrade(&slot);
             Ok(slot)
         })?;

@@ -2,10 +2,10 @@
 //! A paged KV cache in memory of the pool, whose blocks are published where they lie.
 
 use crate::blocks;
-use crate::cache::{Living, WHAT};
+use crate::cache::{OpenCache, WHAT};
 use crate::failure::{Failure, Outcome, invalid};
+use crate::handle::{Native, OpenHandle, drop_detached, held};
 use crate::layout::BlockLayout;
-use crate::living::{Native, Slot, drop_detached, held};
 use crate::memory::PoolMemory;
 use crate::names::{Namespace, chained_keys_of, keys_of};
 use cxl_pool::Error;
@@ -28,13 +28,13 @@ pub struct Lender {
 }
 
 impl Lender {
-    /// Makes a region of the cache that somebody holds; the memory is the caller's.
+    /// Makes a region of an open cache; the memory is the caller's.
     ///
     /// # Errors
     /// Those of [`lent::LentRegion::create`]; that there is no thread to be had.
-    pub fn create(living: &Living, size: RegionSize) -> Outcome<(Arc<Lender>, PoolMemory)> {
-        let region = lent::LentRegion::create(living.cache()?, &living.member.allocator()?, size)?;
-        let memory = PoolMemory::of_region(living.member.clone(), region.memory().clone())?;
+    pub fn create(open: &OpenCache, size: RegionSize) -> Outcome<(Arc<Lender>, PoolMemory)> {
+        let region = lent::LentRegion::create(open.cache()?, &open.member.allocator()?, size)?;
+        let memory = PoolMemory::of_region(open.member.clone(), region.memory().clone())?;
         let (tidy, woken) = sync_channel(1);
         let lender = Arc::new(Lender { region: RwLock::new(Some(region)), tidy });
         let known = Arc::downgrade(&lender);
@@ -47,11 +47,11 @@ impl Lender {
         };
         let thread = std::thread::Builder::new().name("cxl-lent".into()).spawn(run);
         thread.map_err(|source| Error::Os { what: "start the thread that tidies up lent blocks".into(), source })?;
-        living.remember_lender(&lender);
+        open.remember_lender(&lender);
         Ok((lender, memory))
     }
 
-    /// Works with the region while it is there. Whoever ends it waits.
+    /// Works with the region while it is there. A thread that ends it waits.
     fn with<T>(&self, work: impl FnOnce(&lent::LentRegion) -> Outcome<T>) -> Outcome<Option<T>> {
         self.region.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(work).transpose()
     }
@@ -69,7 +69,7 @@ impl Lender {
         let mut region = self.region.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = &*region {
             open.take_back_all()?;
-            // What is left is a miss to whoever follows it, and is removed by others.
+            // What is left is a miss to a reader that follows it, and is removed by others.
             let _ = open.tidy();
         }
         *region = None;
@@ -83,31 +83,31 @@ pub struct LentRegion {
     lender: Native<Arc<Lender>>,
     #[pyo3(get)]
     memory: Py<PoolMemory>,
-    /// The cache, which stays open as long as somebody has a region of it.
-    slot: Option<Arc<Slot<Living>>>,
+    /// The cache, which stays open as long as there is a region of it.
+    handle: Option<Arc<OpenHandle<OpenCache>>>,
 }
 
 impl LentRegion {
     /// Of a cache.
-    pub fn new(lender: Arc<Lender>, memory: Py<PoolMemory>, slot: Arc<Slot<Living>>) -> Self {
-        LentRegion { lender: Native::new(lender), memory, slot: Some(slot) }
+    pub fn new(lender: Arc<Lender>, memory: Py<PoolMemory>, handle: Arc<OpenHandle<OpenCache>>) -> Self {
+        LentRegion { lender: Native::new(lender), memory, handle: Some(handle) }
     }
 
     fn lender(&self) -> Outcome<&Arc<Lender>> {
         self.lender.get("the region")
     }
 
-    fn parts(&self) -> Outcome<(&Arc<Lender>, &Arc<Slot<Living>>)> {
-        Ok((self.lender()?, self.slot.as_ref().ok_or_else(|| Failure::closed(WHAT))?))
+    fn parts(&self) -> Outcome<(&Arc<Lender>, &Arc<OpenHandle<OpenCache>>)> {
+        Ok((self.lender()?, self.handle.as_ref().ok_or_else(|| Failure::closed(WHAT))?))
     }
 
     /// Runs `work` on the region, with the cache held open, without the interpreter's lock.
     fn call<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&lent::LentRegion) -> Outcome<T> + Send) -> PyResult<T> {
-        let (lender, slot) = self.parts()?;
+        let (lender, handle) = self.parts()?;
         Ok(py.detach(|| {
-            let living = slot.hold()?;
+            let open = handle.hold()?;
             let done = lender.open(work);
-            drop(living);
+            drop(open);
             done
         })?)
     }
@@ -121,8 +121,8 @@ impl LentRegion {
 
 impl Drop for LentRegion {
     fn drop(&mut self) {
-        let (lender, slot) = (self.lender.take(), self.slot.take());
-        drop_detached((lender.map(Ending), slot));
+        let (lender, handle) = (self.lender.take(), self.handle.take());
+        drop_detached((lender.map(Ending), handle));
     }
 }
 
@@ -212,7 +212,7 @@ impl LentRegion {
         block_ids: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<Option<&'static str>>> {
         let (namespace, keys, ids) = (ns.0, keys_of(keys)?, ids_of(block_ids)?);
-        // SAFETY: that nobody else uses these blocks meanwhile is what the documentation of this function demands.
+        // SAFETY: that no other thread uses these blocks meanwhile is what the documentation of this function demands.
         let pulled = self.call(py, |region| Ok(unsafe { region.pull(namespace, &keys, &ids) }?))?;
         Ok(blocks::reasons(&pulled))
     }
@@ -228,12 +228,13 @@ impl LentRegion {
     ) -> PyResult<Vec<&'static str>> {
         let (namespace, wanted, ids) = (ns.0, chained_keys_of(keys, parents)?, ids_of(block_ids)?);
         check_count(wanted.len(), ids.len())?;
-        let (lender, slot) = self.parts()?;
+        let (lender, handle) = self.parts()?;
         Ok(py.detach(|| {
-            let living = slot.hold()?;
+            let open = handle.hold()?;
             lender.open(|region| {
                 let pieces = ids.iter().map(|&id| region.pieces(id)).collect::<Result<Vec<_>, _>>()?;
-                blocks::publish(&living, namespace, &wanted, region.block_bytes(), LocalPlace::Host, |at| pieces[at].clone())
+                let len_bytes = region.block_bytes();
+                blocks::publish(&open, namespace, &wanted, |_| len_bytes, LocalPlace::Host, |at| pieces[at].clone())
             })
         })?)
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which blocks of a namespace come and go, whoever publishes them.
+//! Which blocks of a namespace come and go, of all hosts.
 
-use crate::cache::{Living, WHAT};
+use crate::cache::{OpenCache, WHAT};
 use crate::failure::{Failure, Outcome};
-use crate::living::{Native, Slot, held};
+use crate::handle::{Native, OpenHandle, held};
 use cxl_pool::cache::BlockKey;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -43,13 +43,13 @@ impl Changes {
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Watch {
     native: Native<Mutex<cxl_pool::cache::Watch>>,
-    slot: Weak<Slot<Living>>,
+    handle: Weak<OpenHandle<OpenCache>>,
 }
 
 impl Watch {
     /// Of a cache.
-    pub fn new(watch: cxl_pool::cache::Watch, slot: &Arc<Slot<Living>>) -> Self {
-        Watch { native: Native::new(Mutex::new(watch)), slot: Arc::downgrade(slot) }
+    pub fn new(watch: cxl_pool::cache::Watch, handle: &Arc<OpenHandle<OpenCache>>) -> Self {
+        Watch { native: Native::new(Mutex::new(watch)), handle: Arc::downgrade(handle) }
     }
 }
 
@@ -58,8 +58,8 @@ impl Watch {
     fn look(&self, py: Python<'_>) -> PyResult<Changes> {
         let watch = self.native.get("the watch")?;
         let changes = py.detach(|| -> Outcome<_> {
-            let living = self.slot.upgrade().ok_or_else(|| Failure::closed(WHAT))?.hold()?;
-            Ok(held(watch).look(living.cache()?)?)
+            let open = self.handle.upgrade().ok_or_else(|| Failure::closed(WHAT))?.hold()?;
+            Ok(held(watch).look(open.cache()?)?)
         });
         Ok(Changes(changes?))
     }

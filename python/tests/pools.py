@@ -40,7 +40,7 @@ def payload(key, len_bytes):
 
 
 def opened(spec, **options):
-    """A pool on which nobody is taken for dead within a test."""
+    """A pool on which no host is taken for dead within a test."""
     return kvbm_cxl.Pool(spec, **{"suspect_ms": PATIENT_MS, **options})
 
 
@@ -97,7 +97,7 @@ class Peer:
         """What it had said before it was killed."""
         said = []
         with contextlib.suppress(queue.Empty):
-            while (answer := self.answers.get(timeout=10)) is not None:
+            while (answer := self.answers.get(timeout=60)) is not None:
                 said.append(answer)
         return said
 

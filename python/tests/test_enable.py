@@ -94,21 +94,24 @@ class TestWheel:
         with zipfile.ZipFile(self.wheel) as archive:
             names = set(archive.namelist())
             text = "".join(archive.read(name).decode() for name in names if name.endswith((".txt", "METADATA", ".json")))
-        carried = ("bin/cxlctl", "lib/libplugin_CXL.so", "lib/libcxl_shm.so", "_native.abi3.so", "_native.pyi", "py.typed")
+        carried = ("bin/cxlctl", "bin/cxl-plan", "lib/libplugin_CXL.so", "lib/libcxl_shm.so", "_native.abi3.so", "_native.pyi", "py.typed")
         assert {f"kvbm_cxl/{name}" for name in carried} <= names
         assert "kvbm_cxl.vllm_integration:register" in text and "cxlctl=kvbm_cxl.programs:cxlctl" in text.replace(" ", "")
+        assert "cxl-plan=kvbm_cxl.programs:cxl_plan" in text.replace(" ", "")
         assert str(wheels.ROOT) not in text, "nothing tells of the machine that built it"
 
-    def test_its_program_and_module_work(self, tmp_path):
+    def test_its_programs_and_module_work(self, tmp_path):
         import subprocess
         import sys
 
         target = tmp_path / "site"
         subprocess.run([*UV, "--target", str(target), str(self.wheel)], check=True, capture_output=True, timeout=120)
-        code = "import sys, kvbm_cxl, kvbm_cxl.programs; kvbm_cxl.Namespace; sys.argv[1:] = ['--version']; kvbm_cxl.programs.cxlctl()"
         environment = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
-        run = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert run.stdout.startswith("cxlctl ") and run.returncode == 0, run.stdout + run.stderr
+        for name in ("cxlctl", "cxl-plan"):
+            call = f"kvbm_cxl.programs.{name.replace('-', '_')}()"
+            code = f"import sys, kvbm_cxl, kvbm_cxl.programs; kvbm_cxl.Namespace; sys.argv[1:] = ['--version']; {call}"
+            run = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            assert run.stdout.startswith(f"{name} ") and run.returncode == 0, run.stdout + run.stderr
 
     def test_it_carries_the_plugin_and_finds_it(self, python, tmp_path):
         with zipfile.ZipFile(self.wheel) as archive:

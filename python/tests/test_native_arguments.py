@@ -66,6 +66,12 @@ CASES = {
     "backward data": (lambda c: c.publish(NS, KEY, memoryview(bytes(9))[::-1]), InvalidError, "not contiguous"),
     "into bytes": (lambda c: c.pull(NS, KEY, bytes(9)), InvalidError, "bytes is read-only"),
     "into read-only memory": (lambda c: c.pull(NS, KEY, [bytearray(9), read_only()]), InvalidError, "read-only"),
+    "memory of too few blocks": (lambda c: c.publish_all(NS, KEYS, [b"x"] * 2), InvalidError, "3 keys, but memory of 2 blocks"),
+    "too few parents": (lambda c: c.publish_all(NS, KEYS, [b"x"] * 3, parents=[None]), InvalidError, "3 keys, but 1 parents"),
+    "one of many too large": (lambda c: c.publish_all(NS, KEYS[:2], [b"x", bytes(CELL_BYTES + 1)]), InvalidError, "largest cell"),
+    "many into read-only memory": (lambda c: c.pull_all(NS, KEYS[:1], [bytes(9)]), InvalidError, "bytes is read-only"),
+    "two blocks into the same memory": (lambda c: c.pull_all(NS, KEYS[:2], [BLOCKS[0], BLOCKS[0, 99:]]), InvalidError, "named twice"),
+    "everything cleared by leaving out the namespace": (lambda c: c.clear(), TypeError, "ns"),
     "the same memory twice": (lambda c: c.pull(NS, KEYS[2], [BLOCKS[0], BLOCKS[0]]), InvalidError, "same local byte"),
     "tensor with gaps": (lambda c: c.publish(NS, KEY, FakeTensor(contiguous=False)), InvalidError, "tensor.contiguous"),
     "tensor on a device": (lambda c: c.publish(NS, KEY, FakeTensor(device="cuda")), InvalidError, "lies on a device"),
@@ -74,7 +80,7 @@ CASES = {
     # Layouts.
     "no tensors": (lambda c: BlockLayout.of_tensors([]), InvalidError, "at least one tensor"),
     "no blocks": (lambda c: BlockLayout.of_tensors([BLOCKS[:0]]), InvalidError, "at least one part and one block"),
-    "no dimension": (lambda c: BlockLayout.of_tensors([numpy.array(7)]), InvalidError, "has no memory"),
+    "no dimension": (lambda c: BlockLayout.of_tensors([numpy.array(7)]), InvalidError, "without dimensions"),
     "text as tensor": (lambda c: BlockLayout.of_tensors(["x"]), InvalidError, "str has no memory"),
     "other numbers of blocks": (lambda c: BlockLayout.of_tensors([BLOCKS, BLOCKS[:3]]), InvalidError, "each block has a part"),
     "tensors on two devices": (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lent blocks from Python: published where they lie, right or a miss for whoever pulls them, and back when the process wants to write."""
+"""Lent blocks from Python: published where they lie, right or a miss for every reader, and back when the process wants to write."""
 
 import gc
 import os
@@ -52,22 +52,22 @@ def test_a_lent_block_is_pulled_from_where_it_lies_until_it_is_taken_back(cohere
     fill(blocks, 3, bytes(BLOCK_BYTES))
     assert other("right", "lent", 0, BLOCKS, BLOCK_BYTES) == BLOCKS - 2
     fill(blocks, 3, payload(KEYS[3], BLOCK_BYTES))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while lend(region, [KEYS[3]], [3]) != ["lent"]:  # The stale reference may be pinned by the peer's last pull.
         assert time.monotonic() < deadline
     assert other("right", "lent", 0, BLOCKS, BLOCK_BYTES) == BLOCKS - 1
 
 
 def test_stale_references_go_by_themselves(cache, region):
-    """A block that is found and cannot be loaded costs whoever found it a load."""
+    """A block that is found and cannot be loaded costs its reader a load."""
     assert lend(region, KEYS[:2], [0, 1]) == ["lent"] * 2
     assert region.take_back([0]) == 1
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while cache.has(NS, KEYS[:2]) != [False, True]:
         assert time.monotonic() < deadline
 
 
-def test_whoever_takes_back_wins(cache, region):
+def test_taking_back_wins(cache, region):
     offer = region.offer(NS, KEYS[:3], [0, 1, 2])
     assert region.take_back([1]) == 0, "it was promised, not lent"
     assert offer.lend() == ["lent", "taken_back", "lent"]
@@ -160,8 +160,8 @@ def test_a_closed_cache_has_taken_everything_back(spec, pool):
     assert blocks.min() == 7, "the memory is this process's still"
 
 
-def test_memory_goes_back_when_nobody_uses_it(cache, pool):
-    """As long as somebody has a view of it, it is nobody else's, whatever became of the region."""
+def test_memory_goes_back_when_it_is_unused(cache, pool):
+    """As long as the program has a view of it, no other process gets it, whatever became of the region."""
     most = 0
     for size in range(1 << 20, 48 << 20, 1 << 20):
         try:
@@ -204,7 +204,7 @@ def test_a_fork_may_not_touch_it(region):
 
 @pytest.mark.parametrize("checksums", (True, False))
 def test_blocks_that_are_written_all_the_time_are_right_or_a_miss(coherence, pool, peer, checksums):
-    """The peer writes a version of a block, lends it, takes it back, and so on; whoever pulls gets all of one version, or nothing."""
+    """The peer writes a version of a block, lends it, takes it back, and so on; a reader gets all of one version, or nothing."""
     other = peer("another")
     other.send("rewrite", checksums)
     hits, seen, misses, deadline = 0, set(), 0, time.monotonic() + 240
@@ -253,7 +253,7 @@ def test_what_a_killed_process_lent_is_served_until_its_memory_is_reaped(cache, 
     other.kill()
     assert [pulled(cache, key) for key in KEYS] == [payload(key, BLOCK_BYTES) for key in KEYS]
     region, _ = region_of(cache)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while any(pulled(cache, key) not in ("taken_back", "absent") for key in KEYS):
         assert time.monotonic() < deadline, "its memory was not given back"
         time.sleep(0.05)

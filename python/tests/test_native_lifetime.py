@@ -31,7 +31,12 @@ def calls_of(pool, cache):
         "publish_blocks": lambda: cache.publish_blocks(NS, [KEY], layout, [0]),
         "pull_blocks": lambda: cache.pull_blocks(NS, [KEY], layout, [0]),
         "evict": lambda: cache.evict(NS, KEY),
-        "clear": lambda: cache.clear(),
+        "clear": lambda: cache.clear(NS),
+        "clear_all": lambda: cache.clear_all(),
+        "evict_all": lambda: cache.evict_all(NS, [KEY]),
+        "pin_all": lambda: cache.pin_all(NS, [KEY]),
+        "publish_all": lambda: cache.publish_all(NS, [KEY], [b"x"]),
+        "pull_all": lambda: cache.pull_all(NS, [KEY], [bytearray(9)]),
         "usage": lambda: cache.usage(),
         "pinned": lambda: cache.pinned(),
         "metrics": lambda: cache.metrics(),
@@ -93,9 +98,9 @@ def test_objects_are_collected_in_any_order(spec, order):
         view[0] = 7
     del view
     gc.collect()
-    # It left in good order: whoever joins next is another incarnation, and the block can be evicted.
+    # It left in good order: the next to join is another incarnation, and the block can be evicted.
     with opened(spec) as pool, pool.cache() as cache:
-        assert pool.slot == 0 and pool.incarnation > incarnation and cache.pinned() == 0 and cache.clear() == 1
+        assert pool.slot == 0 and pool.incarnation > incarnation and cache.pinned() == 0 and cache.clear_all() == 1
 
 
 def test_pins_keep_their_cache_open(pool):
@@ -110,7 +115,7 @@ def test_pins_keep_their_cache_open(pool):
     del pins
     gc.collect()
     with pool.cache() as cache:
-        assert cache.clear() == 1
+        assert cache.clear_all() == 1
 
 
 def test_pins_are_counted_while_their_release_waits(spec, peer):
@@ -158,7 +163,7 @@ def in_child(work):
     return said
 
 
-def test_a_fork_is_refused_and_harms_nobody(spec):
+def test_a_fork_is_refused_and_harms_no_other(spec):
     pool = opened(spec)
     cache = pool.cache()
     cache.publish(NS, KEY, payload(KEY, 5000))
@@ -185,7 +190,7 @@ def test_a_fork_is_refused_and_harms_nobody(spec):
     into = bytearray(5000)
     assert cache.pull(NS, KEY, into) and bytes(into) == payload(KEY, 5000)
     pins.release()
-    assert cache.clear() == 1
+    assert cache.clear_all() == 1
     del memory
     pool.close()
 
@@ -215,7 +220,7 @@ def test_closing_while_threads_use_it(spec, what):
     threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while min(rounds) < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
     (pool if what == "pool" else cache).close()
@@ -253,7 +258,7 @@ def test_calls_let_other_threads_run(spec):
         try:
             sys.setswitchinterval(1000)
             for name, call in calls.items():
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 180
                 while True:
                     before = counter[0]
                     call()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the pool is given back once, by who has it, and never under somebody's view."""
+"""Memory of the pool is given back once, by who has it, and never under a view that the program has."""
 
 import signal
 import subprocess
@@ -49,7 +49,7 @@ def test_a_handle_of_a_name_bound_anew_frees_nothing(spec):
         other.find("late").free()
         later = handed_out(pool, late.offset)
         assert somebodys[-1].offset == offset and offset not in [memory.offset for memory in later]
-        # The handle of the name itself works, whoever has it.
+        # The handle of the name itself works in any process.
         other.find("kv").free()
         with pytest.raises(kvbm_cxl.NotFoundError):
             pool.find("kv")

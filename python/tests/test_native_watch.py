@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch tells which blocks of a namespace came and went, whoever published them."""
+"""A watch tells which blocks of a namespace came and went, of all hosts."""
 
 import time
 

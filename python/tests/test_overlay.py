@@ -72,10 +72,10 @@ def test_the_folder_is_told_from_the_root(installation, tmp_path, monkeypatch):
 
 
 def test_a_user_without_a_home_is_told_what_to_do(installation, monkeypatch):
-    def nobody(_):
+    def no_entry(_):
         raise KeyError("uid not found")
 
-    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(NixlError, match="no home.*--into"):
@@ -115,7 +115,7 @@ def test_nixl_itself_is_never_changed(installation, tmp_path, way):
     assert files(installation.site) == before
 
 
-def test_somebody_elses_file_is_never_replaced(installation, tmp_path):
+def test_the_file_of_another_program_is_never_replaced(installation, tmp_path):
     mine = tmp_path / "folder" / installation.libraries.name / "plugins" / "libplugin_UCX.so"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")

@@ -61,7 +61,7 @@ def main(role, port):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         segment = shared_memory.SharedMemory(create=True, size=4096)
         semaphore = multiprocessing.get_context("spawn").Semaphore()
-        # As where a process is killed: nobody else removes them.
+        # As where a process is killed: no other process removes them.
         resource_tracker.unregister(segment._name, "shared_memory")
         resource_tracker.unregister(semaphore._semlock.name, "semaphore")
         if misbehaves == "stubborn":

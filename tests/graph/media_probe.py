@@ -93,7 +93,7 @@ async def main(folder, model, media):
         endpoint=endpoint, kv_block_size=BLOCK_TOKENS, zmq_endpoint=f"ipc://{folder}/events", zmq_topic="", enable_local_indexer=True
     )
     probe = Probe(KvRouter(endpoint, BLOCK_TOKENS, KvRouterConfig()), socket)
-    # A publisher that nobody listens to yet drops what it is given: until the first block is known, it is told again.
+    # A publisher without a listener drops what it is given: until the first block is known, it is told again.
     deadline = time.monotonic() + 30
     first = Description(0, b"first" * 4, None, list(range(50000, 50000 + BLOCK_TOKENS)))
     while time.monotonic() < deadline:

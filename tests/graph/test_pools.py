@@ -96,7 +96,7 @@ def test_a_pool_that_vanishes_under_the_workers_is_done_without_until_it_is_back
     assert spent(served, before, "decode").tokens[PULLED] == 0
     served.graph.check()
     pool.own.unlink()
-    format_pool(f"{pool.own},size={SMALL_BYTES}", served.graph.model.block_bytes, pool.machines)
+    format_pool(f"{pool.own},size={SMALL_BYTES}", served.graph.model.block_bytes)
     left = iter(BACK)
 
     def pulls():

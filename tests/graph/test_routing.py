@@ -139,7 +139,7 @@ def test_a_worker_that_is_chosen_pulls_what_it_never_computed(served, view, comp
     counters.settled(served.graph, before, len(burst))
     done = spent(served, before)
     assert done[one].requests and done[other].requests, done
-    assert sum(done[name].tokens[COMPUTED] for name in WORKERS) == 100 * len(burst), "nobody computed the prefix again"
+    assert sum(done[name].tokens[COMPUTED] for name in WORKERS) == 100 * len(burst), "no worker computed the prefix again"
     assert done[one].tokens[PULLED] == 0 and done[other].tokens[PULLED] >= len(PREFIX)
     # What the frontend's router took it to have when it chose it first: all of the prefix, at the pool's weight.
     names = view.names()
@@ -164,7 +164,7 @@ def test_every_worker_tells_what_it_counts_on_dynamos_endpoint(served, computed)
     assert sources["pulled"] >= len(PREFIX) and min(sources.values()) > 0, sources
     for name in ("lookup_seconds", "publish_seconds", "pull_seconds"):
         assert everywhere(pages.values(), f"{name}_count") > 0 and everywhere(pages.values(), f"{name}_sum") > 0, name
-    # Whoever comes first describes a block, and decode workers hand on what they pulled.
+    # The first worker describes a block, and decode workers hand on what they pulled.
     assert everywhere(pages.values(), "descriptions_total", outcome="stored") >= BLOCKS
     assert all(page.sum(f"{counters.OURS}announced_blocks_total", change="stored") >= BLOCKS for page in prefill)
     # Reasons of misses are there before anything was missed.

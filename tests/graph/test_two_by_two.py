@@ -84,7 +84,7 @@ def test_100_requests_at_random_prefixes_survive_the_end_of_a_decode_worker_whil
     served.assert_whole()
 
 
-def test_the_end_of_a_prefill_worker_while_it_publishes_harms_nobody(served):
+def test_the_end_of_a_prefill_worker_while_it_publishes_harms_no_request(served):
     rounds = Rounds(served, LONG)
     faults.kill_while(served, "prefill-1", faults.publishing(served, "prefill-1"), rounds.keep_busy, seed=2)
     assert len(rounds.end()) <= len(LONG) // 2

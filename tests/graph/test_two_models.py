@@ -23,7 +23,7 @@ def pool(tmp_path_factory):
     """A pool that an operator formatted, and what the graphs on it are told of this machine."""
     folder = tmp_path_factory.mktemp("pool")
     spec, machine = f"/dev/shm/kvbm-cxl-test-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex
-    format_pool(f"{spec},size={SIZE_BYTES}", block_bytes_of_tiny(), [machine])
+    format_pool(f"{spec},size={SIZE_BYTES}", block_bytes_of_tiny())
     yield {"pool": spec, "environment": {"CXL_MACHINE_ID": machine, "CXL_STATE_DIR": str(folder / "host")}}
     os.unlink(spec)
 

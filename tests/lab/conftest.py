@@ -82,7 +82,7 @@ class Racks:
         compile_programs()
 
     def get(self, mode, names="AB"):
-        """The rack of this mode with these hosts up, healed, and with a pool nobody has formatted yet."""
+        """The rack of this mode with these hosts up, healed, and with a pool that is not formatted yet."""
         if reason := reason_to_skip(mode):
             pytest.skip(reason)
         rack = self.up.pop(mode, None)

@@ -54,8 +54,10 @@ def states(rack, name):
 
 
 def until_fenced(rack, name, slot):
-    """Waits until the others have given up on the host of a slot; `name` is the host that looks."""
-    until(f"slot {slot} is fenced", lambda: hosts(rack, name)["slots"][slot]["standing"] == "fenced")
+    """Waits until the others have given up on the host of a slot; `name` is the host that looks. Where both have one kernel, its word on
+    the death of a killed one may follow at once.
+    """
+    until(f"slot {slot} is fenced", lambda: hosts(rack, name)["slots"][slot]["standing"] in ("fenced", "declared dead"))
 
 
 def at_some_moment(peer, work, dice, least=20, most=60):

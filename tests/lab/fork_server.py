@@ -67,7 +67,7 @@ def attend(connection) -> bool:
 
 def serve(path) -> bool:
     """Makes peers until it is killed; returns in each process that it makes, whether that is to be a peer."""
-    # Who attends to a peer is waited for by nobody.
+    # No call waits for the process that attends to a peer.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -73,7 +73,7 @@ class Calls(pool_peer.Calls):
 
     def clear(self):
         """Evicts all blocks of the pool that are not pinned."""
-        return self.cache.clear()
+        return self.cache.clear_all()
 
     def _chain(self, seed, count):
         if len(self.chains.get(seed, ())) < count:
@@ -136,7 +136,7 @@ class Calls(pool_peer.Calls):
     def _count_once(self, lock, offset):
         locks = self._locks()
         address = locks.address(offset, COUNTER_BYTES)
-        # A counter is one word: whoever had the lock last and died left it whole.
+        # A counter is one word: the last holder of the lock left it whole when it died.
         recovered = locks.acquire(lock, LOCK_TIMEOUT_MS)
         if recovered:
             locks.repaired(lock)

@@ -170,11 +170,11 @@ class Rack:
     def format(self, *words, cells=CELLS, name="A"):
         """Makes the pool anew, whatever is on the devices. `cells`: sizes with their shares, separated by commas."""
         sizes = [word for size in cells.split(",") for word in ("--cells", size)]
-        self.cxlctl(name, "format", "--force", *sizes, *words)
+        self.cxlctl(name, "format", "--evict-hosts", *sizes, *words)
 
     def start(self, name, environment=None, program="peer", **options):
         """Starts a peer in a host, without waiting until it has joined. `program`: its module; `options`: of `kvbm_cxl.Pool`."""
-        # Only the machine of a seat can let the others in, and its program may start later.
+        # Virtual machines are slow to start, and a manager may have to be missed first.
         options = {"join_timeout_ms": 1000 * CALL_TIMEOUT_S, **options}
         server = self.forks[name]
         if not server.output:

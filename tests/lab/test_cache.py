@@ -68,7 +68,7 @@ def test_a_pinned_chain_stays_and_its_end_goes(either_pair, seed):
     assert a("publish_some", MODEL, seed, 0, 24, SMALL) == ["stored"] * 24
     assert b("chain_length", MODEL, seed, 30) == 24
     assert b("pin", MODEL, seed, 8) == 8
-    # Far more than there is room for: what nobody has pinned goes.
+    # Far more than there is room for: what is not pinned goes.
     for first in range(0, LONG, 100):
         assert "stored" in a("publish_some", MODEL, seed + 1, first, 100, SMALL)
     assert b("chain_length", MODEL, seed, 30) == 8

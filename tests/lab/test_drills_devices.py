@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that goes away or goes bad under the programs of one host (rows 15 to 17 of docs/FAULTS.md)."""
+"""Memory that goes away or goes bad under the programs of one host (rows 15 to 17 of docs/internals/faults.md)."""
 
 import pytest
 from drills import BLOCK_BYTES, MODEL, at_some_moment, dice_of, finish, goes_on, start, start_both, stop, until_fenced, until_served
@@ -56,7 +56,7 @@ def test_a_device_is_lost_under_load(pair, seed, fault):
     stop(b, "publish", "pull")
     with pytest.raises(Raised, match="DeviceError"):
         b("chain_length", MODEL, seed, COUNT)
-    # Nobody else notices more than that a host is gone.
+    # Other hosts notice only that a host is gone.
     goes_on(a, "pull", "hit")
     until_fenced(rack, "A", slot)
     until_served(a, seed + 1, stored)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that stand still for longer than others wait, and go on (row 2 of docs/FAULTS.md)."""
+"""Hosts that stand still for longer than others wait, and go on (row 2 of docs/internals/faults.md)."""
 
 import pytest
 from drills import (
@@ -24,7 +24,7 @@ TIMES = 10
 
 
 @pytest.mark.smoke
-def test_a_zombie_harms_nobody(either_pair, seed):
+def test_a_zombie_harms_no_host(either_pair, seed):
     """Everything that it was doing is done by others meanwhile: its cells are filled with other blocks, its lock is wanted."""
     rack, dice = either_pair, dice_of(seed)
     rack.format(cells=SMALL)

@@ -149,7 +149,7 @@ def test_a_signal_reaches_all_that_a_command_started(agent):
 
 
 def runs(pid):
-    """Whether a process has not ended: who is nobody's child any more may wait to be reaped."""
+    """Whether a process has not ended: an orphan may wait to be reaped."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -191,7 +191,7 @@ def test_frames_travel_as_the_agent_has_them():
 
     process = agent.start(["program", "an argument"], {"B": "2"})
     assert received() == (START, 1, b"/folder\x002\x00A=1\x00B=2\x00program\x00an argument")
-    for byte in frame(OUTPUT, 1, "ä line\nrest".encode()) + frame(ERROR, 1, b"!") + frame(OUTPUT, 9, b"of nobody"):
+    for byte in frame(OUTPUT, 1, "ä line\nrest".encode()) + frame(ERROR, 1, b"!") + frame(OUTPUT, 9, b"of no call"):
         theirs.send(bytes([byte]))
     assert process.read_line(5) == "ä line"
     theirs.send(frame(EXIT, 1, (-9).to_bytes(4, "little", signed=True)))
@@ -363,7 +363,7 @@ def test_a_host_that_is_paused_stands_still(hosts):
     assert not a.alive() and b.run(["true"]).status == 0
 
 
-# Says its port, and answers everybody with all that was sent, backwards.
+# Says its port, and answers every client with all that was sent, backwards.
 SERVER = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))

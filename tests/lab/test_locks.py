@@ -50,7 +50,7 @@ def count_with_ours(peers):
     for peer in peers:
         peer.until("count", lambda done: done.get("times", 0) >= OURS)
     done = [peer("stop", "count") for peer in peers]
-    assert all("raised" not in progress and progress["repairs"] == 0 for progress in done), f"{done}: nobody died"
+    assert all("raised" not in progress and progress["repairs"] == 0 for progress in done), f"{done}: no host died"
     return sum(progress["times"] for progress in done), peers[1]("counted", lock, counter)
 
 

@@ -55,7 +55,7 @@ def move_both_ways(agents, pair, places, seed):
     assert a("check", "memory", [(at, length, seed + 1, start) for at, start, length in rows]) == ""
     assert b("check", "memory") == ""
 
-    # B fetches from A what nobody has touched.
+    # B fetches from A what no host has touched.
     local, remote = (addresses[1] + 512 * KIB, 100 * KIB, 0), (addresses[0] + 800 * KIB, 100 * KIB, 0)
     assert b("transfer", "READ", [local], [remote], "A", b"", 100) == "DONE"
     assert b("check", "memory", [(512 * KIB, 100 * KIB, seed, 800 * KIB)]) == ""

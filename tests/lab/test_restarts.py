@@ -50,7 +50,7 @@ def test_a_device_full_of_anything_is_refused_and_formatted_only_by_force(racks,
     rack.exchange(seed)
 
 
-def test_an_old_pool_is_kept_until_somebody_forces_a_new_one(either_pair, seed):
+def test_an_old_pool_is_kept_until_a_new_one_is_forced(either_pair, seed):
     rack = either_pair
     a, b = rack.peers()
     assert a("publish", MODEL, seed, COUNT, BLOCK_BYTES) == ["stored"] * COUNT
@@ -75,7 +75,7 @@ def test_four_hosts_in_turn_on_two_slots(racks, mode, seed):
     published = []
 
     def work(peer):
-        """Every block of everybody so far, and some of its own."""
+        """Every block of all hosts so far, and some of its own."""
         for other in published:
             assert peer("outcomes", MODEL, other, COUNT, BLOCK_BYTES) == HITS
         published.append(seed + len(published))
@@ -99,7 +99,7 @@ def test_four_hosts_in_turn_on_two_slots(racks, mode, seed):
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "cxl"])
-def test_the_slot_of_a_host_without_power_is_given_away_when_somebody_says_so(racks, mode, seed):
+def test_the_slot_of_a_host_without_power_is_given_away_on_a_statement(racks, mode, seed):
     rack = racks.formatted(mode, "ABC")
     rack.format("--slots", "2")
     a, b = rack.peers()

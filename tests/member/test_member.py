@@ -5,7 +5,7 @@ import base64
 import json
 import signal
 
-from conftest import PATIENCE_S, await_that
+from etcd_server import PATIENCE_S, await_that
 
 
 def test_hosts_get_their_slots_by_lease_and_give_them_back(bench):
@@ -17,7 +17,7 @@ def test_hosts_get_their_slots_by_lease_and_give_them_back(bench):
     assert {slot: holder["pid"] for slot, holder in holders.items()} == {slot: keeper.process.pid for slot, keeper in slots.items()}
     assert len({holder["machine"] for holder in holders.values()}) == 2
     assert one.end() == 0
-    # Given back, not expired; and in good order, so that nobody was fenced.
+    # Given back, not expired; and in good order, so that no host was fenced.
     assert len(bench.etcd.holders()) == 1
     slot = next(slot for slot, keeper in slots.items() if keeper is one)
     assert bench.slot(slot)["state"].lower() == "left"
@@ -25,8 +25,10 @@ def test_hosts_get_their_slots_by_lease_and_give_them_back(bench):
 
 
 def test_a_lease_that_ends_fences_a_host_that_still_beats(bench):
-    manager, other = bench.keep("a"), bench.keep("b")
+    # The first to come is the manager, and a manager fences others.
+    manager = bench.keep("a")
     manager.joined()
+    other = bench.keep("b")
     told = other.joined()
     slot = told["slot"]
     bench.etcd.revoke(bench.etcd.lease_of(slot))
@@ -49,10 +51,10 @@ def test_a_killed_host_is_fenced_when_its_lease_runs_out(bench):
     slot = other.joined()["slot"]
     assert other.end(signal.SIGKILL) == -signal.SIGKILL
     await_that(lambda: slot not in bench.etcd.holders(), "the lease of a dead process stands")
-    await_that(lambda: f"the lease of slot {slot}" in manager.log.read_text(), "nobody noticed")
+    await_that(lambda: f"the lease of slot {slot}" in manager.log.read_text(), "the manager did not notice")
 
 
-def test_nobody_is_fenced_because_etcd_is_away(bench):
+def test_no_host_is_fenced_because_etcd_is_away(bench):
     keepers = [bench.keep("a"), bench.keep("b")]
     before = {told["slot"]: told["incarnation"] for told in (keeper.joined() for keeper in keepers)}
     await_that(lambda: all(holder["incarnation"] for holder in bench.etcd.holders().values()), "joined")

@@ -24,7 +24,7 @@ class Cluster:
         self.backend, self.wheel, self.memory = backend, wheel, memory
         self.hosts, self.names, self.seeds, self.handle = [], itertools.count(1), itertools.count(1), None
         self.pool_file = self.folder / "pool"
-        # This process is a host too: who formats a pool has its first seat, and without a seat nobody can join.
+        # This process is a host too, so that a manager serves whichever workers come and go.
         os.environ["CXL_MACHINE_ID"], os.environ["CXL_STATE_DIR"] = "the test", str(self.folder / "state-test")
         os.environ["CXL_SUSPECT_MS"] = str(SUSPECT_MS)
         if backend == "CXL":

@@ -123,7 +123,7 @@ class PoolHandle:
         return data.raw
 
     def new_lock(self, timeout_ms):
-        """The number of a lock that nobody has yet."""
+        """The number of a lock that no host has yet."""
         lock = ctypes.c_uint32()
         self._done(self.library.cxl_shm_allocate_lock_ex(self.handle, timeout_ms, ctypes.byref(lock)), "allocate a lock")
         return lock.value

@@ -4,6 +4,7 @@
 NIXL_ROUNDS says how often, NIXL_SEED begins elsewhere. A failure names its round; the choices replay, what the scheduler does does not.
 """
 
+import math
 import os
 import random
 import signal
@@ -20,8 +21,8 @@ SEED = int(os.environ.get("NIXL_SEED", "1"))
 # Less than what ROUNDS dead peers would keep if what they staged did not come back.
 POOL_MIB = 192
 LENGTH = 6 * MIB
-# After that a peer that is silent counts as gone, and a request to it as failed.
-BOUND_S = 25
+# After that a peer that is silent counts as gone, and a request to it as failed: later on a machine whose cores are shared.
+BOUND_S = 25 * max(1, math.ceil(os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 class Scene:

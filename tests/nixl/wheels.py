@@ -25,6 +25,12 @@ def python_path(version):
     return [str(path) for path in [*paths, ROOT / "python", HERE]]
 
 
+def library_path(version):
+    """Where the libraries of NIXL lie, for programs that were linked with them."""
+    site = [folder(version)] if version != DEFAULT else list((ROOT / ".venv").glob("lib/python3*/site-packages"))
+    return os.pathsep.join(str(path) for at in site for path in sorted(at.glob(".nixl_cu1*.mesonpy.libs")))
+
+
 def installed(version):
     """Whether `make setup-nixl` has been run for this version."""
     if version != DEFAULT:

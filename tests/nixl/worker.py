@@ -12,9 +12,11 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy
 from pattern import differences, expected, expected_of_list, pattern
+from pool_api import PoolError, PoolHandle
 
 # Whether ordinary memory asks for huge pages, or has what the system gives on its own.
 HUGE_PAGES = os.environ.get("TEST_HUGE_PAGES") == "1"
@@ -69,11 +71,9 @@ class Worker:
 
     def open_pool(self, spec):
         """Opens a pool for the buffers of this program."""
-        from pool_api import PoolHandle
-
         self.pool = PoolHandle(spec)
 
-    def agent(self, name, backend, parameters=None, progress=True):
+    def agent(self, name, backend, parameters=None, progress=True, telemetry=False):
         """Makes an agent with one backend; it is the one that the calls below mean. `progress`: with a thread of its own for that."""
         if backend == "CXL":
             import kvbm_cxl.nixl
@@ -82,7 +82,7 @@ class Worker:
         from nixl._api import nixl_agent, nixl_agent_config
 
         self.backend, self.name = backend, name
-        self.now = nixl_agent(name, nixl_agent_config(enable_prog_thread=progress, backends=[]))
+        self.now = nixl_agent(name, nixl_agent_config(enable_prog_thread=progress, capture_telemetry=telemetry, backends=[]))
         self.now.create_backend(backend, {key: str(value) for key, value in (parameters or {}).items()})
         self.agents[name] = self.now
 
@@ -96,6 +96,12 @@ class Worker:
         if self.now is self.agents[name]:
             self.now = None
         del self.agents[name]
+
+    def end_agent(self, name):
+        """Ends an agent that nothing here was prepared with, as an application that lets go of it."""
+        if self.now is self.agents[name]:
+            self.now = None
+        self.agents.pop(name)
 
     def parameters(self):
         """What the backend says of itself."""
@@ -114,6 +120,65 @@ class Worker:
 
     def deregister(self, key):
         self.now.deregister_memory(self.registered.pop(key), backends=[self.backend])
+
+    def deregister_twice(self, key):
+        """Registers a buffer once more, and deregisters both in one list; whether NIXL took that."""
+        self.register(key)
+        buffer = self.buffers[key]
+        row = (buffer.address, buffer.len_bytes, 0, "")
+        try:
+            self.now.deregister_memory(self.now.get_reg_descs([row, row], "DRAM"), backends=[self.backend])
+        except Exception as error:
+            return type(error).__name__
+        return "taken"
+
+    def fill_pool(self):
+        """Allocates all of the pool that this process can get."""
+        self.blocks = []
+        for len_bytes in (16 << 20, 1 << 20, 64 << 10, 4 << 10):
+            while True:
+                try:
+                    self.blocks.append(self.pool.alloc(len_bytes))
+                except PoolError:
+                    break
+
+    def empty_pool(self):
+        """Frees what fill_pool() allocated."""
+        for block in self.blocks:
+            self.pool.free(block)
+
+    def threads(self):
+        """The names of the threads of this process."""
+        return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+
+    def prepare_sides(self, local, remote, peer):
+        """Prepared lists of both sides, for push()."""
+        self.sides = [
+            self.now.prep_xfer_dlist(agent, self.now.get_xfer_descs(numpy.asarray(rows, numpy.uint64), "DRAM"))
+            for agent, rows in (("NIXL_INIT_AGENT", local), (peer, remote))
+        ]
+
+    def push(self, requests, timeout_s=30):
+        """WRITEs of blocks of the prepared lists, (here, there, notification) each, all under way at once and released as they end, as
+        vLLM's push worker does it: (state, bytes, descriptors) by NIXL's telemetry of each."""
+        handles, ended = {}, {}
+        for number, (here, there, notification) in enumerate(requests):
+            here, there = (numpy.asarray(blocks, numpy.int32) for blocks in (here, there))
+            handles[number] = self.now.make_prepped_xfer("WRITE", self.sides[0], here, self.sides[1], there, notif_msg=notification)
+            self.now.transfer(handles[number])
+        end = time.monotonic() + timeout_s
+        while handles and time.monotonic() < end:
+            for number, handle in list(handles.items()):
+                if (state := self.now.check_xfer_state(handle)) == "PROC":
+                    continue
+                told = self.now.get_xfer_telemetry(handle) if state == "DONE" else None
+                ended[number] = (state, told.totalBytes, told.descCount, told.xferDuration) if told else (state, 0, 0, 0)
+                self.now.release_xfer_handle(handles.pop(number))
+        return [ended.get(number, ("PROC", 0, 0, 0)) for number in range(len(requests))]
+
+    def heartbeat(self, peer, message):
+        """A notification as vLLM sends it: no backend is named."""
+        self.now.send_notif(peer, notif_msg=message)
 
     def free(self, key):
         """Gives a block of the pool back."""

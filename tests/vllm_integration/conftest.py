@@ -4,6 +4,7 @@
 import atexit
 import importlib
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -26,10 +27,13 @@ os.environ.update(
 )
 
 
-def _is_installed(package: str) -> bool:
-    """Whether there is such a package: a folder of that name that happens to lie on the path is none."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
+def _is_importable() -> bool:
+    """Whether sys.path has the package kvbm_cxl; the folder of crates at the root of the checkout is none."""
+    try:
+        importlib.import_module("kvbm_cxl")
+    except ImportError:
+        return False
+    return True
 
 
 def _is_compiled() -> bool:
@@ -43,10 +47,10 @@ def _is_compiled() -> bool:
 
 sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "dynamo")]
 # The checkout as it is, where its extension was built; else the package that was made of it and installed.
-if any((ROOT / "python" / "kvbm_cxl").glob("_native*.so")) or not _is_installed("kvbm_cxl"):
+if any((ROOT / "python" / "kvbm_cxl").glob("_native*.so")) or not _is_importable():
     sys.path.insert(0, str(ROOT / "python"))
     importlib.invalidate_caches()
-if not (_is_installed("vllm") and _is_compiled()):
+if not (importlib.util.find_spec("vllm") and _is_compiled()):
     collect_ignore_glob = ["test_*.py"]
 else:
     import kvbm_cxl
@@ -63,6 +67,19 @@ else:
         with tempfile.TemporaryDirectory(prefix="kvbm-cxl-") as made:
             os.environ["CXL_STATE_DIR"] = made
             yield Path(made)
+
+    @pytest.fixture(autouse=True)
+    def connector_log(caplog):
+        """What the connector logs is in `caplog`, by way of a filter: every engine takes the handlers from all loggers below vLLM's."""
+
+        def catch(record: logging.LogRecord) -> bool:
+            caplog.handler.handle(record)
+            return False
+
+        logger = logging.getLogger("vllm.kvbm_cxl")
+        logger.addFilter(catch)
+        yield
+        logger.removeFilter(catch)
 
     @pytest.fixture
     def make_pool():

@@ -99,7 +99,7 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
             "kv_load_failure_policy": policy,
             "kv_connector_extra_config": {"pool": pool, **extra},
         }
-        if "tensor_parallel_size" in options:  # Workers are processes of their own, where nobody has registered anything.
+        if "tensor_parallel_size" in options:  # Workers are processes of their own, where nothing is registered yet.
             options["kv_transfer_config"]["kv_connector_module_path"] = "kvbm_cxl.vllm_integration.connector"
     settings = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **options}
     llm, before = None, set(_left_by_ranks())
@@ -123,7 +123,7 @@ def _left_by_ranks() -> Iterable[Path]:
 
 
 def flip_bytes(pool: str, payload: bytes, offsets: Iterable[int]) -> None:
-    """Changes bytes of a block's payload in the pool's file, behind everybody's back."""
+    """Changes bytes of a block's payload in the pool's file, behind the back of all hosts."""
     with open(pool, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         for start in range(0, len(payload), 64):
             piece = payload[start : start + 64]

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options are checked when the engine starts, with messages that name them."""
 
+import inspect
+
+import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.config import CACHE_OPTIONS, ConfigError, ConnectorConfig
+
+
+def test_the_options_of_the_cache_are_those_of_the_pool():
+    assert CACHE_OPTIONS | {"checksums"} == set(inspect.signature(kvbm_cxl.Pool.cache).parameters) - {"self"}
 
 
 def test_defaults_and_environment():
@@ -27,6 +34,7 @@ def test_defaults_and_environment():
         ({"pool": "p", "handover_wait_ms": -1}, "handover_wait_ms is -1"),
         ({"pool": "p", "cache": "lru"}, "cache is 'lru'; it takes a Mapping"),
         ({"pool": "p", "cache": {"checksums": False}}, "option of its own"),
+        ({"pool": "p", "cache": {"polcy": "lru"}}, "no option 'polcy'; it has copy, .*policy"),
     ),
 )
 def test_what_cannot_be_is_refused(options, words):

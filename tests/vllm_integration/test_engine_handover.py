@@ -38,7 +38,7 @@ def test_decode_pulls_every_token_of_the_prompt(model, pool, texts):
         assert counted["pulled_blocks/hit"] == BLOCKS and counted["bytes/pulled"] == BLOCKS * BLOCK_BYTES
         assert counted["handovers/complete"] == counted["loads/complete"] == len(LENGTHS)
         assert "published_blocks/stored" not in counted, "a consumer publishes nothing"
-        assert decode.scheduler_side._pinned == 0 and decode.scheduler_side.access.call(lambda cache: cache.pinned()) == 0
+        assert decode.scheduler_side.lookups.pinned == 0 and decode.scheduler_side.access.call(lambda cache: cache.pinned()) == 0
         assert not decode.scheduler_side._tracked
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole engines of other kinds on one pool: number types, block sizes, ranks. Each finds its own blocks and nobody else's."""
+"""Whole engines of other kinds on one pool: number types, block sizes, ranks. Each finds its own blocks and no others."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_two_ranks(model, make_pool):
         side = decode.scheduler_side
         from test_engine_failures import keys_of
 
-        second = side._namespaces[1]
+        second = side.namespaces[1]
         side.access.call(lambda cache: cache.evict(second, keys_of(decode, PROMPT)[1]))
         for _ in range(1000):
             if not any(side.access.call(lambda cache: cache.has(second, keys_of(decode, PROMPT)[1:2]))):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every engine tells routers of every block of its namespaces, whoever published it, and of none that cannot be had."""
+"""Every engine tells routers of every block of its namespaces, of any publisher, and of none that cannot be had."""
 
 import time
 from types import SimpleNamespace
@@ -157,7 +157,7 @@ def test_events_are_what_vllm_publishes_of_such_a_block(monkeypatch):
 # What is found out
 
 
-def test_blocks_are_told_by_whoever_did_not_publish_them_and_in_order(hosts):
+def test_blocks_are_told_by_engines_that_did_not_publish_them_and_in_order(hosts):
     one, other = hosts(1), hosts(2)
     blocks = chain(40)
     one.publish(blocks)
@@ -165,7 +165,7 @@ def test_blocks_are_told_by_whoever_did_not_publish_them_and_in_order(hosts):
     assert other.announcer.round([]).stored == blocks
     assert other.announcer.round([]) == one.announcer.round(blocks), "what was told is not told again"
     assert one.counted() == {"descriptions/stored": 40, "descriptions/exists": 40, "announced_blocks/stored": 40}
-    # Whoever comes later, as after a restart, finds everything.
+    # A subscriber that comes later, as after a restart, finds everything.
     assert hosts(3).announcer.round([]).stored == blocks
 
 
@@ -265,7 +265,7 @@ def test_a_lost_pool_has_nothing_and_one_that_is_back_everything(hosts):
             raise PoolLost("gone")
         return real.call(operation)
 
-    one.access = SimpleNamespace(call=call)
+    one.access = SimpleNamespace(call=call, failures=one.access.failures)
     announcer = one.new_announcer()
     assert announcer.round(blocks).stored == blocks
     lost = True
@@ -357,7 +357,7 @@ def caplog_vllm(monkeypatch):
 
 
 def test_events_leave_while_the_engine_is_idle(hosts, begun, tmp_path):
-    """Through vLLM's own publisher, as the scheduler makes it after its connector; nobody takes events at the end of a step."""
+    """Through vLLM's own publisher, as the scheduler makes it after its connector; no connector takes events at the end of a step."""
     one, other = hosts(1), hosts(2)
     outlet = Outlet()
     outlet.expect()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from kvbm_cxl.vllm_integration import identity, support
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.groups import Group, kind_of
 from safetensors.numpy import save_file
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -89,7 +90,7 @@ def test_a_model_without_weights_at_hand_needs_a_name(tmp_path):
     with pytest.raises(ConfigError, match="no weights.*model_id"):
         identity.weights_digest(tmp_path)
     with pytest.raises(ConfigError, match="cannot tell which weights.*model_id"):
-        identity.fingerprint(SimpleNamespace(model="nobody/has-this-model", revision=None))
+        identity.fingerprint(SimpleNamespace(model="no-owner/has-this-model", revision=None))
 
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
@@ -118,13 +119,15 @@ def _vllm_config(**changes) -> SimpleNamespace:
         "calculate_kv_scales": False,
         "load_format": "auto",
         "seed": 0,
+        "max_model_len": 4096,
+        "model_loader_extra_config": {},
     } | changes
     pick = lambda *names: SimpleNamespace(**{name: values[name] for name in names})  # noqa: E731
     cache = pick("cache_dtype", "calculate_kv_scales")
     cache.prefix_caching_hash_algo = values["hash"]
     return SimpleNamespace(
-        model_config=pick("model", "revision", "hf_config", "dtype", "quantization", "seed"),
-        load_config=pick("load_format"),
+        model_config=pick("model", "revision", "hf_config", "dtype", "quantization", "seed", "max_model_len"),
+        load_config=pick("load_format", "model_loader_extra_config"),
         cache_config=cache,
         parallel_config=pick("tensor_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
         speculative_config=values["speculative_config"],
@@ -139,7 +142,10 @@ def _cache_config(spec=SPEC, layers=LAYERS, layout="LBHNC", replicas=1, groups=1
 def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", options=None, **changes) -> str:
     monkeypatch.setattr(identity, "attention_backend", lambda *_: backend)
     config = ConnectorConfig.read({"pool": "p", "model_id": "the model", **(options or {})})
-    return str(kvbm_cxl.Namespace(**identity.namespace_fields(_vllm_config(**changes), cache or _cache_config(), config, rank)))
+    cache = cache or _cache_config()
+    spec = cache.kv_cache_groups[0].kv_cache_spec
+    group = Group(0, tuple(cache.kv_cache_groups[0].layer_names), spec.block_size, *kind_of(spec))
+    return str(kvbm_cxl.Namespace(**identity.namespace_fields(_vllm_config(**changes), cache, config, rank, group)))
 
 
 def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
@@ -153,6 +159,7 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
     assert mine == _namespace(monkeypatch), "and nothing else does"
     assert mine == _namespace(monkeypatch, hf_config=HfConfig(rope_theta=1e4, _name_or_path="/elsewhere"))
     assert mine == _namespace(monkeypatch, load_format="safetensors", seed=7)
+    assert mine == _namespace(monkeypatch, max_model_len=8192)
     others = {
         "rank": _namespace(monkeypatch, rank=1),
         "ranks": _namespace(monkeypatch, tensor_parallel_size=4),
@@ -174,8 +181,53 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
         "made-up weights": _namespace(monkeypatch, load_format="dummy"),
         "other made-up weights": _namespace(monkeypatch, load_format="dummy", seed=1),
         "tenant": _namespace(monkeypatch, options={"tenant_salt": "s"}),
+        "adapter of the loader": _namespace(monkeypatch, model_loader_extra_config={"qlora_adapter_name_or_path": "x"}),
     }
     assert len({mine, *others.values()}) == 1 + len(others), others
+
+
+def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(monkeypatch, weights, tmp_path):
+    def here(**changes) -> str:
+        return _namespace(monkeypatch, model=str(folder), **changes)
+
+    folder, seen = weights("model", 1), []
+    seen.append(here())
+    for name in ("quantize_config.json", "hf_quant_config.json", "kv_cache_scales.json", "preprocessor_config.json"):
+        for content in ("{}", '{"bits": 4}'):
+            (folder / name).write_text(content)
+            seen.append(here())
+    assert len(set(seen)) == 9
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json", "config.json"):
+        (folder / name).write_text(name)
+    (folder / "notes.txt").write_text("words")
+    assert here() == seen[-1]
+    shutil.copytree(folder, tmp_path / "copy")
+    folder = tmp_path / "copy"
+    assert here() == seen[-1]
+
+
+def test_the_longest_prompt_decides_between_factors_of_longrope(monkeypatch):
+    def with_rope(length: int, **rope) -> str:
+        return _namespace(monkeypatch, max_model_len=length, hf_config=HfConfig(rope_parameters=rope))
+
+    assert with_rope(4096, rope_type="longrope") != with_rope(8192, rope_type="longrope") == with_rope(8192, rope_type="longrope")
+    assert with_rope(4096, rope_type="yarn") == with_rope(8192, rope_type="yarn")
+
+
+def test_requests_that_vllm_knows_by_name_alone_are_not_cached():
+    def asked(*identifiers: str, **more) -> SimpleNamespace:
+        features = [SimpleNamespace(identifier=each) for each in identifiers]
+        return SimpleNamespace(**{"resumable": False, "pooling_params": None, "mm_features": features, **more})
+
+    digest = "0123456789abcdef" * 4
+    for shared in (asked(), asked(digest), asked(digest, digest * 2), asked("an adapter: with words:" + digest)):
+        assert support.can_be_cached(shared)
+    # A caller's UUID, and the number of a request's image where vLLM hashes none.
+    for named in ("cat-1", "0-image-0", digest[1:], digest.upper(), "", f"{digest}-image-0"):
+        assert not support.can_be_cached(asked(named)) and not support.can_be_cached(asked(digest, named))
+    assert not support.can_be_cached(asked(resumable=True))
+    assert not support.can_be_cached(asked(pooling_params=SimpleNamespace(extra_kwargs={"compressed_token_type_ids": 7})))
+    assert support.can_be_cached(asked(pooling_params=SimpleNamespace(extra_kwargs=None)))
 
 
 def test_ranks_with_the_same_heads_share_a_namespace(monkeypatch):
@@ -196,12 +248,8 @@ def test_what_is_supported():
 @pytest.mark.parametrize(
     ("changes", "cache", "words"),
     (
-        ({}, {"groups": 2}, "2 KV cache groups.*--disable-hybrid-kv-cache-manager"),
-        ({}, {"spec": SLIDING}, "SlidingWindowSpec"),
-        ({}, {"spec": MambaSpec(block_size=16, shapes=((1, 2),), dtypes=(torch.float32,))}, "MambaSpec"),
         ({"decode_context_parallel_size": 2}, {}, "context parallelism"),
         ({"prefill_context_parallel_size": 2}, {}, "context parallelism"),
-        ({"speculative_config": object()}, {}, "speculative decoding"),
         ({"calculate_kv_scales": True}, {}, "--calculate-kv-scales"),
         ({"hash": "xxhash"}, {}, "--prefix-caching-hash-algo xxhash: use sha256"),
     ),

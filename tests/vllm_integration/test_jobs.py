@@ -8,15 +8,30 @@ import pytest
 from kvbm_cxl.vllm_integration.jobs import CopyTimeout, Loads, Saves
 
 
-class Gate:
-    """A job that ends when it is told to, and says with what it was begun."""
+class Job:
+    """A job over keys of some bytes together, which runs `run`."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys, len_bytes, run=lambda: None) -> None:
+        self.keys, self.key_bytes, self.run = keys, len_bytes // len(keys), run
+
+    @property
+    def len_bytes(self) -> int:
+        return len(self.keys) * self.key_bytes
+
+    def begin(self, places) -> None:
+        self.keys = [self.keys[at] for at in places]
+
+
+class Gate(Job):
+    """A job that ends when the test lets it, and records with what it was begun."""
+
+    def __init__(self, keys, len_bytes) -> None:
+        super().__init__(keys, len_bytes, self._run)
         self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, None
 
-    def __call__(self, places):
+    def begin(self, places) -> None:
+        super().begin(places)
         self.places, self.maker = places, threading.current_thread()
-        return self._run
 
     def _run(self) -> None:
         assert threading.current_thread() is not self.maker
@@ -32,16 +47,16 @@ def saves():
 
 
 def _eventually(condition) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 def test_steps_and_requests_end_with_their_last_save(saves):
-    first, second = Gate(), Gate()
-    saves.submit(("a", 1), [b"k1"], 10, first)
-    saves.submit(("a", 2), [b"k2"], 10, second)
+    first, second = Gate([b"k1"], 10), Gate([b"k2"], 10)
+    saves.submit(("a", 1), first)
+    saves.submit(("a", 2), second)
     assert saves.busy("a") and not saves.busy("b") and saves.done_step(5) == 0
     second.go_on.set()
     _eventually(lambda: b"k2" not in saves._by_key)
@@ -52,10 +67,10 @@ def test_steps_and_requests_end_with_their_last_save(saves):
 
 
 def test_a_key_under_way_is_not_published_twice_but_waited_for(saves):
-    gate, other = Gate(), Gate()
+    gate, other = Gate([b"k1", b"k2"], 20), Gate([b"k1", b"k3"], 20)
     other.go_on.set()
-    saves.submit(("a", 1), [b"k1", b"k2"], 20, gate)
-    saves.submit(("b", 1), [b"k1", b"k3"], 20, other)
+    saves.submit(("a", 1), gate)
+    saves.submit(("b", 1), other)
     assert other.begun.wait(30) and other.places == [1]
     assert saves.busy("b")
     with pytest.raises(CopyTimeout, match="request b .*cxlctl doctor"):
@@ -66,24 +81,25 @@ def test_a_key_under_way_is_not_published_twice_but_waited_for(saves):
 
 
 def test_all_keys_under_way_need_no_job(saves):
-    gate = Gate()
-    saves.submit(("a", 1), [b"k1"], 10, gate)
-    saves.submit(("b", 2), [b"k1"], 10, lambda places: pytest.fail("published twice"))
+    gate, twice = Gate([b"k1"], 10), Job([b"k1"], 10)
+    twice.begin = lambda places: pytest.fail("published twice")
+    saves.submit(("a", 1), gate)
+    saves.submit(("b", 2), twice)
     gate.go_on.set()
     saves.wait(["b"])
     assert saves.done_step(2) == 2
 
 
 def test_bytes_under_way_are_bounded(saves):
-    gate = Gate()
-    saves.submit(("a", 1), [b"k1"], 900, gate)
+    gate = Gate([b"k1"], 900)
+    saves.submit(("a", 1), gate)
     with pytest.raises(CopyTimeout, match="room"):
-        saves.submit(("b", 1), [b"k2"], 101, lambda places: lambda: None)
+        saves.submit(("b", 1), Job([b"k2"], 101))
     released = threading.Timer(0.05, gate.go_on.set)
     released.start()
-    saves.submit(("b", 1), [b"k2"], 101, lambda places: lambda: None)
+    saves.submit(("b", 1), Job([b"k2"], 101))
     assert gate.go_on.is_set()
-    saves.submit(("c", 1), [b"k3"], 5000, lambda places: lambda: None)
+    saves.submit(("c", 1), Job([b"k3"], 5000))
     saves.wait("abc")
     assert saves._bytes == 0
 
@@ -92,11 +108,14 @@ def test_a_job_that_raises_is_over_too(saves):
     def raises():
         raise OSError("what else may happen")
 
-    saves.submit(("a", 1), [b"k1"], 10, lambda places: raises)
+    saves.submit(("a", 1), Job([b"k1"], 10, raises))
     saves.wait(["a"])
     assert saves._bytes == 0 and saves.done_step(1) == 1
+    assert saves.failures.last_error.message == "OSError: what else may happen"
+    not_begun = Job([b"k1"], 10)
+    not_begun.begin = lambda places: raises()
     with pytest.raises(OSError):
-        saves.submit(("a", 2), [b"k1"], 10, lambda places: raises())
+        saves.submit(("a", 2), not_begun)
     assert saves._bytes == 0 and saves.done_step(2) == 2 and not saves._by_key, "what was not begun is not waited for"
 
 

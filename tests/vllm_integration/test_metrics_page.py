@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/METRICS.md tells of every metric of the connector what the code tells Prometheus."""
+"""docs/operating/metrics.md tells of every metric of the connector what the code tells Prometheus."""
 
 from pathlib import Path
 
 from kvbm_cxl.vllm_integration.stats import COUNTERS, GAUGES, PREFIX, TIMES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operating" / "metrics.md"
 
 
 def test_the_page_has_every_metric():

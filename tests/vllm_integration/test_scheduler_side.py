@@ -8,8 +8,9 @@ import kvbm_cxl
 import pytest
 from kvbm_cxl.vllm_integration import handover, pool_access
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
+from kvbm_cxl.vllm_integration.groups import Shape
 from kvbm_cxl.vllm_integration.keys import block_keys, tail_key
-from kvbm_cxl.vllm_integration.metadata import WorkerHello, WorkerReport
+from kvbm_cxl.vllm_integration.metadata import WorkerHandshake, WorkerReport
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, allocation, request, tokens
 
@@ -26,9 +27,9 @@ class Bench:
     def __init__(self, pool: str, *, ranks: int = 1, producer: bool = True, consumer: bool = True, **options) -> None:
         self.config = ConnectorConfig.read({"pool": pool, **options})
         self.access = pool_access.acquire(self.config)
-        self.side = SchedulerSide(self.config, self.access, BLOCK_TOKENS, producer, consumer)
+        self.side = SchedulerSide(self.config, self.access, Shape.plain(BLOCK_TOKENS), producer, consumer)
         self.namespaces = [_namespace(rank) for rank in range(ranks)]
-        self.side.greet({(0, rank): WorkerHello(bytes(namespace), 4096) for rank, namespace in enumerate(self.namespaces)})
+        self.side.handshake({(0, rank): WorkerHandshake(bytes(namespace), 4096) for rank, namespace in enumerate(self.namespaces)})
 
     def publish(self, asked, blocks: int, *, tail: bool = False, ranks: int | None = None) -> None:
         keys = block_keys(asked, 0, blocks) + ([tail_key(asked, BLOCK_TOKENS)] if tail else [])
@@ -66,7 +67,7 @@ def bench(make_pool):
     yield make
     for each in benches:
         each.side.close()
-        assert each.pinned == each.side._pinned == 0, "nothing stays pinned, nor counted as such"
+        assert each.pinned == each.side.lookups.pinned == 0, "nothing stays pinned, nor counted as such"
         each.access.release()
 
 
@@ -132,15 +133,15 @@ def test_every_rank_must_have_a_block(bench):
 
 def test_ranks_with_the_same_heads_are_looked_up_once(bench):
     here = bench()
-    one = WorkerHello(bytes(here.namespaces[0]), 4096)
-    here.side.greet({(0, 0): one, (0, 1): one})
+    one = WorkerHandshake(bytes(here.namespaces[0]), 4096)
+    here.side.handshake({(0, 0): one, (0, 1): one})
     assert here.side.workers == 1
 
 
 def test_nothing_is_found_before_the_workers_are_known(bench):
     here, asked = bench(), request("a", tokens(100))
     here.publish(asked, 6)
-    here.side.greet({})
+    here.side.handshake({})
     assert here.side.matched(asked, 0) == (0, False)
 
 
@@ -209,14 +210,14 @@ def test_a_prefix_that_is_being_loaded_is_waited_for(bench):
     here.admit(first)
     assert here.side.matched(second, 0) == (None, False) and here.pinned == 7
     assert here.side.matched(second, 16) == (None, False), "the next one is on its way as well"
-    assert here.side.matched(second, 64) == (40, True), "these are of nobody else"
+    assert here.side.matched(second, 64) == (40, True), "these are of this engine alone"
     assert here.side.matched(request("c", tokens(100, 9)), 0) == (0, False)
     here.finish_load("a")
-    assert here.counts()["lookups/deferred"] == 2 and not here.side._loading
+    assert here.counts()["lookups/deferred"] == 2 and not here.side.lookups.loading
     assert here.side.matched(second, 64) == (40, True)
 
 
-def test_whoever_waits_goes_on_when_the_load_does_not_come(bench):
+def test_a_waiting_request_goes_on_when_the_load_does_not_come(bench):
     here = bench()
     asked = [request(name, tokens(100)) for name in "abc"]
     here.publish(asked[0], 6, tail=True)
@@ -226,9 +227,9 @@ def test_whoever_waits_goes_on_when_the_load_does_not_come(bench):
     assert here.side.matched(asked[1], 0) == (100, True)
     here.side.allocated(asked[1], allocation(list(range(7))), 100)
     assert here.side.matched(asked[2], 0) == (None, False)
-    assert here.side.matched(asked[2], 96) == (4, True), "nobody shares a tail"
+    assert here.side.matched(asked[2], 96) == (4, True), "no other request shares a tail"
     here.finish_load("b", failed=True)
-    assert here.side.matched(asked[2], 0) == (100, True) and not here.side._loading
+    assert here.side.matched(asked[2], 0) == (100, True) and not here.side.lookups.loading
 
 
 def test_a_failed_load_is_not_tried_again(bench):
@@ -241,7 +242,7 @@ def test_a_failed_load_is_not_tried_again(bench):
 
 
 def test_a_damaged_block_is_looked_past_until_it_is_gone(bench):
-    """Somebody has it pinned, so that its owner cannot evict it yet."""
+    """A reader has it pinned, so that its owner cannot evict it yet."""
     here, asked = bench(), request("a", tokens(100))
     here.publish(asked, 6, tail=True)
     bad = block_keys(asked, 2, 3)
@@ -253,7 +254,7 @@ def test_a_damaged_block_is_looked_past_until_it_is_gone(bench):
     pins.release()
     # Looking it up asks for its eviction again.
     assert here.side.matched(request("c", tokens(100)), 0)[0] <= 32
-    assert here.side.matched(request("d", tokens(100)), 0) == (32, True) and not here.side._spoilt
+    assert here.side.matched(request("d", tokens(100)), 0) == (32, True) and not here.side.corrupt
     here.side.step(Scheduled())
     here.access.call(lambda cache: cache.publish(here.namespaces[0], bad[0], b"right"))
     assert here.side.matched(request("e", tokens(100)), 0) == (100, True)
@@ -297,7 +298,8 @@ def test_blocks_are_saved_as_chunks_complete_them(bench):
     assert tail.parent == block_keys(asked, 5, 6)[0] and orders.complete == {"a"}
     delay, params = here.side.finished(asked)
     assert not delay, "the last step waited for them"
-    assert handover.expected_of(params) == handover.Expected(100, str(here.namespaces[0]))
+    told = handover.expected_of(params)
+    assert (told.tokens, told.namespace) == (100, str(here.namespaces[0])) and told.facts["pool"] == here.access.pool.uuid
 
 
 def test_a_prompt_of_whole_blocks_is_complete_without_a_tail(bench):
@@ -425,7 +427,7 @@ def test_decode_waits_a_little_for_what_prefill_announced(bench):
     assert here.counts()["handovers/complete"] == 1
     late = request("b", tokens(100, 1), handover.Expected(100, str(here.namespaces[0])).to_params())
     here.publish(late, 4)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while (answer := here.side.matched(late, 0)) == (None, False):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -433,23 +435,6 @@ def test_decode_waits_a_little_for_what_prefill_announced(bench):
     here.side.allocated(late, allocation(list(range(7))), 64)
     assert here.counts()["handovers/short"] == 1
     here.finish_load("a", "b")
-
-
-def test_after_a_reset_nothing_of_before_is_found(bench):
-    """Weights may have changed: this engine's blocks get other names, and nobody is told to expect them."""
-    here, asked = bench(consumer=False), request("a", tokens(100))
-    here.publish(asked, 6, tail=True)
-    assert here.side.matched(asked, 0) == (100, True) and here.side.reset()
-    assert here.side.matched(asked, 0) == (0, False)
-    here.side.allocated(asked, allocation([]), 0)
-    saves = _run(here, asked, 100).saves
-    fresh = [key for save in saves for key in save.keys]
-    assert len(set(fresh)) == 7 and not set(fresh) & {*block_keys(asked, 0, 6), tail_key(asked, BLOCK_TOKENS)}
-    assert saves[1].parent == fresh[5] and here.side.finished(asked) == (False, None)
-    for key in fresh:
-        here.access.call(lambda cache: cache.publish(here.namespaces[0], key, key))
-    assert here.side.matched(request("b", tokens(100)), 0) == (100, True), "what it publishes from here on it finds"
-    assert here.side.reset() and here.side.matched(request("c", tokens(100)), 0) == (0, False)
 
 
 def test_prefill_of_another_kind_is_named(bench, caplog):

@@ -61,7 +61,7 @@ CHANGES = {
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a module, and changes it before anybody has it."""
+    """Loads a module, and changes it before its importer has it."""
 
     def __init__(self, loader, change):
         self.loader, self.change = loader, change

@@ -50,8 +50,6 @@ def common(options: Options, folder: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.ready_timeout_s)),
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(STEP_TIMEOUT_S * options.slowness),
-        # The same prompt has the same block hashes in all workers.
-        "PYTHONHASHSEED": "0",
     }
     if options.model and not os.path.isdir(options.model):
         del told["HF_HUB_OFFLINE"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong, in words for whoever started the graph."""
+"""What goes wrong, in words for the operator who started the graph."""
 
 
 class GraphError(Exception):

@@ -145,7 +145,7 @@ class Graph:
         return wait_until_ready(self)
 
     def check(self) -> None:
-        """Raises GraphError where a process has ended that nobody told to, with the end of its log."""
+        """Raises GraphError where a process has ended by itself, with the end of its log."""
         self.record.look()
         for child in self.children.values():
             if child.status() is not None and not child.expected_to_end:
@@ -165,7 +165,7 @@ class Graph:
             raise GraphError(f"{name} does not tell its metrics on port {port}: {error}") from error
 
     def end_processes(self) -> None:
-        """Ends all processes, and leaves the pool for whoever wants to look at it before `end`."""
+        """Ends all processes, and leaves the pool to be looked at before `end`."""
         processes.end_all(list(self.children.values()), PATIENCE_S)
 
     def end(self) -> None:

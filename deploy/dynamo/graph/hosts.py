@@ -2,7 +2,7 @@
 """Where the processes of a graph run: on this machine, or on the two hosts of a lab (tests/lab), which share a memory and an Ethernet.
 
 In a lab, prefill workers run on host A, with the frontend and etcd, and decode workers on host B. What a host's servers listen on is
-offered at the same ports of this machine's 127.0.0.1, so that whoever asks them need not know.
+offered at the same ports of this machine's 127.0.0.1, so that a client need not know.
 """
 
 import signal
@@ -49,7 +49,7 @@ class ThisMachine:
         return Child(name, command, environment, log, self.record)
 
     def end(self) -> None:
-        """Nothing to do: the processes are ended by whoever started them."""
+        """Nothing to do: the processes are ended by the code that started them."""
 
 
 class LabChild:

@@ -24,6 +24,6 @@ for module in MODULES:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        # It only costs time: whoever needs the module will say more.
+        # It only costs time: the process that needs the module will say more.
         says.write(f"{module}: {error}\n")
 says.close()

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CONNECTORS = ("cxl", "nixl-cxl", "nixl-ucx")
 # CxlConnector with the KV caches themselves in the pool.
 ZERO_COPY = "cxl-zero-copy"
-ROUTERS = ("round-robin", "kv")
+ROUTERS = ("least-loaded", "round-robin", "kv")
 DISCOVERIES = ("file", "etcd")
 # Where the workers run, and how much slower than here everything is there: the processor of a virtual machine is emulated.
 SLOWNESS = {"processes": 1, "namespaces": 1, "lab": 40}
@@ -87,7 +87,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--pool", default="", metavar="SPEC", help=pool_help)
     parser.add_argument("--format-pool", action="store_true", help="format the pool that --pool names: what it holds is lost")
     parser.add_argument("--pool-size", type=_size, default=0, metavar="SIZE", help="of a pool in /dev/shm (1G, or more)")
-    parser.add_argument("--router", choices=ROUTERS, default="round-robin", help="how the frontend chooses workers")
+    parser.add_argument("--router", choices=ROUTERS, default="least-loaded", help="how the frontend chooses workers (least-loaded)")
     parser.add_argument("--discovery", choices=DISCOVERIES, default="file", help="how processes find each other (file)")
     hosts_help = "each worker by itself here (processes), or prefill and decode on two hosts: namespaces, or virtual machines (lab)"
     parser.add_argument("--hosts", choices=SLOWNESS, default="processes", help=hosts_help)

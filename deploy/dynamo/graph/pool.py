@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .model import Model
 
 TIMEOUT_S = 60
-# Seats of the pool's management: one for each worker, so that whichever comes first can let the others in.
-MAX_SEATS = 8
 PAGE = 4096
 # A pool of our own has room for a few of the longest prompts, whatever the model.
 MIN_POOL_BYTES, POOL_BLOCKS = 1 << 30, 128
@@ -31,10 +29,12 @@ BLOCK_PERCENT, BLOCK_PERCENT_ZERO_COPY = 75, 25
 
 def cxlctl_path() -> Path:
     """The command line: of the installed package, or of the last build. Raises GraphError."""
-    import importlib.util
+    try:
+        import kvbm_cxl
 
-    package = importlib.util.find_spec("kvbm_cxl")
-    places = [Path(folder) / "bin" / "cxlctl" for folder in (package.submodule_search_locations or ())] if package else []
+        places = [Path(kvbm_cxl.__file__).parent / "bin" / "cxlctl"]
+    except ImportError:
+        places = []
     places.append(ROOT / "target" / "release" / "cxlctl")
     for place in places:
         if place.is_file():
@@ -89,13 +89,12 @@ def cell_bytes(block_bytes: int) -> int:
 def format_pool(
     spec: str,
     block_bytes: int | None,
-    machines: Sequence[str],
     force: bool = False,
     announced: bool = False,
     zero_copy: bool = False,
     run: Callable[..., str] = cxlctl,
 ) -> None:
-    """Makes an empty pool with cells of a block, managed by these machines, or by this one where none is named. Raises GraphError.
+    """Makes an empty pool with cells of a block. Raises GraphError.
 
     announced: with cells for what routers are told of each block; zero_copy: with room for KV caches.
     """
@@ -105,11 +104,6 @@ def format_pool(
         small = [DESCRIPTION_CELLS] * announced + [REFERENCE_CELLS] * zero_copy
         for cells in (f"{cell_bytes(block_bytes)}:{percent}%", *small):
             arguments += ["--cells", cells]
-    if machines:
-        seats = list(machines[:MAX_SEATS])
-        arguments += ["--seats", str(len(seats)), "--machine", seats[0]]
-        for seat in seats[1:]:
-            arguments += ["--seat-machine", seat]
     run(spec, *arguments, *(["--force"] if force else []))
 
 
@@ -126,7 +120,7 @@ def _caches_bytes(options: Options, model: "Model") -> int:
 
 def make_in_lab(options: Options, model: "Model", lab) -> Pool:
     """A pool in the memory that the hosts of a lab share. Raises GraphError."""
-    format_pool(lab.spec, model.block_bytes, (), **_contents(options), run=lab.cxlctl)
+    format_pool(lab.spec, model.block_bytes, **_contents(options), run=lab.cxlctl)
     return Pool(lab.spec.partition(",")[0], None, (), lab.cxlctl)
 
 
@@ -134,12 +128,12 @@ def make(options: Options, model: "Model", note_path) -> Pool:
     """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
     if options.pool:
         if options.format_given_pool:
-            format_pool(options.pool, model.block_bytes, (), force=True, **_contents(options))
+            format_pool(options.pool, model.block_bytes, force=True, **_contents(options))
         cxlctl(options.pool, "info", "--json")
         return Pool(options.pool, None, (), fresh=False)
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)
     size_bytes = options.pool_bytes or max(MIN_POOL_BYTES, POOL_BLOCKS * cell_bytes(model.block_bytes or 0)) + _caches_bytes(options, model)
-    format_pool(f"{own},size={size_bytes}", model.block_bytes, machines, **_contents(options))
+    format_pool(f"{own},size={size_bytes}", model.block_bytes, **_contents(options))
     return Pool(str(own), own, machines)

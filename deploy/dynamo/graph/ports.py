@@ -18,7 +18,7 @@ class Ports:
         self.next = random.Random(os.getpid() ^ int.from_bytes(os.urandom(4), "big")).randrange(FIRST, LAST)
 
     def take(self, count: int = 1) -> int:
-        """The first of `count` ports in a row that nobody listens on. Raises GraphError."""
+        """The first of `count` ports in a row that no process listens on. Raises GraphError."""
         for _ in range(LAST - FIRST):
             if self.next + count > LAST:
                 self.next = FIRST

@@ -68,7 +68,7 @@ def prompts(graph) -> list[str]:
 
 
 def ask(graph, prompt: str) -> Asked:
-    """Asks while nobody else does, so that what is counted meanwhile is this request's."""
+    """Asks while no other client does, so that what is counted meanwhile is this request's."""
     before = counters.read(graph)
     answer = graph.ask(prompt, length(graph).max_tokens)
     after = counters.settled(graph, before)

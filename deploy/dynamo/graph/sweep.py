@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHM = "/dev/shm/"
-# What vLLM and UCX put there, under names that nobody chose. Everything else in /dev/shm belongs to somebody who removes it.
+# What vLLM and UCX put there, under names that they made up. Everything else in /dev/shm has an owner that removes it.
 LEFTOVERS = ("psm_", "sem.mp-", "ucx_shm_", "torch_", "vllm")
 TIMEOUT_S = 15
 
@@ -40,7 +40,7 @@ def process(pid: int) -> Process | None:
 
 
 def members(sessions: dict[int, int]) -> list[Process]:
-    """Living processes of these sessions, each given as its leader and when that started. One that somebody else leads now is not ours."""
+    """Living processes of these sessions, each given as its leader and when that started. One with another leader now is not ours."""
     found = []
     for name in os.listdir("/proc"):
         entry = process(int(name)) if name.isdigit() else None
@@ -55,7 +55,7 @@ def members(sessions: dict[int, int]) -> list[Process]:
 def segments(pid: int) -> set[str]:
     """Files of /dev/shm that a process maps and that its libraries made there.
 
-    Compared by inode: the map of whoever made a semaphore has the name that it was made under, which is not the one that stays.
+    Compared by inode: the map of the process that made a semaphore has the name that it was made under, which is not the one that stays.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")

@@ -18,7 +18,7 @@ POOL_HIT_WEIGHT = 0.95
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker's place in the graph, and its ports. One that is started again gets new ones, so that nobody takes it for the old one."""
+    """A worker's place in the graph, and its ports. One that is started again gets new ones, so that it is not taken for the old one."""
 
     role: str
     number: int
@@ -28,7 +28,7 @@ class Worker:
 
     @classmethod
     def make(cls, role: str, number: int, ports: Ports) -> "Worker":
-        """With ports that nobody else got."""
+        """With ports that no other worker got."""
         return cls(role, number, *(ports.take() for _ in range(3)))
 
     @property

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Once in the life of a pool, on the node that is to manage it first: makes the devices an empty pool. It refuses devices that hold something.
+# Once in the life of a pool, on any node that reaches its devices: makes the devices an empty pool. It refuses devices that hold something.
 set -eu
 . "$(dirname "$0")/rack.env"
 cxlctl doctor

@@ -81,6 +81,8 @@ typedef enum cxl_shm_status {
     CXL_SHM_E_PEER_GONE = -22,   /* the other end of the connection is gone: what was under way may or may not have arrived */
     CXL_SHM_E_PEER_CLOSED = -23, /* the other end has closed the connection, and everything that it had sent was received */
     CXL_SHM_E_TOO_LARGE = -24,   /* the message is longer than the ring allows, or than the room for it */
+    CXL_SHM_E_GPU = -25,         /* a GPU or its driver did not do what it was asked to */
+    CXL_SHM_E_CANCELLED = -26,   /* ended early, as the caller asked: what of it was done is not known */
     CXL_SHM_E_INTERNAL = -99     /* a bug of this library */
 } cxl_shm_status;
 
@@ -105,6 +107,15 @@ int cxl_shm_last_status(void);
 
 /* Forgets the last error of this thread. */
 void cxl_shm_clear_error(void);
+
+/* A function for the warnings and errors of the library's background threads (heartbeat, upkeep), which have no caller. An error that
+ * repeats comes once a minute. `level` is 1 for errors and 2 for warnings; `message` is valid during the call. It is called on the
+ * library's threads, several at a time: it must return soon, must not call this library, and must not throw. */
+typedef void (*cxl_shm_log_fn)(void* context, int level, const char* message);
+
+/* Has `log` called from now on, for all pools of the process; NULL ends that. When this returns, the function given before is called no
+ * more. */
+void cxl_shm_set_log(cxl_shm_log_fn log, void* context);
 
 /* Version of the library: major << 16 | minor << 8 | patch. */
 uint32_t cxl_shm_version(void);
@@ -163,7 +174,7 @@ typedef struct cxl_shm_format_options {
     uint32_t slots;         /* most hosts at a time, 1 to 64; 0 = 16 */
     uint32_t seats;         /* machines that may manage the locks, 1 to 8; 0 = 4. This machine has the first */
     uint32_t locks;         /* locks, 8 of them the pool's own; 0 = 256 */
-    uint32_t objects;       /* names; 0 = 256 */
+    uint32_t objects;       /* names; 0 = by the size of the pool: one for each 256 KiB, 256 to 8192 */
     uint32_t reserved;      /* zero */
     uint64_t chunk_bytes;   /* what a host takes at a time, a power of two; 0 = 2 MiB */
     uint64_t stripe_bytes;  /* stripe over several devices, a power of two; 0 = 2 MiB or what fits */
@@ -179,6 +190,7 @@ int cxl_shm_format(const char* spec, const cxl_shm_format_options_t* options);
 #define CXL_SHM_INFO_READ_ONLY 1u
 #define CXL_SHM_INFO_JOINED 2u
 #define CXL_SHM_INFO_COHERENT 4u
+#define CXL_SHM_INFO_WHOLE_LINES 8u /* this CPU writes and loads a line as one unit: cxl_shm_publish_line */
 
 typedef struct cxl_shm_info {
     size_t struct_size;        /* in: sizeof(cxl_shm_info_t) */
@@ -222,19 +234,19 @@ int cxl_shm_bind_thread(uint32_t numa_node);
  * When the holder of a lock dies, the lock is passed on once it is certain that the dead host does not write any more (its process is gone
  * and another one of its machine noticed, its machine joined again, or an operator said so). What the lock protects may then be half done,
  * and the next holder is told so until one says that it is repaired. A holder is also told so, with nothing to repair, where the host that
- * had the lock last has left and joined again since: nobody else knows how that one ended.
+ * had the lock last has left and joined again since: no other host knows how that one ended.
  */
 
-/* Allocates a lock of the default pool. It is nobody's: it lasts until it is freed, so store it where other hosts find it.
+/* Allocates a lock of the default pool. It belongs to no host: it lasts until it is freed, so store it where other hosts find it.
  * TraCT 4.1 */
 int cxl_shm_allocate_lock(cxl_lock_t* lock);
 
-/* Frees a lock of the default pool, which nobody may use any more. CXL_SHM_E_NOT_FOUND if it is not allocated; CXL_SHM_E_BUSY if a thread
+/* Frees a lock of the default pool, which no host may use any more. CXL_SHM_E_NOT_FOUND if it is not allocated; CXL_SHM_E_BUSY if a thread
  * of this process holds it through the same handle. TraCT 4.1 */
 int cxl_shm_free_lock(cxl_lock_t lock);
 
 /* Acquires a lock of the default pool; waits up to its timeout_ms. Any error means: not held.
- * CXL_SHM_E_RECOVERED when a former holder died or was fenced in its section and nobody has repaired since: acquire with
+ * CXL_SHM_E_RECOVERED when a former holder died or was fenced in its section and no holder has repaired since: acquire with
  * cxl_shm_acquire_lock_ex(), repair, call cxl_shm_lock_repaired(). CXL_SHM_E_DEADLOCK when this thread holds it. Whether the lock is
  * allocated is not looked up. TraCT 4.1 */
 int cxl_shm_acquire_lock(cxl_lock_t lock);
@@ -266,9 +278,9 @@ int cxl_shm_lock_damaged(cxl_pool_t* pool, cxl_lock_t lock);
 
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------------------- *
  *
- * A block starts at a line and owns whole lines. Its bytes are undefined. Any host may free a block, whoever allocated it; the caller knows
- * that nobody uses it any more. What was stored to a kept block is flushed before it is freed (clflush, cxl_shm_flush): what is still in
- * the cache of some host would be written back onto the bytes of whoever has the memory next. Scratch blocks need no flush.
+ * A block starts at a line and owns whole lines. Its bytes are undefined. Any host may free a block of any host; the caller knows
+ * that it is not used any more. What was stored to a kept block is flushed before it is freed (clflush, cxl_shm_flush): what is still in
+ * the cache of some host would be written back onto the bytes of the memory's next owner. Scratch blocks need no flush.
  *
  *   kept     lives until it is freed, beyond its process and host: for structures that hosts find through a named object
  *   scratch  lives at most as long as the process that allocated it: for what needs no cleaning up after a crash. Only cxl_shm_keep()
@@ -347,15 +359,20 @@ int cxl_shm_ring_listen(cxl_pool_t* pool, const char* name, cxl_ring_t* listener
 /* Waits for a process that connects. CXL_SHM_E_NOT_FOUND if the name does not mean this listener any more. */
 int cxl_shm_ring_accept(cxl_pool_t* pool, cxl_ring_t listener, uint64_t timeout_ms, cxl_ring_t* connection);
 
-/* Connects to a listener, waiting until it accepts. CXL_SHM_E_NOT_FOUND if nobody listens under the name, CXL_SHM_E_PEER_GONE if its
+/* Connects to a listener, waiting until it accepts. CXL_SHM_E_NOT_FOUND if no process listens under the name, CXL_SHM_E_PEER_GONE if its
  * process is gone, CXL_SHM_E_TIMEOUT if it did not accept in time. */
 int cxl_shm_ring_connect(cxl_pool_t* pool, const char* name, uint64_t timeout_ms, cxl_ring_t* connection);
+
+/* Whether the listener of a name is there, without waiting. Success: nothing says that it has ended, though a process of another host may
+ * have been killed. CXL_SHM_E_PEER_GONE: it is certain that it listens no more (it gave the name back, its process has ended, or its host
+ * is proven dead or has left). CXL_SHM_E_TIMEOUT: it cannot be told; a host that was taken for dead may come back. */
+int cxl_shm_ring_presence(cxl_pool_t* pool, const char* name);
 
 /* Longest message of a connection, in bytes. */
 int cxl_shm_ring_max_message(cxl_pool_t* pool, cxl_ring_t connection, size_t* len_bytes);
 
-/* Sends a message of `len_bytes` bytes, which may be 0; waits for room in the ring. Success says that it was written, not that anybody
- * received it. CXL_SHM_E_TOO_LARGE, CXL_SHM_E_PEER_GONE, CXL_SHM_E_PEER_CLOSED; on any error it was not sent. */
+/* Sends a message of `len_bytes` bytes, which may be 0; waits for room in the ring. Success says that it was written, not that
+ * it was received. CXL_SHM_E_TOO_LARGE, CXL_SHM_E_PEER_GONE, CXL_SHM_E_PEER_CLOSED; on any error it was not sent. */
 int cxl_shm_ring_send(cxl_pool_t* pool, cxl_ring_t connection, const void* message, size_t len_bytes, uint64_t timeout_ms);
 
 /* Waits for a message and copies it to `message`, which has room for `size` bytes; *len_bytes is its length. CXL_SHM_E_TOO_LARGE if the
@@ -370,7 +387,7 @@ int cxl_shm_ring_recv(cxl_pool_t* pool, cxl_ring_t connection, void* message, si
  * CXL_SHM_E_PEER_GONE if it has ended, or its host was taken for dead, or that cannot be told. */
 int cxl_shm_ring_check(cxl_pool_t* pool, cxl_ring_t connection, uint32_t* seen);
 
-/* Remembers the other end of a connection under a number of its own, which is closed with cxl_shm_ring_close(): for whoever gives a
+/* Remembers the other end of a connection under a number of its own, which is closed with cxl_shm_ring_close(): for a process that gives a
  * connection up and has to know when the other end cannot use any more what it was lent. */
 int cxl_shm_ring_trace(cxl_pool_t* pool, cxl_ring_t connection, cxl_ring_t* trace);
 
@@ -387,10 +404,10 @@ int cxl_shm_ring_close(cxl_pool_t* pool, cxl_ring_t ring, uint64_t timeout_ms);
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------------------ *
  *
- * Every host tells the whole pool what its processes counted together, about twice a second; cxlctl shows it (docs/METRICS.md). The library
- * counts for itself; what a program above it counts, it hands in by these numbers. Those marked "now" rise and fall, all others only
- * rise. What a process handed in stays in its host's sums when it ends, in whatever way, except for what it handed in during the last 0.1 s
- * before it was killed; of those marked "now" its share goes. Sums begin anew when the machine restarts.
+ * Every host publishes the sums of its processes in the pool, about twice a second; cxlctl shows them (docs/operating/metrics.md). The
+ * library counts for itself; what a program above it counts, it hands in by these numbers. Those marked "now" rise and fall, all others
+ * only rise. What a process handed in stays in its host's sums when it ends, in whatever way, except for what it handed in during the last
+ * 0.1 s before it was killed; of those marked "now" its share goes. Sums begin anew when the machine restarts.
  */
 typedef enum cxl_shm_counter {
     CXL_SHM_COUNT_NIXL_POSTED = 24,               /* transfers that NIXL agents posted */
@@ -438,7 +455,8 @@ typedef struct cxl_shm_count {
  * that is none of those above, and for a counter that would fall; CXL_SHM_E_CLOSED if the handle has not joined. */
 int cxl_shm_count(cxl_pool_t* pool, const cxl_shm_count_t* counts, size_t count);
 
-/* What the host in `slot` has published of a counter: one of those above, or the place of another in docs/METRICS.md (line x 7 + counter).
+/* What the host in `slot` has published of a counter: one of those above, or the place of another (line x 7 + counter) in
+ * docs/operating/metrics.md.
  * CXL_SHM_E_NOT_FOUND if it has published none yet, or if the pool was formatted by a version that did not have the counter. */
 int cxl_shm_host_count(cxl_pool_t* pool, uint32_t slot, uint32_t counter, uint64_t* value);
 
@@ -475,6 +493,9 @@ int cxl_shm_flush(const void* addr, size_t size);
 int cxl_shm_invalidate(const void* addr, size_t size);
 
 /* Writes a line as one unit: other hosts see all of `bytes` or nothing of it. It is ordered before this thread's later publishes.
+ * This needs MOVDIR64B or AVX-512 on the writing host and AVX-512 on the fetching one: CXL_SHM_INFO_WHOLE_LINES. Where one of the two
+ * has it not, a fetch may see old and new words side by side, for as long as the writer takes (a writer that is stopped in between: until
+ * it goes on). Let the line hold a checksum of itself, as the pool's own lines do, and fetch again where it does not fit.
  * `line` is a multiple of CXL_SHM_LINE_BYTES; `bytes` has as many and need not be aligned. */
 int cxl_shm_publish_line(void* line, const void* bytes);
 
@@ -537,7 +558,7 @@ int cxl_shm_device_close(cxl_device_t device);
 /* ---- Prefix cache -------------------------------------------------------------------------------------------------------------------- *
  *
  * Blocks that one host publishes under a name and every host of the pool pulls. A name is a namespace (how the bytes were made: model, data
- * type, layout, rank) and a key (of which tokens). A block is immutable; it goes when room is needed and nobody has it pinned. A pull
+ * type, layout, rank) and a key (of which tokens). A block is immutable; it goes when room is needed and no host has it pinned. A pull
  * gives the bytes of one publication of that name, or CXL_SHM_E_NOT_FOUND: whatever is in doubt is not found.
  *
  * The pool has to be formatted with cells. A process opens the cache of a pool once, through one handle.
@@ -609,7 +630,7 @@ int cxl_shm_cache_lookup_chain(cxl_pool_t* pool, const uint8_t* name_space, cons
 int cxl_shm_cache_publish(cxl_pool_t* pool, const cxl_shm_block_id_t* id, const uint8_t* parent, const cxl_shm_piece_t* pieces,
                           size_t count);
 
-/* Reserves room for a block, which nobody sees until it is committed. Fill it in one of three ways: with cxl_shm_cache_fill(), at
+/* Reserves room for a block, which no lookup finds until it is committed. Fill it in one of three ways: with cxl_shm_cache_fill(), at
  * `ptr` by stores (commit and abort flush them), or by a device (which must have ended, and have flushed, before the commit). After a fill
  * nothing may be stored at `ptr` any more: it would not be flushed, and could end in the next block there. Errors as
  * cxl_shm_cache_publish(). */
@@ -622,7 +643,7 @@ int cxl_shm_cache_fill(cxl_pool_t* pool, uint64_t handle, const cxl_shm_piece_t*
 /* Publishes a reserved block. Whatever this returns, the handle is used up. */
 int cxl_shm_cache_commit(cxl_pool_t* pool, uint64_t handle);
 
-/* Gives a reserved block up. Nobody, no device either, may still write to it. The handle is used up. */
+/* Gives a reserved block up. No thread and no device may still write to it. The handle is used up. */
 int cxl_shm_cache_abort(cxl_pool_t* pool, uint64_t handle);
 
 /* Copies a block to pieces, which may have more room than it has bytes; its length to *len_bytes unless that is NULL. When this fails the
@@ -647,7 +668,7 @@ int cxl_shm_cache_check(cxl_pool_t* pool, uint64_t handle);
 /* Gives a pin back. The handle is used up. */
 int cxl_shm_cache_unpin(cxl_pool_t* pool, uint64_t handle);
 
-/* Evicts a block, if nobody has it pinned: at once if this process owns it, else its owner is asked to. A host asks for one thing at a
+/* Evicts a block, if no host has it pinned: at once if this process owns it, else its owner is asked to. A host asks for one thing at a
  * time, the others wait for some tens of milliseconds each, and a request can be lost: look whether the block is gone, and ask again. */
 int cxl_shm_cache_evict(cxl_pool_t* pool, const cxl_shm_block_id_t* id);
 
@@ -661,5 +682,8 @@ int cxl_shm_cache_metrics(cxl_pool_t* pool, char* text, size_t size, size_t* nee
 #ifdef __cplusplus
 }
 #endif
+
+/* Memory of GPUs. */
+#include "cxl_shm_gpu.h"
 
 #endif /* CXL_SHM_H */

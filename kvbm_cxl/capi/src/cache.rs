@@ -5,7 +5,7 @@ use crate::handle::fresh_number;
 use crate::status::{Failure, Outcome, Status};
 use crate::types::{Block, BlockId, CacheOptions, Piece};
 use cxl_pool::cache::policy::PolicyKind;
-use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned, Pulled, Reservation, Reserved, Upkeep, Wish};
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned, PublishRequest, Pulled, Reservation, Reserved, Upkeep};
 use cxl_pool::copy::{CopyConfig, LocalRange};
 use cxl_pool::host::Host;
 use cxl_pool::metrics::Metrics;
@@ -130,9 +130,10 @@ impl CacheMember {
     }
 
     fn reserved(&self, id: &BlockId, parent: Option<[u8; 16]>, len_bytes: u64) -> Outcome<Reservation> {
-        let wish = Wish { namespace: Namespace(id.name_space), key: BlockKey(id.key), parent: parent.map(BlockKey), len_bytes };
+        let request =
+            PublishRequest { namespace: Namespace(id.name_space), key: BlockKey(id.key), parent: parent.map(BlockKey), len_bytes };
         let full = |what: &str| Err(Failure::new(Status::E_FULL, what));
-        match self.cache.reserve(&wish)? {
+        match self.cache.reserve(&request)? {
             Reserved::Cell(reservation) => Ok(reservation),
             Reserved::Exists => Err(Failure::new(Status::E_EXISTS, "a block of this key is in the cache, or is being written")),
             Reserved::Busy => Err(Failure::new(Status::E_BUSY, "the block of this key is being evicted: try again")),
@@ -145,7 +146,7 @@ impl CacheMember {
     /// Publishes a block from pieces.
     ///
     /// # Safety
-    /// The pieces may be read and nobody writes to them.
+    /// The pieces may be read and no thread writes to them.
     pub unsafe fn publish(&self, id: &BlockId, parent: Option<[u8; 16]>, pieces: &[Piece]) -> Outcome<()> {
         let ranges = ranges(pieces)?;
         let len_bytes = ranges.iter().try_fold(0u64, |sum, range| sum.checked_add(range.len_bytes as u64));
@@ -162,7 +163,7 @@ impl CacheMember {
     /// As [`CacheMember::publish`].
     pub unsafe fn fill(&self, handle: u64, pieces: &[Piece]) -> Outcome<()> {
         let ranges = ranges(pieces)?;
-        // Out of the table while it is filled: nobody commits or aborts it meanwhile, and the table is not locked.
+        // Out of the table while it is filled: no call commits or aborts it meanwhile, and the table is not locked.
         let mut reservation = self.take_reservation(handle)?;
         // SAFETY: as demanded of the caller.
         let filled = unsafe { reservation.fill_raw(ranges) };
@@ -195,7 +196,7 @@ impl CacheMember {
     /// Copies a block to pieces, which may have more room; returns its length.
     ///
     /// # Safety
-    /// The pieces may be written and nobody else uses them.
+    /// The pieces may be written and no other thread uses them.
     pub unsafe fn pull(&self, id: &BlockId, pieces: &[Piece]) -> Outcome<u64> {
         let ranges = ranges(pieces)?;
         let (namespace, key) = (Namespace(id.name_space), BlockKey(id.key));

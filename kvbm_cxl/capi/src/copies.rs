@@ -58,7 +58,7 @@ fn offset(pool: &OpenPool, address: usize, len_bytes: usize) -> Outcome<u64> {
 /// Copies the pieces.
 ///
 /// # Safety
-/// The ordinary memory of each piece may be read, or written by nobody else, as the direction demands.
+/// The ordinary memory of each piece may be read, or written by no other thread, as the direction demands.
 pub unsafe fn copy(direction: u32, pieces: &[Copy]) -> Outcome<()> {
     if direction > COPY_WITHIN {
         return Err(Failure::invalid(format!("{direction} is no direction of a copy")));

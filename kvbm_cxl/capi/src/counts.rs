@@ -46,10 +46,9 @@ impl Counts {
         Ok(())
     }
 
-    /// Publishes what the processes of this host have counted, if nobody of them did just now.
-    pub fn publish(&self, host: &Host) -> Outcome<()> {
-        self.board.publish_round(host, &self.metrics, PERIOD_MS)?;
-        Ok(())
+    /// Publishes what the processes of this host have counted, if none of them did just now.
+    pub fn publish(&self, host: &Host) -> cxl_pool::Result<()> {
+        self.board.publish_round(host, &self.metrics, PERIOD_MS).map(drop)
     }
 
     /// Publishes at once: this process leaves.

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where the bytes of a device are.
-enum Place {
+enum DevicePlace {
     /// In a mapping of their own.
     Alone(MappedMemory),
     /// In the pool with this handle, as the pieces say, which are sorted by their offset on the device.
@@ -23,8 +23,8 @@ enum Place {
 }
 
 /// An open device.
-struct Entry {
-    place: Place,
+struct DeviceEntry {
+    place: DevicePlace,
     engine: Arc<dyn CopyEngine>,
     name: String,
     len_bytes: u64,
@@ -72,23 +72,23 @@ fn stretches(pieces: &[Piece], offset: u64, len_bytes: u64) -> Option<Vec<(u64, 
     (left == 0).then_some(found)
 }
 
-impl Entry {
-    fn open(pool: *mut CxlPool, path: &Path, writable: bool) -> Outcome<Entry> {
+impl DeviceEntry {
+    fn open(pool: *mut CxlPool, path: &Path, writable: bool) -> Outcome<DeviceEntry> {
         let access = if writable { Access::Write } else { Access::Read };
         let device = Device::open(path, access, &Sysfs::default())?;
         let (name, len_bytes) = (device.info().name.clone(), device.info().len_bytes);
         let own = handle::with_handle(pool, |handle, pool| Ok(pieces_on(pool, &device)?.map(|pieces| (handle, pieces))))?;
         let place = match own {
-            Some((handle, pieces)) => Place::InPool(handle, pieces),
+            Some((handle, pieces)) => DevicePlace::InPool(handle, pieces),
             None => {
                 let memory = over_mapping(map_part(&device, 0, len_bytes)?, &CoherenceOptions::from_env()?)?;
                 if holds_a_pool(&*memory.memory)? {
                     return Err(refused(&name, "is a device of another pool: open that pool to reach its blocks"));
                 }
-                Place::Alone(memory)
+                DevicePlace::Alone(memory)
             }
         };
-        Ok(Entry { place, engine: copies::engine()?, name, len_bytes, writable })
+        Ok(DeviceEntry { place, engine: copies::engine()?, name, len_bytes, writable })
     }
 
     /// Runs `step` for each stretch of memory that makes up a range of the device: its memory, its offset there, its length.
@@ -102,13 +102,13 @@ impl Entry {
             return Err(Failure::invalid(format!("{len_bytes} bytes at {offset:#x} of {name}, which has {has}, do not exist")));
         }
         match &self.place {
-            Place::Alone(mapped) => {
+            DevicePlace::Alone(mapped) => {
                 if write && holds_a_pool(&*mapped.memory)? {
                     return Err(refused(name, "was formatted as a pool since it was opened: close it, and open the pool"));
                 }
                 step(&*mapped.memory, offset, len)
             }
-            Place::InPool(handle, pieces) => handle::with(std::ptr::without_provenance_mut(*handle), |pool| {
+            DevicePlace::InPool(handle, pieces) => handle::with(std::ptr::without_provenance_mut(*handle), |pool| {
                 let data = pool.data();
                 let is_data = |(start, len): &(u64, u64)| data.contains(start) && *len <= data.end - *start;
                 let found = stretches(pieces, offset, len_bytes).filter(|found| found.iter().all(is_data));
@@ -126,9 +126,9 @@ impl Entry {
 }
 
 /// The number used last, and what is open.
-static OPEN: Mutex<(CxlDevice, BTreeMap<CxlDevice, Arc<Entry>>)> = Mutex::new((0, BTreeMap::new()));
+static OPEN: Mutex<(CxlDevice, BTreeMap<CxlDevice, Arc<DeviceEntry>>)> = Mutex::new((0, BTreeMap::new()));
 
-fn table() -> MutexGuard<'static, (CxlDevice, BTreeMap<CxlDevice, Arc<Entry>>)> {
+fn table() -> MutexGuard<'static, (CxlDevice, BTreeMap<CxlDevice, Arc<DeviceEntry>>)> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -136,14 +136,14 @@ fn closed(number: CxlDevice) -> Failure {
     Failure::new(Status::E_CLOSED, format!("{number} is no open device (was it closed?)"))
 }
 
-fn find(number: CxlDevice) -> Outcome<Arc<Entry>> {
+fn find(number: CxlDevice) -> Outcome<Arc<DeviceEntry>> {
     table().1.get(&number).cloned().ok_or_else(|| closed(number))
 }
 
 /// Opens a device; returns its number, its length in bytes and whether it is part of the pool.
 pub fn open(pool: *mut CxlPool, path: &Path, writable: bool) -> Outcome<(CxlDevice, u64, bool)> {
-    let entry = Entry::open(pool, path, writable)?;
-    let (len_bytes, is_in_pool) = (entry.len_bytes, matches!(entry.place, Place::InPool(..)));
+    let entry = DeviceEntry::open(pool, path, writable)?;
+    let (len_bytes, is_in_pool) = (entry.len_bytes, matches!(entry.place, DevicePlace::InPool(..)));
     let mut table = table();
     table.0 += 1;
     let number = table.0;

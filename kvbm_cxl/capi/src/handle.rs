@@ -23,7 +23,7 @@ pub fn fresh_number() -> u64 {
 }
 
 /// A pool in the table.
-struct Entry {
+struct HandleEntry {
     /// The handle's value.
     handle: usize,
     /// [`FORKS`] when it was opened: a child process must not act under its parent's identity.
@@ -31,7 +31,7 @@ struct Entry {
     open: OpenPool,
 }
 
-static ENTRIES: [ArcSwapOption<Entry>; MAX_POOLS] = [const { ArcSwapOption::const_empty() }; MAX_POOLS];
+static ENTRIES: [ArcSwapOption<HandleEntry>; MAX_POOLS] = [const { ArcSwapOption::const_empty() }; MAX_POOLS];
 /// Places below this one were used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// How often this process is the child of a fork since the library was first used.
@@ -67,7 +67,7 @@ fn enter(open: OpenPool) -> Outcome<usize> {
     };
     *generation += 1;
     let handle = *generation << PLACE_BITS | (place + 1);
-    ENTRIES[place].store(Some(Arc::new(Entry { handle, forks: FORKS.load(Ordering::Relaxed), open })));
+    ENTRIES[place].store(Some(Arc::new(HandleEntry { handle, forks: forks(), open })));
     USED.fetch_max(place + 1, Ordering::Release);
     Ok(handle)
 }
@@ -76,7 +76,7 @@ fn wrong() -> Failure {
     Failure::new(Status::E_CLOSED, "this is not the handle of an open pool (was it closed?)")
 }
 
-fn find(handle: usize) -> Outcome<Guard<Option<Arc<Entry>>>> {
+fn find(handle: usize) -> Outcome<Guard<Option<Arc<HandleEntry>>>> {
     let place = (handle & ((1 << PLACE_BITS) - 1)).checked_sub(1);
     let found = place.and_then(|place| ENTRIES.get(place)).ok_or_else(wrong)?.load();
     match &*found {
@@ -86,8 +86,19 @@ fn find(handle: usize) -> Outcome<Guard<Option<Arc<Entry>>>> {
     Ok(found)
 }
 
-fn check_fork(entry: &Entry) -> Outcome<()> {
-    if entry.forks == FORKS.load(Ordering::Relaxed) {
+/// How often this process was forked since the library was first used.
+pub fn forks() -> usize {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Whether an address lies in the mapping of an open pool.
+pub fn is_in_pool(address: usize) -> bool {
+    let used = &ENTRIES[..USED.load(Ordering::Acquire).min(MAX_POOLS)];
+    used.iter().any(|entry| entry.load().as_ref().is_some_and(|entry| entry.open.offset_of(address).is_some()))
+}
+
+fn check_fork(entry: &HandleEntry) -> Outcome<()> {
+    if entry.forks == forks() {
         return Ok(());
     }
     Err(Failure::new(Status::E_FORKED, "this pool was opened by the parent process: open it again in this one"))
@@ -156,7 +167,7 @@ pub fn close(pool: *mut CxlPool) -> Outcome<()> {
         None => return Err(wrong()),
     }
     let _changing = locked(&CHANGING);
-    // Somebody else may have been faster; then the place is another pool's, or empty.
+    // Another thread may have been faster; then the place is another pool's, or empty.
     if find(handle).is_ok()
         && let Some(entry) = ENTRIES.get((handle & ((1 << PLACE_BITS) - 1)).wrapping_sub(1))
     {

@@ -9,7 +9,7 @@
 //! - [`types`]: the structures of the header, and how structures of another version are read and written.
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
-//!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies;
+//!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies; `gpus`: memory of GPUs;
 //!   `turns`: what calls use one at a time; `counts`: counters; `upkeep`: what has to be done meanwhile.
 
 mod api;
@@ -17,6 +17,7 @@ mod cache;
 mod copies;
 mod counts;
 mod devices;
+mod gpus;
 mod handle;
 mod locks;
 mod pool;

@@ -32,7 +32,7 @@ pub struct Acquired {
 }
 
 #[derive(Default)]
-struct Place {
+struct LockPlace {
     /// Number of the thread that holds the lock; 0 = none of this handle's.
     holder: AtomicU64,
     held: Mutex<Option<Held>>,
@@ -40,7 +40,7 @@ struct Place {
 
 /// The locks that threads hold through one handle, by number.
 pub struct Locks {
-    places: Box<[Place]>,
+    places: Box<[LockPlace]>,
     /// The first lock that users may take.
     first: LockId,
 }
@@ -57,10 +57,10 @@ fn this_thread() -> u64 {
 impl Locks {
     /// An empty table for a pool of this geometry.
     pub fn new(geometry: &Geometry) -> Self {
-        Locks { places: (0..geometry.locks).map(|_| Place::default()).collect(), first: geometry.first_user_lock() }
+        Locks { places: (0..geometry.locks).map(|_| LockPlace::default()).collect(), first: geometry.first_user_lock() }
     }
 
-    fn place(&self, lock: LockId) -> Outcome<&Place> {
+    fn place(&self, lock: LockId) -> Outcome<&LockPlace> {
         let place = self.places.get(lock as usize).filter(|_| lock >= self.first);
         place.ok_or_else(|| {
             let last = self.places.len().saturating_sub(1);
@@ -69,7 +69,7 @@ impl Locks {
     }
 
     /// The lock's place, if the calling thread holds it.
-    fn mine(&self, lock: LockId) -> Outcome<&Place> {
+    fn mine(&self, lock: LockId) -> Outcome<&LockPlace> {
         let place = self.place(lock)?;
         match place.holder.load(Ordering::Relaxed) {
             holder if holder == this_thread() => Ok(place),

@@ -30,7 +30,7 @@ const DEFAULT_TIMEOUT_MS: u64 = 30_000;
 /// Part of a pool that is cells, in hundredths, where only their size is given.
 const DEFAULT_CELLS_PERCENT: u32 = 75;
 /// Longest deadline, in milliseconds: 11 days, far from any overflow of a clock in nanoseconds.
-const MAX_TIMEOUT_MS: u64 = 1_000_000_000;
+pub const MAX_TIMEOUT_MS: u64 = 1_000_000_000;
 
 /// This process as part of its host.
 pub struct Member {
@@ -69,7 +69,7 @@ fn alone<T>(mut shared: Arc<T>, timeout_ms: u64) -> Result<T, (Arc<T>, Failure)>
 }
 
 impl Member {
-    /// Allocates a lock that protects nothing yet: what a holder in its former life left undone is nobody's concern any more.
+    /// Allocates a lock that protects nothing yet: what a holder in its former life left undone does not matter any more.
     pub fn new_lock(&self, timeout_ms: u64) -> Outcome<LockId> {
         let lock = lock_table::allocate_lock(&self.host, timeout_ms)?;
         match self.host.acquire(lock, timeout_ms) {
@@ -140,7 +140,7 @@ pub fn format(spec: Option<&str>, options: &FormatOptions) -> Outcome<()> {
         seat_count: or_default(options.seats, defaults.seat_count),
         slots: or_default(options.slots, defaults.slots),
         locks: or_default(options.locks, defaults.locks),
-        objects: or_default(options.objects, defaults.objects),
+        objects: options.objects,
         chunk_bytes: or_default(options.chunk_bytes, defaults.chunk_bytes),
         cells: cells.into_iter().collect(),
         coherence: if options.flags & types::FORMAT_COHERENT != 0 { CoherenceMode::Hardware } else { CoherenceMode::Software },
@@ -235,7 +235,7 @@ impl OpenPool {
                 return Err(failure);
             }
         };
-        // Nobody can acquire any more, but somebody may have meanwhile.
+        // No thread can acquire any more, but one may have meanwhile.
         let held = member.locks.held();
         if held != 0 {
             // The upkeep has ended with what it kept up.
@@ -249,10 +249,10 @@ impl OpenPool {
         let Member { host, rings, allocator, counts, cache, _service, .. } = member;
         rings.end();
         if let Some(cache) = cache.into_inner().and_then(Arc::into_inner) {
-            // Its cells are found by whoever takes this host's chunks over, its pins go with the process.
+            // Its cells are found by the host that takes this host's chunks over, its pins go with the process.
             let _ = cache.close();
         }
-        // What cannot be given back is found by whoever takes this host's chunks over.
+        // What cannot be given back is found by the host that takes this host's chunks over.
         let _ = Arc::into_inner(allocator).map(Allocator::close);
         // What this process counted stays in its host's sums. A host that is fenced publishes nothing; a later process of it does then.
         let _ = counts.publish_last(&host);
@@ -378,6 +378,9 @@ impl OpenPool {
         }
         if superblock.coherence() == CoherenceMode::Hardware {
             info.flags |= types::INFO_COHERENT;
+        }
+        if self.pool.lines().memory().keeps_lines_whole() {
+            info.flags |= types::INFO_WHOLE_LINES;
         }
         if let Some(member) = &*self.member.load() {
             info.flags |= types::INFO_JOINED;

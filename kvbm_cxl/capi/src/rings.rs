@@ -2,8 +2,8 @@
 //! Listeners, connections and traces of a handle, by number.
 //!
 //! The two directions of a connection are used from different threads, one call at a time each. A number is never used again, so that one
-//! that was closed is refused. A call that waits looks now and then whether somebody closes what it waits for, so that a close need not
-//! wait for its deadline.
+//! that was closed is refused. A call that waits looks now and then whether another thread closes what it waits for, so that a close need
+//! not wait for its deadline.
 
 use crate::handle::fresh_number;
 use crate::status::{Failure, Outcome, Status};
@@ -12,7 +12,7 @@ use crate::types::CxlRing;
 use cxl_pool::Error;
 use cxl_pool::alloc::Allocator;
 use cxl_pool::host::Host;
-use cxl_pool::ring::{Alive, Beating, Connection, Listener, Probe, Receiver, RingConfig, Rings, Sender, Trace};
+use cxl_pool::ring::{Alive, Beating, Connection, Listener, Presence, Probe, Receiver, RingConfig, Rings, Sender, Trace};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,7 +28,7 @@ struct Incoming {
 
 /// A listener, a connection, or what is remembered of one.
 #[derive(Clone)]
-enum Entry {
+enum RingEntry {
     Listener(Arc<Turns<Listener>>),
     /// With the length of its longest message, in bytes.
     Connection(Arc<Turns<Sender>>, Arc<Turns<Incoming>>, Probe, u64),
@@ -40,7 +40,7 @@ pub struct RingTable {
     host: Host,
     allocator: Arc<Allocator>,
     rings: Mutex<Option<(Rings, Beating)>>,
-    open: Mutex<BTreeMap<CxlRing, Entry>>,
+    open: Mutex<BTreeMap<CxlRing, RingEntry>>,
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -101,7 +101,7 @@ impl RingTable {
         Ok(made)
     }
 
-    fn enter(&self, entry: Entry) -> CxlRing {
+    fn enter(&self, entry: RingEntry) -> CxlRing {
         let number = fresh_number();
         held(&self.open).insert(number, entry);
         number
@@ -112,28 +112,28 @@ impl RingTable {
         let (sender, receiver) = connection.split();
         let max_message_bytes = sender.max_message_bytes();
         let incoming = Incoming { receiver, message: Vec::new(), is_waiting: false };
-        self.enter(Entry::Connection(Arc::new(Turns::of(sender)), Arc::new(Turns::of(incoming)), probe, max_message_bytes))
+        self.enter(RingEntry::Connection(Arc::new(Turns::of(sender)), Arc::new(Turns::of(incoming)), probe, max_message_bytes))
     }
 
-    fn find(&self, number: CxlRing) -> Outcome<Entry> {
+    fn find(&self, number: CxlRing) -> Outcome<RingEntry> {
         held(&self.open).get(&number).cloned().ok_or_else(|| closed(number))
     }
 
     /// Listens under a name.
     pub fn listen(&self, name: &[u8]) -> Outcome<CxlRing> {
         let listener = self.rings()?.listen(name)?;
-        Ok(self.enter(Entry::Listener(Arc::new(Turns::of(listener)))))
+        Ok(self.enter(RingEntry::Listener(Arc::new(Turns::of(listener)))))
     }
 
     /// Accepts a connection.
     pub fn accept(&self, number: CxlRing, timeout_ms: u64) -> Outcome<CxlRing> {
         match self.find(number)? {
-            Entry::Listener(listener) => {
+            RingEntry::Listener(listener) => {
                 let deadline = Deadline::within(timeout_ms);
                 let mut turn = turn(&listener, number, deadline)?;
                 Ok(self.enter_connection(wait(&mut turn, number, deadline, |listener, ms| listener.accept(ms))?))
             }
-            Entry::Connection(..) | Entry::Trace(_) => Err(is_other(number, "listener")),
+            RingEntry::Connection(..) | RingEntry::Trace(_) => Err(is_other(number, "listener")),
         }
     }
 
@@ -143,9 +143,18 @@ impl RingTable {
         Ok(self.enter_connection(connection))
     }
 
+    /// Whether the listener of a name is there.
+    pub fn presence(&self, name: &[u8]) -> Outcome<()> {
+        match self.rings()?.presence(name)? {
+            Presence::Listens => Ok(()),
+            Presence::Ended(reason) => Err(Failure::new(Status::E_PEER_GONE, format!("the listener has ended: {reason}"))),
+            Presence::InDoubt(reason) => Err(Failure::new(Status::E_TIMEOUT, format!("whether the listener lives is not known: {reason}"))),
+        }
+    }
+
     /// Sends a message.
     pub fn send(&self, number: CxlRing, message: &[u8], timeout_ms: u64) -> Outcome<()> {
-        let Entry::Connection(sender, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
+        let RingEntry::Connection(sender, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
         let deadline = Deadline::within(timeout_ms);
         let mut turn = turn(&sender, number, deadline)?;
         wait(&mut turn, number, deadline, |sender, ms| sender.send(message, ms))
@@ -154,18 +163,18 @@ impl RingTable {
     /// Longest message of a connection, in bytes.
     pub fn max_message_bytes(&self, number: CxlRing) -> Outcome<u64> {
         match self.find(number)? {
-            Entry::Connection(.., max_message_bytes) => Ok(max_message_bytes),
-            Entry::Listener(_) | Entry::Trace(_) => Err(is_other(number, "connection")),
+            RingEntry::Connection(.., max_message_bytes) => Ok(max_message_bytes),
+            RingEntry::Listener(_) | RingEntry::Trace(_) => Err(is_other(number, "connection")),
         }
     }
 
     /// Receives a message of at most `room` bytes; a longer one stays, and its length is the error.
     pub fn recv<T>(&self, number: CxlRing, room: usize, timeout_ms: u64, take: impl FnOnce(&[u8]) -> T) -> Outcome<Result<T, usize>> {
-        let Entry::Connection(_, incoming, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
+        let RingEntry::Connection(_, incoming, ..) = self.find(number)? else { return Err(is_other(number, "connection")) };
         let deadline = Deadline::within(timeout_ms);
         let mut turn = turn(&incoming, number, deadline)?;
         let Incoming { receiver, message, is_waiting } = turn.get().ok_or_else(|| closed(number))?;
-        // One look, and few words: whoever polls comes here all the time.
+        // One look, and few words: a polling caller comes here all the time.
         if !*is_waiting && !receiver.try_recv(message)? {
             if timeout_ms == 0 {
                 return Err(Failure::new(Status::E_TIMEOUT, "no message has arrived"));
@@ -180,24 +189,24 @@ impl RingTable {
     /// Looks whether the other end of a connection is alive now; beside calls on other threads.
     pub fn check(&self, number: CxlRing) -> Outcome<Alive> {
         match self.find(number)? {
-            Entry::Connection(_, _, probe, _) => Ok(probe.check()?),
-            Entry::Listener(_) | Entry::Trace(_) => Err(is_other(number, "connection")),
+            RingEntry::Connection(_, _, probe, _) => Ok(probe.check()?),
+            RingEntry::Listener(_) | RingEntry::Trace(_) => Err(is_other(number, "connection")),
         }
     }
 
     /// Remembers the other end of a connection.
     pub fn trace(&self, number: CxlRing) -> Outcome<CxlRing> {
         match self.find(number)? {
-            Entry::Connection(_, _, probe, _) => Ok(self.enter(Entry::Trace(probe.trace()?))),
-            Entry::Listener(_) | Entry::Trace(_) => Err(is_other(number, "connection")),
+            RingEntry::Connection(_, _, probe, _) => Ok(self.enter(RingEntry::Trace(probe.trace()?))),
+            RingEntry::Listener(_) | RingEntry::Trace(_) => Err(is_other(number, "connection")),
         }
     }
 
     /// Whether the other end is certain to have let go.
     pub fn has_let_go(&self, number: CxlRing) -> Outcome<bool> {
         match self.find(number)? {
-            Entry::Trace(trace) => Ok(trace.has_let_go(&self.rings()?)?),
-            Entry::Listener(_) | Entry::Connection(..) => Err(is_other(number, "trace")),
+            RingEntry::Trace(trace) => Ok(trace.has_let_go(&self.rings()?)?),
+            RingEntry::Listener(_) | RingEntry::Connection(..) => Err(is_other(number, "trace")),
         }
     }
 
@@ -205,13 +214,13 @@ impl RingTable {
     pub fn close(&self, number: CxlRing, timeout_ms: u64) -> Outcome<()> {
         let entry = held(&self.open).remove(&number).ok_or_else(|| closed(number))?;
         match entry {
-            Entry::Trace(_) => Ok(()),
+            RingEntry::Trace(_) => Ok(()),
             // Calls on other threads end first.
-            Entry::Listener(listener) => match listener.close() {
+            RingEntry::Listener(listener) => match listener.close() {
                 Some(listener) => Ok(listener.close()?),
                 None => Err(closed(number)),
             },
-            Entry::Connection(sender, incoming, ..) => match (sender.close(), incoming.close()) {
+            RingEntry::Connection(sender, incoming, ..) => match (sender.close(), incoming.close()) {
                 (Some(sender), Some(incoming)) if timeout_ms > 0 => Ok(Connection::of(sender, incoming.receiver)?.close(timeout_ms)?),
                 (Some(_), Some(_)) => Ok(()),
                 _ => Err(closed(number)),
@@ -223,7 +232,7 @@ impl RingTable {
     pub fn end(self) {
         let open = std::mem::take(&mut *held(&self.open));
         for entry in open.into_values() {
-            if let Entry::Listener(listener) = entry
+            if let RingEntry::Listener(listener) = entry
                 && let Some(listener) = listener.close()
             {
                 // The next listener takes a name over that is left.

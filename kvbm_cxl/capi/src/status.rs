@@ -71,6 +71,8 @@ mod names {
         E_PEER_GONE = -22, "the other end of the connection is gone";
         E_PEER_CLOSED = -23, "the other end has closed the connection";
         E_TOO_LARGE = -24, "message too large";
+        E_GPU = -25, "a GPU or its driver failed";
+        E_CANCELLED = -26, "ended early, as the caller asked";
         E_INTERNAL = -99, "bug in the library";
     }
 }
@@ -107,7 +109,13 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let status = match &error {
+        Failure::from(&error)
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        let status = match error {
             Error::DeviceLost { .. } => Status::E_DEVICE_LOST,
             Error::Poisoned { .. } => Status::E_POISONED,
             Error::OutOfRange { .. } => Status::E_NOT_IN_POOL,
@@ -117,7 +125,7 @@ impl From<Error> for Failure {
             Error::Os { .. } => Status::E_OS,
             Error::Fenced { .. } => Status::E_FENCED,
             Error::Timeout { .. } => Status::E_TIMEOUT,
-            Error::SlotInUse { .. } => Status::E_SLOT_IN_USE,
+            Error::SlotInUse { .. } | Error::InUse { .. } | Error::Twin { .. } => Status::E_SLOT_IN_USE,
             Error::Full { .. } => Status::E_FULL,
             Error::NotFound(_) => Status::E_NOT_FOUND,
             Error::Exists(_) => Status::E_EXISTS,
@@ -127,6 +135,8 @@ impl From<Error> for Failure {
             Error::PeerClosed { .. } => Status::E_PEER_CLOSED,
             Error::TooLarge { .. } => Status::E_TOO_LARGE,
             Error::Protocol { .. } => Status::E_CORRUPT,
+            Error::Gpu { .. } => Status::E_GPU,
+            Error::Cancelled(_) => Status::E_CANCELLED,
             // The enumeration may grow; until this table does, the text has to do.
             _ => Status::E_INTERNAL,
         };

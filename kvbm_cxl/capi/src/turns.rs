@@ -19,7 +19,7 @@ pub struct Deadline {
 impl Deadline {
     /// So many milliseconds from now on.
     pub fn within(timeout_ms: u64) -> Deadline {
-        // Whoever polls does not ask for the time.
+        // A polling caller does not ask for the time.
         let at = if timeout_ms == 0 { None } else { Instant::now().checked_add(Duration::from_millis(timeout_ms)) };
         Deadline { timeout_ms, at }
     }
@@ -51,12 +51,12 @@ pub struct Turn<'t, T> {
 }
 
 impl<T> Turns<T> {
-    /// Open, and nobody's turn.
+    /// Open, and no call has the turn.
     pub fn of(used: T) -> Self {
         Turns { used: Mutex::new(Some(used)), is_closing: AtomicBool::new(false) }
     }
 
-    /// Waits until it is nobody else's turn; `None` if that takes too long.
+    /// Waits until no other call has the turn; `None` if that takes too long.
     pub fn wait(&self, deadline: Deadline) -> Option<Turn<'_, T>> {
         loop {
             match self.used.try_lock() {
@@ -68,7 +68,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Takes it out once the call whose turn it is has noticed and ended; `None` if somebody else has.
+    /// Takes it out once the call whose turn it is has noticed and ended; `None` if another call has.
     pub fn close(&self) -> Option<T> {
         self.is_closing.store(true, Ordering::Release);
         self.used.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -22,6 +22,10 @@ pub type CxlLock = u32;
 pub type CxlRing = u64;
 /// `cxl_device_t`.
 pub type CxlDevice = u64;
+/// `cxl_gpu_t`.
+pub type CxlGpu = u64;
+/// `cxl_gpu_copy_t`.
+pub type CxlGpuCopy = u64;
 /// `shm_ptr_t`.
 pub type ShmPtr = u64;
 
@@ -43,6 +47,7 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_INFO_READ_ONLY", INFO_READ_ONLY as u64),
     ("CXL_SHM_INFO_JOINED", INFO_JOINED as u64),
     ("CXL_SHM_INFO_COHERENT", INFO_COHERENT as u64),
+    ("CXL_SHM_INFO_WHOLE_LINES", INFO_WHOLE_LINES as u64),
     ("CXL_SHM_ALLOC_SCRATCH", ALLOC_SCRATCH as u64),
     ("CXL_SHM_PUT_REPLACE", PUT_REPLACE as u64),
     ("CXL_SHM_DEVICE_NONE", 0),
@@ -52,6 +57,11 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_COPY_IN", COPY_IN as u64),
     ("CXL_SHM_COPY_OUT", COPY_OUT as u64),
     ("CXL_SHM_COPY_WITHIN", COPY_WITHIN as u64),
+    ("CXL_SHM_GPU_NONE", 0),
+    ("CXL_SHM_GPU_COPY_NONE", 0),
+    ("CXL_SHM_GPU_TO_HOST", GPU_TO_HOST as u64),
+    ("CXL_SHM_GPU_FROM_HOST", GPU_FROM_HOST as u64),
+    ("CXL_SHM_GPU_BUFFERED", GPU_BUFFERED as u64),
     ("CXL_SHM_ID_BYTES", 16),
     ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
     ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
@@ -117,6 +127,8 @@ pub const INFO_READ_ONLY: u32 = 1;
 pub const INFO_JOINED: u32 = 2;
 /// The pool needs no flushes.
 pub const INFO_COHERENT: u32 = 4;
+/// This process writes and fetches lines as one unit.
+pub const INFO_WHOLE_LINES: u32 = 8;
 /// The block ends with its host.
 pub const ALLOC_SCRATCH: u32 = 1;
 /// Open a device for reading only.
@@ -129,6 +141,12 @@ pub const COPY_IN: u32 = 0;
 pub const COPY_OUT: u32 = 1;
 /// From one place of the pool to another.
 pub const COPY_WITHIN: u32 = 2;
+/// From a GPU to the host.
+pub const GPU_TO_HOST: u32 = 0;
+/// From the host to a GPU.
+pub const GPU_FROM_HOST: u32 = 1;
+/// Through pinned buffers of the library.
+pub const GPU_BUFFERED: u32 = 1;
 /// Bind a bound name anew.
 pub const PUT_REPLACE: u32 = 1;
 
@@ -232,6 +250,33 @@ structures! {
         len_bytes: usize,
     }
 
+    /// How a GPU is opened. `library` is an address.
+    "cxl_shm_gpu_options_t" GpuOptions {
+        struct_size: usize,
+        library: usize,
+        granule_bytes: u64,
+        buffer_bytes: u64,
+    }
+
+    /// What is known of an open GPU.
+    "cxl_shm_gpu_info_t" GpuInfo {
+        struct_size: usize,
+        registered_bytes: u64,
+        to_pool_bytes: u64,
+        from_pool_bytes: u64,
+        failed: u64,
+        device: u32,
+        reserved: u32,
+        refusal: [u8; 256],
+    }
+
+    /// A stretch to be copied between a GPU and the host. Both are addresses.
+    "cxl_shm_gpu_piece_t" GpuPiece {
+        device: u64,
+        host: usize,
+        len_bytes: usize,
+    }
+
     /// What a caller counted.
     "cxl_shm_count_t" Count {
         counter: u32,
@@ -281,6 +326,12 @@ impl Versioned for CacheOptions {
 }
 impl Versioned for Block {
     const NAME: &'static str = "cxl_shm_block_t";
+}
+impl Versioned for GpuOptions {
+    const NAME: &'static str = "cxl_shm_gpu_options_t";
+}
+impl Versioned for GpuInfo {
+    const NAME: &'static str = "cxl_shm_gpu_info_t";
 }
 impl Versioned for LockInfo {
     const NAME: &'static str = "cxl_lock_info_t";

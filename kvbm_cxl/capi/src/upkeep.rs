@@ -31,14 +31,19 @@ impl Upkeep {
             let (mut adopted, mut published) = (Instant::now(), Instant::now());
             while stopped.recv_timeout(REST) == Err(RecvTimeoutError::Timeout) {
                 let Some(member) = member.upgrade() else { return };
-                // A round that fails (this host is fenced, a device is gone) is made up for by a later one; callers meet the same error.
-                let _ = member.allocator.service_round();
+                // A round that fails (this host is fenced, a device is gone) is made up for by a later one.
+                let record = |what, outcome: cxl_pool::Result<()>| {
+                    if let Err(error) = outcome {
+                        member.host.failed_rounds().record(what, &error);
+                    }
+                };
+                record("the upkeep of the allocator", member.allocator.service_round().map(drop));
                 if published.elapsed() >= PUBLISHING {
-                    let _ = member.counts.publish(&member.host);
+                    record("publishing counters", member.counts.publish(&member.host));
                     published = Instant::now();
                 }
                 if adopted.elapsed() >= ADOPTION {
-                    let _ = member.allocator.adopt_dead();
+                    record("adopting chunks of hosts that died", member.allocator.adopt_dead().map(drop));
                     adopted = Instant::now();
                 }
             }
@@ -55,7 +60,7 @@ impl Drop for Upkeep {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there is a bug of ours; it has been printed, and there is nobody to hand it to.
+            // A panic there is a bug of ours; it has been printed, and there is no caller to hand it to.
             let _ = thread.join();
         }
     }

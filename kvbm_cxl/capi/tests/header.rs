@@ -13,7 +13,7 @@ use std::process::Command;
 const SHORT_NAMES: [&str; 3] = ["shmalloc", "shfree", "clflush"];
 
 fn header() -> String {
-    std::fs::read_to_string(here().join("include/cxl_shm.h")).unwrap()
+    ["cxl_shm.h", "cxl_shm_gpu.h"].map(|name| std::fs::read_to_string(here().join("include").join(name)).unwrap()).concat()
 }
 
 /// The header without comments.
@@ -93,6 +93,8 @@ fn c_type(rust: &str) -> String {
         "CxlLock" => "cxl_lock_t",
         "CxlRing" => "cxl_ring_t",
         "CxlDevice" => "cxl_device_t",
+        "CxlGpu" => "cxl_gpu_t",
+        "CxlGpuCopy" => "cxl_gpu_copy_t",
         "ShmPtr" => "shm_ptr_t",
         "Options" => "cxl_shm_options_t",
         "FormatOptions" => "cxl_shm_format_options_t",
@@ -104,6 +106,10 @@ fn c_type(rust: &str) -> String {
         "Copy" => "cxl_shm_copy_t",
         "Block" => "cxl_shm_block_t",
         "Count" => "cxl_shm_count_t",
+        "GpuOptions" => "cxl_shm_gpu_options_t",
+        "GpuInfo" => "cxl_shm_gpu_info_t",
+        "GpuPiece" => "cxl_shm_gpu_piece_t",
+        "Option<LogFn>" => "cxl_shm_log_fn",
         other => panic!("no C type is known for {other}"),
     };
     c.to_owned()
@@ -167,7 +173,8 @@ fn numbers_structures_and_signatures_agree() {
 fn nothing_is_declared_that_the_library_does_not_know() {
     let known: BTreeSet<&str> = CONSTANTS.iter().map(|(name, _)| *name).chain(Status::ALL.iter().map(|(name, _)| *name)).collect();
     // Families of names and the guards of the header itself.
-    let own = ["CXL_SHM_H", "CXL_SHM_NO_SHORT_NAMES", "CXL_SHM_VERSION_MAJOR", "CXL_SHM_VERSION_MINOR", "CXL_SHM_VERSION_PATCH"];
+    let own =
+        ["CXL_SHM_H", "CXL_SHM_GPU_H", "CXL_SHM_NO_SHORT_NAMES", "CXL_SHM_VERSION_MAJOR", "CXL_SHM_VERSION_MINOR", "CXL_SHM_VERSION_PATCH"];
     let unknown: Vec<String> =
         names("CXL_SHM_").into_iter().filter(|name| !known.contains(name.as_str()) && !own.contains(&name.as_str())).collect();
     assert!(unknown.is_empty(), "{unknown:?}");

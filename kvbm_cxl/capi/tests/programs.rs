@@ -8,6 +8,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 const NATIVE: &str = "native";
+/// Lines may tear.
+const IN_PARTS: &str = "native:write=stores-flush,load=words";
 
 fn two_hosts(folder: &Folder, program: &Path, coherence: &str, rounds: &str, mistake: &str) -> Vec<Running> {
     let pool = format!("{},size=24M", folder.path("pool").display());
@@ -20,6 +22,7 @@ fn two_hosts_share_structures_locks_and_blocks() {
     for (link, coherence) in [
         (Link::Shared, NATIVE),
         (Link::Static, NATIVE),
+        (Link::Shared, IN_PARTS),
         (Link::Shared, "emulated:seed=1"),
         (Link::Static, "emulated:seed=2,noise=4"),
         (Link::Shared, "emulated:seed=3,noise=0"),
@@ -194,6 +197,25 @@ fn messages_go_to_and_fro_and_a_killed_caller_is_noticed() {
     }
 }
 
+/// The end of a listener's process is proof on its own host. Elsewhere its host is only taken for dead, which is none.
+#[test]
+fn the_presence_of_a_listener_is_told_without_waiting() {
+    for (coherence, machine, looks) in
+        [(NATIVE, "one", "looks-here"), (NATIVE, "two", "looks-elsewhere"), ("emulated:seed=10", "two", "looks-elsewhere")]
+    {
+        let folder = Folder::new();
+        let Some(program) = program(&folder, "ring.c", Link::Shared) else { return };
+        let pool = format!("{},size=24M", folder.path("pool").display());
+        let run = |role: &str, machine: &str| start(&folder, &program, machine, coherence, &[OsStr::new(role), OsStr::new(&pool)]);
+        let mut listener = run("listens", "one");
+        listener.await_text("listening");
+        let mut looker = run(looks, machine);
+        looker.await_text("seen");
+        listener.kill();
+        succeed(vec![looker]);
+    }
+}
+
 #[test]
 fn closing_and_leaving_beside_calls_that_wait() {
     for link in [Link::Shared, Link::Sanitized] {
@@ -241,12 +263,9 @@ fn a_program_with_the_short_names_of_its_own_links_the_archive() {
 }
 
 #[test]
-fn the_program_of_the_readme_runs() {
-    let readme = std::fs::read_to_string(common::here().join("../../README.md")).unwrap();
-    let code = readme.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the README has a C program");
+fn the_program_of_the_examples_runs() {
     let folder = Folder::new();
-    let source = folder.path("readme.c");
-    std::fs::write(&source, code).unwrap();
+    let source = common::here().join("../../examples/c/greeting.c");
     let Some(program) = common::program_of(&folder, &source, Link::Shared) else { return };
     // `kept.c` formats the pool, and leaves it.
     let Some(formats) = common::program(&folder, "kept.c", Link::Shared) else { return };

@@ -49,8 +49,22 @@ pub enum Command {
     Format(FormatArgs),
     /// Tell what a pool is made of and how much of it is used
     Info,
+    /// Hold this machine's slot while workers come and go
+    ///
+    /// Joins the pool, keeps the heartbeat, serves as manager where this machine has a seat, keeps the cache up, and states the end of
+    /// hosts whose processes have all ended under this machine's kernel. Workers with the same CXL_MACHINE_ID and CXL_STATE_DIR share its
+    /// slot. Ends on SIGTERM, SIGINT or SIGHUP, after leaving; tells systemd when it is ready (Type=notify).
+    ///
+    /// Exit status: 0 = asked to end, and left; 1 = it could not join, or is no member any more: start it again.
+    Host(HostArgs),
     /// Tell who uses the pool: slots, heartbeats, fences, locks, manager seats
     Hosts(HostsArgs),
+    /// Tell which machines have the manager seats, and release those of a machine that is gone
+    ///
+    /// A pool needs one machine with a seat that runs. A machine that joins claims a seat where no manager serves, or where one is to
+    /// spare; its last process that leaves releases it. A machine that died keeps its seat until it comes back, or until its death is
+    /// proven: `cxlctl hosts declare-dead`, or `cxlctl seats release`, which needs no machine with a seat.
+    Seats(SeatsArgs),
     /// Show metadata lines
     Inspect(InspectArgs),
     /// Check all metadata, and repair it when asked to
@@ -78,8 +92,6 @@ pub enum Command {
     ///
     /// Exit status: 0 = usable, 1 = not usable.
     Doctor(crate::doctor::Args),
-    /// Measure lines, locks and the allocator
-    Bench(crate::bench::Args),
     /// Serve the metrics of the whole pool to Prometheus
     ///
     /// Opens the pool read-only and answers `GET /metrics` until it is stopped. One per pool is enough, on any machine that has it.
@@ -88,7 +100,7 @@ pub enum Command {
     Top(TopArgs),
     /// Tell what the NIXL agents of every host have transferred, and how
     ///
-    /// Counters since the machines started, as docs/METRICS.md explains them. Rates are in `top`.
+    /// Counters since the machines started, as docs/operating/metrics.md explains them. Rates are in `top`.
     Nixl,
     /// Print a shell's completions
     Completions(CompletionsArgs),
@@ -122,18 +134,21 @@ pub struct FormatArgs {
     /// Manager seats: how many machines can take over the management
     #[arg(long, default_value_t = DEFAULT_SEATS as u32)]
     pub seats: u32,
-    /// The machine of seat 0 (32 hexadecimal digits); default: this one
+    /// Reserve seat 0 for this machine (32 hexadecimal digits); default: the first machine that comes claims it
     #[arg(long, value_name = "ID")]
     pub machine: Option<String>,
-    /// The machine of the next seat, 1 and up; seats without one are given to machines as they join
+    /// Reserve the next seat, 1 and up, for this machine; machines that join claim the seats that are not reserved
     #[arg(long, value_name = "ID")]
     pub seat_machine: Vec<String>,
     /// Locks
     #[arg(long, default_value_t = DEFAULT_LOCKS as u32)]
     pub locks: u32,
-    /// Cells of the table of named objects
-    #[arg(long, default_value_t = DEFAULT_OBJECTS as u32)]
-    pub objects: u32,
+    /// Cells of the table of named objects; default: one for each 256K of the pool, 256 to 8192
+    ///
+    /// Every NIXL engine has a name there for as long as it lives. Up to a quarter of the cells can be used for certain: 8192 are enough
+    /// for 2048 engines.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MAX_OBJECTS as i64))]
+    pub objects: Option<u32>,
     /// Chunk: what the allocator hands to a host at a time
     #[arg(long, value_parser = size, default_value = "2M")]
     pub chunk: u64,
@@ -152,9 +167,26 @@ pub struct FormatArgs {
     /// How hosts see each other's writes
     #[arg(long, value_enum, default_value = "software")]
     pub coherence: Coherence,
-    /// Overwrite whatever is on the devices. It is lost
+    /// Overwrite whatever is on the devices. It is lost. Refused while hosts use the pool that is there
     #[arg(long)]
     pub force: bool,
+    /// As --force, also while hosts use the pool: make it void, wait until each of them has stopped, then overwrite it
+    #[arg(long)]
+    pub evict_hosts: bool,
+}
+
+/// Options of `host`.
+#[derive(Args, Debug)]
+pub struct HostArgs {
+    /// The slot to ask for; default: the one this machine had, else any
+    #[arg(long)]
+    pub slot: Option<u16>,
+    /// A file that is there as long as this serves, for readiness probes
+    #[arg(long, value_name = "FILE")]
+    pub ready_file: Option<PathBuf>,
+    /// How long to wait for a slot, in milliseconds
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub timeout_ms: u64,
 }
 
 /// Options of `hosts`.
@@ -168,6 +200,49 @@ pub struct HostsArgs {
     pub command: Option<HostsCommand>,
 }
 
+/// Options of `seats`.
+#[derive(Args, Debug)]
+pub struct SeatsArgs {
+    /// How long to watch the seats, in milliseconds
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    pub watch_ms: u64,
+    /// What to do about them
+    #[command(subcommand)]
+    pub command: Option<SeatsCommand>,
+}
+
+/// What to do about seats.
+#[derive(Subcommand, Debug)]
+pub enum SeatsCommand {
+    /// State that a machine is gone for good, so that any machine may claim its seat
+    ///
+    /// The pool never concludes from silence that a machine is gone: it may only be paused, and then go on writing. This command states
+    /// what no program can know: that the machine is powered off or cut off from the memory, or that its container and all of its
+    /// processes are gone. IF THE MACHINE IS ONLY PAUSED AND GOES ON, TWO MACHINES WRITE ONE LINE: LOCKS FAIL AND DATA IS CORRUPTED. A
+    /// machine that comes back later is no problem: it finds that its seat is gone and claims another.
+    ///
+    /// It can be run on any machine, also where no manager serves.
+    Release(ReleaseArgs),
+}
+
+/// Options of `seats release`.
+#[derive(Args, Debug)]
+#[command(group(clap::ArgGroup::new("meant").required(true).args(["seat", "machine"])))]
+pub struct ReleaseArgs {
+    /// The seat, as `cxlctl seats` shows it
+    #[arg(long)]
+    pub seat: Option<u16>,
+    /// All seats of this machine, as `cxlctl seats` shows it
+    #[arg(long, value_name = "ID")]
+    pub machine: Option<String>,
+    /// Confirm that the machine, or all of its processes, are gone. Saying so wrongly corrupts data
+    #[arg(long)]
+    pub i_know_it_is_gone: bool,
+    /// How long to wait for other processes of this machine, in milliseconds
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub timeout_ms: u64,
+}
+
 /// What to do about hosts.
 #[derive(Subcommand, Debug)]
 pub enum HostsCommand {
@@ -176,9 +251,10 @@ pub enum HostsCommand {
     /// The pool never concludes from silence that a machine is dead: it may only be paused, and then go on writing. This command
     /// states what no program can know: that the machine is powered off, rebooted, or cut off from the memory, so that none of its
     /// writes can arrive any more. Its locks and its memory are then given to others. IF THE MACHINE IS ONLY PAUSED AND GOES ON, IT
-    /// WILL WRITE INTO MEMORY THAT BELONGS TO SOMEBODY ELSE, AND DATA IS CORRUPTED.
+    /// WILL WRITE INTO MEMORY THAT BELONGS TO ANOTHER, AND DATA IS CORRUPTED.
     ///
-    /// Run it on a machine that has a manager seat.
+    /// Containers that crashed need no statement as long as another host runs under the same kernel, `cxlctl host` for one: it asks the
+    /// kernel, and releases them. Run this on any machine that has a slot in the pool.
     DeclareDead(DeclareDeadArgs),
 }
 
@@ -186,10 +262,14 @@ pub enum HostsCommand {
 #[derive(Args, Debug)]
 pub struct DeclareDeadArgs {
     /// The slot, as `cxlctl hosts` shows it
-    pub slot: u16,
+    #[arg(required_unless_present = "all_fenced", conflicts_with = "all_fenced")]
+    pub slot: Option<u16>,
     /// The incarnation that is dead, as `cxlctl hosts` shows it; a later one of the same slot is not meant
+    #[arg(long, required_unless_present = "all_fenced", conflicts_with = "all_fenced")]
+    pub incarnation: Option<u32>,
+    /// Every fenced host whose heartbeat stands still. Without --i-know-it-is-powered-off they are listed only
     #[arg(long)]
-    pub incarnation: u32,
+    pub all_fenced: bool,
     /// Confirm that the machine is powered off or cut off from the memory. Saying so wrongly corrupts data
     #[arg(long)]
     pub i_know_it_is_powered_off: bool,
@@ -207,7 +287,7 @@ pub enum What {
     Seat,
     /// Lock grants, one copy per seat
     Grant,
-    /// Slot and seat bindings, one copy per seat
+    /// Slot bindings, one copy per seat
     Binding,
     /// Fenced incarnations, one row per seat
     Fence,
@@ -247,6 +327,12 @@ pub enum What {
     CellClaim,
     /// What a host asks the owners of cells to do
     Ask,
+    /// Where a machine without a place gets one, to claim manager seats from
+    Splitter,
+    /// Newest ballot of each place
+    Claimant,
+    /// Which session has each manager seat, one copy per place
+    SeatClaim,
     /// View: locks, who holds them and who waits
     Locks,
     /// View: named objects
@@ -282,6 +368,9 @@ impl What {
             What::Pin => Region::Pin,
             What::CellClaim => Region::CellClaim,
             What::Ask => Region::Ask,
+            What::Splitter => Region::Splitter,
+            What::Claimant => Region::Claimant,
+            What::SeatClaim => Region::SeatClaim,
         })
     }
 }
@@ -314,6 +403,9 @@ pub struct FsckArgs {
     /// How long heartbeats must have stood still before a repair, in milliseconds
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=600_000))]
     pub watch_ms: u64,
+    /// Of a pool that hosts are using: list the damaged lines, what each costs now, and whether its owner writes it again by itself
+    #[arg(long, conflicts_with = "repair")]
+    pub online: bool,
     /// Show notes as well: leftovers of dead hosts that the next holder deals with
     #[arg(long)]
     pub notes: bool,
@@ -353,7 +445,7 @@ pub struct DemoHostArgs {
 /// Options of `exporter`.
 #[derive(Args, Debug)]
 pub struct ExporterArgs {
-    /// The address to listen on. Whoever reaches it can read the metrics
+    /// The address to listen on. Every client that reaches it can read the metrics
     #[arg(long, default_value = "127.0.0.1")]
     pub address: IpAddr,
     /// The port; 0 = any free one, which is printed

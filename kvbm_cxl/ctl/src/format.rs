@@ -7,9 +7,9 @@ use crate::output::{Exit, Failure, Out};
 use crate::pool::spec;
 use cxl_pool::coherence::{CoherenceOptions, over_mapping};
 use cxl_pool::device::{Access, Device, PoolSpec, Sysfs, map_header, parse_size};
-use cxl_pool::media::{CoherenceMode, Found, inspect_header};
+use cxl_pool::media::CoherenceMode;
 use cxl_pool::platform::MachineId;
-use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
+use cxl_pool::pool::{CellArea, FormatOptions, HeaderContent, Pool, Share, inspect_header};
 use std::path::Path;
 
 /// Cells of a pool that is formatted without saying which.
@@ -93,7 +93,7 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
         seat_count: args.seats,
         slots: args.slots,
         locks: args.locks,
-        objects: args.objects,
+        objects: args.objects.unwrap_or(0),
         chunk_bytes: args.chunk,
         cells: areas(args, &spec)?,
         machine: args.machine.as_deref().map(machine).transpose()?,
@@ -102,22 +102,17 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
             Coherence::Software => CoherenceMode::Software,
             Coherence::Hardware => CoherenceMode::Hardware,
         },
-        force: args.force,
+        force: args.force || args.evict_hosts,
+        evict_hosts: args.evict_hosts,
         ..FormatOptions::default()
     };
-    if !args.force {
+    if !args.force && !args.evict_hosts {
         refuse_if_used(&spec)?;
     }
     let pool = Pool::format(&spec, &options).map_err(failed)?;
     out.answer(
         || info::json(&pool, None),
-        || {
-            format!(
-                "formatted {}\n{}",
-                spec.devices().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
-                info::text(&pool, None)
-            )
-        },
+        || format!("formatted {}\n{}", spec.devices().map(cxl_pool::shown).collect::<Vec<_>>().join(", "), info::text(&pool, None)),
     )?;
     Ok(Exit::Done)
 }
@@ -127,6 +122,7 @@ pub fn failed(error: cxl_pool::Error) -> Failure {
     let exit = match error {
         cxl_pool::Error::Invalid(_) => Exit::Usage,
         cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Exit::CannotOpen,
+        cxl_pool::Error::InUse { .. } => Exit::Refused,
         _ => Exit::Failed,
     };
     Failure::new(exit, error.to_string())
@@ -140,8 +136,9 @@ pub fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
         let Ok(mapping) = map_header(&device) else { continue };
         let header = over_mapping(mapping, &CoherenceOptions::default())?;
         let found = inspect_header(&*header.memory, 0, &device.info().name)?;
-        if !matches!(found, Found::Empty) {
-            let message = format!("{}: it holds {found}; format overwrites it only with --force, and then it is lost", path.display());
+        if !matches!(found, HeaderContent::Empty) {
+            let message =
+                format!("{}: it holds {found}; format overwrites it only with --force, and then it is lost", cxl_pool::shown(path));
             return Err(Failure::new(Exit::Refused, message));
         }
     }
@@ -149,7 +146,7 @@ pub fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
 }
 
 /// A machine id as `cxlctl hosts` prints it.
-fn machine(text: &str) -> Result<MachineId, Failure> {
+pub fn machine(text: &str) -> Result<MachineId, Failure> {
     let id = u128::from_str_radix(text, 16).ok().filter(|id| *id != 0);
     let id = id.filter(|_| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit()));
     let wrong = || Failure::usage(format!("{text:?} is not a machine id: give 32 hexadecimal digits, not all zero"));

@@ -5,10 +5,11 @@ use crate::cli::FsckArgs;
 use crate::output::{Exit, Failure, Out};
 use crate::text::{list, safe};
 use cxl_pool::fsck::{
-    Activity, Finding, Place, Remedy, Report, Severity, check, check_superblocks, check_twice, line_name, line_owner, repair, watch,
+    Activity, DamagedLine, Finding, FindingPlace, Healing, Remedy, Report, Severity, check, check_superblocks, check_twice, damaged_online,
+    line_name, line_owner, repair, watch,
 };
 use cxl_pool::machine::Machine;
-use cxl_pool::platform::{MachineLock, MachineLockGuard, Platform};
+use cxl_pool::platform::{MachineId, MachineLock, MachineLockGuard, Platform};
 use cxl_pool::pool::Pool;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -20,6 +21,9 @@ const LOOK_MS: u64 = 200;
 pub fn run(pool: Option<&str>, args: &FsckArgs, out: &mut Out) -> Result<Exit, Failure> {
     let pool = crate::pool::open(pool, !args.repair)?;
     let seats = pool.superblock().seats();
+    if args.online {
+        return online(&pool, &seats, args.watch_ms, out);
+    }
     if args.repair {
         let _alone = if args.force { Vec::new() } else { take_alone(&pool, args.watch_ms)? };
         let repaired = repair(pool.lines(), &seats, args.accept_loss)?;
@@ -63,13 +67,43 @@ pub fn run(pool: Option<&str>, args: &FsckArgs, out: &mut Out) -> Result<Exit, F
     Ok(verdict(&report))
 }
 
+/// `fsck --online`.
+fn online(pool: &Pool, seats: &[MachineId], watch_ms: u64, out: &mut Out) -> Result<Exit, Failure> {
+    let (activity, damaged) = damaged_online(pool.lines(), seats, Duration::from_millis(watch_ms))?;
+    let name = |line: &DamagedLine| line_name(pool.layout(), line.region, line.index);
+    let owner = |line: &DamagedLine| line_owner(pool.layout(), line.region, line.index);
+    let json = || {
+        let line = |line: &DamagedLine| {
+            json!({"region": format!("{:?}", line.region), "line": line.index, "name": name(line), "owner": owner(line),
+                "machine": line.machine.map(|machine| machine.to_string()), "owner_runs": line.is_owner_alive,
+                "healing": line.healing.name(), "costs": line.cost, "action": line.action})
+        };
+        json!({"slots_beating": activity.slots, "seats_beating": activity.seats, "damaged": damaged.iter().map(line).collect::<Vec<_>>()})
+    };
+    let text = || {
+        let mut text = String::new();
+        for line in &damaged {
+            let runs = if line.is_owner_alive { "which runs" } else { "which does not run" };
+            let machine = line.machine.map(|machine| format!(" ({machine})")).unwrap_or_default();
+            text.push_str(&format!("{:?} {} ({}) of {}{machine}, {runs}\n", line.region, line.index, name(line), owner(line)));
+            text.push_str(&format!("    costs: {}\n    heals: {}\n    to do: {}\n", safe(&line.cost), line.healing.name(), line.action));
+        }
+        let left = damaged.iter().filter(|line| line.healing != Healing::Healed).count();
+        text.push_str(&format!("{} damaged, {} of them healed while this looked\n", damaged.len(), damaged.len() - left));
+        text
+    };
+    out.answer(json, text)?;
+    let is_well = damaged.iter().all(|line| matches!(line.healing, Healing::Healed | Healing::NotNeeded));
+    Ok(if is_well { Exit::Done } else { Exit::Failed })
+}
+
 fn verdict(report: &Report) -> Exit {
     if report.is_clean() { Exit::Done } else { Exit::Failed }
 }
 
-/// Makes sure, as far as that can be seen, that nobody uses the pool: no process of this machine, and no heartbeat of another.
+/// Makes sure, as far as that can be seen, that no host uses the pool: no process of this machine, and no heartbeat of another.
 fn take_alone(pool: &Pool, watch_ms: u64) -> Result<Vec<MachineLockGuard>, Failure> {
-    let machine = Machine::for_pool(pool.superblock().uuid())?;
+    let machine = Machine::for_pool(pool.superblock().uuid(), pool.faults().clone())?;
     let mut held = Vec::new();
     for lock in [MachineLock::Join, MachineLock::Members] {
         let Some(guard) = machine.try_lock(lock, true)? else {
@@ -81,7 +115,7 @@ fn take_alone(pool: &Pool, watch_ms: u64) -> Result<Vec<MachineLockGuard>, Failu
     if watch(pool.lines(), Duration::from_millis(watch_ms), false)?.is_quiet() {
         return Ok(held);
     }
-    // Somebody is there; a second look tells who else.
+    // A host is there; a second look tells which others.
     let Activity { slots, seats } = watch(pool.lines(), Duration::from_millis(LOOK_MS), true)?;
     let message = format!(
         "hosts use the pool (heartbeats of slots {} and seats {} move): stop them before a repair (or --force, and their data may be lost)",
@@ -119,12 +153,12 @@ fn findings(pool: &Pool, report: &Report, notes: bool) -> Vec<Value> {
         let mut value = json!({"severity": found.severity.name(), "rule": found.rule, "meaning": found.meaning,
             "remedy": remedy_kind(&found.remedy), "repair": found.remedy.what()});
         match found.place {
-            Place::Superblock(device) => {
+            FindingPlace::Superblock(device) => {
                 value["region"] = "Superblock".into();
                 value["line"] = device.into();
                 value["lines"] = 1.into();
             }
-            Place::Lines { region, first, count } => {
+            FindingPlace::Lines { region, first, count } => {
                 value["region"] = format!("{region:?}").into();
                 value["line"] = first.into();
                 value["lines"] = count.into();
@@ -141,9 +175,9 @@ fn listing(pool: &Pool, report: &Report, notes: bool) -> String {
     let mut text = String::new();
     for found in shown(report, notes) {
         let place = match found.place {
-            Place::Superblock(device) => format!("superblock of device {device}"),
-            Place::Lines { region, first, count: 1 } => format!("{region:?} {first} ({})", line_name(pool.layout(), region, first)),
-            Place::Lines { region, first, count } => {
+            FindingPlace::Superblock(device) => format!("superblock of device {device}"),
+            FindingPlace::Lines { region, first, count: 1 } => format!("{region:?} {first} ({})", line_name(pool.layout(), region, first)),
+            FindingPlace::Lines { region, first, count } => {
                 let name = line_name(pool.layout(), region, first);
                 format!("{region:?} {first} to {} ({name} and on)", first + count - 1)
             }

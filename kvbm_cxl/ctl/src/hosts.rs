@@ -45,7 +45,7 @@ pub fn is_fenced(slot: &SlotInfo) -> Option<bool> {
 }
 
 /// What a seat does.
-fn role(seat: &SeatInfo, activity: &Activity) -> &'static str {
+pub fn role(seat: &SeatInfo, activity: &Activity) -> &'static str {
     match seat {
         SeatInfo { epoch: None, .. } => "its line does not verify",
         SeatInfo { epoch: Some(0), .. } => "never served",
@@ -105,66 +105,120 @@ fn text_of(survey: &Survey, activity: &Activity) -> String {
     text + &table(&rows)
 }
 
+/// An incarnation of a slot.
+type Incarnation = (u16, u32);
+
 fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Result<Exit, Failure> {
-    if !args.i_know_it_is_powered_off {
-        return Err(Failure::new(
-            Exit::Refused,
-            "a machine that is declared dead and goes on corrupts data: make sure that it is powered off or cut off from the memory, \
-             then repeat this with --i-know-it-is-powered-off",
+    if !args.i_know_it_is_powered_off && !args.all_fenced {
+        return Err(unsure(
+            "make sure that it is powered off or cut off from the memory, then repeat this with --i-know-it-is-powered-off",
         ));
     }
     let pool = crate::pool::open(pool, false)?;
     let known = survey(pool.lines(), &pool.superblock().seats())?;
-    let Some(slot) = known.slots.get(usize::from(args.slot)) else {
-        return Err(Failure::usage(format!("slot {} does not exist: the pool has {} slots", args.slot, known.slots.len())));
+    // All of the time, whatever else moves: it is these slots that must stand still.
+    let named = match (args.slot, args.incarnation) {
+        (Some(slot), Some(incarnation)) => vec![checked(&known, slot, incarnation)?],
+        _ => fenced(&known),
     };
-    // One that is not known to have been cannot be stated dead: the statement would also hold for a host that joins later.
-    if args.incarnation > slot.incarnation && slot.is_binding_hidden {
-        let message = format!(
-            "whether slot {} ever had incarnation {} cannot be read: a line that binds the slot to a machine does not verify. `cxlctl \
-             fsck` tells which; repeat this once the machine of that line's seat, or `cxlctl fsck --repair`, has written it anew",
-            args.slot, args.incarnation
-        );
-        return Err(Failure::new(Exit::Failed, message));
-    }
-    if args.incarnation == 0 || args.incarnation > slot.incarnation {
-        let message = format!("slot {} never had incarnation {}: its newest is {}", args.slot, args.incarnation, slot.incarnation);
-        return Err(Failure::usage(message));
-    }
-    // All of the time, whatever else moves: it is this slot that must stand still.
     let activity = watch(pool.lines(), Duration::from_millis(STILL_MS), true)?;
-    if args.incarnation == slot.incarnation && activity.slots.contains(&args.slot) {
-        let message = format!("slot {} is not dead: its heartbeat moves", args.slot);
-        return Err(Failure::new(Exit::Refused, message));
+    let moves = |(slot, incarnation): &Incarnation| {
+        activity.slots.contains(slot) && known.slots.iter().any(|found| (found.slot, found.incarnation) == (*slot, *incarnation))
+    };
+    if let Some((slot, _)) = named.iter().find(|one| !args.all_fenced && moves(one)) {
+        return Err(Failure::new(Exit::Refused, format!("slot {slot} is not dead: its heartbeat moves")));
     }
-    let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
-    let host = pool.join(config)?;
-    let stated = state_death(&pool, &host, args);
-    // Leaving is tidy, not needed: the statement is published, or its failure is what counts.
-    let left = host.leave();
-    stated?;
-    left?;
+    let meant: Vec<Incarnation> = named.into_iter().filter(|one| !moves(one)).collect();
+    if args.all_fenced && !args.i_know_it_is_powered_off {
+        return listed(&known, &meant, out);
+    }
+    if !meant.is_empty() {
+        let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
+        let host = pool.join(config)?;
+        let stated = state_deaths(&pool, &host, &meant, args.timeout_ms);
+        // Leaving is tidy, not needed: the statement is published, or its failure is what counts.
+        let left = host.leave();
+        stated?;
+        left?;
+    }
+    let each = |(slot, incarnation): &Incarnation| format!("slot {slot} is declared dead up to incarnation {incarnation}\n");
     out.answer(
-        || json!({"slot": args.slot, "incarnation": args.incarnation, "declared_dead": true}),
-        || format!("slot {} is declared dead up to incarnation {}\n", args.slot, args.incarnation),
+        || match args.all_fenced {
+            true => {
+                json!({"declared_dead": meant.iter().map(|(slot, up_to)| json!({"slot": slot, "incarnation": up_to})).collect::<Vec<_>>()})
+            }
+            false => json!({"slot": args.slot, "incarnation": args.incarnation, "declared_dead": true}),
+        },
+        || if meant.is_empty() { "no host is fenced and stands still\n".into() } else { meant.iter().map(each).collect() },
     )?;
     Ok(Exit::Done)
 }
 
-/// Has this machine's manager publish it.
-fn state_death(pool: &Pool, host: &Host, args: &DeclareDeadArgs) -> Result<(), Failure> {
-    if host.slot() == args.slot && host.incarnation() <= args.incarnation {
-        return Err(Failure::new(Exit::Refused, format!("slot {} is this very machine", args.slot)));
+fn unsure(advice: &str) -> Failure {
+    Failure::new(Exit::Refused, format!("a machine that is declared dead and goes on corrupts data: {advice}"))
+}
+
+/// The incarnation that was named, if the slot ever had it.
+fn checked(known: &Survey, number: u16, incarnation: u32) -> Result<Incarnation, Failure> {
+    let Some(slot) = known.slots.get(usize::from(number)) else {
+        return Err(Failure::usage(format!("slot {number} does not exist: the pool has {} slots", known.slots.len())));
+    };
+    // One that is not known to have been cannot be stated dead: the statement would also hold for a host that joins later.
+    if incarnation > slot.incarnation && slot.is_binding_hidden {
+        let message = format!(
+            "whether slot {number} ever had incarnation {incarnation} cannot be read: a line that binds the slot to a machine does not \
+             verify. `cxlctl fsck` tells which; repeat this once the machine of that line's seat, or `cxlctl fsck --repair`, has written \
+             it anew"
+        );
+        return Err(Failure::new(Exit::Failed, message));
     }
-    host.declare_dead(args.slot, args.incarnation)?;
+    if incarnation == 0 || incarnation > slot.incarnation {
+        let message = format!("slot {number} never had incarnation {incarnation}: its newest is {}", slot.incarnation);
+        return Err(Failure::usage(message));
+    }
+    Ok((number, incarnation))
+}
+
+/// Every incarnation that is fenced and of which nothing proves that it has ended.
+fn fenced(known: &Survey) -> Vec<Incarnation> {
+    known.slots.iter().filter(|slot| standing(slot) == "fenced").map(|slot| (slot.slot, slot.incarnation)).collect()
+}
+
+/// What `--all-fenced` means now.
+fn listed(known: &Survey, meant: &[Incarnation], out: &mut Out) -> Result<Exit, Failure> {
+    let mut rows = vec![["slot", "incarnation", "machine"].map(String::from).to_vec()];
+    for (slot, incarnation) in meant {
+        let machine = known.slots.get(usize::from(*slot)).map_or(String::new(), |found| found.machine.to_string());
+        rows.push(vec![slot.to_string(), incarnation.to_string(), machine]);
+    }
+    out.answer(
+        || json!({"fenced": meant.iter().map(|(slot, up_to)| json!({"slot": slot, "incarnation": up_to})).collect::<Vec<_>>()}),
+        || if meant.is_empty() { "no host is fenced and stands still\n".into() } else { table(&rows) },
+    )?;
+    match meant.is_empty() {
+        true => Ok(Exit::Done),
+        false => Err(unsure(
+            "make sure that every machine listed is powered off or cut off from the memory, then repeat this with \
+             --i-know-it-is-powered-off; where one of them may be alive, name the others one by one",
+        )),
+    }
+}
+
+/// Has the statements published: in this machine's row where it has a seat, else by the manager, which this host reports them to.
+fn state_deaths(pool: &Pool, host: &Host, meant: &[Incarnation], timeout_ms: u64) -> Result<(), Failure> {
+    if meant.iter().any(|(slot, incarnation)| host.slot() == *slot && host.incarnation() <= *incarnation) {
+        return Err(Failure::new(Exit::Refused, format!("slot {} is this very machine", host.slot())));
+    }
+    for (slot, incarnation) in meant {
+        host.declare_dead(*slot, *incarnation)?;
+    }
     let _service = host.serve()?;
-    let deadline = Instant::now() + Duration::from_millis(args.timeout_ms);
-    while !is_declared(pool, args)? {
+    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+    while !are_declared(pool, meant)? {
         if Instant::now() >= deadline {
             let message = format!(
-                "not published within {} ms: this machine has no manager seat; run this on a machine that has one \
-                 (cxlctl hosts)",
-                args.timeout_ms
+                "not published within {timeout_ms} ms: this machine has no manager seat and no manager takes its report (cxlctl hosts \
+                 tells whether one serves); repeat this"
             );
             return Err(Failure::new(Exit::Failed, message));
         }
@@ -173,14 +227,18 @@ fn state_death(pool: &Pool, host: &Host, args: &DeclareDeadArgs) -> Result<(), F
     Ok(())
 }
 
-fn is_declared(pool: &Pool, args: &DeclareDeadArgs) -> Result<bool, Failure> {
+fn are_declared(pool: &Pool, meant: &[Incarnation]) -> Result<bool, Failure> {
     let geometry = pool.layout().geometry();
-    let (line, place) = (u64::from(args.slot) / SLOTS_PER_FENCE as u64, usize::from(args.slot) % SLOTS_PER_FENCE);
-    for seat in 0..u64::from(geometry.seats) {
-        let row: DeathLine = pool.lines().fetch(seat * geometry.fence_lines() + line)?;
-        if row.dead[place] >= args.incarnation {
-            return Ok(true);
+    for (slot, incarnation) in meant {
+        let (line, place) = (u64::from(*slot) / SLOTS_PER_FENCE as u64, usize::from(*slot) % SLOTS_PER_FENCE);
+        let mut declared = false;
+        for seat in 0..u64::from(geometry.seats) {
+            let row: DeathLine = pool.lines().fetch(seat * geometry.fence_lines() + line)?;
+            declared |= row.dead[place] >= *incarnation;
+        }
+        if !declared {
+            return Ok(false);
         }
     }
-    Ok(false)
+    Ok(true)
 }

@@ -66,7 +66,8 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
             "chunk_bytes": geometry.chunk_bytes, "chunks": pool.layout().chunks(), "data_offset": pool.layout().data_offset()},
         "cache": {"cells": geometry.cell_count(), "cells_bytes": geometry.cells_len_bytes(), "cells_offset": pool.layout().cells_offset(),
             "cells_per_chunk": geometry.cells_per_chunk, "cell_chunks": geometry.cell_chunks(), "stripes": geometry.stripes,
-            "hint_lines_per_stripe": geometry.hint_lines_per_stripe(), "classes": classes(&geometry).collect::<Vec<_>>()},
+            "hint_lines_per_stripe": geometry.hint_lines_per_stripe(), "hinted_before_eviction": hinted_before_eviction(&geometry),
+            "classes": classes(&geometry).collect::<Vec<_>>()},
         "seat_machines": superblock.seats().into_iter().map(machine).collect::<Vec<_>>(),
         "devices": devices.collect::<Vec<_>>(),
         "layout": regions.collect::<Vec<_>>(),
@@ -96,17 +97,28 @@ fn share(bytes: u64, geometry: &Geometry) -> f64 {
     (bytes as f64 / geometry.len_bytes.max(1) as f64 * 1000.0).round() / 10.0
 }
 
+/// How many blocks have room for their hints, about, before the first one goes because the window of a new one is full. In a table of
+/// `hints` places that is filled to the part `f`, of random keys one in exp(9.3 - 36 (f - 1/2)) meets a full window of 32 places, which
+/// makes one such key up to here.
+fn hinted_before_eviction(geometry: &Geometry) -> u64 {
+    let hints = (u64::from(geometry.stripes) * geometry.hint_lines_per_stripe() * HINTS_PER_LINE as u64) as f64;
+    let filled = 0.5 + (9.3 - (hints / 36.0).max(1.0).ln()) / 36.0;
+    ((hints * filled.clamp(0.0, 1.0)) as u64).min(geometry.cell_count())
+}
+
 /// The cells as text.
 fn cells_text(geometry: &Geometry) -> String {
     if geometry.cell_chunks() == 0 {
         return "cache\n  none: formatted without cells\n".into();
     }
     let mut text = format!(
-        "cache ({} cells in chunks of {}, hint table of {} stripes with {} hints each)\n",
+        "cache ({} cells in chunks of {}, hint table of {} stripes with {} hints each: about {} blocks before \
+         one goes for the hint of another)\n",
         geometry.cell_count(),
         geometry.cells_per_chunk,
         geometry.stripes,
-        geometry.hint_lines_per_stripe() * HINTS_PER_LINE as u64
+        geometry.hint_lines_per_stripe() * HINTS_PER_LINE as u64,
+        hinted_before_eviction(geometry)
     );
     let mut rows = vec![["  cell", "cells", "chunks", "size", "of the pool"].map(String::from).to_vec()];
     for class in geometry.cells.iter().take_while(|class| class.chunks > 0) {
@@ -186,4 +198,43 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
         None => {}
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cxl_pool::limits::HINT_WINDOW;
+    use cxl_pool::media::CellClass;
+
+    /// Fills tables of this shape with keys at random places until one finds its window full; returns how many had room, on average.
+    fn filled(geometry: &Geometry, runs: u64) -> u64 {
+        let (lines, stripes) = (geometry.hint_lines_per_stripe(), u64::from(geometry.stripes));
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut below = |end: u64| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) % end
+        };
+        let mut sum = 0;
+        for _ in 0..runs {
+            let mut used = vec![0; (lines * stripes) as usize];
+            loop {
+                let (stripe, line) = (below(stripes), below(lines));
+                let mut window = (0..HINT_WINDOW).map(|step| (stripe * lines + (line + step) % lines) as usize);
+                let Some(room) = window.find(|&line| used[line] < HINTS_PER_LINE) else { break };
+                used[room] += 1;
+                sum += 1;
+            }
+        }
+        sum / runs
+    }
+
+    #[test]
+    fn the_hint_table_holds_about_as_many_blocks_as_it_says() {
+        for (chunks, runs) in [(8, 400), (64, 100), (1024, 20), (16384, 3)] {
+            let mut geometry = Geometry { cells_per_chunk: 16, stripes: 16, ..Geometry::with_len(1 << 30) };
+            geometry.cells[0] = CellClass { cell_bytes: 64, chunks };
+            let (told, found) = (hinted_before_eviction(&geometry), filled(&geometry, runs).min(geometry.cell_count()));
+            assert!(told.abs_diff(found) * 10 <= found, "{told} of {} cells, and not {found}", geometry.cell_count());
+        }
+    }
 }

@@ -346,7 +346,7 @@ fn blocks(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure> 
                 "owner_incarnation": owner.map(|(_, incarnation)| incarnation), "kept": blocks})
         };
         let to_text = || {
-            let owner = owner.map_or("nobody alive".into(), |(slot, incarnation)| format!("slot {slot}.{incarnation}"));
+            let owner = owner.map_or("no live host".into(), |(slot, incarnation)| format!("slot {slot}.{incarnation}"));
             let size: u64 = kept.iter().map(|(_, len_bytes)| len_bytes).sum();
             let mut text = format!("chunk {chunk} at {start:#x}: {state}, owned by {owner}, {} kept blocks, {}\n", kept.len(), bytes(size));
             if matches!(wanted, Wanted::One(_)) {
@@ -356,7 +356,7 @@ fn blocks(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure> 
         };
         items.add(out, to_json, to_text)?;
     }
-    items.end(out, "no chunk is owned by anybody, and no block is kept")?;
+    items.end(out, "no chunk has an owner, and no block is kept")?;
     Ok(exit)
 }
 

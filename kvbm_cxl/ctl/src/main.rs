@@ -4,7 +4,6 @@
 //! Exit codes: 0 done, nothing wrong; 1 findings, or the operation failed; 2 wrong usage; 3 the pool cannot be opened; 4 refused because
 //! something would be lost or is in use.
 
-mod bench;
 mod cache;
 mod cli;
 mod demo;
@@ -13,36 +12,29 @@ mod doctor;
 mod exporter;
 mod format;
 mod fsck;
+mod host;
 mod hosts;
 mod info;
 mod inspect;
+mod logger;
 mod nixl;
-mod output;
-mod peer;
-mod pool;
 mod pool_view;
-mod scratch;
-mod stats;
-mod text;
+mod seats;
 mod top;
 
 use clap::Parser;
 use cli::{Cli, Command};
+use ctl_common::{output, peer, pool, scratch, stats, text};
 use output::{Exit, Failure, Out};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    logger::install();
     // Clap prints its own errors and help, ends with 2 or 0, and does not mind a closed pipe.
     let cli = Cli::parse();
     let mut out = Out::stdout(cli.json);
     let outcome = run(cli, &mut out).and_then(|exit| out.flush().map(|()| exit));
-    match outcome {
-        Ok(exit) => exit.into(),
-        Err(failure) => {
-            failure.report();
-            failure.exit.into()
-        }
-    }
+    output::end("cxlctl", outcome)
 }
 
 fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
@@ -50,7 +42,9 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
     match cli.command {
         Command::Format(args) => format::run(pool, &args, out),
         Command::Info => info::run(pool, out),
+        Command::Host(args) => host::run(pool, &args, out),
         Command::Hosts(args) => hosts::run(pool, &args, out),
+        Command::Seats(args) => seats::run(pool, &args, out),
         Command::Inspect(args) => inspect::run(pool, &args, out),
         Command::Fsck(args) => fsck::run(pool, &args, out),
         Command::Cache(args) => cache::run(pool, &args, out),
@@ -58,7 +52,6 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Demo(args) => demo::run(pool, &args, out),
         Command::DemoHost(args) => demo::host::run(pool, &args, out),
         Command::Doctor(args) => doctor::run(pool, &args, out),
-        Command::Bench(args) => bench::run(pool, &args, out),
         Command::Exporter(args) => exporter::run(pool, &args, out),
         Command::Top(args) => top::run(pool, &args, out),
         Command::Nixl => nixl::run(pool, out),

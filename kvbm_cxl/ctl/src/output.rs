@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a command writes and how it ends.
 
+use crate::text::safe;
 use cxl_pool::Error;
 use serde_json::Value;
 use std::io::{BufWriter, ErrorKind, Stdout, Write};
@@ -51,10 +52,21 @@ impl Failure {
         &self.message
     }
 
-    /// Prints it. Standard error may be closed, and then nobody wants to know.
-    pub fn report(&self) {
-        let line = self.message.replace(['\n', '\r'], " ");
-        let _ = writeln!(std::io::stderr(), "cxlctl: {line}");
+    /// Prints it as `program`'s. Where standard error is closed the message is lost; the exit code is not.
+    pub fn report(&self, program: &str) {
+        let line = safe(&self.message.replace(['\n', '\r'], " "));
+        let _ = writeln!(std::io::stderr(), "{program}: {line}");
+    }
+}
+
+/// How `program` ends, after it has said why it failed if it did.
+pub fn end(program: &str, outcome: Result<Exit, Failure>) -> ExitCode {
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            failure.report(program);
+            failure.exit.into()
+        }
     }
 }
 
@@ -68,6 +80,18 @@ impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Failure::new(Exit::Failed, format!("writing the output: {error}"))
     }
+}
+
+/// JSON whose strings hold nothing that a terminal acts on: the serializer escapes control characters only.
+fn safe_json(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c == '\n' || matches!(cxl_pool::escaped(c.encode_utf8(&mut [0; 4])), std::borrow::Cow::Borrowed(_)) {
+            true => safe.push(c),
+            false => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| safe.push_str(&format!("\\u{unit:04x}"))),
+        }
+    }
+    safe
 }
 
 /// Standard output. Once its reader is gone everything written is dropped: the exit code still tells how the command ended.
@@ -117,9 +141,10 @@ impl Out {
     pub fn answer(&mut self, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) -> Result<(), Failure> {
         if self.is_json {
             let pretty = format!("{:#}", json());
-            self.line(pretty)
+            self.line(safe_json(&pretty))
         } else {
-            self.text(text())
+            // A name within a line must not end it, and our own lines do.
+            self.text(text().split('\n').map(safe).collect::<Vec<_>>().join("\n"))
         }
     }
 

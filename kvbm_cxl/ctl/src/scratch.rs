@@ -4,13 +4,14 @@
 //! - A device that is a plain file is left alone: a scratch file is made beside it, on the same file system, and removed afterwards.
 //! - A region of a device is written only where the user states that it is free (`--scratch-offset`), and even then not where the
 //!   superblock says that the header or the metadata of a pool lie.
-//! - An unformatted devdax device is written only when that is forced: that its header is empty does not say that nobody uses the rest.
+//! - An unformatted devdax device is written only when that is forced: that its header is empty does not say that the rest is unused.
 
 use cxl_pool::coherence::{CoherenceOptions, MappedMemory, over_mapping};
 use cxl_pool::device::{Access, Device, DeviceKind, Sysfs, map_header, map_part};
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::Lines;
-use cxl_pool::media::{Found, Geometry, Layout, Stripes, Superblock, inspect_header};
+use cxl_pool::media::{Geometry, Layout, Stripes, Superblock};
+use cxl_pool::pool::{HeaderContent, inspect_header};
 use cxl_pool::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +37,7 @@ impl Scratch {
         let len_bytes = checked_len(len_bytes)?;
         let failed = |source| Error::Os { what: format!("making a scratch file in {}", directory.display()), source };
         let path = tempfile::Builder::new().prefix(".cxlctl-scratch-").tempfile_in(directory).map_err(failed)?.into_temp_path();
-        let device = Device::open_or_create(&path, len_bytes, &Sysfs::default())?;
+        let (device, _) = Device::open_or_create(&path, len_bytes, &Sysfs::default())?;
         // A huge page rounds the length down.
         let len_bytes = device.info().len_bytes;
         Ok(Scratch { path: path.to_path_buf(), offset: 0, len_bytes, sysfs: Sysfs::default(), _file: Some(path) })
@@ -52,7 +53,7 @@ impl Scratch {
         if offset.checked_add(len_bytes).is_none_or(|end| end > device.info().len_bytes) {
             return Err(device.refuse(format!("{len_bytes} bytes at {offset:#x} do not lie within its {} bytes", device.info().len_bytes)));
         }
-        if let Found::Pool(superblock) = header_of(&device)? {
+        if let HeaderContent::Pool(superblock) = header_of(&device)? {
             let end = metadata_end(&superblock)?;
             if offset < end {
                 return Err(device.refuse(format!(
@@ -84,13 +85,15 @@ impl Scratch {
             }));
         }
         Ok(match header_of(&device)? {
-            Found::Empty if force => {
+            HeaderContent::Empty if force => {
                 let align = device.info().align_bytes;
                 Ok(Scratch::region(path, DEVICE_HEADER_BYTES.next_multiple_of(align), len_bytes.next_multiple_of(align), sysfs)?)
             }
-            Found::Empty => Err("it is not formatted, but others may use it without a header: --force measures on it and overwrites \
+            HeaderContent::Empty => {
+                Err("it is not formatted, but others may use it without a header: --force measures on it and overwrites \
                  a part, --scratch-offset on a region that you know to be free"
-                .into()),
+                    .into())
+            }
             found => Err(format!("it holds {found}: state a free region of it with --scratch-offset, such as a block that you allocated")),
         })
     }
@@ -125,13 +128,13 @@ impl Scratch {
 
 /// The lines of scratch memory.
 pub fn lines(memory: &MappedMemory, layout: &Arc<Layout>) -> Lines {
-    Lines::new(memory.memory.clone(), layout.clone(), &SEED)
+    Lines::new(memory.memory.clone(), layout.clone(), &SEED, 1)
 }
 
 /// What the first bytes of a device hold.
-pub fn header_of(device: &Device) -> Result<Found> {
+pub fn header_of(device: &Device) -> Result<HeaderContent> {
     if device.info().len_bytes < DEVICE_HEADER_BYTES.max(device.info().align_bytes) {
-        return Ok(Found::Unknown("too few bytes for a device header".into()));
+        return Ok(HeaderContent::Unknown("too few bytes for a device header".into()));
     }
     let options = CoherenceOptions::default();
     inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().name)

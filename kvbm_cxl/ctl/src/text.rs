@@ -13,7 +13,7 @@ pub fn bytes(bytes: u64) -> String {
 
 /// Text from the pool, which may hold anything, made safe for a terminal.
 pub fn safe(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    cxl_pool::escaped(text).into_owned()
 }
 
 /// Numbers with commas; `-` when there is none.

@@ -8,25 +8,25 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// User id of "nobody".
-const NOBODY: u32 = 65534;
+/// User id without rights, as systems reserve one.
+const UNPRIVILEGED: u32 = 65534;
 
 /// Runs the program as a user without privileges.
-fn as_nobody(bench: &Bench, args: &[&str]) -> Ran {
+fn as_unprivileged(bench: &Bench, args: &[&str]) -> Ran {
     // SAFETY: geteuid has no requirements.
     let is_root = unsafe { libc::geteuid() } == 0;
     let copy = bench.directory.path().join("cxlctl");
     // By another process: a descriptor open for writing here would be inherited by whatever another test starts, and keep the file busy.
     assert!(Command::new("cp").arg(EXE).arg(&copy).status().unwrap().success());
     std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::set_permissions(bench.directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(bench.directory.path(), PermissionsExt::from_mode(0o1777)).unwrap();
     let mut command = Command::new(copy);
     command
         .env("CXL_POOL", bench.spec())
-        .env("CXL_MACHINE_ID", "nobody")
-        .env("CXL_STATE_DIR", bench.directory.path().join("state-of-nobody"));
+        .env("CXL_MACHINE_ID", "unprivileged")
+        .env("CXL_STATE_DIR", bench.directory.path().join("state-of-unprivileged"));
     if is_root {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     ran(command.args(args).output().unwrap())
 }
@@ -100,7 +100,7 @@ fn one_of_two_devices_missing_is_named() {
 fn without_permission_nothing_opens() {
     let bench = Bench::formatted();
     set_mode(&bench, 0o000);
-    let ran = as_nobody(&bench, &["info"]);
+    let ran = as_unprivileged(&bench, &["info"]);
     assert_eq!(ran.code, 3);
     assert!(ran.err.contains("no permission"), "{}", ran.err);
 }
@@ -118,7 +118,7 @@ fn a_pool_that_may_only_be_read_can_be_looked_at_and_not_changed() {
         &["cache", "stat", "--hints"],
         &["cache", "ls"],
     ] {
-        let ran = as_nobody(&bench, args);
+        let ran = as_unprivileged(&bench, args);
         assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
     }
     for args in [
@@ -127,7 +127,7 @@ fn a_pool_that_may_only_be_read_can_be_looked_at_and_not_changed() {
         &["cache", "clear", "--all"],
         &["hosts", "declare-dead", "0", "--incarnation", "1", "--i-know-it-is-powered-off"],
     ] {
-        let ran = as_nobody(&bench, args);
+        let ran = as_unprivileged(&bench, args);
         assert_eq!(ran.code, 3, "{args:?}: {}", ran.err);
         assert!(ran.err.contains("read-only") || ran.err.contains("permission"), "{args:?}: {}", ran.err);
     }

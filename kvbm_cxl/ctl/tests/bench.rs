@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl bench` as a process, with few batches: it ends well, its JSON parses, and what is counted and not timed is right.
+//! `cxl-bench` as a process, with few batches: it ends well, its JSON parses, and what is counted and not timed is right.
 
 use serde_json::Value;
 use std::process::{Command, Output};
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cxlctl"));
-    command.arg("bench").args(arguments).env_remove("CXL_POOL").env_remove("CXL_COHERENCE");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cxl-bench"));
+    command.args(arguments).env_remove("CXL_POOL").env_remove("CXL_COHERENCE");
     command.output().unwrap()
 }
 
@@ -77,6 +77,15 @@ fn every_call_is_answered_whatever_its_depth() {
     }
     assert!(figure(&report, "round trip of a call") > 0.0 && figure(&report, "transfer of one bare line") > 0.0);
     assert_eq!(report["grids"][0]["rows"].as_array().unwrap().len(), 9);
+}
+
+#[test]
+fn one_block_is_measured_beside_a_list_of_one() {
+    let report = json("one");
+    let names: Vec<&str> = report["ratios"].as_array().unwrap().iter().map(|ratio| ratio["name"].as_str().unwrap()).collect();
+    let wanted = ["4k", "64k", "1m"].map(|size| [format!("publish_{size}_list_over_one"), format!("pull_{size}_list_over_one")]);
+    assert_eq!(names, wanted.as_flattened());
+    assert!(figure(&report, "pull of 64 KiB, the call for a list") > 0.0);
 }
 
 #[test]
@@ -166,7 +175,7 @@ fn hit_rates_are_written_and_the_same_for_a_seed() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    let emulated = Command::new(env!("CARGO_BIN_EXE_cxlctl")).args(["bench", "line"]).env("CXL_COHERENCE", "emulated").output().unwrap();
+    let emulated = Command::new(env!("CARGO_BIN_EXE_cxl-bench")).arg("line").env("CXL_COHERENCE", "emulated").output().unwrap();
     assert_eq!(emulated.status.code(), Some(1));
     assert_eq!(bench(&["line", "--batches", "0"]).status.code(), Some(2));
     for (arguments, code) in [

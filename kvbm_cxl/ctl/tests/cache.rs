@@ -22,7 +22,7 @@ fn block(number: u8) -> Vec<u8> {
     (0..1000 + 500 * usize::from(number)).map(|at| (at * 7 + usize::from(number) * 31) as u8).collect()
 }
 
-/// A host of this test on the machine that has the first seat; the program's runs are on another.
+/// A host of this test on a machine of its own; the program's runs are on another.
 struct Member {
     _upkeep: Upkeep,
     _service: Service,
@@ -32,10 +32,10 @@ struct Member {
 
 fn member(bench: &Bench) -> Member {
     let pool = bench.open();
-    let id: MachineId = pool.superblock().seats()[0];
+    let id = MachineId([0x51; 16]);
     let state = State::open(&bench.directory.path().join(bench.machine), pool.superblock().uuid(), id).unwrap();
     let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
-    let host = Host::join(pool.lines().clone(), Arc::new(Machine::new(id, state).unwrap()), config).unwrap();
+    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(Machine::new(id, state).unwrap()), config).unwrap();
     let service = host.serve().unwrap();
     let cache = Cache::open(&host, CacheConfig { checksums: true, ..CacheConfig::default() }).unwrap();
     Member { _upkeep: cache.serve().unwrap(), _service: service, cache, host }
@@ -80,7 +80,7 @@ fn stat_and_ls_tell_what_is_there() {
     assert_eq!((some["cells"].as_array().unwrap().len(), &some["more"]), (3, &true.into()));
     let text = bench.run(&["cache", "ls", "--namespace", &TWO.to_string()]).out;
     assert!(text.lines().count() == 3 && text.contains(&key(10).to_string()), "{text}");
-    assert!(bench.run(&["cache", "ls", "--state", "damaged"]).out.contains("no such cell"));
+    assert!(bench.run(&["cache", "ls", "--state", "damaged"]).out.contains("nothing to list"));
     drop(pin);
 }
 
@@ -122,7 +122,7 @@ fn why_tells_of_hits_misses_and_other_namespaces() {
     assert!(bench.run(&["why", &key(10).to_string(), "--namespace", &ONE.to_string()]).out.contains("was that one meant?"));
     assert_eq!(bench.json(&["why", &key(99).to_string()]).1["verdict"], "nowhere");
 
-    // A descriptor that is damaged under everybody's eyes.
+    // A descriptor that is damaged while hosts use it.
     let (pool, told) = (bench.open(), bench.json(&["why", &key(3).to_string()]).1);
     let cell = told["seen"][0]["cell"].as_u64().unwrap();
     let offset = pool.layout().line_offset(Region::Descriptor, cell).unwrap();
@@ -165,7 +165,7 @@ fn evict_and_clear_wait_for_the_owner_and_say_what_stays() {
 }
 
 #[test]
-fn blocks_of_a_host_that_left_are_evicted_by_whoever_takes_them_over() {
+fn blocks_of_a_host_that_left_are_evicted_by_the_host_that_takes_them_over() {
     let (mut bench, member) = in_use();
     let Member { _upkeep, _service, cache, host } = member;
     drop(_upkeep);

@@ -7,7 +7,7 @@ use common::{Bench, EXE, ran};
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-const REGIONS: [&str; 22] = [
+const REGIONS: [&str; 25] = [
     "seat",
     "grant",
     "binding",
@@ -30,6 +30,9 @@ const REGIONS: [&str; 22] = [
     "pin",
     "cell-claim",
     "ask",
+    "splitter",
+    "claimant",
+    "seat-claim",
 ];
 
 #[test]

@@ -61,9 +61,9 @@ fn a_check_without_repair_writes_nothing() {
 
 #[test]
 fn what_may_hide_a_newer_value_needs_accept_loss() {
-    let bench = Bench::formatted();
-    let seat = bench.open().superblock().seats()[0].0;
+    let bench = Bench::formatted_with(&["--machine", "51515151515151515151515151515151"]);
     let pool = bench.open();
+    let seat = pool.superblock().seats()[0].0;
     pool.lines().publish(0, Seat { epoch: 1, beat: 1, machine: seat, ..Seat::default() }).unwrap();
     pool.lines().publish(0, GrantLine { tag: 1, ..GrantLine::default() }).unwrap();
     flip(&pool, Region::Seat, 0, 12);
@@ -136,4 +136,25 @@ fn metadata_overwritten_with_rubbish_is_survived_by_every_command() {
         assert_eq!(code, 0, "{:#}", repaired["left"]);
         assert_eq!(bench.run(&["fsck"]).code, 0);
     }
+}
+
+#[test]
+fn an_online_check_tells_what_heals_by_itself() {
+    let bench = Bench::formatted_with(&["--machine", "51515151515151515151515151515151"]);
+    let pool = bench.open();
+    // Of seat 0 the machine is known and does not run; seat 1 was never given to one.
+    flip(&pool, Region::Fence, 0, 20);
+    flip(&pool, Region::Death, 1, 20);
+    flip(&pool, Region::Grant, 3, 20);
+    let (code, report) = bench.json(&["fsck", "--online", "--watch-ms", "50"]);
+    assert_eq!(code, 1);
+    let of = |region: &str| report["damaged"].as_array().unwrap().iter().find(|line| line["region"] == region).unwrap().clone();
+    assert_eq!((&of("Fence")["healing"], &of("Fence")["owner_runs"]), (&"when-owner-runs".into(), &false.into()), "{report:#}");
+    assert_eq!(of("Death")["healing"], "not-needed");
+    // No seat ever claimed an epoch, so no copy can have a tag.
+    assert_eq!(of("Grant")["healing"], "not-needed");
+    let text = bench.run(&["fsck", "--online", "--watch-ms", "50"]);
+    assert!(text.out.contains("to do: start a host on the owner's machine"), "{}", text.out);
+    // Nothing was written.
+    assert_eq!(bench.json(&["fsck", "--online", "--watch-ms", "50"]).1["damaged"].as_array().unwrap().len(), 3);
 }

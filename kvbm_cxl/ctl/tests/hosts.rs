@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Waits until `done` says so.
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(50));
@@ -22,7 +22,7 @@ fn hosts_come_and_go_and_are_seen() {
     let (code, hosts) = bench.json(&["hosts", "--watch-ms", "500"]);
     assert_eq!(code, 0);
     assert_eq!((&hosts["slots"][0]["state"], &hosts["slots"][0]["moving"]), (&"live".into(), &true.into()), "{hosts:#}");
-    assert_eq!((&hosts["seats"][0]["role"], &hosts["seats"][0]["fixed"]), (&"manager".into(), &true.into()));
+    assert_eq!((&hosts["seats"][0]["role"], &hosts["seats"][0]["fixed"]), (&"manager".into(), &false.into()));
     assert!(bench.run(&["hosts"]).out.contains("moving"));
     let (code, report) = bench.json(&["fsck"]);
     assert_eq!((code, &report["in_use"]), (0, &true.into()), "{report:#}");
@@ -33,7 +33,7 @@ fn hosts_come_and_go_and_are_seen() {
 }
 
 #[test]
-fn a_repair_is_refused_while_anybody_uses_the_pool() {
+fn a_repair_is_refused_while_hosts_use_the_pool() {
     let bench = Bench::formatted();
     let mut a = bench.host("machine-a");
     let here = bench.run(&["fsck", "--repair", "--watch-ms", "300"]);
@@ -111,7 +111,7 @@ fn a_silent_host_is_fenced_and_the_pool_stays_sound() {
 #[test]
 fn whatever_a_dying_host_leaves_is_sound() {
     let bench = Bench::formatted();
-    // The machine of seat 0 comes first: without it nobody can be given a slot.
+    // The machine of seat 0 comes first: without it no host can be given a slot.
     let mut first = bench.host("machine-a");
     let mut reader = bench.host("machine-b");
     first.kill();

@@ -15,7 +15,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 use strict::{Family, parse};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// An exporter that runs; ended with the test.
 struct Exporter {
@@ -124,7 +124,8 @@ fn the_exporter_shows_every_host_and_its_counters() {
 #[test]
 fn a_host_whose_binding_is_damaged_is_not_called_dead() {
     let bench = Bench::formatted();
-    let _hosts = two_hosts(&bench);
+    // A manager that lives would write its bindings again.
+    two_hosts(&bench).iter_mut().for_each(|host| host.kill());
     bench.damage_bindings(0);
     for command in [&["hosts"][..], &["nixl"], &["top", "--once", "--interval-ms", "50"]] {
         let (code, shown) = bench.json(command);
@@ -149,7 +150,7 @@ fn a_host_whose_own_line_is_damaged_stands_as_the_others_say() {
     let mut hosts = two_hosts(&bench);
     hosts[1].kill();
     let standing = || bench.json(&["hosts", "--watch-ms", "50"]).1["slots"][1]["standing"].clone();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     while standing() != "fenced" {
         assert!(Instant::now() < deadline, "the dead host is fenced");
     }
@@ -360,7 +361,7 @@ fn top_prints_again_and_again() {
     drop(lines);
     let deadline = Instant::now() + PATIENCE;
     while top.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "it goes on for nobody");
+        assert!(Instant::now() < deadline, "it goes on without a reader");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

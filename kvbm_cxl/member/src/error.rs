@@ -8,7 +8,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// etcd does not answer, or refuses.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", told(source))]
     Etcd {
         /// What was attempted, where.
         what: String,
@@ -23,6 +23,9 @@ pub enum Error {
         /// The deadline that passed.
         timeout_ms: u64,
     },
+    /// Options of the connection that cannot be used.
+    #[error("{0}")]
+    Security(String),
     /// Something else than this program wrote to one of its keys.
     #[error("etcd key {key} holds no host ({reason}): delete it, or choose another --prefix")]
     Value {
@@ -64,4 +67,18 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+}
+
+/// An error of the client with what lies below it: that a certificate is refused is said there only.
+fn told(error: &etcd_client::Error) -> String {
+    let mut text = error.to_string();
+    let mut below = std::error::Error::source(error);
+    while let Some(cause) = below {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        below = cause.source();
+    }
+    text
 }

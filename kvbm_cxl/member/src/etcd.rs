@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::holder::{Holder, Keys};
+use crate::security::Security;
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, EventType, GetOptions, PutOptions, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream,
 };
@@ -20,6 +21,8 @@ pub type Leased = BTreeMap<u16, (Holder, i64)>;
 #[derive(Clone)]
 pub struct Etcd {
     client: Client,
+    endpoints: Vec<String>,
+    security: Security,
     timeout_ms: u64,
 }
 
@@ -37,14 +40,26 @@ impl Etcd {
     ///
     /// # Errors
     /// [`Error::Etcd`] and [`Error::Timeout`], as of every call here.
-    pub async fn connect(endpoints: &[String], timeout_ms: u64) -> Result<Etcd> {
+    pub async fn connect(endpoints: &[String], security: &Security, timeout_ms: u64) -> Result<Etcd> {
         let timeout = Duration::from_millis(timeout_ms);
         let options = ConnectOptions::new().with_connect_timeout(timeout).with_keep_alive(timeout, timeout);
-        let what = || format!("connecting to etcd at {}", endpoints.join(", "));
+        let options = security.apply(endpoints, options)?;
+        let what = || format!("connecting to etcd at {} {}", endpoints.join(", "), security.shown(endpoints));
         let mut client = within(timeout_ms, what, Client::connect(endpoints, Some(options))).await?;
-        // The connection is made by the first call: this one's error says where to.
-        within(timeout_ms, what, client.status()).await?;
-        Ok(Etcd { client, timeout_ms })
+        // The connection is made by the first call: this one's error says where to. With a user it was made to ask for a token.
+        if !security.has_user() {
+            within(timeout_ms, what, client.status()).await?;
+        }
+        Ok(Etcd { client, endpoints: endpoints.to_vec(), security: security.clone(), timeout_ms })
+    }
+
+    /// Connects anew, with the certificates and the password as their files hold them now.
+    ///
+    /// # Errors
+    /// Those of [`Etcd::connect`]; the connection before is kept then.
+    pub async fn reconnect(&mut self) -> Result<()> {
+        *self = Etcd::connect(&self.endpoints, &self.security, self.timeout_ms).await?;
+        Ok(())
     }
 
     /// A new lease; without a sign of life for `ttl_s` seconds its keys go.
@@ -76,7 +91,7 @@ impl Etcd {
     }
 
     /// Who has which slot, and the revision as of which that is so. Keys that are no slot's, or hold no holder, are an error: guessing who
-    /// is alive helps nobody.
+    /// is alive is useless.
     pub async fn leased(&mut self, keys: &Keys) -> Result<(Leased, i64)> {
         let what = || format!("reading {}", keys.folder());
         let options = Some(GetOptions::new().with_prefix());
@@ -90,7 +105,7 @@ impl Etcd {
         Ok((leased, found.header().map_or(0, |header| header.revision())))
     }
 
-    /// Leases a slot to `holder` if its key is still as it was at `revision` (0: not there). False when somebody was faster.
+    /// Leases a slot to `holder` if its key is still as it was at `revision` (0: not there). False when another keeper was faster.
     pub async fn lease_slot(&mut self, keys: &Keys, slot: u16, holder: &Holder, lease: LeaseId, revision: i64) -> Result<bool> {
         let key = keys.of(slot);
         let what = || format!("leasing slot {slot} at {key}");

@@ -25,7 +25,7 @@ impl Holder {
         serde_json::to_string(self).map_err(|error| Error::Value { key: "(own)".into(), reason: error.to_string() })
     }
 
-    /// Reads what somebody wrote at `key`.
+    /// Reads the value of `key`.
     ///
     /// # Errors
     /// [`Error::Value`] when that is not a holder.

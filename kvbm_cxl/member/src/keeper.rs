@@ -9,7 +9,7 @@ use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::platform::{Platform, ProcessId};
 use std::sync::Arc;
 
-/// How often a slot is tried again that somebody else took in between.
+/// How often a slot is tried again that another keeper took in between.
 const ATTEMPTS: usize = 64;
 
 /// A machine's slot, and what it is held by.
@@ -127,6 +127,12 @@ impl Keeper {
             self.holder.incarnation = 0;
         }
         self.follow(host).await
+    }
+
+    /// Connects anew: a certificate that ran out, or a password that was changed, may be replaced by now. The connection, for others.
+    pub async fn reconnect(&mut self) -> Result<Etcd> {
+        self.etcd.reconnect().await?;
+        Ok(self.etcd.clone())
     }
 
     /// Gives slot and lease back.

@@ -12,6 +12,7 @@ mod error;
 mod etcd;
 mod holder;
 mod keeper;
+mod security;
 mod watcher;
 
 use clap::Parser;
@@ -23,6 +24,7 @@ use cxl_pool::pool::OpenOptions;
 use error::{Error, Result};
 use etcd::Etcd;
 use keeper::Keeper;
+use security::Security;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +42,8 @@ struct Arguments {
     /// Where etcd listens, several separated by commas.
     #[arg(long, env = "ETCD_ENDPOINTS", value_delimiter = ',', default_value = "http://127.0.0.1:2379")]
     endpoints: Vec<String>,
+    #[command(flatten)]
+    security: Security,
     /// What the keys begin with.
     #[arg(long, default_value = "kvbm-cxl")]
     prefix: String,
@@ -78,8 +82,8 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
     }?;
     let config = HostConfig::from_env()?;
     let pool = Pool::open(&spec, &OpenOptions::default())?;
-    let platform = Arc::new(Machine::for_pool(pool.superblock().uuid())?);
-    let etcd = Etcd::connect(&arguments.endpoints, arguments.timeout_ms).await?;
+    let platform = Arc::new(Machine::for_pool(pool.superblock().uuid(), pool.faults().clone())?);
+    let etcd = Etcd::connect(&arguments.endpoints, &arguments.security, arguments.timeout_ms).await?;
     let mut stop = Stop::new()?;
     let mut keeper = Keeper::take(etcd.clone(), &pool, platform, &arguments.prefix, arguments.ttl_s).await?;
     let host = match keeper.join(&pool, config).await {
@@ -109,7 +113,7 @@ async fn serve(arguments: &Arguments, etcd: Etcd, keeper: &mut Keeper, host: &Ho
     outcome
 }
 
-/// Until the program ends, or somebody wants this one to end.
+/// Until the program ends, or this one is asked to end.
 async fn keep(
     arguments: &Arguments,
     keeper: &mut Keeper,
@@ -138,8 +142,17 @@ async fn keep(
                 match keeper.renew(host).await {
                     Ok(()) => {}
                     Err(error @ (Error::Foreign { .. } | Error::KeptAlready { .. })) => return Err(error),
-                    // etcd is away: it expires no lease meanwhile, or will say so when it is back.
-                    Err(error) => eprintln!("cxl-member: {error}; trying again"),
+                    // etcd is away: it expires no lease meanwhile, or will say so when it is back. Or it refuses what this host shows.
+                    Err(error) => {
+                        eprintln!("cxl-member: {error}; trying again");
+                        match keeper.reconnect().await {
+                            Ok(etcd) => {
+                                watcher.follow(etcd);
+                                watching = false;
+                            }
+                            Err(error) => eprintln!("cxl-member: {error}"),
+                        }
+                    }
                 }
                 if watching {
                     continue;

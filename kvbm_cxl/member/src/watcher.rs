@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The other hosts' leases: one that runs out leads to a fence of the incarnation that it stood for.
 //!
-//! A fence is all it leads to. Whoever is fenced wrongly, because etcd lost it and the memory did not, joins again under a new incarnation;
-//! nothing here is a proof of death (docs/protocols/LOCKS.md section 6).
+//! A fence is all it leads to. A host that is fenced wrongly, because etcd lost it and the memory did not, joins again under a new
+//! incarnation; nothing here is a proof of death (docs/internals/protocols/LOCKS.md section 6).
 
 use crate::error::Result;
 use crate::etcd::{Change, Etcd, changes};
@@ -52,6 +52,11 @@ impl Watcher {
             }
             Change::Gone(slot) => self.known.remove(&slot).map(|holder| (slot, holder)),
         }
+    }
+
+    /// Goes on over another connection, from the next [`Watcher::resume`] on.
+    pub fn follow(&mut self, etcd: Etcd) {
+        self.etcd = etcd;
     }
 
     /// Watches again after the connection was lost or history was compacted away. What ended meanwhile is told by who is there now.

@@ -1,23 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the parts of a process that work in the background are made of: a thread that ends with its owner, and the lock of what it shares.
 
-use crate::error::{Error, Result};
-use std::sync::atomic::{AtomicBool, Ordering};
+use crate::error::{ERROR_CLASSES, Error, Result};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Locks a mutex that is only ever held for steps in ordinary memory. A panic elsewhere leaves its data whole.
 pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks a mutex that is held for longer, if nobody holds it.
+/// Locks a mutex that is held for longer, if it is free.
 pub(crate) fn try_held<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// An error that repeats is logged again after this time.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
+/// Errors of which the time of their last line in the log is remembered.
+const REMEMBERED: usize = 64;
+
+/// A round of a background thread that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedRound {
+    /// The work of the thread.
+    pub what: &'static str,
+    /// The error's class, as [`Error::class`] has it.
+    pub class: &'static str,
+    /// The error in words.
+    pub message: String,
+}
+
+/// Failed rounds of the background threads of one host in this process: logged, counted by class, the last one kept. The threads go on.
+#[derive(Default)]
+pub struct FailedRounds {
+    counts: [AtomicU64; ERROR_CLASSES.len()],
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    last: Option<FailedRound>,
+    logged: Vec<(FailedRound, Instant)>,
+}
+
+impl FailedRounds {
+    /// Counts a round that failed with `error`, and logs it; one that repeats is logged once a minute.
+    pub fn record(&self, what: &'static str, error: &Error) {
+        let class = error.class();
+        if let Some(place) = ERROR_CLASSES.iter().position(|known| *known == class) {
+            self.counts[place].fetch_add(1, Ordering::Relaxed);
+        }
+        let failed = FailedRound { what, class, message: error.to_string() };
+        let mut seen = held(&self.seen);
+        seen.logged.retain(|(_, at)| at.elapsed() < LOG_AGAIN);
+        if !seen.logged.iter().any(|(logged, _)| *logged == failed) {
+            log::warn!("{what}: {}", failed.message);
+            if seen.logged.len() == REMEMBERED {
+                seen.logged.remove(0);
+            }
+            seen.logged.push((failed.clone(), Instant::now()));
+        }
+        seen.last = Some(failed);
+    }
+
+    /// How many rounds failed, by class in the order of [`ERROR_CLASSES`].
+    pub fn counts(&self) -> [u64; ERROR_CLASSES.len()] {
+        std::array::from_fn(|place| self.counts[place].load(Ordering::Relaxed))
+    }
+
+    /// The round that failed last.
+    pub fn last(&self) -> Option<FailedRound> {
+        held(&self.seen).last.clone()
     }
 }
 
@@ -49,8 +109,38 @@ impl Drop for Background {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A panic there is a bug of ours; it has been printed, and there is nobody to hand it to in a drop.
+            // A panic there is a bug of ours; it has been printed, and there is no caller to hand it to in a drop.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_rounds_are_counted_by_class_and_the_last_is_kept() {
+        let rounds = FailedRounds::default();
+        assert_eq!((rounds.last(), rounds.counts().iter().sum::<u64>()), (None, 0));
+        rounds.record("a round", &Error::Closed);
+        let late = Error::Timeout { what: "a lock".into(), timeout_ms: 7 };
+        for _ in 0..2 * REMEMBERED {
+            rounds.record("another round", &late);
+        }
+        let counted: Vec<_> = ERROR_CLASSES.iter().zip(rounds.counts()).filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [(&"timeout", 2 * REMEMBERED as u64), (&"other", 1)]);
+        let last = FailedRound { what: "another round", class: "timeout", message: late.to_string() };
+        assert_eq!(rounds.last(), Some(last));
+        assert_eq!(held(&rounds.seen).logged.len(), 2, "one that repeats is logged once a minute");
+    }
+
+    #[test]
+    fn what_is_remembered_of_the_log_is_bounded() {
+        let rounds = FailedRounds::default();
+        for timeout_ms in 0..3 * REMEMBERED as u64 {
+            rounds.record("a round", &Error::Timeout { what: "a lock".into(), timeout_ms });
+        }
+        assert_eq!(held(&rounds.seen).logged.len(), REMEMBERED);
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The general routine of the `crc32c` crate is made for long buffers; on 72 bytes its set-up shows beside a line's own cost.
 
-use crate::line::Line;
+use crate::coherence::Line;
 
 /// CRC32C, continued from `seed`, of the region number, the line number (both little-endian) and the line behind its own CRC.
 #[inline]

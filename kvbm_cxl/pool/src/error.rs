@@ -1,7 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Typed errors: what failed, where, and what to do about it.
 
-use crate::media::Region;
+use crate::machine_id::MachineId;
+use std::path::Path;
+
+/// Classes of errors, for counters. The order is that of their counts.
+pub const ERROR_CLASSES: [&str; 8] = ["device", "damaged", "fenced", "timeout", "full", "in_use", "replaced", "other"];
+
+impl Error {
+    /// The class of this error, one of [`ERROR_CLASSES`].
+    pub fn class(&self) -> &'static str {
+        match self {
+            Error::DeviceLost { .. } | Error::Poisoned { .. } | Error::Gpu { .. } => "device",
+            Error::BadLine { .. } | Error::NotAPool { .. } => "damaged",
+            Error::Fenced { .. } => "fenced",
+            Error::Timeout { .. } => "timeout",
+            Error::Full { .. } => "full",
+            Error::SlotInUse { .. } | Error::Twin { .. } | Error::InUse { .. } => "in_use",
+            Error::Replaced { .. } => "replaced",
+            Error::OutOfRange { .. } | Error::Invalid(_) | Error::TooLarge { .. } | Error::Os { .. } => "other",
+            Error::PeerGone { .. } | Error::PeerClosed { .. } | Error::Protocol { .. } => "other",
+            Error::NotFound(_) | Error::Exists(_) | Error::Closed | Error::Cancelled(_) => "other",
+        }
+    }
+}
 
 /// Result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -10,8 +32,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device stopped answering (SIGBUS BUS_ADRERR: unplugged, unbound, truncated file).
-    #[error("device {device} lost at pool offset {offset:#x} (+{len_bytes} bytes): reattach it and open the pool again")]
+    /// A device stopped answering (SIGBUS BUS_ADRERR: unplugged, unbound, truncated file, full file system behind a sparse one), or the
+    /// memory that this machine's processes share did.
+    #[error("device {} lost at pool offset {offset:#x} (+{len_bytes} bytes): {}", escaped(.device), escaped(.cause))]
     DeviceLost {
         /// Name of the device.
         device: String,
@@ -19,6 +42,8 @@ pub enum Error {
         offset: u64,
         /// Length of the access.
         len_bytes: u64,
+        /// Why, as far as it can be told, and what to do.
+        cause: String,
     },
     /// The memory itself is damaged (SIGBUS BUS_MCEERR_AR), or the range was marked bad before.
     #[error("poisoned memory at pool offset {offset:#x} (+{len_bytes} bytes): the 2 MiB range around it is marked bad")]
@@ -41,17 +66,17 @@ pub enum Error {
         limit_bytes: u64,
     },
     /// A metadata line does not verify. It is never read as empty.
-    #[error("line {index} of region {region:?} is not valid ({reason}): run `cxlctl fsck`")]
+    #[error("line {index} of region {region} is not valid ({reason}): run `cxlctl fsck`")]
     BadLine {
-        /// The region.
-        region: Region,
+        /// The region's name.
+        region: &'static str,
         /// Line number in the region.
         index: u64,
         /// What is wrong with it.
         reason: &'static str,
     },
     /// The pool or a device cannot be opened as it is.
-    #[error("{device}: {reason}")]
+    #[error("{}: {}", escaped(.device), escaped(.reason))]
     NotAPool {
         /// The device or file.
         device: String,
@@ -59,7 +84,7 @@ pub enum Error {
         reason: String,
     },
     /// A request that cannot be satisfied whatever the state of the pool.
-    #[error("{0}")]
+    #[error("{}", escaped(.0))]
     Invalid(String),
     /// A GPU or its driver did not do what it was asked to.
     #[error("GPU {device}: {what}")]
@@ -69,8 +94,11 @@ pub enum Error {
         /// What was attempted, and the driver's name for what became of it.
         what: String,
     },
+    /// Ended early, as a caller asked for; what of it was done is not known.
+    #[error("{}: cancelled", escaped(.0))]
+    Cancelled(String),
     /// The operating system refused.
-    #[error("{what}: {source}")]
+    #[error("{}: {source}", escaped(.what))]
     Os {
         /// What was attempted, on what.
         what: String,
@@ -86,7 +114,7 @@ pub enum Error {
         incarnation: u32,
     },
     /// A deadline passed.
-    #[error("{what}: no answer within {timeout_ms} ms")]
+    #[error("{}: no answer within {timeout_ms} ms", escaped(.what))]
     Timeout {
         /// What was waited for.
         what: String,
@@ -94,10 +122,25 @@ pub enum Error {
         timeout_ms: u64,
     },
     /// No slot could be had.
-    #[error("slot {slot} is in use by another machine: leave the choice to the pool, or state that machine's death")]
+    #[error(
+        "slot {slot} is in use by another machine: leave the choice to the pool; `cxlctl hosts` tells which machine that is and whether \
+         it lives, and two machines must not have one identity (CXL_MACHINE_ID)"
+    )]
     SlotInUse {
         /// The slot asked for.
         slot: u16,
+    },
+    /// Two machines, or two containers, use one identity.
+    #[error(
+        "another holder of this machine's identity ({machine}) is alive{}: give every machine, and every container with a state directory \
+         of its own, another CXL_MACHINE_ID (node and role, say), or let both use one CXL_STATE_DIR in one PID namespace",
+        .slot.map(|slot| format!(" and has taken slot {slot} from this one")).unwrap_or_default()
+    )]
+    Twin {
+        /// The slot that the other one has taken from this host; `None` where this one has not joined.
+        slot: Option<u16>,
+        /// The identity of both.
+        machine: MachineId,
     },
     /// Nothing is left of a bounded resource.
     #[error("{what} is full ({limit}): {advice}")]
@@ -110,11 +153,20 @@ pub enum Error {
         advice: &'static str,
     },
     /// The name, lock or block is not there.
-    #[error("{0} not found")]
+    #[error("{} not found", escaped(.0))]
     NotFound(String),
     /// The name exists already.
-    #[error("{0} exists already")]
+    #[error("{} exists already", escaped(.0))]
     Exists(String),
+    /// Hosts use the pool that a format would overwrite.
+    #[error(
+        "hosts use this pool (the heartbeats of slots {slots:?} move): end their processes first, or evict them (cxlctl format --force \
+         --evict-hosts)"
+    )]
+    InUse {
+        /// Their slots.
+        slots: Vec<u16>,
+    },
     /// The pool was formatted anew, or its device swapped, under this handle.
     #[error("the pool was replaced under this handle (incarnation {was:#x}, now {now:#x}): close it and open it again")]
     Replaced {
@@ -158,6 +210,30 @@ pub enum Error {
     Closed,
 }
 
+/// Text that came from a user, a file name or the pool, made safe to print: control characters, and those that are not seen or that turn
+/// the direction of what follows (U+202E), as escapes.
+pub fn escaped(text: &str) -> std::borrow::Cow<'_, str> {
+    if !text.chars().any(is_unsafe_to_print) {
+        return text.into();
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unsafe_to_print(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
+    }
+    safe.into()
+}
+
+/// A path, [escaped].
+pub fn shown(path: &Path) -> String {
+    escaped(&path.to_string_lossy()).into_owned()
+}
+
+fn is_unsafe_to_print(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 impl Error {
     /// Wraps the last operating system error.
     pub fn last_os(what: impl Into<String>) -> Self {
@@ -167,5 +243,30 @@ impl Error {
     /// True when the host was fenced.
     pub fn is_fenced(&self) -> bool {
         matches!(self, Error::Fenced { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_seen_is_printed_as_an_escape() {
+        assert_eq!(escaped("/dev/shm/ähm 数"), "/dev/shm/ähm 数");
+        let name = "/dev/shm/a\u{202e}txt.\u{1b}[2J\n\u{200b}\u{2067}\u{feff}";
+        let safe = r"/dev/shm/a\u{202e}txt.\u{1b}[2J\n\u{200b}\u{2067}\u{feff}";
+        assert_eq!(escaped(name), safe);
+        assert_eq!(shown(Path::new(name)), safe);
+        for error in [
+            Error::NotAPool { device: name.into(), reason: String::new() },
+            Error::Invalid(name.into()),
+            Error::NotFound(name.into()),
+            Error::Exists(name.into()),
+            Error::DeviceLost { device: name.into(), offset: 0, len_bytes: 1, cause: name.into() },
+            Error::Os { what: name.into(), source: std::io::ErrorKind::NotFound.into() },
+            Error::Timeout { what: name.into(), timeout_ms: 1 },
+        ] {
+            assert!(error.to_string().contains(safe) && !error.to_string().contains('\u{202e}'), "{error}");
+        }
     }
 }

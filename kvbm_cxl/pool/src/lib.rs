@@ -3,28 +3,22 @@
 //!
 //! # Layers
 //!
-//! Each knows only those below it.
+//! A module uses those of its own row and of the rows below it: a test reads this table and every path of the sources.
 //!
-//! | module | what it does |
+//! | layer | what it does |
 //! |---|---|
 //! | [`fsck`] | checks, describes and repairs the metadata of a pool, as a library |
-//! | [`metrics`] | what a process counts, and what a host tells the pool of it |
-//! | [`cache`] | the prefix cache: publish, verified pull, pins, eviction |
-//! | [`ring`], [`copy`] | messages and calls between hosts; payload into and out of the pool |
-//! | [`pool`] | formats and opens: devices, superblock, layout and lines together |
+//! | [`pool`] | formats, opens and joins: devices, superblock, layout, lines and host together |
 //! | [`ring`] | messages and calls between two processes of any hosts |
-//! | [`objects`], [`lock_table`] | names of roots; which locks are in use |
-//! | [`alloc`] | chunks for hosts, blocks for everybody |
-//! | [`record`] | small tables whose commits survive a writer that was taken for dead and goes on |
-//! | [`lock`], [`host`] | the two-tier lock and its manager; slots, heartbeats, fences. One layer: a manager serves both |
-//! | [`media`] | the on-media format: every line, its writer, its checks |
+//! | [`cache`] | the prefix cache: publish, verified pull, pins, eviction |
 //! | [`copy`](mod@copy) | payload in and out of the pool: gather, scatter, sparse lists, with flushes and fences in their places |
-//! | [`line`](mod@line) | publish and fetch of a 64-byte line, the two recipes that everything above is made of |
+//! | [`record`], [`alloc`], [`objects`], [`lock_table`], [`metrics`] | small tables whose commits survive a writer that goes on after it was taken for dead; chunks and blocks; names of roots; which locks are in use; what a process counts and a host tells the pool of it |
+//! | [`host`], [`lock`] | slots, heartbeats, fences; the two-tier lock and its manager. One layer: a manager serves both |
+//! | [`device`], [`machine`], [`platform`] | what a pool lies on; clock, processes and shared memory of this machine, and their trait |
+//! | `crc`, [`line`](mod@line) | checksums; publish and fetch of a 64-byte line, the two recipes that everything above is made of |
+//! | [`media`] | the on-media format: every line, its writer, its checks |
 //! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
-//! | [`device`], [`machine`] | what a pool lies on; clock, processes and shared memory of this machine ([`platform`] is their trait) |
-//!
-//! Beside them: [`metrics`] counts what happens, [`limits`] has every bound, [`fault`] the named rules and points that tests drop and
-//! strike.
+//! | [`limits`], `error`, [`fault`], [`background`], `failure_detector`, `machine_id` | every bound; typed errors; the named rules and points that tests drop and strike; threads; how long a host was silent; who a machine is |
 //!
 //! # Example: a cache of KV blocks
 //!
@@ -152,13 +146,14 @@
 //! | `CXL_CUDA_TIMEOUT_MS` | longest time for a copy of a GPU and the work that it comes after | 10000 |
 
 pub mod alloc;
-mod background;
+pub mod background;
 pub mod cache;
 pub mod coherence;
 pub mod copy;
 mod crc;
 pub mod device;
 mod error;
+mod failure_detector;
 pub mod fault;
 pub mod fsck;
 pub mod host;
@@ -167,6 +162,7 @@ pub mod line;
 pub mod lock;
 pub mod lock_table;
 pub mod machine;
+mod machine_id;
 pub mod media;
 pub mod metrics;
 pub mod objects;
@@ -174,9 +170,8 @@ pub mod platform;
 pub mod pool;
 pub mod record;
 pub mod ring;
-mod silence;
 
 pub use cache::Cache;
-pub use error::{Error, Result};
+pub use error::{ERROR_CLASSES, Error, Result, escaped, shown};
 pub use host::Host;
 pub use pool::Pool;

@@ -17,6 +17,10 @@ pub const DEFAULT_SLOTS: usize = 16;
 pub const MAX_SEATS: usize = 8;
 /// Default manager seats.
 pub const DEFAULT_SEATS: usize = 4;
+/// Fewest places for machines that claim a seat. A place is used up by the first machine that tries to take it, for the life of the pool.
+pub const MIN_PLACES: u64 = 16;
+/// Most places for machines that claim a seat. A claim reads one line of each.
+pub const MAX_PLACES: u64 = 256;
 /// Most locks in one pool.
 pub const MAX_LOCKS: usize = 1 << 16;
 /// Default locks.
@@ -27,8 +31,13 @@ pub const JOINBOXES: usize = 8;
 pub const INTENTS: usize = 8;
 /// Most line numbers that one intent line can name.
 pub const INTENT_LINES: usize = 10;
-/// Default cells of the object table.
+/// Fewest cells of the object table that a pool is formatted with by default, and most: enough for the names of 2,048 NIXL engines, since
+/// a name goes to one of [`OBJECT_PROBES`] neighbouring cells and only a quarter of the table may be used for that never to fail.
 pub const DEFAULT_OBJECTS: usize = 256;
+/// See [`DEFAULT_OBJECTS`].
+pub const MOST_DEFAULT_OBJECTS: usize = 8192;
+/// Bytes of the pool for each cell of the object table by default: with 16 slots, a cell takes 1 KiB.
+pub const BYTES_PER_OBJECT: u64 = 256 << 10;
 /// Most cells of the object table.
 pub const MAX_OBJECTS: usize = 1 << 14;
 /// Longest object name, in bytes.

@@ -6,8 +6,15 @@
 //! - **fetch** (I3): flush the line, full fence, load all 64 bytes, load fence, verify. The load fence keeps a later flush from running
 //!   ahead of this load, so that a second fetch is never older than the first.
 //!
-//! Every line carries a CRC32C seeded with the pool's UUID, its region and its number: a line in the wrong place does not verify. Lines
-//! inside blocks, where memory is used again and again, are seeded with the fresh numbers of whoever uses it now ([`Seal`]).
+//! Every line carries a CRC32C seeded with the pool's UUID, the incarnation of its format, its region and its number: a line in the wrong
+//! place does not verify, nor one that a host of an earlier format wrote late. Lines inside blocks, where memory is used again and again,
+//! are seeded with the fresh numbers of its present user ([`Seal`]).
+
+mod forms;
+
+pub use crate::coherence::Line;
+pub(crate) use forms::with_line_of;
+pub use forms::{empty_line, verify_line};
 
 use crate::coherence::Coherence;
 use crate::crc::{line_crc, whole_lines};
@@ -20,25 +27,6 @@ use std::sync::Arc;
 
 /// Lines that are fetched together, behind one fence.
 pub(crate) const FETCHED_TOGETHER: usize = 64;
-
-/// The 64 bytes of a cache line, by value: never a reference into pool memory.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Line(pub [u8; LINE_BYTES]);
-
-impl Line {
-    /// All zero.
-    pub const ZERO: Line = Line([0; LINE_BYTES]);
-}
-
-impl std::fmt::Debug for Line {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.chunks(8).try_for_each(|word| {
-            word.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
-            f.write_str(" ")
-        })
-    }
-}
 
 /// A structure that fills exactly one line inside a block and starts with its CRC; the lines of the regions are [`MediaLine`]s.
 pub trait BlockLine: bytemuck::Pod {
@@ -68,9 +56,9 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Lines of the pool `uuid` laid out as `layout` over `memory`.
-    pub fn new(memory: Arc<dyn Coherence>, layout: Arc<Layout>, uuid: &[u8; 16]) -> Self {
-        Lines { memory, layout, crc_seed: crc32c::crc32c(uuid) }
+    /// Lines of format `incarnation` of the pool `uuid`, laid out as `layout` over `memory`.
+    pub fn new(memory: Arc<dyn Coherence>, layout: Arc<Layout>, uuid: &[u8; 16], incarnation: u64) -> Self {
+        Lines { memory, layout, crc_seed: crc_seed(uuid, incarnation) }
     }
 
     /// The memory below.
@@ -169,10 +157,14 @@ impl Lines {
 
     /// Sees to it that what a fetch of line `index` returned is in the memory itself.
     ///
-    /// On the path of stores and a flush a sibling on this host may so far have written it into this host's cache only. Whoever goes on to
-    /// check that nobody overlooks the line settles it first.
+    /// On the path of stores and a flush a sibling on this host may so far have written it into this host's cache only. A caller that goes
+    /// on to check that no host overlooks the line settles it first.
     pub fn settle<T: MediaLine>(&self, index: u64) -> Result<()> {
-        self.flush(self.layout.line_offset(T::REGION, index)?)?;
+        let offset = self.layout.line_offset(T::REGION, index)?;
+        if mutant!("settle.nothing") {
+            return Ok(());
+        }
+        self.flush(offset)?;
         self.fence_flushed();
         Ok(())
     }
@@ -223,7 +215,7 @@ impl Lines {
     }
 
     /// Looks at up to 64 lines of one region without flushing or verifying them: what this host's caches hold, perhaps since long ago, or
-    /// else what is in the memory. Only for advice that somebody else's line confirms. The load fence keeps the flush of a second look from
+    /// else what is in the memory. Only for advice that another host's line confirms. The load fence keeps the flush of a second look from
     /// running ahead of this one, which would leave the old line where it is.
     pub fn peek_some<'a, T: MediaLine>(&self, indexes: &[u64], lines: &'a mut [Line]) -> Result<impl Iterator<Item = &'a T> + use<'a, T>> {
         let mut offsets = [0; FETCHED_TOGETHER];
@@ -334,7 +326,7 @@ impl Lines {
 
     /// Reads `line` as line `index` of `T`'s region, if it verifies.
     pub fn open<T: MediaLine>(&self, index: u64, line: &Line) -> Result<T> {
-        let bad = |reason| Error::BadLine { region: T::REGION, index, reason };
+        let bad = |reason| Error::BadLine { region: T::REGION.name(), index, reason };
         let words: [u64; 8] = bytemuck::cast(*line);
         if words[0] as u32 != line_crc(self.crc_seed, T::REGION as u32, index, &words) {
             return Err(bad("checksum differs"));
@@ -343,6 +335,13 @@ impl Lines {
         value.check().map_err(bad)?;
         Ok(value)
     }
+}
+
+/// Where the checksums of every line of a format begin. Two formats whose seeds differ have no sealed line in common: the sum of the same
+/// bytes differs with the seed.
+pub fn crc_seed(uuid: &[u8; 16], incarnation: u64) -> u32 {
+    let seed = crc32c::crc32c(uuid);
+    if mutant!("lines.any_incarnation") { seed } else { crc32c::crc32c_append(seed, &incarnation.to_le_bytes()) }
 }
 
 /// The values of lines, those whose bit is set in `whole` and that are sound.

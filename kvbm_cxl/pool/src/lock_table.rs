@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which locks are in use: one bit per lock in the first records, written under [`LOCK_TABLE`](crate::lock::LOCK_TABLE).
 //!
-//! The table only hands numbers out. A crash between the commit and the return of [`allocate_lock`] leaves a lock that nobody knows of;
-//! it costs one number and is told from a used one by nobody, so callers store the number in a named object right away.
+//! The table only hands numbers out. A crash between the commit and the return of [`allocate_lock`] leaves a lock that no caller knows of;
+//! it costs one number and cannot be told from a used one, so callers store the number in a named object right away.
 
 use crate::error::{Error, Result};
 use crate::fault::point;
@@ -63,7 +63,7 @@ pub fn allocate_lock(host: &Host, timeout_ms: u64) -> Result<LockId> {
     Err(Error::Full { what: "the lock table", limit, advice: "free locks, or format the pool with more" })
 }
 
-/// Gives a lock back. The caller knows that nobody uses it any more.
+/// Gives a lock back. The caller knows that it is not used any more.
 ///
 /// # Errors
 /// [`Error::NotFound`] when it is not allocated; [`Error::Fenced`], [`Error::Timeout`].

@@ -7,13 +7,19 @@
 //! directory **and** the PID namespace, or each gets its own `CXL_MACHINE_ID`.
 
 mod identity;
+mod presence;
 mod state;
 
 pub use identity::{ENV_MACHINE_ID, machine_id};
 pub use state::{ENV_STATE_DIR, State};
 
+use crate::coherence::FaultMap;
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result};
 use crate::platform::{LocalMemory, MachineId, MachineLock, MachineLockGuard, Platform, ProcessId};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -29,14 +35,18 @@ pub struct Machine {
     id: MachineId,
     process: ProcessId,
     state: State,
+    /// The pool's files: where each was opened, its device and its number.
+    files: Vec<(String, (u64, u64))>,
+    presence: Option<presence::Presence>,
 }
 
 impl Machine {
-    /// This machine for the pool `uuid`: identity and state directory from the environment.
-    pub fn for_pool(uuid: &[u8; 16]) -> Result<Machine> {
+    /// This machine for the pool `uuid`: identity and state directory from the environment. `faults` is closed when the memory that this
+    /// machine's processes share is lost.
+    pub fn for_pool(uuid: &[u8; 16], faults: Arc<FaultMap>) -> Result<Machine> {
         let base = state::base_from_env()?;
         let id = identity::machine_id_in(&base)?;
-        Machine::new(id, State::open(&base, uuid, id)?)
+        Machine::new(id, State::open(&base, uuid, id)?.guarding(faults))
     }
 
     /// A machine of a given identity and state directory.
@@ -48,7 +58,23 @@ impl Machine {
         let start = start_of(pid).ok_or_else(|| {
             Error::Invalid("/proc/self/stat cannot be read: /proc must be mounted, to tell running processes from dead ones".into())
         })?;
-        Ok(Machine { id, process: ProcessId { pid, start }, state })
+        Ok(Machine { id, process: ProcessId { pid, start }, state, files: Vec::new(), presence: None })
+    }
+
+    /// Watches the files among these devices: a file that is removed or replaced is no longer the pool that others open by its name.
+    pub fn watching(mut self, devices: &[DeviceInfo]) -> Machine {
+        let files = devices.iter().filter(|device| device.kind != DeviceKind::Devdax);
+        self.files = files.map(|device| (device.name.clone(), device.identity)).collect();
+        self
+    }
+
+    /// The same, for a process that reaches the pool through `file`: with it, the processes of one kernel can ask that kernel whether a
+    /// host has ended, whatever containers they run in.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system does not tell what it is asked.
+    pub fn with_file(self, file: File) -> Result<Machine> {
+        Ok(Machine { presence: Some(presence::Presence::over(file)?), ..self })
     }
 
     /// The directory that this machine's processes share for this pool.
@@ -127,12 +153,37 @@ impl Platform for Machine {
         })
     }
 
+    fn witness(&self) -> u64 {
+        self.presence.as_ref().map_or(0, |presence| presence.witness())
+    }
+
+    fn mark(&self, alone: bool) -> Result<Option<(MachineLockGuard, bool)>> {
+        match &self.presence {
+            Some(presence) => presence.mark(self.id, alone),
+            None => Ok(Some((Box::new(()), !alone))),
+        }
+    }
+
+    fn is_marked(&self, machine: MachineId) -> Result<bool> {
+        self.presence.as_ref().map_or(Ok(true), |presence| presence.is_marked(machine))
+    }
+
     fn try_lock(&self, lock: MachineLock, exclusive: bool) -> Result<Option<MachineLockGuard>> {
         self.state.try_lock(lock, exclusive)
     }
 
     fn local_memory(&self, len_bytes: usize) -> Result<LocalMemory> {
         self.state.local_memory(len_bytes)
+    }
+
+    fn moved_files(&self) -> Vec<String> {
+        let is_there = |path: &str, identity| std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == identity);
+        let moved = self.files.iter().filter(|(path, identity)| !is_there(path, *identity));
+        moved.map(|(path, _)| path.clone()).collect()
+    }
+
+    fn check_local(&self) -> Result<()> {
+        self.state.check_kept()
     }
 }
 

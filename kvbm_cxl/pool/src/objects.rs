@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named objects: a small table from names to pool offsets, through which hosts find the roots of what they share (TraCT 3.5, 4.1).
 //!
-//! A hash table with linear probing over [`OBJECT_PROBES`] cells; each cell is a [record](crate::record) with an [`ObjectValue`], written
+//! A hash table with linear probing over [`OBJECT_PROBES`] cells; each cell is a [record] with an [`ObjectValue`], written
 //! under [`LOCK_OBJECTS`](crate::lock::LOCK_OBJECTS). A name never moves while it is bound, so lookups need no lock. A destroyed name
 //! leaves a tombstone, which becomes empty again once the cell behind it is.
 
@@ -42,7 +42,7 @@ fn probes(name: &[u8], layout: &Layout) -> impl Iterator<Item = u64> {
 /// Reads a cell; what a record holds is no more to be trusted than any other byte of the pool.
 fn open(best: &Best, layout: &Layout) -> Result<ObjectValue> {
     let value: ObjectValue = bytemuck::cast(best.copy.data);
-    let bad = |reason| Err(Error::BadLine { region: Region::Record, index: best.number, reason });
+    let bad = |reason| Err(Error::BadLine { region: Region::Record.name(), index: best.number, reason });
     match value.state {
         ObjectValue::EMPTY | ObjectValue::TOMB => Ok(value),
         ObjectValue::LIVE if value.name_len == 0 || usize::from(value.name_len) > MAX_OBJECT_NAME_BYTES => bad("object name length"),
@@ -99,7 +99,7 @@ fn quoted(name: &[u8]) -> String {
 }
 
 /// Where a name is, or where it could be bound.
-struct Found {
+struct FoundName {
     bound: Option<Best>,
     room: Option<Best>,
 }
@@ -128,7 +128,7 @@ impl Objects {
         self.bind(&Object { name: name.to_vec(), offset, len_bytes, is_listener: false }, timeout_ms, |_| Ok(true))
     }
 
-    /// Binds a name; one that is bound, to what `may_replace` says while nobody can bind it anew. Errors as [`Objects::put`].
+    /// Binds a name; one that is bound, to what `may_replace` says while no process can bind it anew. Errors as [`Objects::put`].
     pub(crate) fn bind(&self, new: &Object, timeout_ms: u64, may_replace: impl FnOnce(&Object) -> Result<bool>) -> Result<()> {
         let Object { ref name, offset, len_bytes, is_listener } = *new;
         check_name(name)?;
@@ -161,13 +161,13 @@ impl Objects {
         locked.commit(&[(place, compose(name, offset, stored_len, is_listener))])
     }
 
-    fn find(&self, locked: &Locked<'_>, name: &[u8]) -> Result<Found> {
+    fn find(&self, locked: &Locked<'_>, name: &[u8]) -> Result<FoundName> {
         let mut room = None;
         for number in probes(name, self.layout()) {
             let best = locked.read(number)?;
             let value = open(&best, self.layout())?;
             if is_named(&value, name) {
-                return Ok(Found { bound: Some(best), room });
+                return Ok(FoundName { bound: Some(best), room });
             }
             if value.state != ObjectValue::LIVE {
                 room = room.or(Some(best));
@@ -176,11 +176,11 @@ impl Objects {
                 break;
             }
         }
-        Ok(Found { bound: None, room })
+        Ok(FoundName { bound: None, room })
     }
 
     /// What a name is bound to. Takes no lock unless a cell is in doubt because its writer was fenced; then it takes it for at most
-    /// `timeout_ms` and ends the doubt for everybody.
+    /// `timeout_ms` and ends the doubt for all hosts.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Timeout`] or [`Error::Fenced`] when a doubt could not be settled; [`Error::BadLine`].
@@ -227,14 +227,14 @@ impl Objects {
         self.destroy_if(name, timeout_ms, |_| Ok(true))
     }
 
-    /// Unbinds a name if it is bound to this offset: not where somebody has bound it anew meanwhile, which is [`Error::NotFound`] as well.
+    /// Unbinds a name if it is bound to this offset: not where it was bound anew meanwhile, which is [`Error::NotFound`] as well.
     /// Errors as [`Objects::destroy`].
     pub fn destroy_at(&self, name: &[u8], offset: u64, timeout_ms: u64) -> Result<()> {
         self.destroy_if(name, timeout_ms, |bound| Ok(bound.offset == offset))
     }
 
-    /// Unbinds a name if it is bound to what `is_meant`, asked while nobody can bind it anew, says; if not, that is [`Error::NotFound`] as
-    /// well. Errors as [`Objects::destroy`].
+    /// Unbinds a name if it is bound to what `is_meant`, asked while no process can bind it anew, says; if not, that is [`Error::NotFound`]
+    /// as well. Errors as [`Objects::destroy`].
     pub(crate) fn destroy_if(&self, name: &[u8], timeout_ms: u64, is_meant: impl FnOnce(&Object) -> Result<bool>) -> Result<()> {
         check_name(name)?;
         let mut locked = Locked::acquire(&self.host, Structure::Objects, timeout_ms)?;
@@ -253,7 +253,7 @@ impl Objects {
         if (behind.state != ObjectValue::EMPTY && !mutant!("objects.destroy_empty")) || cells == 1 {
             return locked.commit(&[(bound, unbound(ObjectValue::TOMB))]);
         }
-        // Nobody's probe goes on behind this cell, so it may end here, and with it the tombstones right before it. The order matters: a
+        // No probe goes on behind this cell, so it may end here, and with it the tombstones right before it. The order matters: a
         // crash between two cells must not leave a live one behind an empty one.
         let mut changes = vec![(bound, unbound(ObjectValue::EMPTY))];
         for back in 1..(INTENT_LINES as u64).min(cells - 1) {
@@ -299,6 +299,20 @@ mod tests {
     use super::*;
     use crate::media::{Geometry, Record};
     use bytemuck::Zeroable;
+
+    #[test]
+    fn a_large_pool_has_names_for_2048_engines_by_default() {
+        assert_eq!([64 << 10, 64 << 20, 1 << 30, 2 << 30, 1 << 40].map(Geometry::default_objects), [256, 256, 4096, 8192, 8192]);
+        let layout = layout(Geometry::default_objects(2 << 30));
+        let mut taken = std::collections::HashSet::new();
+        let mut engines = 0;
+        // As the plugin names them.
+        for number in 1..=2048u64 {
+            let name = format!("nixl.{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            engines += usize::from(probes(name.as_bytes(), &layout).any(|cell| taken.insert(cell)));
+        }
+        assert_eq!(engines, 2048);
+    }
 
     fn layout(objects: u32) -> Layout {
         Layout::new(Geometry { objects, ..Geometry::with_len(64 << 20) }).unwrap()

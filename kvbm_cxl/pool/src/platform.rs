@@ -1,34 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the protocols need of the machine they run on, as a trait, so that simulated hosts run the same code.
 
+pub use crate::machine_id::MachineId;
+
 use crate::error::Result;
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-
-/// 128-bit identity of a machine: the owner of a manager seat, the holder of a slot.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
-pub struct MachineId(pub [u8; 16]);
-
-impl MachineId {
-    /// True for the all-zero id, which no machine has.
-    pub fn is_none(&self) -> bool {
-        self.0 == [0; 16]
-    }
-}
-
-impl std::fmt::Display for MachineId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl std::fmt::Debug for MachineId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
-    }
-}
 
 /// A process of this machine. The start time tells a re-used pid from the process that had it before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -48,9 +27,12 @@ pub enum MachineLock {
     Members,
     /// Held (exclusively) by the process that may write this machine's seat lines.
     Manager,
+    /// Held (exclusively) while a process writes the lines of this machine's place among those that claim a seat.
+    Claim,
 }
 
 /// Memory shared by the processes of one machine for one pool. Zeroed when created.
+#[derive(Clone)]
 pub struct LocalMemory {
     /// First byte, aligned to 64.
     pub start: NonNull<u8>,
@@ -86,14 +68,41 @@ pub trait Platform: Send + Sync {
     fn sleep_ns(&self, ns: u64);
     /// One step of a polling loop: `round` counts from 0; first spins, then yields, then sleeps briefly.
     fn relax(&self, round: u32);
-    /// Waits until `word` is no longer `expected`, somebody calls [`Platform::wake`] on it, or `timeout_ns` passed.
+    /// Waits until `word` is no longer `expected`, a thread calls [`Platform::wake`] on it, or `timeout_ns` passed.
     fn park(&self, word: &AtomicU32, expected: u32, timeout_ns: u64);
     /// Wakes one waiter of `word`.
     fn wake(&self, word: &AtomicU32);
     /// Random bits, different in every process.
     fn random(&self) -> u64;
-    /// Tries to take a machine-wide lock; `None` when somebody has it.
+    /// Names the kernel that this process runs under together with the file through which it asks that kernel about others; 0 = it cannot
+    /// ask. Processes with the same witness are told of each other's marks.
+    fn witness(&self) -> u64 {
+        0
+    }
+    /// Marks this process with the kernel as one of this machine's, until the guard is dropped or the process has ended. With it comes
+    /// whether another process of the machine was marked once this one was: then the machine is marked without a gap. `None` where one is
+    /// and this one wants to be `alone`.
+    fn mark(&self, alone: bool) -> Result<Option<(MachineLockGuard, bool)>> {
+        Ok(Some((Box::new(()), !alone)))
+    }
+    /// Whether any process is marked as one of `machine`'s. Only asked of machines with this process's own [`Platform::witness`].
+    fn is_marked(&self, machine: MachineId) -> Result<bool> {
+        let _ = machine;
+        Ok(true)
+    }
+    /// Tries to take a machine-wide lock; `None` when it is held.
     fn try_lock(&self, lock: MachineLock, exclusive: bool) -> Result<Option<MachineLockGuard>>;
     /// The memory that the processes of this machine share for this pool, created zeroed when missing.
     fn local_memory(&self, len_bytes: usize) -> Result<LocalMemory>;
+    /// Paths of the pool's files that lead to another file now, or to none.
+    fn moved_files(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// Looks whether that memory is still what the next process of this machine would get.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] when it was removed, replaced or truncated.
+    fn check_local(&self) -> Result<()> {
+        Ok(())
+    }
 }

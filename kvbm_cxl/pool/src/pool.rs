@@ -1,18 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as one process opens it: devices, superblock, layout and lines together.
 
+mod format;
+mod former;
+mod media;
+
+pub use former::FormerHosts;
+pub use media::{FORMAT_SAMPLES, HeaderContent, erase_superblocks, fetch_superblock, inspect_header, write_regions, write_superblocks};
+
+use crate::alloc;
+use crate::cache;
 use crate::coherence::{Coherence, CoherenceOptions, FaultMap, LineSum, MappedMemory, Mapping, over_mapping};
 use crate::device::{Access, Device, DeviceInfo, PoolSpec, Sysfs, is_in_memory, map, map_ahead, map_header, mapping_limit};
 use crate::error::{Error, Result};
-use crate::host::{Host, HostConfig};
+use crate::host::{Hooks, Host, HostConfig};
 use crate::limits::*;
 use crate::line::{Line, Lines};
-use crate::machine::{Machine, machine_id, random_bytes};
-use crate::media::{
-    CellClass, CoherenceMode, DeviceRecord, Found, Geometry, Layout, Stripes, Superblock, SuperblockParts, erase_superblocks,
-    fetch_superblock, inspect_header, uuid_text, write_regions, write_superblocks,
-};
-use crate::platform::MachineId;
+use crate::machine::{Machine, random_bytes};
+use crate::media::{CellClass, CoherenceMode, DeviceRecord, Geometry, Layout, Stripes, Superblock, SuperblockParts, uuid_text};
+use crate::metrics::stats;
+use crate::platform::{MachineId, Platform};
+use format::Before;
+use std::fs::File;
 use std::sync::Arc;
 
 /// How a pool is opened.
@@ -56,21 +65,23 @@ pub struct FormatOptions {
     pub slots: u32,
     /// Locks.
     pub locks: u32,
-    /// Cells of the object table.
+    /// Cells of the object table; 0 = by the size of the pool ([`Geometry::default_objects`]).
     pub objects: u32,
     /// Chunk, in bytes, a power of two.
     pub chunk_bytes: u64,
     /// Cells of the prefix cache, smallest first; none = a pool without a cache. Each block takes a cell of the smallest size that holds
     /// it.
     pub cells: Vec<CellArea>,
-    /// The machine of seat 0; `None` = the one that formats.
+    /// A machine that seat 0 is reserved for; `None` = for none: the first machine that comes claims it.
     pub machine: Option<MachineId>,
-    /// The machines of seats 1 and up; none or missing = bound at run time.
+    /// Machines that seats 1 and up are reserved for; none or missing = for none.
     pub seats: Vec<MachineId>,
     /// How hosts see each other's writes.
     pub coherence: CoherenceMode,
-    /// Format even if there is something on the devices. It is lost, and whoever has that pool open loses it.
+    /// Format even if there is something on the devices. It is lost, and every process that has that pool open loses it.
     pub force: bool,
+    /// With `force`: format even if hosts use the pool that is there. The format waits until each has stopped.
+    pub evict_hosts: bool,
     /// How the mapping is used; `None` = as `CXL_COHERENCE` says.
     pub memory: Option<CoherenceOptions>,
     /// Where sysfs is.
@@ -84,13 +95,14 @@ impl Default for FormatOptions {
             seat_count: DEFAULT_SEATS as u32,
             slots: DEFAULT_SLOTS as u32,
             locks: DEFAULT_LOCKS as u32,
-            objects: DEFAULT_OBJECTS as u32,
+            objects: 0,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             cells: Vec::new(),
             machine: None,
             seats: Vec::new(),
             coherence: CoherenceMode::default(),
             force: false,
+            evict_hosts: false,
             memory: None,
             sysfs: Sysfs::default(),
         }
@@ -101,6 +113,8 @@ impl Default for FormatOptions {
 pub struct Pool {
     superblock: Superblock,
     devices: Vec<DeviceInfo>,
+    /// The first device, on which the kernel is asked for the processes of other hosts.
+    file: Option<File>,
     lines: Lines,
     faults: Arc<FaultMap>,
     description: String,
@@ -135,24 +149,21 @@ impl Pool {
         if options.read_only {
             connected.memory = Arc::new(ReadOnly(connected.memory));
         }
-        Ok(Pool::over(connected, superblock, &devices, options.read_only))
+        Pool::over(connected, superblock, &devices, options.read_only)
     }
 
     /// Formats the devices as one pool and opens it.
     ///
-    /// Files that do not exist are made when the name gives a size. What is written and in which order: [`crate::media::write_regions`],
-    /// [`crate::media::write_superblocks`].
+    /// Files that do not exist are made when the name gives a size. What is written and in which order: [`write_regions`],
+    /// [`write_superblocks`].
     ///
     /// # Errors
-    /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::Invalid`] for numbers that do not fit.
+    /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::InUse`] when hosts use the pool there,
+    /// unless
+    /// [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts do not stop; [`Error::Invalid`] for numbers that do not fit. A
+    /// file that was made for a format that fails is removed.
     pub fn format(spec: &PoolSpec, options: &FormatOptions) -> Result<Pool> {
-        let devices = spec
-            .devices()
-            .map(|path| match spec.size_bytes() {
-                Some(len_bytes) => Device::open_or_create(path, len_bytes, &options.sysfs),
-                None => Device::open(path, Access::Write, &options.sysfs),
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let (devices, made) = format::open_devices(spec, options)?;
         refuse_duplicates(&devices)?;
         let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
         let stripes = stripes_for(&devices, spec.size_bytes(), options)?;
@@ -163,41 +174,41 @@ impl Pool {
             seats: options.seat_count,
             slots: options.slots,
             locks: options.locks,
-            objects: options.objects,
+            objects: if options.objects == 0 { Geometry::default_objects(stripes.len_bytes()) } else { options.objects },
             chunk_bytes: options.chunk_bytes,
             ..Geometry::with_len(0)
         };
         let geometry = with_cells(geometry, &options.cells)?;
         let layout = Layout::new(geometry)?;
+        devices.iter().try_for_each(Device::reserve_holes)?;
+        let connected = connect(map(&devices, &stripes, mapping_limit())?, options.coherence, options.memory)?;
+        let memory = connected.memory.clone();
+        let before = before(spec, options, &devices, &*memory)?;
+        let uuid = random_bytes()?;
         let superblock = Superblock::new(&SuperblockParts {
-            uuid: random_bytes()?,
-            incarnation: u64::from_le_bytes(random_bytes()?).max(1),
+            uuid,
+            incarnation: format::new_incarnation(&uuid, &before)?,
             layout,
             coherence: options.coherence,
-            seats: seat_table(options)?,
+            seats: seat_table(options),
             devices: devices.iter().map(|device| record_of(device.info())).collect::<Result<_>>()?,
         })?;
 
-        let connected = connect(map(&devices, &stripes, mapping_limit())?, options.coherence, options.memory)?;
-        let memory = connected.memory.clone();
-        for (index, device) in devices.iter().enumerate() {
-            let found = inspect_header(&*memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().name)?;
-            if !options.force && !matches!(found, Found::Empty) {
-                return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
-            }
-        }
         erase_superblocks(&*memory, devices.len())?;
-        let pool = Pool::over(connected, superblock, &devices, false);
+        before.wait_until_stopped()?;
+        let pool = Pool::over(connected, superblock, &devices, false)?;
         write_regions(&pool.lines)?;
         write_superblocks(&*memory, &pool.superblock)?;
+        made.keep();
         Ok(pool)
     }
 
-    fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool) -> Pool {
+    fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool) -> Result<Pool> {
         let MappedMemory { memory, faults, description } = connected;
-        let lines = Lines::new(memory, Arc::new(superblock.layout().clone()), superblock.uuid());
+        let lines = Lines::new(memory, Arc::new(superblock.layout().clone()), superblock.uuid(), superblock.incarnation());
+        let file = devices.first().map(Device::file).transpose()?;
         let devices = devices.iter().map(|device| device.info().clone()).collect();
-        Pool { superblock, devices, lines, faults, description, read_only }
+        Ok(Pool { superblock, devices, file, lines, faults, description, read_only })
     }
 
     /// The superblock found at open; its device index means nothing here.
@@ -231,7 +242,7 @@ impl Pool {
     }
 
     /// Enters the pool's memory into this process's page tables, so that no copy has to wait for that; the bytes entered. With 4 KiB pages
-    /// a GiB takes some 70 ms, or 400 where nobody has touched it yet; it ends after `timeout_ms`. Nothing of a file that has not got its
+    /// a GiB takes some 70 ms, or 400 where it was not touched yet; it ends after `timeout_ms`. Nothing of a file that has not got its
     /// memory yet, or lies on a disk, nor where memory is simulated or open for reading alone.
     pub fn map_ahead(&self, timeout_ms: u64) -> u64 {
         let memory = self.lines.memory();
@@ -255,9 +266,19 @@ impl Pool {
             return Err(read_only());
         }
         self.check_not_replaced()?;
-        let machine = Machine::for_pool(self.superblock.uuid())?;
+        let machine = self.machine()?;
         let config = HostConfig { seats: self.superblock.seats(), ..config };
-        Host::join(self.lines.clone(), Arc::new(machine), config)
+        join(self.lines.clone(), Arc::new(machine), config)
+    }
+
+    /// This machine, by the environment, as a process that has this pool open.
+    fn machine(&self) -> Result<Machine> {
+        let machine = Machine::for_pool(self.superblock.uuid(), self.faults.clone())?.watching(&self.devices);
+        match &self.file {
+            Some(file) => machine
+                .with_file(file.try_clone().map_err(|source| Error::Os { what: "duplicating the pool's descriptor".into(), source })?),
+            None => Ok(machine),
+        }
     }
 
     /// Looks at every device again: is it still part of the pool that was opened?
@@ -277,6 +298,17 @@ impl Pool {
     }
 }
 
+/// What a host calls of the layers above it, in the order in which their shares of its local memory lie.
+const HOOKS: [Hooks; 3] = [alloc::HOOKS, cache::HOOKS, stats::HOOKS];
+
+/// Joins a pool on any platform, with everything that a host calls of the layers above it. [`Pool::join`] does so on this machine.
+///
+/// # Errors
+/// Those of [`Host::join`].
+pub fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
+    Host::join(lines, platform, config, &HOOKS)
+}
+
 /// The one place where a mapping becomes memory that the protocols work on.
 fn connect(mapping: Mapping, mode: CoherenceMode, options: Option<CoherenceOptions>) -> Result<MappedMemory> {
     let options = match options {
@@ -284,6 +316,19 @@ fn connect(mapping: Mapping, mode: CoherenceMode, options: Option<CoherenceOptio
         None => CoherenceOptions::from_env()?,
     };
     over_mapping(mapping, &CoherenceOptions { hardware: mode == CoherenceMode::Hardware, ..options })
+}
+
+/// What lies on the devices of a format.
+fn before(spec: &PoolSpec, options: &FormatOptions, devices: &[Device], memory: &dyn Coherence) -> Result<Before> {
+    let mut is_pool = false;
+    for (index, device) in devices.iter().enumerate() {
+        let found = inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().name)?;
+        if !options.force && !matches!(found, HeaderContent::Empty) {
+            return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
+        }
+        is_pool |= found.is_pool();
+    }
+    if is_pool { Before::look(spec, options) } else { Ok(Before::Nothing) }
 }
 
 /// Puts the devices in the order of their index and refuses any that are missing or do not belong together.
@@ -407,12 +452,8 @@ fn stripes_for(devices: &[Device], size_bytes: Option<u64>, options: &FormatOpti
     Stripes::fit(&sizes, stripe_bytes)
 }
 
-fn seat_table(options: &FormatOptions) -> Result<Vec<MachineId>> {
-    let first = match options.machine {
-        Some(machine) => machine,
-        None => machine_id()?,
-    };
-    Ok(std::iter::once(first).chain(options.seats.iter().copied()).collect())
+fn seat_table(options: &FormatOptions) -> Vec<MachineId> {
+    std::iter::once(options.machine.unwrap_or_default()).chain(options.seats.iter().copied()).collect()
 }
 
 fn record_of(info: &DeviceInfo) -> Result<DeviceRecord> {
@@ -473,6 +514,10 @@ impl Coherence for ReadOnly {
 
     fn store_streaming(&self, source: &[u8], destination: &mut [u8]) {
         self.0.store_streaming(source, destination);
+    }
+
+    fn keeps_lines_whole(&self) -> bool {
+        self.0.keeps_lines_whole()
     }
 
     fn sums_copies(&self) -> bool {

@@ -6,7 +6,7 @@
 //!
 //! | step | what | why |
 //! |---|---|---|
-//! | B1 | publish the intent line: which records are about to be written | whoever repairs later knows what may still surface |
+//! | B1 | publish the intent line: which records are about to be written | a later repair knows what may still surface |
 //! | B2 | fetch every fence row of the own slot | a fence seen here means that the repairing holder may have read no intent: stop |
 //! | A2 | publish the own copies | |
 //! | A3 | fetch every fence row again | a fence seen here means that the successor may have missed the copy: outcome unknown |
@@ -102,7 +102,9 @@ pub enum Reading {
 fn choose(number: u64, copies: &[Record]) -> std::result::Result<Best, &'static str> {
     let mut best = Best { number, slot: 0, copy: Record::zeroed() };
     for (slot, copy) in copies.iter().enumerate() {
-        let (new, old) = ((copy.grant, copy.version), (best.copy.grant, best.copy.version));
+        let age =
+            |copy: &Record| if mutant!("record.version_before_grant") { (copy.version, copy.grant) } else { (copy.grant, copy.version) };
+        let (new, old) = (age(copy), age(&best.copy));
         if copy.grant != 0 && new == old {
             return Err("two slots wrote the same version under one grant");
         }
@@ -120,8 +122,9 @@ fn fetch_best(lines: &Lines, number: u64) -> Result<Best> {
     let mut fetched = Vec::with_capacity(indexes.len());
     lines.fetch_many::<Record>(&indexes, &mut fetched)?;
     // A copy that cannot be read may be the highest one, so nothing can be said without it.
-    let copies = fetched.into_iter().collect::<Result<Vec<Record>>>()?;
-    choose(number, &copies).map_err(|reason| Error::BadLine { region: Region::Record, index: number, reason })
+    let absent = |copy: Result<Record>| if mutant!("objects.torn_copy_is_absent") { Ok(copy.unwrap_or(Record::zeroed())) } else { copy };
+    let copies = fetched.into_iter().map(absent).collect::<Result<Vec<Record>>>()?;
+    choose(number, &copies).map_err(|reason| Error::BadLine { region: Region::Record.name(), index: number, reason })
 }
 
 /// Reads a record without taking a lock.
@@ -133,7 +136,7 @@ pub fn read(host: &Host, number: u64) -> Result<Reading> {
     if best.copy.grant == 0 || mutant!("reader_no_fence_check") {
         return Ok(Reading::Final(best));
     }
-    // Strictly after the copies: an unfenced writer here means that whoever gets the lock next will see this copy.
+    // Strictly after the copies: an unfenced writer here means that the next holder of the lock will see this copy.
     Ok(if host.is_fenced(best.slot, best.copy.incarnation)? { Reading::Doubtful } else { Reading::Final(best) })
 }
 
@@ -268,9 +271,9 @@ impl<'h> Locked<'h> {
         if best.copy.grant <= self.guard.grant() {
             return Ok(());
         }
-        // A holder that was fenced may well meet its successor's copy. To anybody else it cannot be there.
+        // A holder that was fenced may well meet its successor's copy. For any other host it cannot be there.
         self.confirm()?;
-        Err(Error::BadLine { region: Region::Record, index: best.number, reason: "written under a grant that is still to come" })
+        Err(Error::BadLine { region: Region::Record.name(), index: best.number, reason: "written under a grant that is still to come" })
     }
 
     fn copy(&self, version: u32, data: [u8; RECORD_BYTES]) -> Record {
@@ -280,7 +283,7 @@ impl<'h> Locked<'h> {
     fn write(&mut self, copies: &[(u64, Record)]) -> Result<()> {
         let result = self.write_steps(copies);
         if result.is_err() {
-            // Part of it may be published: whoever holds the lock next seals what the intent names, this host included.
+            // Part of it may be published: the next holder of the lock seals what the intent names, this host included.
             self.guard.damaged();
         }
         result

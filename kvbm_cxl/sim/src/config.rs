@@ -42,6 +42,11 @@ pub enum Fault {
         /// For how long; `u64::MAX` = until [`crate::World::resume`].
         for_ns: u64,
     },
+    /// The device loses a line: what lies there does not verify any more. No host does anything.
+    LoseLine {
+        /// Where it lies in the pool.
+        offset: u64,
+    },
     /// One thread stands still: the one that runs when the fault strikes, or else one of the host's by chance.
     PauseThread {
         /// For how long; `u64::MAX` = until [`crate::World::resume`].
@@ -80,7 +85,7 @@ pub struct Chances {
     pub pause_host: u64,
     /// Pauses of one thread.
     pub pause_thread: u64,
-    /// Jumps of the time: everybody was away for so long.
+    /// Jumps of the time: all hosts were away for so long.
     pub jump: u64,
     /// Most crashes in one run.
     pub max_crashes: u64,

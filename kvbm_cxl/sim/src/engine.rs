@@ -158,7 +158,7 @@ pub(crate) fn enter_coroutine(yielder: &Yielder<(), ()>) {
 
 /// The error of every call of a host that is no more, which only runs to be unwound.
 pub(crate) fn gone() -> Error {
-    Error::DeviceLost { device: "simulated: this host has crashed".into(), offset: 0, len_bytes: 0 }
+    Error::DeviceLost { device: "simulated: this host has crashed".into(), offset: 0, len_bytes: 0, cause: "its process is gone".into() }
 }
 
 /// Whether the code that runs is being unwound, after a crash or a failed assertion. It must neither wait nor touch anything.
@@ -291,7 +291,7 @@ impl Engine {
             weight,
             streak: 0,
         });
-        self.memory.add_thread(host);
+        self.memory.add_thread(self.hosts[host].machine);
         self.live.push(thread);
         self.newborn.push((thread, body));
         thread
@@ -336,7 +336,7 @@ impl Engine {
         if self.random.one_in(self.mood.disturb_one_in) {
             let host = self.random.below(self.hosts.len());
             if self.hosts[host].is_up {
-                self.memory.disturb(host, &mut self.random);
+                self.memory.disturb(self.hosts[host].machine, &mut self.random);
             }
         }
         let struck = self.strike(thread);
@@ -351,7 +351,7 @@ impl Engine {
         match self.mood.schedule {
             Schedule::Weighted { switch_one_in } => self.random.one_in(switch_one_in),
             Schedule::Priorities { demote_one_in } => {
-                // A thread that polls without ever waiting would otherwise keep everybody else from running.
+                // A thread that polls without ever waiting would otherwise keep all others from running.
                 if self.threads[thread].streak > 3000 || self.random.one_in(demote_one_in) {
                     self.demote(thread);
                     return true;
@@ -444,7 +444,7 @@ impl Engine {
         self.current = Some(thread);
     }
 
-    /// Everybody waits: what was written arrives, and the time goes on to whatever comes next. False when nothing does.
+    /// All threads wait: what was written arrives, and the time goes on to whatever comes next. False when nothing does.
     fn pass_time(&mut self) -> bool {
         for thread in 0..self.threads.len() {
             if self.threads[thread].paused_until <= self.now_ns && !self.memory.queue(thread).is_empty() {

@@ -151,7 +151,7 @@ pub fn search(
     let next = AtomicU64::new(range.start);
     let lowest = AtomicU64::new(range.end);
     let found = Mutex::new((Summary::default(), None::<Failure>));
-    let watch = Watch::default();
+    let watch = HangWatch::default();
     let work = |worker: usize| {
         cxl_pool::fault::drop_rule(mutant);
         watch.begin(worker);
@@ -194,12 +194,12 @@ type Running = (Arc<AtomicU64>, u64);
 
 /// Sees to it that a run that hangs within one step, where no budget ends it, is named.
 #[derive(Default)]
-struct Watch {
+struct HangWatch {
     workers: Mutex<[Option<Running>; WORKERS]>,
     moved: Condvar,
 }
 
-impl Watch {
+impl HangWatch {
     fn begin(&self, worker: usize) {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)[worker] = Some((heartbeat(), 0));
     }

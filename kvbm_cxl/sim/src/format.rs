@@ -30,6 +30,9 @@ pub(crate) fn format(lines: &Lines) {
             Region::Pin => fill::<PinLine>(lines, span),
             Region::CellClaim => fill::<CellClaim>(lines, span),
             Region::Ask => fill::<Ask>(lines, span),
+            Region::Splitter => fill::<Splitter>(lines, span),
+            Region::Claimant => fill::<Claimant>(lines, span),
+            Region::SeatClaim => fill::<SeatClaim>(lines, span),
         }
     }
 }

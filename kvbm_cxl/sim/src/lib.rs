@@ -7,12 +7,12 @@
 //!
 //! # What is modelled
 //! **Caches.** Each host has a private cache of whole lines over the memory. A load is answered from it for as long as the line is
-//! there, however old the copy. A miss brings the line in (or, by chance, passes by). At any step a line that somebody used lately may be
+//! there, however old the copy. A miss brings the line in (or, by chance, passes by). At any step a line that was used lately may be
 //! prefetched into any cache, evicted from it, or written back if dirty. A load of 64 bytes may be split in two halves of different age.
 //!
 //! **Writes.** A line write or a piece of `copy_in` goes into its thread's queue and reaches the memory some time later, in any order
 //! with the rest of the queue unless a store fence stands between; writes of one line keep their order. A store fence orders and does
-//! not wait; a full fence waits until the queue is empty while others go on. A thread sees its own queue, nobody else does. On the path
+//! not wait; a full fence waits until the queue is empty while others go on. A thread sees its own queue, no other thread does. On the path
 //! of stores and a flush ([`WritePath`]) a line is eight stores, in order with the other stores of the thread, into the host's cache and
 //! a flush: it can be written back, and seen, half done.
 //!
@@ -27,8 +27,8 @@
 //! (never against the order of a fence) and some of its dirty lines. A crash of a process loses its threads; what it had issued arrives,
 //! the kernel drops its locks, local memory stays as it was at that moment. Crashed processes may start again. A whole host, or one
 //! thread, may stand still for any time and go on: a zombie. Each machine has its own clock, with its own offset and, by configuration,
-//! its own speed; sleeps end late; parked threads wake without reason; the time may jump so that everybody looks silent. Time passes by a
-//! little with each step, and to the next timer when everybody waits.
+//! its own speed; sleeps end late; parked threads wake without reason; the time may jump so that all hosts look silent. Time passes by a
+//! little with each step, and to the next timer when all threads wait.
 //!
 //! **Schedules.** The seed chooses between random switching, from at every step to seldom, with some threads far slower than others, and
 //! strict priorities that change at a few random moments; and how fast queues empty and caches are disturbed.
@@ -38,7 +38,7 @@
 //!   accesses to the pool, waits and points. Data races in local memory are the business of other tools.
 //! - Locked instructions and system calls of a host order nothing here, except the end of a thread or process, though CPUs do order
 //!   then: the production code may rely on fences alone.
-//! - Speculative loads of the CPU other than a prefetch into the cache; a hardware prefetch of lines that nobody used.
+//! - Speculative loads of the CPU other than a prefetch into the cache; a hardware prefetch of lines that no thread used.
 //! - Device loss, poison and SIGBUS; a mapping ([`address`](cxl_pool::coherence::Coherence::address) is always `None`); DMA.
 //! - A machine whose identity is shared by two machines.
 //! - Real time: nothing is learned about speed.
@@ -103,6 +103,6 @@ pub use explore::{Kill, Scenario, Summary, explore, mutation_table, run_mutant, 
 pub use outcome::{Failure, Stats};
 pub use random::Random;
 pub use view::View;
-pub use world::{Env, POOL_UUID, World};
+pub use world::{Env, POOL_INCARNATION, POOL_UUID, World};
 
 pub mod scenarios;

@@ -42,9 +42,15 @@ pub(crate) struct HeldLock {
     pub(crate) exclusive: bool,
 }
 
-/// One machine.
+/// One machine, or one container of a machine: a host to the pool.
 pub(crate) struct Host {
     pub(crate) is_up: bool,
+    /// Number of the host whose caches and kernel it uses: its own, or that of the machine that the container runs on.
+    pub(crate) machine: usize,
+    /// Number in its machine id: its own, or that of the host whose twin it is.
+    pub(crate) identity: usize,
+    /// Processes that are marked with the kernel, each by the number of its mark.
+    pub(crate) marks: Vec<(u64, usize)>,
     /// Offset of its clock.
     pub(crate) clock_start_ns: u64,
     /// Speed of its clock in thousandths.
@@ -72,9 +78,31 @@ pub(crate) struct Process {
 impl Engine {
     pub(crate) fn add_host(&mut self) -> usize {
         let (clock_start_ns, clock_rate) = self.draw_clock();
-        self.hosts.push(Host { is_up: true, clock_start_ns, clock_rate, locks: Vec::new(), local: None, may_crash: true, may_pause: true });
+        let (machine, identity) = (self.hosts.len(), self.hosts.len());
+        self.hosts.push(Host {
+            is_up: true,
+            machine,
+            identity,
+            marks: Vec::new(),
+            clock_start_ns,
+            clock_rate,
+            locks: Vec::new(),
+            local: None,
+            may_crash: true,
+            may_pause: true,
+        });
         self.memory.add_host();
         self.hosts.len() - 1
+    }
+
+    /// Adds a container of the machine of `of`: a host of its own to the pool, or one with the identity of `of`.
+    pub(crate) fn add_container(&mut self, of: usize, is_twin: bool) -> usize {
+        let host = self.add_host();
+        self.hosts[host].machine = self.hosts[of].machine;
+        if is_twin {
+            self.hosts[host].identity = self.hosts[of].identity;
+        }
+        host
     }
 
     fn draw_clock(&mut self) -> (u64, u64) {
@@ -102,6 +130,7 @@ impl Engine {
         self.processes[process].is_alive = false;
         let host = self.processes[process].host;
         self.hosts[host].locks.retain(|held| held.process != process);
+        self.hosts[host].marks.retain(|mark| mark.1 != process);
     }
 
     fn kill_threads(&mut self, process: usize) {
@@ -121,8 +150,15 @@ impl Engine {
         }
     }
 
-    /// The machine loses power.
+    /// The machine loses power, with every container on it.
     pub(crate) fn crash_machine(&mut self, host: usize, restart_after_ns: Option<u64>) {
+        let machine = self.hosts[host].machine;
+        for host in (0..self.hosts.len()).filter(|&host| self.hosts[host].machine == machine).collect::<Vec<_>>() {
+            self.power_off(host, restart_after_ns);
+        }
+    }
+
+    fn power_off(&mut self, host: usize, restart_after_ns: Option<u64>) {
         if !self.hosts[host].is_up {
             return;
         }
@@ -140,7 +176,7 @@ impl Engine {
                 self.memory.lose_queue(thread, &mut self.random);
             }
         }
-        self.memory.lose_cache(host, &mut self.random);
+        self.memory.lose_cache(self.hosts[host].machine, &mut self.random);
         let of = &mut self.hosts[host];
         of.locks.clear();
         of.local = None;
@@ -306,6 +342,7 @@ impl Engine {
                 self.pauses += 1;
                 self.pause_host(host, for_ns);
             }
+            Fault::LoseLine { offset } => self.lose_line(offset),
             Fault::PauseThread { for_ns } => {
                 let of_host: Vec<usize> = self.live.iter().copied().filter(|&live| self.threads[live].host == host).collect();
                 let chosen = running.or_else(|| (!of_host.is_empty()).then(|| of_host[self.random.below(of_host.len())]));
@@ -315,6 +352,15 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// What the line said stays in it, so that checkers see it; only no host can verify it.
+    fn lose_line(&mut self, offset: u64) {
+        let line = (offset / 64) as u32;
+        let mut bytes = *self.memory.raw(line);
+        bytes[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
+        self.memory.set_raw(line, &bytes);
+        self.record(Op::Lose, offset, 0, None);
     }
 
     /// A named point of the production code is passed. True when a planned fault struck.

@@ -11,7 +11,7 @@ pub(crate) type Bytes = [u8; 64];
 
 /// How a host holds a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum LineState {
     Absent,
     Clean,
     Dirty,
@@ -33,7 +33,7 @@ struct Stored {
 /// A line as one host holds it.
 #[derive(Clone, Copy)]
 struct Copied {
-    state: State,
+    state: LineState,
     data: Bytes,
     /// Moment of the memory that this host has seen the line at, at least: it never sees an older one again.
     seen: u64,
@@ -84,7 +84,7 @@ impl Memory {
     }
 
     pub(crate) fn add_host(&mut self) {
-        let absent = Copied { state: State::Absent, data: [0; 64], seen: 0 };
+        let absent = Copied { state: LineState::Absent, data: [0; 64], seen: 0 };
         self.caches.push(Cache { lines: Sparse::new(self.lines, absent), dirty: Vec::new() });
     }
 
@@ -111,7 +111,7 @@ impl Memory {
     /// Whether `host` holds a copy that differs from the memory.
     pub(crate) fn is_stale(&self, host: usize, line: u32) -> bool {
         let held = self.caches[host].lines.get(line);
-        held.state != State::Absent && held.data != *self.raw(line)
+        held.state != LineState::Absent && held.data != *self.raw(line)
     }
 
     /// The present moment of the memory.
@@ -149,15 +149,15 @@ impl Memory {
     fn read_cached(&mut self, host: usize, line: u32, keep: bool) -> Bytes {
         let stored = self.stored.get(line).bytes;
         let held = self.caches[host].lines.get_mut(line);
-        if held.state == State::Absent {
-            *held = Copied { state: if keep { State::Clean } else { State::Absent }, data: stored, seen: self.moment };
+        if held.state == LineState::Absent {
+            *held = Copied { state: if keep { LineState::Clean } else { LineState::Absent }, data: stored, seen: self.moment };
         }
         held.data
     }
 
     fn fill(&mut self, host: usize, line: u32) {
         let data = self.stored.get(line).bytes;
-        *self.caches[host].lines.get_mut(line) = Copied { state: State::Clean, data, seen: self.moment };
+        *self.caches[host].lines.get_mut(line) = Copied { state: LineState::Clean, data, seen: self.moment };
     }
 
     fn change(&mut self, host: usize, line: u32, bytes: Bytes) {
@@ -176,18 +176,18 @@ impl Memory {
         let cache = &mut self.caches[host];
         cache.dirty.retain(|&dirty| dirty != line);
         let held = cache.lines.get_mut(line);
-        held.state = State::Clean;
+        held.state = LineState::Clean;
         let bytes = held.data;
         self.change(host, line, bytes);
     }
 
     fn drop_line(&mut self, host: usize, line: u32) {
         match self.caches[host].lines.get(line).state {
-            State::Absent => return,
-            State::Clean => {}
-            State::Dirty => self.write_back(host, line),
+            LineState::Absent => return,
+            LineState::Clean => {}
+            LineState::Dirty => self.write_back(host, line),
         }
-        self.caches[host].lines.get_mut(line).state = State::Absent;
+        self.caches[host].lines.get_mut(line).state = LineState::Absent;
     }
 
     /// Lets one entry of the thread's queue take effect, chosen by chance among those that order allows. False when there is none.
@@ -222,15 +222,15 @@ impl Memory {
                 self.change(host, line, whole);
             }
             What::Store { from, len, bytes } => {
-                if self.caches[host].lines.get(line).state == State::Absent {
+                if self.caches[host].lines.get(line).state == LineState::Absent {
                     self.fill(host, line);
                 }
                 let cache = &mut self.caches[host];
                 let held = cache.lines.get_mut(line);
                 let range = from as usize..from as usize + len as usize;
                 held.data[range.clone()].copy_from_slice(&bytes[range]);
-                if held.state != State::Dirty {
-                    held.state = State::Dirty;
+                if held.state != LineState::Dirty {
+                    held.state = LineState::Dirty;
                     cache.dirty.push(line);
                 }
             }
@@ -242,7 +242,7 @@ impl Memory {
     /// A flush that no load fence keeps behind the loads before it may have run at any moment since `early_from`, and a prefetch may
     /// have brought the line back since: then the cache holds what the memory held at some moment in between.
     fn flush(&mut self, host: usize, line: u32, early_from: Option<u64>, random: &mut Random) {
-        let dirty = self.caches[host].lines.get(line).state == State::Dirty;
+        let dirty = self.caches[host].lines.get(line).state == LineState::Dirty;
         self.drop_line(host, line);
         let Some(floor) = early_from else { return };
         if dirty || random.one_in(4) {
@@ -255,7 +255,7 @@ impl Memory {
         self.fill(host, line);
         if let Some((data, until)) = chosen {
             // The copy dates from some moment before the change that ended it; a later early flush may not go behind it.
-            *self.caches[host].lines.get_mut(line) = Copied { state: State::Clean, data, seen: until - 1 };
+            *self.caches[host].lines.get_mut(line) = Copied { state: LineState::Clean, data, seen: until - 1 };
         }
     }
 
@@ -272,8 +272,8 @@ impl Memory {
         }
         let line = self.recent[random.below(RECENT_LINES)];
         match self.caches[host].lines.get(line).state {
-            State::Absent => self.fill(host, line),
-            State::Clean if random.one_in(4) => self.drop_line(host, line),
+            LineState::Absent => self.fill(host, line),
+            LineState::Clean if random.one_in(4) => self.drop_line(host, line),
             _ => {}
         }
     }
@@ -285,7 +285,7 @@ impl Memory {
                 self.write_back(host, line);
             }
         }
-        self.caches[host].lines.touched().for_each(|held| held.state = State::Absent);
+        self.caches[host].lines.touched().for_each(|held| held.state = LineState::Absent);
     }
 
     /// The thread stops with its machine: some of its queue arrived in an order that the fences allow, the rest is lost.

@@ -94,7 +94,7 @@ pub(crate) fn install_panic_hook() {
 
 /// Ends this OS process where nothing else can end a hang. Writes past the test harness, which would take the message with it.
 pub(crate) fn abort(message: &str) -> ! {
-    // If even this fails there is nobody left to tell.
+    // If even this fails there is no way left to report it.
     let _ = writeln!(std::io::stderr(), "{message}");
     std::process::abort()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! [`Platform`] of one process of a simulated machine.
 
-use crate::engine::{Wait, gone, step, unwinding, wait, with, with_if_any};
+use crate::engine::{Engine, Wait, gone, step, unwinding, wait, with, with_if_any};
 use crate::machine::{HeldLock, Local};
 use crate::outcome::abort;
 use crate::trace::Op;
@@ -32,6 +32,23 @@ impl Drop for Guard {
     }
 }
 
+/// Takes the mark of its number away.
+struct Mark {
+    host: usize,
+    id: u64,
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        with_if_any(|engine| engine.hosts[self.host].marks.retain(|mark| mark.0 != self.id));
+    }
+}
+
+/// Whether the kernel of `machine` has a mark of a process of that identity.
+fn is_marked(engine: &Engine, machine: usize, identity: usize) -> bool {
+    engine.hosts.iter().any(|host| (host.machine, host.identity) == (machine, identity) && !host.marks.is_empty())
+}
+
 thread_local! {
     static CALLS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
     /// What unwound processes have waited for, on their own clock.
@@ -41,8 +58,8 @@ thread_local! {
 /// Shortest wait of a process that is unwound, so that its deadlines come soon.
 const UNWINDING_WAIT_NS: u64 = 10_000_000_000;
 
-/// A destructor that waits for something while its process is unwound waits in vain, because nobody else runs: it meets its deadline, or
-/// would wait for ever.
+/// A destructor that waits for something while its process is unwound waits in vain, because no other thread runs: it meets its deadline,
+/// or would wait for ever.
 fn unwinding_call() {
     WAITED_NS.set(WAITED_NS.get() + UNWINDING_WAIT_NS);
     CALLS.set(CALLS.get() + 1);
@@ -81,7 +98,33 @@ impl SimPlatform {
 
 impl Platform for SimPlatform {
     fn machine(&self) -> MachineId {
-        machine_id(self.host)
+        machine_id(with(|engine| engine.hosts[self.host].identity))
+    }
+
+    fn witness(&self) -> u64 {
+        with(|engine| engine.hosts[self.host].machine as u64 + 1)
+    }
+
+    fn mark(&self, alone: bool) -> Result<Option<(MachineLockGuard, bool)>> {
+        step(self.process)?;
+        Ok(with(|engine| {
+            let of = &engine.hosts[self.host];
+            let is_marked = is_marked(engine, of.machine, of.identity);
+            if alone && is_marked {
+                return None;
+            }
+            let id = engine.random.next();
+            engine.hosts[self.host].marks.push((id, self.process));
+            Some((Box::new(Mark { host: self.host, id }) as MachineLockGuard, is_marked))
+        }))
+    }
+
+    fn is_marked(&self, machine: MachineId) -> Result<bool> {
+        step(self.process)?;
+        Ok(with(|engine| {
+            let identity = usize::from(machine.0[0]).wrapping_sub(1);
+            is_marked(engine, engine.hosts[self.host].machine, identity)
+        }))
     }
 
     fn process(&self) -> ProcessId {

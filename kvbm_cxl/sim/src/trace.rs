@@ -29,12 +29,13 @@ pub(crate) enum Op {
     CrashProcess,
     Pause,
     Jump,
+    Lose,
     Restart,
 }
 
 impl Op {
     fn has_line(self) -> bool {
-        matches!(self, Op::Load | Op::Write | Op::Flush | Op::CopyIn | Op::CopyOut | Op::Store)
+        matches!(self, Op::Load | Op::Write | Op::Flush | Op::CopyIn | Op::CopyOut | Op::Store | Op::Lose)
     }
 }
 

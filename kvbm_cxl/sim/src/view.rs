@@ -45,7 +45,7 @@ impl<'e> View<'e> {
 
     /// Whether the host's cache holds a copy of the line that differs from the memory.
     pub fn is_stale(&self, host: SimHost, offset: u64) -> bool {
-        self.engine.memory.is_stale(host.0, (offset / 64) as u32)
+        self.engine.memory.is_stale(self.engine.hosts[host.0].machine, (offset / 64) as u32)
     }
 
     /// Steps so far.

@@ -25,6 +25,8 @@ use std::sync::Arc;
 const STACK_BYTES: usize = 512 << 10;
 /// The UUID of every simulated pool.
 pub const POOL_UUID: [u8; 16] = *b"simulated pool 1";
+/// The incarnation of every simulated pool that is not formatted again.
+pub const POOL_INCARNATION: u64 = 1;
 
 type Thread = Coroutine<(), (), Result<()>>;
 
@@ -81,7 +83,7 @@ impl Env {
 
     /// The pool's lines as this host sees them.
     pub fn lines(&self) -> Lines {
-        Lines::new(self.memory(), Arc::clone(&self.layout), &POOL_UUID)
+        Lines::new(self.memory(), Arc::clone(&self.layout), &POOL_UUID, POOL_INCARNATION)
     }
 
     /// The machine under this process.
@@ -221,7 +223,7 @@ impl World {
 
     /// The lines in the memory itself: no caches, no time passes. For formatting, and for looking at what a run left.
     pub fn inspector(&self) -> Lines {
-        Lines::new(Arc::new(RawMemory { len_bytes: self.len_bytes }), Arc::clone(&self.layout), &POOL_UUID)
+        Lines::new(Arc::new(RawMemory { len_bytes: self.len_bytes }), Arc::clone(&self.layout), &POOL_UUID, POOL_INCARNATION)
     }
 
     /// Adds a machine.
@@ -229,9 +231,19 @@ impl World {
         SimHost(with(Engine::add_host))
     }
 
+    /// Adds a container on the machine of `of`: a host of its own to the pool, under the same kernel and over the same caches.
+    pub fn add_container(&mut self, of: SimHost) -> SimHost {
+        SimHost(with(|engine| engine.add_container(of.0, false)))
+    }
+
+    /// Adds a container with the identity of `of`, on the same machine, and with memory and locks of its own.
+    pub fn add_twin(&mut self, of: SimHost) -> SimHost {
+        SimHost(with(|engine| engine.add_container(of.0, true)))
+    }
+
     /// The identity that a machine's platform reports.
     pub fn machine_id(&self, host: SimHost) -> MachineId {
-        machine_id(host.0)
+        machine_id(with(|engine| engine.hosts[host.0].identity))
     }
 
     /// Starts a process on a machine; `start` runs now, spawns its threads, and runs again whenever the process is started again.
@@ -270,6 +282,11 @@ impl World {
     /// Changes the chances of faults from here on; a scenario ends the faults this way before it asks for progress.
     pub fn set_chances(&mut self, chances: crate::config::Chances) {
         with(|engine| engine.config.chances = chances);
+    }
+
+    /// Gives the run another limit of steps than its configuration.
+    pub fn set_max_steps(&mut self, max_steps: u64) {
+        with(|engine| engine.config.max_steps = max_steps);
     }
 
     /// Adds an invariant that holds between any two steps.

@@ -29,9 +29,12 @@ fn every_choreography_holds_and_is_played_to_its_end() {
     }
 }
 
+/// `MUTANT=name` runs one.
 #[test]
 fn every_rule_of_the_allocator_is_needed() {
-    let mutants = of_alloc(names::of_pool().expect("the pool's sources").mutants);
+    let only = std::env::var("MUTANT").ok();
+    let mut mutants = of_alloc(names::of_pool().expect("the pool's sources").mutants);
+    mutants.retain(|mutant| only.as_ref().is_none_or(|only| mutant == only));
     let scenarios = [&[("alloc", alloc::run as Scenario)], alloc_cases::ALL].concat();
     assert_eq!(mutation_table(&mutants, &scenarios, 4096), [""; 0], "nothing noticed their loss");
 }

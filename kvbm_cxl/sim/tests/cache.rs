@@ -31,7 +31,7 @@ fn a_crash_or_pause_at_any_point_of_the_cache_is_survived() {
     assert_eq!(unvisited, [""; 0], "no run came by there");
 }
 
-/// A host publishes a block and loses power for good; another one publishes the block again, and nobody takes over what the first one had.
+/// A host publishes a block and loses power for good; another one publishes the block again, and no host takes over what the first one had.
 fn published_again(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut cluster = Cluster::new(seed, 3, 3, |config, _| {
         config.chances = Chances::default();

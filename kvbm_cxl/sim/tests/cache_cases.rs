@@ -53,8 +53,8 @@ fn a_checksum_keeps_pulls_right_under_a_false_proof() {
 
 #[test]
 fn a_fence_word_that_reverts_is_noticed() {
-    // The rule is the host layer's (A1): whoever has one manager's row alone in view sees a fence come and go. Its loss shows in the cache
-    // as two writers of one cell.
+    // The rule is the host layer's (A1): a host that has one manager's row alone in view sees a fence come and go. Its loss shows in the
+    // cache as two writers of one cell.
     let found = first_failure(Some("fence_row_of_granter_only"), case("c21_manager_changes"));
     assert!(breaks(&found, &["P3: ", "P1: "]), "C21: {found:?}");
 }

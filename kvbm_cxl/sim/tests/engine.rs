@@ -154,7 +154,7 @@ fn hosts_agree_neither_on_the_time_nor_on_its_speed() {
     assert!(offsets > 20 && speeds > 5, "{offsets} offsets, {speeds} speeds");
 }
 
-/// One thread publishes and tells its sibling through local memory, which publishes: whoever sees the second sees the first.
+/// One thread publishes and tells its sibling through local memory, which publishes: a host that sees the second sees the first.
 fn siblings(seed: u64) -> Result<Stats, Failure> {
     let mut world = world(seed);
     let (host, reader) = (world.add_host(), world.add_host());

@@ -169,9 +169,9 @@ fn a_killed_process_leaves_local_memory_as_it_was_and_a_dead_machine_none() {
                     let platform = env.platform();
                     let memory = platform.local_memory(4096)?;
                     seen.borrow_mut().push((env.generation(), word(&memory, 3).load(SeqCst)));
-                    let nobody_left = platform.try_lock(MachineLock::Members, true)?;
-                    assert!(nobody_left.is_some(), "a lock outlives its process");
-                    drop(nobody_left);
+                    let no_host_left = platform.try_lock(MachineLock::Members, true)?;
+                    assert!(no_host_left.is_some(), "a lock outlives its process");
+                    drop(no_host_left);
                     let guard = platform.try_lock(MachineLock::Members, false)?;
                     assert!(guard.is_some());
                     if env.generation() == 1 {

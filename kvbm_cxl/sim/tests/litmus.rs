@@ -31,7 +31,7 @@ fn world(seed: u64, write_path: WritePath) -> World {
     World::formatted(seed, WorldConfig { write_path, max_steps: 100_000, max_time_ns: 10_000_000_000, ..WorldConfig::default() })
 }
 
-/// One host publishes A then B; whoever fetches B then A never finds A behind B, nor either of them going back.
+/// One host publishes A then B; a host that fetches B then A never finds A behind B, nor either of them going back.
 fn message_passing(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut world = world(seed, WritePath::OneUnit);
     let writer = world.add_host();
@@ -122,7 +122,7 @@ fn stale_poll(seed: u64) -> std::result::Result<Stats, Failure> {
             }
             platform.relax(polls);
             polls += 1;
-            assert!(polls < 20_000, "nobody asks for {done}");
+            assert!(polls < 20_000, "no thread asks for {done}");
         }
         Ok(())
     });

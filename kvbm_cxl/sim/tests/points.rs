@@ -2,7 +2,7 @@
 //! Whatever strikes at whichever named point of the production code, the run stays correct: a crash of the machine, a crash of the process,
 //! and a pause of the host for longer than its lease.
 
-use cxl_sim::scenarios::{duel, rebind, zombie};
+use cxl_sim::scenarios::{damage, duel, rebind, seats, witness_cases, zombie};
 use cxl_sim::{Failure, Fault, Planned, Stats, When, names, search};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -17,9 +17,18 @@ const MACHINE: Fault = Fault::CrashMachine { restart_after_ns: Some(2_000_000) }
 const PROCESS: Fault = Fault::CrashProcess { restart_after_ns: Some(2_000_000) };
 const PAUSE: Fault = Fault::PauseHost { for_ns: PAUSE_NS };
 
+/// Containers of one machine, one of which crashed.
+fn released(seed: u64, planned: Option<Planned>) -> Result<Stats, Failure> {
+    planned.map_or_else(|| Ok(Stats::default()), |planned| witness_cases::run_with(seed, planned))
+}
+
 /// The scenarios that come by at a point.
 fn scenarios_at(point: &str) -> Vec<Scenario> {
     match point.split('.').next().unwrap_or_default() {
+        "witness" => vec![released],
+        _ if matches!(point, "join.beside" | "manager.reported") => vec![released],
+        _ if point == "manager.seat_mended" => vec![damage::run_with],
+        "claim" => vec![seats::run_with],
         "record" => vec![zombie::run_with],
         "join" | "leave" => vec![rebind::run_with],
         _ => vec![duel::run_with, rebind::run_with],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpus.h"
-#include "../log.h"
+#include "support/log.h"
 #include <algorithm>
 #include <chrono>
 
@@ -18,29 +18,29 @@ struct DeviceUse {
     ~DeviceUse() { registration->end_use(); }
 };
 
-Status load(const std::string& library, std::shared_ptr<const Driver>& driver) {
+Status find_device(const std::string& library) {
     if (library.empty() || library == "none")
         return {NIXL_ERR_NOT_SUPPORTED, "CXL: GPU memory is not offered: the option cuda_library says so"};
-    return Driver::load(library, driver);
+    uint32_t count = 0;
+    int status = cxl_shm_gpu_count(library.c_str(), &count);
+    if (status != CXL_SHM_OK)
+        return {NIXL_ERR_NOT_SUPPORTED, pool_failure(status, "GPU memory is not offered").reason()};
+    return {};
 }
 
 } // namespace
 
 bool is_offered(const std::string& library) {
-    std::shared_ptr<const Driver> driver;
-    Status loaded = load(library, driver);
-    if (!loaded.ok())
-        log_once(LogLevel::info, "cuda", loaded.reason());
-    return loaded.ok();
+    Status found = find_device(library);
+    if (!found.ok())
+        log_once(LogLevel::info, "cuda", found.reason());
+    return found.ok();
 }
 
 Status Gpus::open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus, uint64_t granule_bytes) {
-    std::shared_ptr<Gpus> opened(new Gpus);
-    if (Status loaded = load(library, opened->driver_); !loaded.ok())
-        return loaded;
-    opened->pinned_ = PinnedPool::of(opened->driver_, pool, granule_bytes);
-    opened->pool_ = std::move(pool);
-    gpus = std::move(opened);
+    if (Status found = find_device(library); !found.ok())
+        return found;
+    gpus.reset(new Gpus(library, std::move(pool), granule_bytes));
     return {};
 }
 
@@ -72,7 +72,7 @@ Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_byte
         auto& place = devices_[ordinal];
         device = place.lock();
         if (!device) {
-            if (Status opened = Device::open(driver_, ordinal, device); !opened.ok())
+            if (Status opened = Device::open(library_, pool_, ordinal, granule_bytes_, device); !opened.ok())
                 return opened;
             place = device;
         }
@@ -147,7 +147,7 @@ Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direct
     }
     std::unique_ptr<Copy> copy;
     auto use = std::make_shared<DeviceUse>(registration_);
-    Status started = Copy::start(device_, gpus_->pinned(), direction, std::move(list), Way::buffers, std::move(use), copy);
+    Status started = Copy::start(device_, direction, list, Way::buffers, std::move(use), copy);
     if (!started.ok())
         return started;
     auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);

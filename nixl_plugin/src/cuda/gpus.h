@@ -4,11 +4,12 @@
 #ifndef KVBM_CXL_NIXL_CUDA_GPUS_H
 #define KVBM_CXL_NIXL_CUDA_GPUS_H
 
-#include "../staged/memory.h"
-#include "../transfer.h"
-#include "copy.h"
+#include "gpu.h"
+#include "staged/memory.h"
+#include "transfer/transfer.h"
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <thread>
 
 namespace kvbm_cxl::cuda {
@@ -30,9 +31,9 @@ class Gpus {
         std::function<void()> ended;
     };
 
-    std::shared_ptr<const Driver> driver_;
-    std::shared_ptr<Pool> pool_;
-    std::shared_ptr<PinnedPool> pinned_;
+    const std::string library_;
+    const std::shared_ptr<Pool> pool_;
+    const uint64_t granule_bytes_;
     std::mutex mutex_;
     std::map<uint64_t, std::weak_ptr<Device>> devices_;
     std::condition_variable changed_;
@@ -40,13 +41,13 @@ class Gpus {
     bool is_ending_ = false;
     std::thread thread_;
 
-    Gpus() = default;
+    Gpus(std::string library, std::shared_ptr<Pool> pool, uint64_t granule_bytes)
+        : library_(std::move(library)), pool_(std::move(pool)), granule_bytes_(granule_bytes) {}
     void follow() noexcept;
 
   public:
-    /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered.
-    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus,
-                       uint64_t granule_bytes = default_granule_bytes);
+    /// NIXL_ERR_NOT_SUPPORTED where GPU memory is not offered. `granule_bytes` as for Device::open().
+    static Status open(const std::string& library, std::shared_ptr<Pool> pool, std::shared_ptr<Gpus>& gpus, uint64_t granule_bytes = 0);
     /// shut_down()
     ~Gpus();
     Gpus(const Gpus&) = delete;
@@ -56,7 +57,6 @@ class Gpus {
     Status register_memory(uint64_t ordinal, uint64_t address, size_t len_bytes, std::unique_ptr<RegistrationExtra>& range);
 
     const std::shared_ptr<Pool>& pool() const { return pool_; }
-    const std::shared_ptr<PinnedPool>& pinned() const { return pinned_; }
 
     /// Polls a copy until it ends; then calls `ended`, from the thread. False if there is no thread: then the caller polls.
     bool watch(std::shared_ptr<Copy> copy, std::function<void()> ended) noexcept;
@@ -82,7 +82,7 @@ class DeviceMemory : public Memory {
     Status copy(std::span<const Piece> pieces, uint64_t offset, Direction direction);
 
   public:
-    /// A registration of that device. Whoever copies has it in use.
+    /// A registration of that device. The transfer that copies has it in use.
     DeviceMemory(std::shared_ptr<Gpus> gpus, std::shared_ptr<Device> device, std::shared_ptr<Registration> registration,
                  uint64_t timeout_ms)
         : gpus_(std::move(gpus)), device_(std::move(device)), registration_(std::move(registration)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../log.h"
 #include "gpus.h"
+#include "support/log.h"
 #include <set>
 
 namespace kvbm_cxl::cuda {
@@ -11,7 +11,7 @@ namespace {
 class DevicePart : public Part {
     using Registrations = std::set<std::shared_ptr<Registration>>;
 
-    /// The registrations, in use until the device has finished, although whoever named them may have let go of them before.
+    /// The registrations, in use until the device has finished, although the request that named them may have let go of them before.
     struct Hold {
         Registrations registrations;
         std::shared_ptr<Uses> uses;
@@ -28,7 +28,7 @@ class DevicePart : public Part {
         std::shared_ptr<Completion> whom;
         Uses uses; // as they were begun; the device's hold ends them
         uint64_t len_bytes = 0;
-        std::recursive_mutex telling; // whoever is told may cancel
+        std::recursive_mutex telling; // the request that is told may cancel
 
         /// Says how it ended, unless that was said; a copy that is under way in spite of having been cancelled counts as cancelled.
         void tell(bool has_ended) noexcept {
@@ -38,7 +38,7 @@ class DevicePart : public Part {
                 return;
             Status result = has_ended ? copy->result() : Status(NIXL_ERR_CANCELED, {});
             if (result.ok() && !uses.were_lent())
-                result = {NIXL_ERR_REMOTE_DISCONNECT, "CXL: the link to a peer ended while its memory was being copied"};
+                result = {NIXL_ERR_BACKEND, "CXL: the link to a peer ended while its memory was being copied"};
             if (result.ok())
                 core->counters.add(CXL_SHM_COUNT_NIXL_VRAM_BYTES, len_bytes);
             nixl_status_t code = result.ok() || result.code() == NIXL_ERR_CANCELED ? result.code() : report("gpu-copy", result);
@@ -120,7 +120,7 @@ nixl_status_t DevicePart::post(const std::shared_ptr<Completion>& whom) noexcept
             return report("gone", uses_->refusal());
         hold->uses = uses_;
         std::unique_ptr<Copy> copy;
-        Status started = Copy::start(device_, gpus_->pinned(), direction_, pieces_, Way::any, std::move(hold), copy);
+        Status started = Copy::start(device_, direction_, pieces_, Way::any, std::move(hold), copy);
         if (!started.ok())
             return report("gpu-start", started);
         auto run = std::make_shared<Run>();

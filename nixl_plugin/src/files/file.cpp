@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "file.h"
-#include "../log.h"
+#include "support/log.h"
 #include <algorithm>
 #include <cerrno>
 #include <cstring>

@@ -12,7 +12,7 @@
 #ifndef KVBM_CXL_NIXL_FILES_FILE_H
 #define KVBM_CXL_NIXL_FILES_FILE_H
 
-#include "../storage.h"
+#include "transfer/storage.h"
 
 namespace kvbm_cxl {
 
@@ -29,7 +29,7 @@ struct FileSpec {
     bool may_be_read_only = false; // if opening for writing is not allowed
 };
 
-/// The spec in metaInfo; false if it holds none, and the descriptor counts. A mode that nobody knows is an error.
+/// The spec in metaInfo; false if it holds none, and the descriptor counts. An unknown mode is an error.
 Status parse_file_spec(std::string_view meta_info, FileSpec& spec, bool& is_there);
 
 class File : public RegistrationExtra {

@@ -2,7 +2,7 @@
 //
 // A peer's memory in the pool, as those see it who copy to and from it by themselves, without the turn and without a word of its owner.
 //
-//     begin to use the memory;                        // seen by whoever is about to close a link
+//     begin to use the memory;                        // seen by a thread that is about to close a link
 //     uint64_t link = loan.begin();                   // 0: not lent (over the link that there is now): end the use, borrow it, try again
 //     copy;
 //     bool is_right = loan.access->is_good(link);     // the owner cannot have used the memory for something else meanwhile
@@ -12,7 +12,7 @@
 #ifndef KVBM_CXL_NIXL_LINKS_ACCESS_H
 #define KVBM_CXL_NIXL_LINKS_ACCESS_H
 
-#include "../pool.h"
+#include "support/pool.h"
 #include <atomic>
 
 namespace kvbm_cxl {
@@ -26,7 +26,8 @@ constexpr uint64_t LAST_COPIES_NS = 500'000'000;
 class Access {
     std::atomic<uint64_t> link_{0};
     std::atomic<cxl_ring_t> ring_{CXL_SHM_RING_NONE};
-    std::atomic<uint64_t> seen_ns_{0}; // when the link was open for certain, by a clock that goes on while the system sleeps
+    std::atomic<uint64_t> taken_back_{0}; // how often some of it was taken back
+    std::atomic<uint64_t> seen_ns_{0};    // when the link was open for certain, by a clock that goes on while the system sleeps
     std::shared_ptr<Pool> pool_;
 
     bool look(uint64_t link) noexcept;
@@ -37,12 +38,15 @@ class Access {
 
     /// Number of the link; 0 while there is none.
     uint64_t link() const { return link_.load(std::memory_order_seq_cst); }
+    /// A number that is another one once some of the memory was taken back: what was borrowed before has to be looked at.
+    uint64_t taken_back() const { return taken_back_.load(std::memory_order_acquire); }
     /// Whether the link of that number is open, as it was within the last GOOD_NS at least. Looks at the pool only where that is not known.
     bool is_good(uint64_t link) noexcept;
 
-    /// Under the turn: a link is there; nobody begins to use memory over it any more; it is looked at, so that others need not.
+    /// Under the turn: a link is there; no copy begins to use memory over it any more; it is looked at, so that others need not.
     void open(uint64_t link, cxl_ring_t ring);
     void close() { link_.store(0, std::memory_order_seq_cst); }
+    void take_back() { taken_back_.fetch_add(1, std::memory_order_release); }
     void refresh() noexcept { (void)look(link()); }
 };
 
@@ -58,7 +62,12 @@ struct Loan {
     /// The link over which the memory is lent now, or 0. For users that were counted before.
     uint64_t begin() const {
         uint64_t link = access->link();
-        return over.load(std::memory_order_acquire) == link ? link : 0;
+        return over.load(std::memory_order_seq_cst) == link ? link : 0;
+    }
+    /// Its owner takes it back: no transfer begins to use it before it is borrowed again. A later question sees all that began.
+    void take_back() {
+        over.store(0, std::memory_order_seq_cst);
+        access->take_back();
     }
 };
 

@@ -68,10 +68,8 @@ void Connector::run() {
             cxl_shm_ring_connect(pool_->handle(), ring_name(attempt.engine_id).c_str(), std::min(left_ms, attempt.slice_ms), &outcome.ring);
         bool again = status == CXL_SHM_E_TIMEOUT && left_ms > attempt.slice_ms;
         if (status != CXL_SHM_OK && !again) {
-            Status failure = pool_failure(status, text("connecting to engine ", attempt.engine_id));
-            // Nobody listens there (any more), or does not answer: either way the peer cannot be reached.
-            bool is_gone = status == CXL_SHM_E_NOT_FOUND || status == CXL_SHM_E_TIMEOUT || failure.code() == NIXL_ERR_REMOTE_DISCONNECT;
-            outcome.status = {is_gone ? NIXL_ERR_REMOTE_DISCONNECT : failure.code(), failure.reason()};
+            // Whether the peer has ended is for others to find out: here it cannot be reached.
+            outcome.status = {NIXL_ERR_BACKEND, pool_failure(status, text("connecting to engine ", attempt.engine_id)).reason()};
         }
         lock.lock();
         if (again) {

@@ -5,7 +5,7 @@
 #ifndef KVBM_CXL_NIXL_LINKS_CONNECTOR_H
 #define KVBM_CXL_NIXL_LINKS_CONNECTOR_H
 
-#include "../pool.h"
+#include "support/pool.h"
 #include <condition_variable>
 #include <deque>
 #include <functional>

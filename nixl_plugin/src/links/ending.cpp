@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How links end: one that fails or is given up, and all of them with the engine.
-#include "../log.h"
 #include "connector.h"
 #include "doorbell.h"
 #include "peers.h"
+#include "support/log.h"
 #include <algorithm>
 #include <utility>
 
@@ -29,7 +29,7 @@ void Links::lose(Link& link, const Status& reason) {
     // First, because what throws in the middle would leave a link that is neither used nor buried.
     lost_.emplace_back(&link, reason);
     link.is_lost = true;
-    // Nobody begins to use the peer's memory over it any more.
+    // No copy begins to use the peer's memory over it any more.
     if (auto found = peers_.find(link.engine_id()); found != peers_.end())
         if (const auto& access = found->second->access; access && access->link() == link.number())
             access->close();
@@ -56,6 +56,7 @@ void Links::bury_lost() {
 
 void Links::bury(Link& link, const Status& reason) {
     doubt(link);
+    bool is_gone = false; // for certain
     // Closed first, so that the other end can see it before anything that it was lent is used for something else.
     link.close(0);
     if (auto found = peers_.find(link.engine_id()); found != peers_.end()) {
@@ -64,14 +65,15 @@ void Links::bury(Link& link, const Status& reason) {
         Status failure;
         if (of.links.empty() && of.is_connecting) {
             set_state(of.engine_id, PeerState::connecting);
-        } else if (of.links.empty() && (link.was_closed() || link.is_forgotten)) {
-            // It lives, or has ended in good order: whoever connects finds out. One end may have nothing to do with the other any more,
-            // while the other has.
+        } else if (of.links.empty() && link.is_forgotten) {
             set_state(of.engine_id, PeerState::idle);
-            if (of.is_ours && !link.is_forgotten)
+        } else if (of.links.empty() && link.was_closed() && !has_ended(of.engine_id)) {
+            // One end may have nothing to do with the other any more, while the other has.
+            set_state(of.engine_id, PeerState::idle);
+            if (of.is_ours)
                 reach(of.engine_id, failure);
         } else if (of.links.empty()) {
-            set_gone(of);
+            is_gone = set_missed(of);
         }
         if (!of.is_ours) {
             if (of.links.empty())
@@ -85,10 +87,11 @@ void Links::bury(Link& link, const Status& reason) {
             send_notes(of);
         }
     }
-    log(link.was_closed() ? LogLevel::debug : LogLevel::warn, text("CXL: the link to agent ", link.agent(), " ends: ", reason.reason()));
+    bool is_expected = link.was_closed() || link.is_forgotten;
+    log(is_expected ? LogLevel::debug : LogLevel::warn, text("CXL: the link to agent ", link.agent(), " ends: ", reason.reason()));
     std::erase_if(revoking_, [&](const Revoking& revoking) { return revoking.link == link.number(); });
     if (service_)
-        service_->on_gone(link, {NIXL_ERR_REMOTE_DISCONNECT, reason.reason()});
+        service_->on_gone(link, {is_gone ? NIXL_ERR_REMOTE_DISCONNECT : NIXL_ERR_BACKEND, reason.reason()});
     counts_.gone.fetch_add(1, std::memory_order_relaxed);
     if (!link.was_closed() && !link.is_forgotten)
         counts_.lost.fetch_add(1, std::memory_order_relaxed);
@@ -109,7 +112,7 @@ void Links::shut_down() {
     within_turn([&] {
         if (std::exchange(is_shut_, true))
             return;
-        // First, so that who connects anew because of a link that is closed finds nobody.
+        // First, so that a peer that connects anew because of a link that is closed finds no listener.
         if (listener_ != CXL_SHM_RING_NONE)
             cxl_shm_ring_close(pool_->handle(), listener_, 0);
         Status ends{NIXL_ERR_REMOTE_DISCONNECT, "CXL: this engine ends"};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One connection to a peer: a queue in front of the ring, and who is at the other end. Used by whoever has the turn of the links.
+// One connection to a peer: a queue in front of the ring, and who is at the other end. Used by the thread that has the turn of the links.
 #ifndef KVBM_CXL_NIXL_LINKS_LINK_H
 #define KVBM_CXL_NIXL_LINKS_LINK_H
 
-#include "../pool.h"
+#include "support/pool.h"
 #include "wire.h"
 #include <deque>
 #include <set>

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "links.h"
-#include "../log.h"
 #include "connector.h"
 #include "doorbell.h"
 #include "peers.h"
+#include "support/log.h"
 #include <algorithm>
 #include <chrono>
+#include <pthread.h>
 #include <utility>
 
 namespace kvbm_cxl {
 
 namespace {
-/// How often connections are looked for while nobody rings, in nanoseconds.
+/// How often connections are looked for while no peer rings, in nanoseconds.
 constexpr uint64_t ACCEPT_NS = 5'000'000;
+/// How often an engine that lost its name tries to listen under it again.
+constexpr uint64_t LISTEN_NS = 1'000'000'000;
 /// How long a connection may stay without saying whose it is.
 constexpr uint64_t HELLO_NS = 5'000'000'000;
 /// How long a failure to connect is the answer to who wants to be connected; then it is tried again.
@@ -90,7 +93,7 @@ bool Links::turn() {
             // Looked at under the turn, so that it never runs backwards there.
             did |= round(now_ns());
         }
-        // Whoever handed work in while we had the turn did not get it.
+        // A thread that handed work in while this one had the turn did not get it.
         if (!has_posted_.load())
             return did;
     }
@@ -146,7 +149,7 @@ bool Links::run_posted() {
         try {
             work();
         } catch (const std::exception& error) {
-            // Neither what comes behind it nor whoever has the turn is to blame; whoever waits for its outcome is told by the work itself.
+            // Neither what comes behind it nor this thread is to blame; the work itself tells those that wait for its outcome.
             log_failure("posted", "CXL: something that was handed in for the links failed: ", error);
         }
     }
@@ -203,11 +206,11 @@ bool Links::poll(Link& link, uint64_t now) {
         try {
             status = on_message(link, message);
         } catch (const std::exception& error) {
-            // It does not come again: whoever waits for what it would have done learns of the end of the link.
+            // It does not come again: a transfer that waits for what it would have done learns of the end of the link.
             status = {NIXL_ERR_BACKEND, text("CXL: a message of agent ", link.agent(), " could not be taken: ", error.what())};
         }
     }
-    // Nobody waits for it: the peer only keeps what it might have to send once more.
+    // No transfer waits for it: the peer only keeps what it might have to send once more.
     if (uint64_t noted = std::exchange(link.noted, 0); noted > 0 && status.ok())
         link.send(Writer(Kind::noted).put(noted).take(), false);
     if (status.ok() && !link.is_known() && now - link.since_ns > HELLO_NS)
@@ -249,7 +252,7 @@ Link& Links::adopt(cxl_ring_t ring, bool is_ours, uint64_t now) {
     try {
         links_.push_back(std::make_unique<Link>(pool_, ring, next_link_++, is_ours));
     } catch (...) {
-        // The other end would wait for somebody who does not know of it.
+        // The other end would wait for an engine that does not know of it.
         cxl_shm_ring_close(pool_->handle(), ring, 0);
         throw;
     }
@@ -273,7 +276,9 @@ bool Links::accept(uint64_t now) {
     cxl_ring_t ring = CXL_SHM_RING_NONE;
     int status = cxl_shm_ring_accept(pool_->handle(), listener_, 0, &ring);
     if (status != CXL_SHM_OK) {
-        if (status != CXL_SHM_E_TIMEOUT)
+        if (status == CXL_SHM_E_NOT_FOUND)
+            listen_again(now);
+        else if (status != CXL_SHM_E_TIMEOUT)
             log_once(LogLevel::warn, text("accept", status), pool_failure(status, "accepting connections of peers").reason());
         return false;
     }
@@ -282,6 +287,18 @@ bool Links::accept(uint64_t now) {
     counts_.accepted.fetch_add(1, std::memory_order_relaxed);
     greet(adopt(ring, false, now));
     return true;
+}
+
+void Links::listen_again(uint64_t now) {
+    // The name goes where the names of the pool were full while this host was taken for dead.
+    if (now < listen_ns_)
+        return;
+    listen_ns_ = now + LISTEN_NS;
+    cxl_shm_ring_close(pool_->handle(), std::exchange(listener_, CXL_SHM_RING_NONE), 0);
+    std::string name = ring_name(self_.engine_id);
+    if (int status = cxl_shm_ring_listen(pool_->handle(), name.c_str(), &listener_); status != CXL_SHM_OK)
+        log_once(LogLevel::error, "listen-again",
+                 pool_failure(status, text("listening for peers as ", name, " again, which another host has unbound")).reason());
 }
 
 Status Links::on_hello(Link& link, Bytes message) {
@@ -307,7 +324,7 @@ Status Links::on_hello(Link& link, Bytes message) {
     link.set_peer(engine_id, agent);
     from.links.push_back(&link);
     link.has_bell = doorbell_ && doorbell_->ring(engine_id);
-    from.is_gone = false;
+    from.is_missed = false;
     set_state(engine_id, PeerState::linked);
     if (service_)
         service_->on_linked(link);
@@ -344,10 +361,12 @@ bool Links::take_connected(uint64_t now) {
         to.failure = outcome.status;
         to.failed_ns = now;
         if (to.links.empty()) {
-            to.notes.clear();
-            to.unread.clear();
-            set_gone(to);
-            end_borrowing(to, outcome.status);
+            if (set_missed(to)) {
+                to.failure = {NIXL_ERR_REMOTE_DISCONNECT, outcome.status.reason()};
+                to.notes.clear();
+                to.unread.clear();
+            }
+            end_borrowing(to, to.failure);
             log(LogLevel::info, text("CXL: agent ", to.agent, ": ", outcome.status.reason()));
         }
     }
@@ -362,7 +381,7 @@ void Links::take_link(Peer& to, cxl_ring_t ring, uint64_t now) {
         to.links.push_back(&link);
         link.has_bell = doorbell_ && doorbell_->ring(to.engine_id);
         greet(link);
-        to.is_gone = false;
+        to.is_missed = false;
         set_state(to.engine_id, PeerState::linked);
         if (service_)
             service_->on_linked(link);
@@ -410,7 +429,7 @@ void Links::wake_peers(uint64_t now) {
             link->sent_ns = now;
         if (!link->has_bell || !link->is_known())
             continue;
-        // Whoever was heard just now is awake, most likely: it may have slept since it said that. So who does not answer is rung once, too.
+        // A peer heard just now is awake, most likely: it may have slept since it said that. So one that is silent is rung once, too.
         bool may_sleep = has_sent && now - link->heard_ns > options_.spin_us * 1'000 && now - link->rung_ns > RING_NS;
         bool is_silent = link->sent_ns >= link->heard_ns && now - link->sent_ns > RING_NS && link->rung_ns < link->sent_ns;
         if (!may_sleep && !is_silent)
@@ -423,6 +442,7 @@ void Links::wake_peers(uint64_t now) {
 // ---- The progress thread
 
 void Links::run() {
+    pthread_setname_np(pthread_self(), "nixl-cxl-links");
     while (!stop_.load(std::memory_order_relaxed)) {
         try {
             run_until_stopped();

@@ -9,8 +9,8 @@
 //     for (auto& note : links->take_notifications()) use(note.agent, note.text);
 //     links->progress();                                                            // from every call that polls
 //
-// Everything is done by whoever has the *turn*: an application's call (progress()) or the thread of the engine, one at a time. A round of
-// it never waits; it copies at most a staging block per peer. So no call here blocks for longer than a round, except where it says so.
+// Everything is done by the thread that has the *turn*: an application's, in progress(), or the engine's own, one at a time. A round of it
+// never waits; it copies at most a staging block per peer. So no call here blocks for longer than a round, except where it says so.
 //
 // A peer is known by its engine id, which is made at random with every engine: an agent that was restarted is another peer, and its
 // predecessor's connections die with it. docs/STAGED.md says what the messages are and why they are right.
@@ -19,6 +19,7 @@
 
 #include "access.h"
 #include "link.h"
+#include "support/process.h"
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -57,7 +58,7 @@ struct Notification {
     std::string text;
 };
 
-/// What links carry besides notifications. All its functions are called by whoever has the turn.
+/// What links carry besides notifications. All its functions are called by the thread that has the turn.
 class Service {
   public:
     virtual ~Service() = default;
@@ -75,8 +76,9 @@ class Service {
     virtual bool is_busy() const = 0;
 };
 
-/// How things stand with a peer.
-enum class PeerState { unknown, idle, connecting, linked, gone };
+/// How things stand with a peer. `silent` = it could not be reached, or its link failed, and nothing proves that it has ended: it is tried
+/// again whenever it is needed. `gone` = it has certainly ended.
+enum class PeerState { unknown, idle, connecting, linked, silent, gone };
 
 /// "nixl." and the engine id: the name under which an engine listens.
 std::string ring_name(std::string_view engine_id);
@@ -97,19 +99,20 @@ class Links {
     const LinksOptions& options() const { return options_; }
     const std::shared_ptr<Pool>& pool() const { return pool_; }
 
-    /// Makes a peer known, without I/O. Another engine id under a name that is known replaces the old one.
-    Status add_peer(const std::string& agent, const std::string& engine_id);
+    /// Makes a peer known, without I/O. Another engine id under a name that is known replaces the old one. `process` is looked for when
+    /// the peer is silent.
+    Status add_peer(const std::string& agent, const std::string& engine_id, const ProcessMark& process = {});
     /// Forgets a peer; what this engine has under way with it fails. Its own requests are still served.
     Status remove_peer(const std::string& agent);
     /// Engine id of an agent; empty if it is not known.
     std::string engine_of(const std::string& agent) const;
     /// Begins to connect to a peer, if it is not linked.
     Status connect(const std::string& agent);
-    /// How things stand with the engine. `gone` lasts until it is linked again.
+    /// How things stand with the engine. `gone` and `silent` last until it is linked again.
     PeerState state_of(const std::string& engine_id) const;
 
     /// Sends a notification, in the order of calls. To oneself too. NIXL_ERR_NOT_FOUND for an agent that is not known,
-    /// NIXL_ERR_REMOTE_DISCONNECT for one that is gone. Success says that it is on its way.
+    /// NIXL_ERR_REMOTE_DISCONNECT for one that is gone, NIXL_ERR_BACKEND for one that is silent. Success says that it is on its way.
     Status notify(const std::string& agent, std::string text);
     /// The same to that engine, never to one that has its agent's name since: NIXL_ERR_REMOTE_DISCONNECT then.
     Status notify_engine(const std::string& engine_id, const std::string& agent, std::string text);
@@ -120,7 +123,7 @@ class Links {
     std::shared_ptr<Access> access_to(const std::string& engine_id) const;
     /// Borrows memory of an engine over the link to it, which is made if there is none. `done` is called once, under the turn: with success
     /// when all of it is lent, NIXL_ERR_NOT_FOUND if some of it is no registration there any more, NIXL_ERR_REMOTE_DISCONNECT if the engine
-    /// cannot be reached, and with a failure after `timeout_ms`. It must not throw.
+    /// has ended, NIXL_ERR_BACKEND if it cannot be reached, also after `timeout_ms`. It must not throw.
     void borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loan>> loans, uint64_t timeout_ms,
                 std::function<void(const Status&)> done);
     /// Whether a registration of this engine may be lent: called under the turn. Nothing is lent without it.
@@ -142,11 +145,11 @@ class Links {
     /// What to do about four times a second: called under the turn until the links end.
     void on_tick(std::function<void()> tick);
 
-    /// Makes progress if nobody else does just now; true if something was done.
+    /// Makes progress if no other thread does just now; true if something was done.
     bool progress();
 
-    /// Runs `work` under the turn, after everything handed in before: at once, or by whoever has the turn now. What it throws only the log
-    /// learns of. What is thrown here is not the work's, which may be done nevertheless.
+    /// Runs `work` under the turn, after everything handed in before: at once, or by the thread that has the turn now. What it throws only
+    /// the log learns of. What is thrown here is not the work's, which may be done nevertheless.
     void post(std::function<void()> work);
     /// Runs `work` under the turn and returns when it ran: waits for the end of a round.
     void within_turn(const std::function<void()>& work);
@@ -217,7 +220,10 @@ class Links {
     void deliver(const std::string& agent, std::string text);
     void forget(const std::string& engine_id, const char* reason);
     void set_state(const std::string& engine_id, PeerState state);
-    void set_gone(Peer& of);
+    bool has_ended(const std::string& engine_id) const;
+    bool set_missed(Peer& of);
+    void listen_again(uint64_t now);
+    void drop_old_notes(Peer& of, uint64_t now);
 
     // The progress thread.
     void run();
@@ -236,7 +242,7 @@ class Links {
     std::unique_ptr<Connector> connector_;
     std::unique_ptr<Doorbell> doorbell_;
 
-    /// Held by whoever has the turn. `waiting_` are those who must get it next.
+    /// Held by the thread that has the turn. `waiting_` are those who must get it next.
     std::mutex turn_;
     std::atomic<int> waiting_{0};
     std::atomic<uint64_t> application_ns_{0}, driven_ns_{0};
@@ -259,7 +265,7 @@ class Links {
     };
     std::deque<Revoking> revoking_;    // asked of us
     std::map<uint64_t, Doubt> doubts_; // by number of the link
-    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, tick_ns_ = 0, look_ns_ = 0;
+    uint64_t next_link_ = 1, next_ticket_ = 1, next_note_ = 1, accept_ns_ = 0, listen_ns_ = 0, tick_ns_ = 0, look_ns_ = 0;
     std::vector<std::byte> room_; // for the message that is being received
 
     mutable std::mutex directory_mutex_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory in the pool that one engine lends to another, which copies to and from it by itself: borrowing it, and getting it back.
-#include "../log.h"
 #include "peers.h"
+#include "support/log.h"
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -67,7 +67,7 @@ void Links::borrow(const std::string& engine_id, std::vector<std::shared_ptr<Loa
 void Links::open_access(Peer& to) {
     if (!to.access || to.access->link() != 0)
         return;
-    // Until the last one is closed, nobody can tell over which one of them the memory is used.
+    // Until the last one is closed, the engine cannot tell over which one of them the memory is used.
     auto is_open = [](const Link* link) { return !link->is_lost; };
     auto lingers = [](const Link* link) { return link->is_lost && link->is_borrowing; };
     auto link = std::find_if(to.links.begin(), to.links.end(), is_open);
@@ -97,7 +97,7 @@ void Links::serve_borrowing(Peer& to) {
             try {
                 (*link)->send(Writer(Kind::borrow).put(loan->registration).take());
             } catch (...) {
-                // Nobody was asked, so that it has to be asked again.
+                // The peer was not asked, so that it has to be asked again.
                 (*link)->asked.erase(loan->registration);
                 throw;
             }
@@ -157,9 +157,11 @@ void Links::look_at_peers(uint64_t now) {
     for (auto& [engine_id, peer] : peers_) {
         if (peer->access)
             peer->access->refresh();
-        // There was no memory to ask for the link that they wait for.
-        if (!peer->notes.empty() && !peer->is_connecting)
+        // There was no memory to ask for the link that they wait for, or the peer could not be reached.
+        if (!peer->notes.empty() && !peer->is_connecting) {
+            drop_old_notes(*peer, now);
             send_notes(*peer);
+        }
         if (peer->borrowing.empty())
             continue;
         Status why{NIXL_ERR_BACKEND, text("CXL: agent ", peer->agent, " did not lend memory in time")};
@@ -233,7 +235,7 @@ Status Links::revoke(uint64_t first, uint64_t last, uint64_t timeout_ms, std::ve
                 std::this_thread::sleep_for(std::chrono::microseconds(20));
     };
     wait();
-    // Whoever does not answer loses the link: a copy that it makes nevertheless fails there, if it ends before that is waited for.
+    // A peer that does not answer loses the link: a copy that it makes nevertheless fails there, if it ends before that is waited for.
     within_turn([&] {
         for (auto& link : links_) {
             if (!revocation->silent.contains(link->number()) || link->is_lost)

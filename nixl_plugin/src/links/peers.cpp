@@ -2,8 +2,8 @@
 //
 // Who the peers are, and notifications.
 #include "peers.h"
-#include "../log.h"
 #include "connector.h"
+#include "support/log.h"
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -16,6 +16,8 @@ namespace {
 constexpr size_t NOTE_HEAD = 17;
 /// Engines that were peers once, of which it is known what was received.
 constexpr size_t FORMER = 1 << 16;
+/// How many times the time of an attempt to connect a notification is kept for a peer that cannot be reached.
+constexpr uint64_t NOTE_TIMEOUTS = 3;
 } // namespace
 
 Links::Peer& Links::peer(const std::string& engine_id, const std::string& agent) {
@@ -49,14 +51,34 @@ void Links::set_state(const std::string& engine_id, PeerState state) {
         found->second = state;
 }
 
-void Links::set_gone(Peer& of) {
-    set_state(of.engine_id, PeerState::gone);
-    // Once, however often it is looked for afterwards.
-    if (of.is_ours && !std::exchange(of.is_gone, true))
-        counts_.peers_gone.fetch_add(1, std::memory_order_relaxed);
+bool Links::has_ended(const std::string& engine_id) const {
+    // An engine listens for as long as it lives, and its name is its own alone.
+    if (cxl_shm_ring_presence(pool_->handle(), ring_name(engine_id).c_str()) == CXL_SHM_E_PEER_GONE)
+        return true;
+    auto found = peers_.find(engine_id);
+    return found != peers_.end() && has_process_ended(found->second->process);
 }
 
-Status Links::add_peer(const std::string& agent, const std::string& engine_id) {
+/// True if it has certainly ended.
+bool Links::set_missed(Peer& of) {
+    bool is_gone = has_ended(of.engine_id);
+    set_state(of.engine_id, is_gone ? PeerState::gone : PeerState::silent);
+    // Once, however often it is looked for afterwards.
+    if (of.is_ours && !std::exchange(of.is_missed, true))
+        counts_.peers_gone.fetch_add(1, std::memory_order_relaxed);
+    return is_gone;
+}
+
+void Links::drop_old_notes(Peer& of, uint64_t now) {
+    uint64_t patience_ns = NOTE_TIMEOUTS * options_.connect_timeout_ms * 1'000'000;
+    auto is_old = [&](const Note& note) { return now > note.since_ns && now - note.since_ns > patience_ns; };
+    if (size_t dropped = of.notes.remove_if(is_old) + of.unread.remove_if(is_old); dropped > 0)
+        log_once(LogLevel::warn, "notes:" + of.engine_id,
+                 text("CXL: ", dropped, " notifications to agent ", of.agent, " are dropped: it could not be reached for ",
+                      NOTE_TIMEOUTS * options_.connect_timeout_ms, " ms"));
+}
+
+Status Links::add_peer(const std::string& agent, const std::string& engine_id, const ProcessMark& process) {
     if (engine_id.size() != ENGINE_ID_CHARS || engine_id.find('\0') != std::string::npos)
         return {NIXL_ERR_INVALID_PARAM, text("CXL: the engine id of agent ", agent, " has not ", ENGINE_ID_CHARS, " characters")};
     std::string replaced;
@@ -72,13 +94,14 @@ Status Links::add_peer(const std::string& agent, const std::string& engine_id) {
         states_.emplace(engine_id, PeerState::idle);
         access = accesses_.emplace(engine_id, std::make_shared<Access>(pool_)).first->second;
     }
-    post([this, agent, engine_id, replaced, access] {
+    post([this, agent, engine_id, replaced, access, process] {
         if (!replaced.empty())
             forget(replaced, "another engine has taken the agent's name: it was restarted");
         Peer& added = peer(engine_id, agent);
         added.agent = agent;
         added.is_ours = true;
         added.access = access;
+        added.process = process;
         // One that is about to be closed is no link to the peer: it has lost it as it was known before.
         if (std::any_of(added.links.begin(), added.links.end(), [](const Link* link) { return !link->is_lost; }))
             set_state(engine_id, PeerState::linked);
@@ -187,13 +210,16 @@ Status Links::notify_engine(const std::string& engine_id, const std::string& age
     if (state == PeerState::unknown)
         return {NIXL_ERR_REMOTE_DISCONNECT,
                 text("CXL: agent ", agent, " was restarted or disconnected from: nothing is sent to what has its name now")};
-    if (state == PeerState::gone) {
-        // It may be back for the next one.
+    if (state == PeerState::gone)
+        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", agent, " has ended")};
+    if (state == PeerState::silent) {
+        // For the next one.
         post([this, engine_id] {
             Status failure;
             reach(engine_id, failure);
         });
-        return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", agent, " is gone")};
+        return {NIXL_ERR_BACKEND,
+                text("CXL: agent ", agent, " cannot be reached just now, though nothing proves that it has ended: try again")};
     }
     // Made here, so that what was said to be on its way does not get lost for want of memory.
     auto made = std::make_shared<std::list<Note>>();
@@ -213,6 +239,7 @@ void Links::queue_note(const std::string& engine_id, std::list<Note>& made) {
     if (found == peers_.end())
         return;
     made.front().number = next_note_++;
+    made.front().since_ns = now_ns();
     found->second->notes.splice(found->second->notes.end(), made);
     send_notes(*found->second);
 }
@@ -220,11 +247,9 @@ void Links::queue_note(const std::string& engine_id, std::list<Note>& made) {
 void Links::send_notes(Peer& to) {
     Status failure;
     Link* link = to.notes.empty() ? nullptr : reach(to.engine_id, failure);
-    if (!link) {
-        if (!to.notes.empty() && failure.code() != NIXL_IN_PROG)
-            to.notes.clear();
+    // They wait for a link; drop_old_notes() ends that.
+    if (!link)
         return;
-    }
     size_t room = link->max_message_bytes() - NOTE_HEAD;
     while (!to.notes.empty()) {
         to.unread.splice(to.unread.end(), to.notes, to.notes.begin());

@@ -9,11 +9,12 @@
 
 namespace kvbm_cxl {
 
-/// A notification on its way. Numbers rise with every notification of an engine, whoever it is for.
+/// A notification on its way. Numbers rise with every notification of an engine, to whichever peer.
 struct Links::Note {
     uint64_t number;
     std::string text;
-    int sends = 0; // so often was it sent
+    int sends = 0;         // so often was it sent
+    uint64_t since_ns = 0; // when it was handed in
 };
 
 struct Links::Peer {
@@ -22,7 +23,9 @@ struct Links::Peer {
     bool is_ours = false;
     bool is_connecting = false;
     /// It ended, or could not be reached, and was not linked since.
-    bool is_gone = false;
+    bool is_missed = false;
+    /// Its process, as its metadata say; all zero for one that only connected to us.
+    ProcessMark process;
     /// The connections, the one that we send over first. Two after both ends connected at the same moment.
     std::vector<Link*> links;
     /// Why it could not be connected to last, and when.
@@ -37,7 +40,7 @@ struct Links::Peer {
     std::vector<Borrowing> borrowing;
 };
 
-/// Somebody who waits until memory of a peer is lent.
+/// A transfer that waits until memory of a peer is lent.
 struct Links::Borrowing {
     std::vector<std::shared_ptr<Loan>> loans;
     uint64_t deadline_ns;

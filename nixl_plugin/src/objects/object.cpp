@@ -9,7 +9,7 @@ namespace kvbm_cxl {
 namespace {
 
 constexpr size_t id_digits = 2 * CXL_SHM_ID_BYTES;
-/// Between two attempts to publish while an eviction of the name is under way, or somebody else writes it.
+/// Between two attempts to publish while an eviction of the name is under way, or another writer has it.
 constexpr auto pause = std::chrono::microseconds(100);
 
 int digit(char c) {
@@ -166,10 +166,11 @@ Status publish_object(Core& core, const ObjectName& name, const std::vector<Obje
                 core.counters.add(CXL_SHM_COUNT_NIXL_OBJECTS_EXISTED);
                 return {};
             }
-            // It just went, or somebody is writing it, who may give up.
+            // It just went, or another writer has begun it, which may give up.
             if (is_late)
-                return {NIXL_ERR_NOT_ALLOWED, text("CXL: object ", name.text, " is being written by somebody else, who did not end within ",
-                                                   core.options.timeout_ms, " ms")};
+                return {NIXL_ERR_NOT_ALLOWED,
+                        text("CXL: object ", name.text, " is being written by another process or agent, which did not end within ",
+                             core.options.timeout_ms, " ms")};
         } else if (status != CXL_SHM_E_BUSY || is_late) {
             return pool_failure(status, text("publishing object ", name.text, " of ", len_bytes, " bytes"));
         }

@@ -9,7 +9,7 @@
 #ifndef KVBM_CXL_NIXL_OBJECTS_OBJECT_H
 #define KVBM_CXL_NIXL_OBJECTS_OBJECT_H
 
-#include "../storage.h"
+#include "transfer/storage.h"
 #include <array>
 
 namespace kvbm_cxl {
@@ -46,7 +46,7 @@ struct ObjectPiece {
 /// Sorts the pieces of one object by offset. An error unless they are the whole of it, from 0 on, without gap or overlap.
 Status check_whole(const ObjectName& name, std::vector<ObjectPiece>& pieces);
 
-/// Publishes an object from pieces that check_whole() passed. While somebody else writes it, waits: NIXL_ERR_NOT_ALLOWED if that has not
+/// Publishes an object from pieces that check_whole() passed. While another writer has it, waits: NIXL_ERR_NOT_ALLOWED if that has not
 /// ended after `timeout_ms`.
 Status publish_object(Core& core, const ObjectName& name, const std::vector<ObjectPiece>& pieces, const std::atomic<bool>& stop);
 

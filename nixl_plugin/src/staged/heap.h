@@ -4,8 +4,8 @@
 #ifndef KVBM_CXL_NIXL_STAGED_HEAP_H
 #define KVBM_CXL_NIXL_STAGED_HEAP_H
 
-#include "../pool.h"
 #include "memory.h"
+#include "support/pool.h"
 #include <vector>
 
 namespace kvbm_cxl {
@@ -15,7 +15,7 @@ Status heap_to_pool(const Pool& pool, std::span<const Piece> pieces, uint64_t of
 /// The reverse.
 Status pool_to_heap(const Pool& pool, std::span<const Piece> pieces, uint64_t offset);
 
-/// A range of ordinary memory. Whoever registered it keeps it there while the object lives.
+/// A range of ordinary memory. The application that registered it keeps it there while the object lives.
 class HeapMemory : public Memory {
     std::shared_ptr<Pool> pool_;
     Piece whole_;

@@ -5,7 +5,7 @@
 #ifndef KVBM_CXL_NIXL_STAGED_MEMORY_H
 #define KVBM_CXL_NIXL_STAGED_MEMORY_H
 
-#include "../status.h"
+#include "support/status.h"
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,7 +19,7 @@ struct Piece {
     uint64_t len_bytes = 0;
 };
 
-/// Memory that transfers copy from and to. It is there for as long as somebody has the object; the functions are called by one thread at a
+/// Memory that transfers copy from and to. It is there for as long as the object lives; the functions are called by one thread at a
 /// time, but not always the same one.
 class Memory {
   public:
@@ -41,8 +41,8 @@ class Memory {
 class Registrations {
   public:
     virtual ~Registrations() = default;
-    /// The memory of a registration, held while the result lives; nullptr if there is none (any more). Deregistering waits until nobody
-    /// holds it: that takes one copy of at most a staging block.
+    /// The memory of a registration, held while the result lives; nullptr if there is none (any more). Deregistering waits until no
+    /// session holds it: that takes one copy of at most a staging block.
     virtual std::shared_ptr<Memory> find(uint64_t registration) = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What goes on over a link: parts asked of the peer, parts that the peer asks for. For staged.cpp, asking.cpp and answering.cpp.
+// What goes on over a link: parts asked of the peer, parts that the peer asks for. For staged.cpp, requester.cpp and responder.cpp.
 #ifndef KVBM_CXL_NIXL_STAGED_SESSION_H
 #define KVBM_CXL_NIXL_STAGED_SESSION_H
 
@@ -23,6 +23,8 @@ constexpr Kind written{22};
 constexpr uint64_t LEAST_BLOCK_BYTES = 64 << 10;
 /// Largest: the length of a range in a message has 32 bits.
 constexpr uint64_t MOST_BLOCK_BYTES = 1 << 30;
+/// Bytes of a message of limits: its kind and the size of a staging block.
+constexpr size_t LIMITS_BYTES = 1 + 8;
 /// Registrations that one message names.
 constexpr size_t REGISTRATIONS = 64;
 /// Bytes of a request before its lists, and of an entry of each of them.

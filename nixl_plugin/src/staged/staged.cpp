@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "staged.h"
-#include "../log.h"
 #include "session.h"
+#include "support/log.h"
 #include <algorithm>
 
 namespace kvbm_cxl {
@@ -110,7 +110,7 @@ void Staged::begin(const std::shared_ptr<Transfer>& transfer) {
     try {
         unplaced_.push_back(transfer);
     } catch (const std::exception& error) {
-        // Whoever handed it in may be gone, and nobody else knows of it.
+        // The thread that handed it in may be gone, and no other knows of it.
         fail(*transfer, error);
         return;
     }
@@ -195,8 +195,12 @@ Status Staged::on_message(Link& link, Bytes message) {
     Reader reader(message);
     Kind what = static_cast<Kind>(message[0]);
     if (what == kind::limits) {
-        at.peer_block_bytes = std::max(reader.get<uint64_t>(), LEAST_BLOCK_BYTES);
-        return reader.done() ? Status() : Status(NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent limits that cannot be"));
+        auto block_bytes = reader.get<uint64_t>();
+        if (!reader.done())
+            return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent its staging limits in a message of ", message.size(),
+                                            " bytes, not ", LIMITS_BYTES, ": use one release of the plugin on all hosts")};
+        at.peer_block_bytes = std::max(block_bytes, LEAST_BLOCK_BYTES);
+        return {};
     }
     Status status = what == kind::read      ? on_request(at, Direction::read, reader)
                     : what == kind::write   ? on_request(at, Direction::write, reader)

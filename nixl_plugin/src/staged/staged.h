@@ -17,7 +17,7 @@
 #ifndef KVBM_CXL_NIXL_STAGED_STAGED_H
 #define KVBM_CXL_NIXL_STAGED_STAGED_H
 
-#include "../links/links.h"
+#include "links/links.h"
 #include "staging.h"
 #include "transfer.h"
 
@@ -46,7 +46,7 @@ class Staged : public Service {
     /// failed at once. Success does not say that it has ended. After a failure, and after an exception, nothing is under way.
     Status start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
                  std::shared_ptr<Transfer>& transfer);
-    /// Ends a transfer that is under way with NIXL_ERR_CANCELED. When this returns, nobody touches its local memory. What the destination
+    /// Ends a transfer that is under way with NIXL_ERR_CANCELED. From its return on, its local memory is not touched. What the destination
     /// of a write holds is undefined.
     void cancel(Transfer& transfer) noexcept;
 
@@ -78,7 +78,7 @@ class Staged : public Service {
     void expire(uint64_t now);
     bool may_stage(const Session& session) const;
 
-    // The asking side.
+    // The requester.
     bool issue(Session& session, uint64_t now);
     Status ask(Session& session, const std::shared_ptr<Transfer>& transfer, bool& waits);
     Status on_data(Session& session, Reader& reader);
@@ -86,7 +86,7 @@ class Staged : public Service {
     Status on_written(Session& session, Reader& reader);
     void part_done(Transfer& transfer, uint64_t len_bytes, const Status& status);
 
-    // The answering side.
+    // The responder.
     Status on_request(Session& session, Direction direction, Reader& reader);
     Status on_taken(Session& session, Reader& reader);
     bool serve(Session& session, uint64_t now);

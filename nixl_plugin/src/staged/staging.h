@@ -5,7 +5,7 @@
 #ifndef KVBM_CXL_NIXL_STAGED_STAGING_H
 #define KVBM_CXL_NIXL_STAGED_STAGING_H
 
-#include "../pool.h"
+#include "support/pool.h"
 #include <atomic>
 #include <vector>
 
@@ -13,7 +13,7 @@ namespace kvbm_cxl {
 
 class Staging;
 
-/// A block in use; given back when it goes. Whoever lets it go knows that no peer reads it any more.
+/// A block in use; given back when it goes. The session that lets it go knows that no peer reads it any more.
 class StagingBlock {
     Staging* staging_ = nullptr;
     PoolBlock block_;

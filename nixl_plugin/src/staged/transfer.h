@@ -40,8 +40,8 @@ struct Cursor {
     uint64_t in_range_bytes = 0;
 };
 
-/// One transfer under way, or done. status() may be asked by any thread at any time; once it is not NIXL_IN_PROG, nobody touches the local
-/// memory any more on its behalf.
+/// One transfer under way, or done. status() may be asked by any thread at any time; once it is not NIXL_IN_PROG, no thread touches the
+/// local memory any more on its behalf.
 class Transfer {
   public:
     nixl_status_t status() const { return status_.load(std::memory_order_acquire); }

@@ -4,7 +4,7 @@
 #ifndef KVBM_CXL_NIXL_TESTS_AGENTS_H
 #define KVBM_CXL_NIXL_TESTS_AGENTS_H
 
-#include "cxl_backend.h"
+#include "backend/cxl_backend.h"
 #include "pools.h"
 #include <cstring>
 #include <fstream>
@@ -25,6 +25,7 @@ struct Agent {
         init.localAgent = agent;
         init.type = "CXL";
         init.customParams = &params;
+        init.enableProgTh = true;
         engine = std::make_unique<nixlCxlEngine>(&init);
     }
     nixlCxlEngine* operator->() const { return engine.get(); }

@@ -201,10 +201,23 @@ DRIVER cuStreamDestroy_v2(Stream* stream) {
     return 0;
 }
 
-DRIVER cuStreamSynchronize(Stream* stream) {
-    CALL("cuStreamSynchronize");
+DRIVER cuStreamQuery(Stream* stream) {
+    CALL("cuStreamQuery");
+    if (!streams.count(stream)) {
+        wrong("a stream asked that is destroyed");
+        return invalid_handle;
+    }
+    if (control.is_stuck)
+        return not_ready;
     perform(stream, UINT64_MAX);
     return control.copy_error;
+}
+
+// Nothing of a transfer comes after other work on the GPU.
+DRIVER cuStreamWaitEvent(Stream*, Event*, unsigned) {
+    CALL("cuStreamWaitEvent");
+    wrong("a stream that is to wait");
+    return invalid_value;
 }
 
 DRIVER cuEventCreate(Event** event, unsigned) {

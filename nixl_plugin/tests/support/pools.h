@@ -4,9 +4,9 @@
 #ifndef KVBM_CXL_NIXL_TESTS_POOLS_H
 #define KVBM_CXL_NIXL_TESTS_POOLS_H
 
-#include "core.h"
 #include "slower.h"
-#include "transfer.h"
+#include "transfer/core.h"
+#include "transfer/transfer.h"
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -45,7 +45,7 @@ struct Book : Registrations {
         memories.emplace(next, std::make_shared<HeapMemory>(pool, Piece{heap.address(), heap.bytes.size()}));
         return next++;
     }
-    /// Waits until nobody holds it.
+    /// Waits until no session holds it.
     void remove(uint64_t registration) {
         std::weak_ptr<Memory> gone;
         {

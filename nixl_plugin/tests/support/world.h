@@ -5,8 +5,8 @@
 #define KVBM_CXL_NIXL_TESTS_WORLD_H
 
 #include "links/links.h"
-#include "pool.h"
 #include "slower.h"
+#include "support/pool.h"
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -134,12 +134,12 @@ class Child {
         pid_ = fork();
         CHECK(pid_ >= 0);
         if (pid_ == 0) {
-            // Between fork and exec only what a signal handler may do, and setenv, which nobody else does meanwhile.
+            // Between fork and exec only what a signal handler may do, and setenv, which no other thread does meanwhile.
             int out = open(log_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_APPEND, 0600);
             dup2(out, 1);
             dup2(out, 2);
             setenv("CXL_MACHINE_ID", machine.c_str(), 1);
-            // A test that fails leaves nobody behind.
+            // A test that fails leaves no process behind.
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             execv("/proc/self/exe", argv.data());
             _exit(127);

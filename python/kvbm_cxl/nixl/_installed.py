@@ -71,7 +71,7 @@ def find() -> Installation:
     """The NIXL that this process has imported, else the one that it would import. Raises NixlNotFound.
 
     Where several builds are installed, NIXL chooses one by the CUDA that is there, in another way in each of its versions: then it is
-    imported, and whoever does that without package nixl has to import theirs before.
+    imported, and a program that does that without package nixl has to import theirs before.
     """
     imported = _imported()
     if imported is not None:

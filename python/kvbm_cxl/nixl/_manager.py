@@ -16,7 +16,7 @@ _ADD_DIRECTORY = "_ZN17nixlPluginManager18addPluginDirectoryERKNSt7__cxx1112basi
 
 
 class _String(ctypes.Structure):
-    """A std::string of libstdc++ that somebody else owns: good for reading, never to be changed or destroyed there."""
+    """A std::string of libstdc++ that NIXL owns: good for reading, never to be changed or destroyed there."""
 
     _fields_ = [("data", ctypes.c_char_p), ("size", ctypes.c_size_t), ("capacity", ctypes.c_size_t), ("unused", ctypes.c_size_t)]
 

@@ -13,7 +13,7 @@ from ._plugin import NAME, plugin_path
 
 def _link(target: Path, link: Path) -> None:
     """Makes a link in one step: others may be making the same one, and NIXL may be loading what it leads to."""
-    # One look: between two of them somebody else may have made it.
+    # One look: between two of them another process may have made it.
     try:
         if os.readlink(link) == str(target):
             return
@@ -38,7 +38,7 @@ def make_overlay(installation: Installation, folder: Path) -> Path:
     Plugins look for their libraries beside where they were found, so the folders around them are there as well. May be called by many at a
     time. Raises NixlError where `folder` holds NIXL itself, or files with these names that are no links: nothing of them is touched.
     """
-    # Whoever is told of it may run elsewhere.
+    # The process that gets this path may run elsewhere.
     folder = folder.absolute()
     libraries = folder / installation.libraries.name
     plugins = libraries / "plugins"

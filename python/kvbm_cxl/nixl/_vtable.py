@@ -129,7 +129,7 @@ def _smallest_first(installation: Installation) -> Iterator[Path]:
 def check(installation: Installation | None = None) -> list[str]:
     """Names of the plugins of the installed NIXL that show that our plugin fits it; raises AbiMismatch where it does not, or none shows it.
 
-    Our own plugin, where somebody copied it to NIXL's, shows nothing and is left out.
+    Our own plugin, where it was copied to NIXL's, shows nothing and is left out.
     """
     installation = installation or find()
     missing, shown = set(range(len(SLOTS))), []

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import kvbm_cxl
 
 from .descriptions import Description, DescriptionError, decode, description_bytes, description_namespace, encode
+from .failures import error_kind
 from .keys import block_key
 from .log import logger
-from .pool_access import PoolAccess, error_kind
+from .pool_access import PoolAccess
 from .stats import Tally
 
 # Descriptions that are read in one round. The first round of a full pool would otherwise take long, and nothing would be told meanwhile.
@@ -23,16 +24,16 @@ _LOST = frozenset({"lost", "closed", "device_lost", "not_a_pool", "replaced"})
 
 
 @dataclass
-class Told:
-    """A block that was told of."""
+class AnnouncedBlock:
+    """A block that routers were told of."""
 
     block_hash: bytes
     times: int
-    """Routers count how often they were told, and want to be told as often that it is gone."""
+    """Routers count how often a block was announced, and need as many announcements of its removal."""
 
 
 @dataclass
-class News:
+class RoundChanges:
     """What a round has found."""
 
     stored: list[Description] = field(default_factory=list)
@@ -58,29 +59,29 @@ class Announcer:
         self.at_once = at_once
         self._watched: kvbm_cxl.Cache | None = None
         self._watch: kvbm_cxl.Watch | None = None
-        self._told: dict[bytes, Told] = {}
+        self._told: dict[bytes, AnnouncedBlock] = {}
         self._to_read: dict[bytes, None] = {}
 
-    def round(self, published: Iterable[Description]) -> News:
+    def round(self, published: Iterable[Description]) -> RoundChanges:
         """Describes what was published, and finds out what has changed. A pool that is lost has nothing; other errors end the round."""
         published = list(published)
         try:
             return self.access.call(lambda cache: self._round(cache, published))
         except kvbm_cxl.CxlError as error:
-            logger.debug("KV events of the pool: %s", error)
+            self.access.failures.report("KV events of the pool", error)
             if error_kind(error) not in _LOST:
-                return News()
+                return RoundChanges()
         self._watched = self._watch = None
         self._to_read.clear()
-        return News(removed=self._forget(list(self._told)))
+        return RoundChanges(removed=self._forget(list(self._told)))
 
     def again(self) -> None:
         """Has the rounds to come tell of every block once more."""
         self._to_read.update(dict.fromkeys(self._told))
 
-    def _round(self, cache: "kvbm_cxl.Cache", published: list[Description]) -> News:
+    def _round(self, cache: "kvbm_cxl.Cache", published: list[Description]) -> RoundChanges:
         self._describe(cache, published)
-        news = News()
+        news = RoundChanges()
         if self._watch is None or self._watched is not cache:
             # A pool that was lost and is opened again.
             news.removed = self._forget(list(self._told))
@@ -125,7 +126,7 @@ class Announcer:
                 logger.warning("description of block %s: %s", key.hex(), error)
                 self.tally.count("descriptions", "damaged")
                 continue
-            told = self._told.setdefault(key, Told(description.block_hash, 0))
+            told = self._told.setdefault(key, AnnouncedBlock(description.block_hash, 0))
             told.times += 1
             found.append(description)
         self.tally.count("announced_blocks", "stored", len(found))

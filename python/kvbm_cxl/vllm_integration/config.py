@@ -11,6 +11,12 @@ class ConfigError(ValueError):
     """The connector cannot run as it is configured. The message says what to change."""
 
 
+CACHE_OPTIONS = frozenset(
+    ("policy", "low_water_percent", "high_water_percent", "quotas", "lock_timeout_ms", "service_ms", "upkeep_ms", "remembered_keys", "copy")
+)
+"""What `cache` may hold: the keywords of `Pool.cache`, but for the one that the connector has itself."""
+
+
 @dataclass(frozen=True)
 class ConnectorConfig:
     """Every option, with its default."""
@@ -33,12 +39,15 @@ class ConnectorConfig:
     """Publish the last, partly filled block of a prompt, so that decode need not compute it."""
     publish_generated: bool = True
     """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
+    window_every_tokens: int = 1024
+    """Of layers with a sliding window, what a prefix needs that ends at a multiple of this many tokens is published, besides that of the
+    prompt's end and of what is generated. Smaller: prompts share shorter beginnings; larger: fewer blocks."""
     handover_wait_ms: int = 50
     """How long decode waits for blocks that prefill says it published while another host is still writing them."""
     copy_timeout_ms: int = 60_000
     """Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
     events: bool = True
-    """Where vLLM publishes KV events (`--kv-events-config`), publish events of the pool's blocks as well, whoever published them."""
+    """Where vLLM publishes KV events (`--kv-events-config`), publish those of the pool's blocks as well, of all engines."""
     events_medium: str = "EXTERNAL"
     """What these events call the pool. It decides what routers credit it with: Dynamo's takes EXTERNAL as it does DISK."""
     events_period_ms: int = 500
@@ -71,6 +80,7 @@ class ConnectorConfig:
                 '{"pool": "/dev/dax0.0"}, or in the environment as CXL_POOL'
             )
         at_least = {"workers": 1, "max_inflight_bytes": 1, "max_pinned_blocks": 1, "min_load_tokens": 1, "handover_wait_ms": 0}
+        at_least["window_every_tokens"] = 1
         for name, least in {**at_least, "copy_timeout_ms": 1, "events_period_ms": 1}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
@@ -80,6 +90,10 @@ class ConnectorConfig:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
+        if unknown := sorted(set(self.cache) - CACHE_OPTIONS):
+            raise ConfigError(
+                f"CxlConnector: cache has no option {', '.join(map(repr, unknown))}; it has {', '.join(sorted(CACHE_OPTIONS))}"
+            )
 
 
 def _check_type(name: str, value: Any, wanted: Any) -> None:

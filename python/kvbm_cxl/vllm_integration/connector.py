@@ -6,15 +6,24 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
 
-from . import pool_access, support
+from . import engine_watch, pool_access, support
 from .config import ConnectorConfig
 from .events import PoolEvents
-from .metadata import StepMetadata, WorkerHello
+from .groups import shape_of
+from .log import logger
+from .failures import ThreadError
+from .metadata import StepMetadata, WorkerHandshake
 from .publisher import Outlet
 from .scheduler import SchedulerSide
 from .stats import CxlPromMetrics, CxlStats, Tally
+from .weights import worker_of_this_call
 from .worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
     from .metadata import WorkerReport
 
 
-class CxlConnector(KVConnectorBase_V1):
+class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     """A prefix cache in CXL shared memory, and the hand-over from prefill to decode by way of it."""
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -44,23 +53,36 @@ class CxlConnector(KVConnectorBase_V1):
         support.check(vllm_config, kv_cache_config)
         if config.zero_copy:
             support.check_zero_copy(vllm_config, kv_cache_config)
+        self._is_hybrid = len(kv_cache_config.kv_cache_groups) > 1
         self._access = pool_access.acquire(config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            (group,) = kv_cache_config.kv_cache_groups
+            caches = support.caches_states(kv_cache_config)
+            if not caches:
+                logger.warning(
+                    "CxlConnector shares no block of this model: vLLM keeps no states of its recurrent layers at the ends of blocks. "
+                    "Start it with --enable-prefix-caching --mamba-cache-mode align"
+                )
             events, tally = None, Tally()
             if config.events:
                 outlet = Outlet()
                 if vllm_config.kv_events_config.publisher == "zmq":
                     outlet.expect()
                 events = PoolEvents(config, self._access, outlet, tally)
-            block_tokens = group.kv_cache_spec.block_size
             self._scheduler = SchedulerSide(
-                config, self._access, block_tokens, transfer.is_kv_producer, transfer.is_kv_consumer, events, tally
+                config,
+                self._access,
+                shape_of(vllm_config, kv_cache_config),
+                transfer.is_kv_producer and caches,
+                transfer.is_kv_consumer,
+                events,
+                tally,
+                reads=support.takes_hits(vllm_config) and caches,
             )
+            engine_watch.watch_calls(engine_watch.engine_of_this_call(), self._scheduler)
         else:
-            self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access)
+            self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access, worker=worker_of_this_call())
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -86,8 +108,8 @@ class CxlConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         self._worker.attach(kv_caches)
 
-    def get_handshake_metadata(self) -> WorkerHello | None:
-        return self._worker.hello()
+    def get_handshake_metadata(self) -> WorkerHandshake | None:
+        return self._worker.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
         self._worker.before_overwrite(kv_connector_metadata)
@@ -107,19 +129,27 @@ class CxlConnector(KVConnectorBase_V1):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return self._worker.ended(finished_req_ids)
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        saved, loaded = self._worker.ended(finished_req_ids)
+        # vLLM can tell which request a block is of only where there is one group.
+        return KVConnectorTransferResults(saved, loaded, self._worker.take_failed_requests() if self._is_hybrid else set())
+
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.take_failed_blocks()
+        return set() if self._is_hybrid else self._worker.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> "WorkerReport":
         return self._worker.report()
 
     # Scheduler
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHello]) -> None:
-        self._scheduler.greet(metadata)
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        engine_watch.watch_resets(kv_cache_manager, self._scheduler)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHandshake]) -> None:
+        self._scheduler.handshake(metadata)
         if events := self._scheduler.events:
-            block_bytes = max((hello.block_bytes for hello in metadata.values()), default=0)
-            events.begin(self._scheduler.namespaces, block_bytes, self._scheduler.block_tokens)
+            block_bytes = max((worker.block_bytes for worker in metadata.values()), default=0)
+            events.begin(self._scheduler.namespaces, block_bytes, self._scheduler.shape.groups[0].block_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.matched(request, num_computed_tokens)
@@ -136,6 +166,9 @@ class CxlConnector(KVConnectorBase_V1):
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.finished(request)
 
+    def request_finished_all_groups(self, request: "Request", block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        return self._scheduler.finished(request)
+
     def reset_cache(self) -> bool:
         return self._scheduler.reset()
 
@@ -143,6 +176,11 @@ class CxlConnector(KVConnectorBase_V1):
         return self._scheduler.events.take() if self._scheduler.events else ()
 
     # Both
+
+    @property
+    def last_error(self) -> ThreadError | None:
+        """The latest error of the connector's background threads in this process, or None."""
+        return self._access.failures.last_error if self._access else None
 
     def get_kv_connector_stats(self) -> CxlStats | None:
         return (self._scheduler or self._worker).take_stats()

@@ -2,7 +2,7 @@
 """What routers want to know of a block and the pool does not: its place in its chain, whole hashes, tokens.
 
 A description is a small block of its own beside the block that it describes, under the same key, in a namespace of its own, so that every
-engine can tell routers of every block, whoever published it. All have one length for a size of blocks, and so lie in cells of one size.
+engine can announce every block, those of other engines included. All have one length for a size of blocks, and so lie in cells of one size.
 
     4 bytes   "KVD" and the version
     4 bytes   CRC-32 of what follows, up to the length, little-endian

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV events of pool blocks, in vLLM's classes, for routers that count prefixes.
 
-Every engine tells of all blocks of its namespaces, whoever published them: to a router each worker is one that has them, at the price of
+Every engine announces all blocks of its namespaces, those of other engines included: to a router each worker has them, at the price of
 the tier that `events_medium` names. A thread finds out what is there (`announcer`); the forward path never waits for it.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
-from .announcer import Announcer, News
+from .announcer import Announcer, RoundChanges
 from .config import ConnectorConfig
 from .descriptions import Description, description_bytes
 from .keys import block_key, event_extra_keys
@@ -33,7 +33,8 @@ _MAX_WAITING = 1 << 13
 _MAX_BATCH = 256
 # Of the thread's time, rounds take at most one part in so many.
 _IDLE_PARTS = 20
-# Publishers drop what nobody listens to yet: while an engine starts, everything is told again, so many seconds after the beginning.
+# Publishers drop events while no router has subscribed: while an engine starts, everything is told again, so many seconds after the
+# beginning.
 _AGAIN_S = (2, 5, 10, 20, 40, 80)
 _END_S = 10
 
@@ -94,8 +95,7 @@ class PoolEvents:
             )
             return
         announcer = Announcer(self._access, namespaces, block_tokens, self._tally)
-        self._thread = threading.Thread(target=self._run, args=(announcer,), name="kvbm-cxl-events", daemon=True)
-        self._thread.start()
+        self._thread = self._access.failures.start_thread("kvbm-cxl-events", "KV events of the pool", lambda: self._run(announcer))
 
     def ordered(self, request: "Request", first: int, stop: int, block_tokens: int) -> None:
         """Blocks `first` to `stop` of a request are about to be published."""
@@ -151,15 +151,14 @@ class PoolEvents:
             published = [self._published.popleft() for _ in range(len(self._published))]
             try:
                 news = announcer.round(published)
-            except Exception:
-                # Nobody else would ever know that announcing has ended; a router that knows less only routes less well.
-                logger.exception("KV events of the pool: this round failed")
+                self._hand_over(news)
+            except Exception as error:  # A router that knows less routes less well; the next round goes on.
+                self._access.failures.report("a round of KV events of the pool", error)
                 continue
-            self._hand_over(news)
             took_s = time.thread_time() - started_s
             pause_s = max(pause_s if news.is_all else 0.0, _IDLE_PARTS * took_s if news.is_all else took_s)
 
-    def _hand_over(self, news: News) -> None:
+    def _hand_over(self, news: RoundChanges) -> None:
         medium = self._config.events_medium
         events = [removed_event(news.removed, medium)] if news.removed else []
         events += [stored_event(description, medium) for description in news.stored]

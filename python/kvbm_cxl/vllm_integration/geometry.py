@@ -79,11 +79,13 @@ def cache_tensors(kv_caches: Mapping[str, "torch.Tensor"], layer_names: Sequence
         raise GeometryError(f"vLLM registered no KV cache for {', '.join(missing[:4])}")
     tensors, seen = [], set()
     for name in layer_names:
-        tensor = kv_caches[name]
-        place = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if place not in seen:
-            seen.add(place)
-            tensors.append(tensor)
+        # Recurrent layers have several: those of the convolution and of the state.
+        of_layer = kv_caches[name]
+        for tensor in of_layer if isinstance(of_layer, (list, tuple)) else [of_layer]:
+            place = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+            if place not in seen:
+                seen.add(place)
+                tensors.append(tensor)
     if len({tensor.device for tensor in tensors}) != 1:
         raise GeometryError(f"the KV cache lies on several devices: {sorted({str(tensor.device) for tensor in tensors})}")
     return tensors

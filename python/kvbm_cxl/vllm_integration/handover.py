@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words that cross from prefill to decode in `kv_transfer_params`. They are a hint: decode works without them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 FIELD = "kvbm_cxl"
 _VERSION = 1
+# A request may come from anywhere: what is read of it is bounded.
+_MAX_FACTS, _MAX_FACT_CHARS = 64, 64
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,12 @@ class Expected:
     """Tokens of the prompt whose KV lies in the pool."""
     namespace: str
     """Hexadecimal namespace of the prefill engine's first rank."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What else shapes the names of the blocks (`diagnosis`). Prefill of an earlier version tells nothing of it."""
 
     def to_params(self) -> dict[str, Any]:
-        return {FIELD: {"version": _VERSION, "tokens": self.tokens, "namespace": self.namespace}}
+        words = {"version": _VERSION, "tokens": self.tokens, "namespace": self.namespace}
+        return {FIELD: words | ({"facts": dict(self.facts)} if self.facts else {})}
 
 
 def prefill_params() -> dict[str, Any]:
@@ -27,7 +33,7 @@ def prefill_params() -> dict[str, Any]:
 
 
 def _ours(params: Any) -> dict[str, Any]:
-    """Our part of `kv_transfer_params`. Those of another connector, or of anybody who can send a request, are no reason to fail."""
+    """Our part of `kv_transfer_params`. Those of another connector, or of any client that can send a request, are no reason to fail."""
     ours = params.get(FIELD) if isinstance(params, dict) else None
     return ours if isinstance(ours, dict) and ours.get("version") == _VERSION else {}
 
@@ -38,9 +44,19 @@ def wants_publish(params: Any) -> bool:
 
 
 def expected_of(params: Any) -> Expected | None:
-    """What decode may expect to find, or None where nobody said."""
+    """What decode may expect to find, or None where the request does not say."""
     ours = _ours(params)
     tokens, namespace = ours.get("tokens"), ours.get("namespace")
     if type(tokens) is not int or tokens <= 0 or not isinstance(namespace, str):
         return None
-    return Expected(tokens, namespace)
+    return Expected(tokens, namespace, _facts(ours.get("facts")))
+
+
+def _facts(said: Any) -> dict[str, str]:
+    if not isinstance(said, dict) or len(said) > _MAX_FACTS:
+        return {}
+    return {
+        name: value
+        for name, value in said.items()
+        if isinstance(name, str) and isinstance(value, str) and len(value) <= _MAX_FACT_CHARS and value.isprintable()
+    }

@@ -7,38 +7,45 @@ of a model share blocks, and a model that was replaced in place does not find th
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .config import ConfigError, ConnectorConfig
+from .groups import Group, Kind, specs_of
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 _SAMPLES, _SAMPLES_A_TENSOR = 64, 3
 _SAMPLE_BYTES = 4096
 # As the format has it: a length of 8 bytes, then a header in JSON with every tensor's place.
 _SAFETENSORS, _MAX_HEADER_BYTES = ".safetensors", 100 << 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+# Files beside the weights that vLLM reads, and that shape no block: what makes tokens of texts is in the tokens.
+_NOT_OF_BLOCKS = ("tokenizer*", "vocab*", "special_tokens*", "added_tokens*", "generation_config*", "chat_template*", "*.index.json")
 # Fields of a model's configuration that say where it came from, not what it is.
 _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "name_or_path")
 
 
-def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, rank: int) -> dict[str, Any]:
-    """Arguments of `kvbm_cxl.Namespace` for the worker of tensor-parallel rank `rank`, of this pipeline stage."""
-    (group,) = kv_cache_config.kv_cache_groups
-    spec = group.kv_cache_spec
+def namespace_fields(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, rank: int, group: Group
+) -> dict[str, Any]:
+    """Arguments of `kvbm_cxl.Namespace` for a KV cache group of the worker of tensor-parallel rank `rank`, of this pipeline stage."""
+    spec = kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
+    layers = specs_of(spec)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     replicas = kv_cache_config.kv_tp_replicas
     return {
         "model": config.model_id or fingerprint(model),
         "revision": model.revision or "",
-        "dtype": f"{spec.dtype}/{vllm_config.cache_config.cache_dtype}",
+        "dtype": f"{_dtypes(layers[0])}/{vllm_config.cache_config.cache_dtype}",
         "first_layer": min(map(layer_number, group.layer_names)),
         "layer_count": len(group.layer_names),
-        "kv_head_count": spec.num_kv_heads,
-        "head_size": spec.head_size,
+        # Recurrent layers have none; what they have is in `layer_specs`.
+        "kv_head_count": getattr(layers[0], "num_kv_heads", 1),
+        "head_size": getattr(layers[0], "head_size", 1),
         "block_tokens": spec.block_size,
         "layout": str(kv_cache_config.kv_cache_layout),
         # Ranks that hold the same heads have the same blocks.
@@ -54,9 +61,22 @@ def namespace_fields(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
             "computed": f"{model.dtype}/{model.quantization}",
             "loaded": loading(vllm_config),
             "config": model_config_digest(model),
-            "backend": attention_backend(vllm_config, kv_cache_config),
+            "side": side_files_digest(model),
+            "backend": attention_backend(vllm_config, group.layer_names),
+            **_more(group, layers),
         },
     }
+
+
+def _dtypes(spec: "KVCacheSpec") -> str:
+    return ",".join(map(str, spec.dtypes)) if hasattr(spec, "dtypes") else str(spec.dtype)
+
+
+def _more(group: Group, layers: list["KVCacheSpec"]) -> dict[str, str]:
+    """What else shapes the blocks of a group that is not of plain full attention."""
+    if group.kind is Kind.FULL and len(layers) == 1:
+        return {}
+    return {"kind": f"{group.kind.value}/{group.reach_tokens}", "layer_specs": digest("\n".join(map(repr, layers)))}
 
 
 def layer_number(name: str) -> int:
@@ -68,7 +88,10 @@ def loading(vllm_config: "VllmConfig") -> str:
     """How the weights came to be, where that is not from the model's files."""
     load_format = str(vllm_config.load_config.load_format)
     # Weights that are made up depend on the seed.
-    return f"dummy/{vllm_config.model_config.seed}" if load_format == "dummy" else "files"
+    how = f"dummy/{vllm_config.model_config.seed}" if load_format == "dummy" else "files"
+    # An adapter for the quantized weights, for one, is named there.
+    more = getattr(vllm_config.load_config, "model_loader_extra_config", None)
+    return f"{how}/{digest(json.dumps(more, sort_keys=True, default=str))}" if more else how
 
 
 def digest(text: str | bytes) -> str:
@@ -78,7 +101,24 @@ def digest(text: str | bytes) -> str:
 def model_config_digest(model: "ModelConfig") -> str:
     """A digest of the model's configuration as it is used, overrides such as RoPE scaling included."""
     fields = {key: value for key, value in model.hf_config.to_dict().items() if key not in _NOT_THE_MODEL}
-    return digest(json.dumps(fields, sort_keys=True, default=str))
+    text = json.dumps(fields, sort_keys=True, default=str)
+    # LongRoPE has two sets of factors; the longest prompt that an engine takes decides which one it uses for all.
+    return digest(text + (f"/{model.max_model_len}" if "longrope" in text or '"su"' in text else ""))
+
+
+def side_files_digest(model: "ModelConfig") -> str:
+    """A digest of the JSON files beside the weights: quantization, scales, processors of images. vLLM knows them by name.
+
+    Empty for a model that is known by a name or a commit. config.json is left out: what of it is used is in the model's configuration.
+    """
+    folder = Path(model.model)
+    if not folder.is_dir():
+        return ""
+    total = hashlib.sha256()
+    for path in sorted(folder.glob("*.json")):
+        if path.name != "config.json" and path.is_file() and not any(map(path.match, _NOT_OF_BLOCKS)):
+            total.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:32]
 
 
 def fingerprint(model: "ModelConfig") -> str:
@@ -157,7 +197,7 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else None
 
 
-def attention_backend(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
+def attention_backend(vllm_config: "VllmConfig", layer_names: Sequence[str]) -> str:
     """Names of the attention backends of the layers, with what else decides the order of numbers within a page.
 
     Only a worker knows it. On CPUs the kernel depends on the instruction set, and with it how keys are packed.
@@ -165,7 +205,6 @@ def attention_backend(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
-    (group,) = kv_cache_config.kv_cache_groups
-    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, group.layer_names)
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(layer_names))
     names = {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}" for layer in layers.values()}
     return ",".join(sorted(names))

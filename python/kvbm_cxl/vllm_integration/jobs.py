@@ -4,23 +4,41 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from .log import logger
+from .failures import ThreadFailures
 
 
 class CopyTimeout(RuntimeError):
     """Copies did not end in time. Their source or target must not be used again, so the engine has to stop."""
 
 
+class SaveWork(Protocol):
+    """A job of `Saves`. `save_job.SaveJob` is one."""
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """Keys of the blocks that it publishes; after `begin` those that it was begun with."""
+
+    @property
+    def len_bytes(self) -> int:
+        """Bytes of these blocks."""
+
+    def begin(self, places: list[int]) -> None:
+        """Keeps the blocks at `places` of `keys`. Called on the thread that submits the job."""
+
+    def run(self) -> None:
+        """Publishes them. Called on a thread of `Saves`."""
+
+
 @dataclass
-class _Save:
-    keys: list[bytes]
-    len_bytes: int
-    owners: list[tuple[str, int]]
-    """(request, step) for whom these keys are being published."""
+class _SaveUnderWay:
+    job: SaveWork
+    owners: list[tuple[str, int]] = field(default_factory=list)
+    """(request, step) that wait for this job."""
 
 
 @dataclass
@@ -30,8 +48,9 @@ class Saves:
     threads: int
     max_bytes: int
     timeout_ms: int
+    failures: ThreadFailures = field(default_factory=ThreadFailures)
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _by_key: dict[bytes, _Save] = field(default_factory=dict)
+    _by_key: dict[bytes, _SaveUnderWay] = field(default_factory=dict)
     _by_request: Counter[str] = field(default_factory=Counter)
     _by_step: Counter[int] = field(default_factory=Counter)
     _bytes: int = 0
@@ -39,44 +58,45 @@ class Saves:
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save")
 
-    def submit(self, owner: tuple[str, int], keys: list[bytes], len_bytes: int, begin: Callable[[list[int]], Callable[[], None]]) -> None:
-        """Has `keys` published by the job that `begin` makes, at once and on this thread, of the places in `keys` of those that no earlier
-        job is publishing already.
+    def submit(self, owner: tuple[str, int], job: SaveWork) -> None:
+        """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
 
-        The owner (request, step) waits for those of earlier jobs, too. Waits for room where `len_bytes` would go beyond the bound.
+        The owner (request, step) waits for those of earlier jobs, too. Waits for room where the job's bytes would go beyond the bound.
         """
+        keys = job.keys
         with self._changed:
-            self._wait(lambda: self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes, "room to publish blocks")
+            self._wait(lambda: self._bytes == 0 or self._bytes + job.len_bytes <= self.max_bytes, "room to publish blocks")
             fresh = [place for place, key in enumerate(keys) if key not in self._by_key]
             for save in {id(save): save for key in keys if (save := self._by_key.get(key))}.values():
                 self._own(save, owner)
             if not fresh:
                 return
-            job = begin(fresh)
-            save = _Save([keys[place] for place in fresh], len_bytes * len(fresh) // len(keys), [])
+            job.begin(fresh)
+            save = _SaveUnderWay(job)
             self._own(save, owner)
-            self._by_key.update(dict.fromkeys(save.keys, save))
-            self._bytes += save.len_bytes
-        self._pool.submit(self._run, save, job)
+            self._by_key.update(dict.fromkeys(job.keys, save))
+            self._bytes += job.len_bytes
+        self._pool.submit(self._run, save)
 
-    def _own(self, save: _Save, owner: tuple[str, int]) -> None:
+    def _own(self, save: _SaveUnderWay, owner: tuple[str, int]) -> None:
         save.owners.append(owner)
         self._by_request[owner[0]] += 1
         self._by_step[owner[1]] += 1
 
-    def _run(self, save: _Save, job: Callable[[], None]) -> None:
+    def _run(self, save: _SaveUnderWay) -> None:
+        job = save.job
         try:
-            job()
-        except Exception:
-            logger.exception("publishing %d blocks", len(save.keys))
+            job.run()
+        except Exception as error:
+            self.failures.report(f"publishing {len(job.keys)} blocks", error)
         finally:
             with self._changed:
-                for key in save.keys:
+                for key in job.keys:
                     del self._by_key[key]
                 for request, step in save.owners:
                     _down(self._by_request, request)
                     _down(self._by_step, step)
-                self._bytes -= save.len_bytes
+                self._bytes -= job.len_bytes
                 self._changed.notify_all()
 
     def _wait(self, ready: Callable[[], bool], what: str) -> None:
@@ -127,7 +147,10 @@ class Load:
     ended_s: float = 0.0
     """When its last job ended."""
     failed_blocks: set[int] = field(default_factory=set)
+    block_ids: set[int] = field(default_factory=set)
     cancelled: bool = False
+    is_void: bool = False
+    """Weights changed meanwhile: all its blocks count as failed."""
 
 
 @dataclass
@@ -135,6 +158,7 @@ class Loads:
     """Loads under way. As with `Saves`, one thread gives orders and others copy; while it has nothing else to do, it copies, too."""
 
     threads: int
+    failures: ThreadFailures = field(default_factory=ThreadFailures)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _loads: dict[str, Load] = field(default_factory=dict)
     _done: list[Load] = field(default_factory=list)
@@ -145,10 +169,10 @@ class Loads:
     def submit(self, request_id: str, jobs: list[tuple[list[int], Callable[[], set[int]]]], here: bool = False) -> None:
         """Starts a request's load: for each job the blocks that it fills, and what returns those that it could not.
 
-        here: the calling thread does the first one, which is over when this returns: nobody has to be woken for it, and nobody waits for
-        the interpreter's lock.
+        here: the calling thread runs the first job before this returns, which saves waking another thread and passing it the interpreter's
+        lock.
         """
-        load = Load(request_id, len(jobs))
+        load = Load(request_id, len(jobs), block_ids={block_id for block_ids, _ in jobs for block_id in block_ids})
         with self._changed:
             if request_id in self._loads:
                 raise RuntimeError(f"request {request_id} is being loaded already")
@@ -162,11 +186,11 @@ class Loads:
     def _run(self, load: Load, block_ids: list[int], job: Callable[[], set[int]]) -> None:
         failed = set(block_ids)
         try:
-            # Of a request that nobody waits for, what has not begun is left out. Its blocks count as failed: they hold nothing.
-            if not load.cancelled:
+            # Jobs of a cancelled load that have not begun are left out. Their blocks count as failed: they hold nothing.
+            if not (load.cancelled or load.is_void):
                 failed = job()
-        except Exception:
-            logger.exception("loading %d blocks of request %s", len(block_ids), load.request_id)
+        except Exception as error:
+            self.failures.report(f"loading {len(block_ids)} blocks of request {load.request_id}", error)
         finally:
             with self._changed:
                 load.failed_blocks |= failed
@@ -184,13 +208,22 @@ class Loads:
                 if load := self._loads.get(request):
                     load.cancelled = True
 
+    def fail_all(self) -> None:
+        """Ends loads under way, and those that `take_done` has not returned yet, without a block."""
+        with self._changed:
+            for load in (*self._loads.values(), *self._done):
+                load.is_void = True
+
     def take_done(self, wait_s: float = 0.0) -> list[Load]:
         """Loads that ended since the last call. Waits up to `wait_s` for one if there is none but some are under way."""
         with self._changed:
             if wait_s and self._loads and not self._done:
                 self._changed.wait(wait_s)
             done, self._done = self._done, []
-            return done
+        for load in done:
+            if load.is_void:
+                load.failed_blocks |= load.block_ids
+        return done
 
     def close(self) -> None:
         """Ends what is under way."""

@@ -4,6 +4,9 @@
 A full block has the first 16 bytes of vLLM's own hash of it, which chains over all tokens before it and over everything else that vLLM
 takes to shape a block: cache salt, LoRA adapter, images, prompt embeddings. vLLM has no hash for the last, partly filled block of a
 prompt (the tail), so that decode would compute it again: it gets a name of ours, chained to the block before it the same way.
+
+vLLM's hash has adapters by name and path, and takes no notice of weights that are replaced in memory. Where an engine has either, digests
+of both become part of the key (`named`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 KEY_BYTES = 16
-_TAIL_DOMAIN = b"vllm prompt tail\0"
+_TAIL_DOMAIN, _NAMED_DOMAIN, _GROUP_DOMAIN = b"vllm prompt tail\0", b"vllm weights and adapter\0", b"vllm cache group\0"
 
 
 def block_key(block_hash: bytes) -> bytes:
@@ -28,6 +31,11 @@ def block_keys(request: "Request", start: int, stop: int) -> list[bytes]:
     return [block_key(block_hash) for block_hash in request.block_hashes[start:stop]]
 
 
+def group_keys(request: "Request", start: int, stop: int, hashes: int) -> list[bytes]:
+    """The same of blocks that take `hashes` of vLLM's hashes each: the last one chains over all tokens of the block and before."""
+    return [block_key(block_hash) for block_hash in request.block_hashes[(start + 1) * hashes - 1 : stop * hashes : hashes]]
+
+
 def tail_key(request: "Request", block_tokens: int) -> bytes | None:
     """The key of the tail of a request's prompt, or None where the prompt ends with a full block."""
     full_blocks, tail_tokens = divmod(request.num_prompt_tokens, block_tokens)
@@ -36,6 +44,16 @@ def tail_key(request: "Request", block_tokens: int) -> bytes | None:
     start, stop = full_blocks * block_tokens, request.num_prompt_tokens
     parent = block_key(request.block_hashes[full_blocks - 1]) if full_blocks else None
     return chain_key(parent, request.all_token_ids[start:stop], _TAIL_DOMAIN + encode(_extra_keys(request, start, stop)))
+
+
+def named(key: bytes, weights: bytes, adapter: bytes) -> bytes:
+    """The key of the same block as computed with an adapter, and with weights that replaced those of the start; empty for neither."""
+    return chain_key(None, [], _NAMED_DOMAIN + encode((weights, adapter, key))) if weights or adapter else key
+
+
+def of_group(key: bytes, position: int) -> bytes:
+    """The key of the part of a block that the KV cache group at `position` has; the first group's is the key itself."""
+    return chain_key(None, [], _GROUP_DOMAIN + encode((position, key))) if position else key
 
 
 def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:

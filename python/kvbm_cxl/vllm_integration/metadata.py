@@ -8,6 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+from vllm.lora.request import LoRARequest
 
 
 @dataclass
@@ -21,6 +22,12 @@ class Blocks:
     """Key of the block before the first."""
     tail_tokens: int = 0
     """Tokens in the last block where it is a prompt's tail; 0 where all are full."""
+    adapter: tuple[int, bytes] | None = None
+    """Number and digest of the adapter that shapes them; None without one."""
+    group: int = 0
+    """Their KV cache group, by its place in `Shape.groups`."""
+    is_state: bool = False
+    """They hold a state that the next step may overwrite."""
 
 
 @dataclass
@@ -38,9 +45,13 @@ class StepMetadata(KVConnectorMetadata):
     release: set[str] = field(default_factory=set)
     """Finished requests whose blocks vLLM keeps until every worker says that nothing reads them."""
     writes: list[int] = field(default_factory=list)
-    """With the KV cache in the pool: blocks that this step writes to. They must not be lent to anybody while it does."""
+    """With the KV cache in the pool: blocks that this step writes to. They must not be lent to readers while it does."""
     idle: bool = False
     """The step computes nothing."""
+    inquiry: int = 0
+    """Number of the inquiry after the weights in memory that workers answer before anything else, 0 for none."""
+    adapters: list[LoRARequest] = field(default_factory=list)
+    """Adapters that workers load, if they have not, and tell of."""
 
 
 @dataclass
@@ -51,24 +62,39 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Every save ordered up to this step is over."""
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
-    spoilt: set[bytes] = field(default_factory=set)
+    corrupt: set[bytes] = field(default_factory=set)
     """Keys of blocks that are found and cannot be had: they hold something else than was published, or were taken back by their lender."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
+    inquiry: int = 0
+    """The inquiry that `weights` answers, 0 where there was none."""
+    weights: dict[int, bytes] = field(default_factory=dict)
+    """Fingerprints of the weights in memory, by rank."""
+    adapters: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """Digests of adapters that were loaded or asked for: by rank, then by the adapter's number."""
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
         stored = dict(self.stored)
         for key, count in other.stored.items():
             stored[key] = stored.get(key, 0) + count
-        failed, spoilt = self.failed_loads | other.failed_loads, self.spoilt | other.spoilt
-        return WorkerReport(min(self.saved_step, other.saved_step), failed, spoilt, stored)
+        failed, corrupt = self.failed_loads | other.failed_loads, self.corrupt | other.corrupt
+        newest = max(self.inquiry, other.inquiry)
+        weights = {rank: seen for report in (self, other) if report.inquiry == newest for rank, seen in report.weights.items()}
+        saved_step = min(self.saved_step, other.saved_step)
+        return WorkerReport(saved_step, failed, corrupt, stored, newest, weights, self.adapters | other.adapters)
 
 
 @dataclass
-class WorkerHello(KVConnectorHandshakeMetadata):
+class WorkerHandshake(KVConnectorHandshakeMetadata):
     """A worker's part of every block, told to the scheduler once at start."""
 
     namespace: bytes
-    """Namespace of this worker's blocks (16 bytes)."""
+    """Namespace of this worker's blocks (16 bytes), of the first KV cache group."""
     block_bytes: int
     """Bytes of one of them."""
+    weights: bytes = b""
+    """Fingerprint of its weights in memory (16 bytes); empty where there is none."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """What makes the namespace, for comparison with that of other engines."""
+    others: tuple[bytes, ...] = ()
+    """Namespaces of the further groups."""

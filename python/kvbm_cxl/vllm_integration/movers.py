@@ -14,26 +14,46 @@ from typing import Protocol
 import kvbm_cxl
 
 from .config import ConfigError, ConnectorConfig
-from .log import logger
-from .pool_access import PoolAccess, PoolLost, error_kind
+from .failures import ThreadFailures, error_kind
+from .pool_access import PoolAccess, PoolLost
 
 # A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
 _BUSY_TRIES = 5
 
-Publication = Callable[[], list[str]]
-"""Publishes blocks; the outcome of each: stored or lent, exists, busy, no_cell, no_hint, over_quota, taken_back. Raises `CxlError`."""
+
+@dataclass(frozen=True)
+class PublishBatch:
+    """Blocks to be published: their keys in the pool, where they lie in the KV cache, and the key before each."""
+
+    keys: list[bytes]
+    block_ids: list[int]
+    parents: list[bytes | None]
+    is_tail: bool = False
+    """The engine may go on to fill the block."""
+
+    def at(self, places: Sequence[int]) -> "PublishBatch":
+        """Those at `places`."""
+        if len(places) == len(self.keys):
+            return self
+        return PublishBatch(
+            [self.keys[at] for at in places], [self.block_ids[at] for at in places], [self.parents[at] for at in places], self.is_tail
+        )
 
 
 class Mover(Protocol):
     """What the worker needs."""
 
-    def begin(self, keys: Sequence[bytes], block_ids: Sequence[int], parents: Sequence[bytes | None], is_tail: bool = False) -> Publication:
-        """Takes on blocks that are whole now. Called on the engine's thread, behind the step that made them so; what it returns runs on
-        any thread, beside the next steps. `is_tail`: the engine may go on to fill the block. Raises `CxlError`."""
+    def begin(self, batch: PublishBatch) -> "kvbm_cxl.LentOffer | None":
+        """Takes on blocks that are computed. Called on the engine's thread, behind the step that computed them; what it returns goes to
+        `publish`. Raises `CxlError`."""
+
+    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> list[str]:
+        """Publishes these blocks, on any thread, beside the next steps. The outcome of each: stored or lent, exists, busy, no_cell,
+        no_hint, over_quota, taken_back. Raises `CxlError`."""
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
-        """Fills blocks, on any thread; None for each that is there and verified, else the reason why not. Those hold anything. Raises
-        `CxlError`."""
+        """Fills blocks, on any thread; None for each that was found and verified, else the reason why not. Those hold arbitrary bytes.
+        Raises `CxlError`."""
 
     def before_writes(self, block_ids: Sequence[int]) -> int:
         """The engine is about to write to these blocks. Called before anything of the step runs; returns how many were taken from
@@ -51,7 +71,8 @@ def mover_for(
     try:
         mover = CopyMover(access, namespace, layout) if region is None else LendMover.over(access, namespace, layout, region)
         # Nothing, but from this memory: a device that this build has no engine for is found out now instead of by every block.
-        mover.begin([], [], [])()
+        nothing = PublishBatch([], [], [])
+        mover.publish(nothing, mover.begin(nothing))
         mover.pull([], [])
     except kvbm_cxl.InvalidError as error:
         placed = ", with zero_copy in the pool itself" if config.zero_copy else ""
@@ -67,11 +88,16 @@ class CopyMover:
     namespace: "kvbm_cxl.Namespace"
     layout: "kvbm_cxl.BlockLayout"
 
-    def begin(self, keys: Sequence[bytes], block_ids: Sequence[int], parents: Sequence[bytes | None], is_tail: bool = False) -> Publication:
-        def some(keys: Sequence[bytes], block_ids: Sequence[int], parents: Sequence[bytes | None]) -> list[str]:
-            return self.access.call(lambda cache: cache.publish_blocks(self.namespace, keys, self.layout, block_ids, parents=parents))
+    def begin(self, batch: PublishBatch) -> None:
+        """Nothing to take on: the copy is made by `publish`."""
 
-        return lambda: _patiently(some, keys, block_ids, parents)
+    def publish(self, batch: PublishBatch, offer: None) -> list[str]:
+        return _retried(self._publish, batch, self.access.failures)
+
+    def _publish(self, batch: PublishBatch) -> list[str]:
+        return self.access.call(
+            lambda cache: cache.publish_blocks(self.namespace, batch.keys, self.layout, batch.block_ids, parents=batch.parents)
+        )
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
         return self.access.call(lambda cache: cache.pull_blocks(self.namespace, keys, self.layout, block_ids))
@@ -81,36 +107,31 @@ class CopyMover:
         return 0
 
 
-def _patiently(
-    publish: Callable[[Sequence[bytes], Sequence[int], Sequence[bytes | None]], list[str]],
-    keys: Sequence[bytes],
-    block_ids: Sequence[int],
-    parents: Sequence[bytes | None],
-) -> list[str]:
-    """The outcome of each block, those that are busy tried again."""
+def _retried(publish: Callable[[PublishBatch], list[str]], batch: PublishBatch, failures: ThreadFailures) -> list[str]:
+    """The outcome of each block; `publish` is called again for those that are busy."""
     outcomes: dict[int, str] = {}
-    places = list(range(len(keys)))
+    places = list(range(len(batch.keys)))
     for attempt in range(_BUSY_TRIES):
         if attempt:
             time.sleep(0.001 * 2 ** (attempt - 1))
         try:
-            tried = publish([keys[at] for at in places], [block_ids[at] for at in places], [parents[at] for at in places])
+            tried = publish(batch.at(places))
         except kvbm_cxl.CxlError as error:
-            logger.warning("publishing %d blocks: %s", len(places), error)
+            failures.report(f"publishing {len(places)} blocks", error, count=False)
             tried = [error_kind(error)] * len(places)
         outcomes.update(zip(places, tried))
         places = [at for at, outcome in zip(places, tried) if outcome == "busy"]
         if not places:
             break
-    return [outcomes[at] for at in range(len(keys))]
+    return [outcomes[at] for at in range(len(batch.keys))]
 
 
 @dataclass(frozen=True)
 class LendMover:
     """Lends blocks of a KV cache that lies in the pool, and fills them from there.
 
-    A block is promised to readers on the engine's thread and lent later, so that the engine may have it back at any time in between. For
-    that reason one that is busy is not tried again: nobody but the engine's thread knows whether it may still be promised.
+    The engine's thread offers a block, and another thread lends it later, so that the engine may take it back at any time in between. For
+    that reason a busy block is not tried again: only the engine's thread knows whether it may still be offered.
     """
 
     access: PoolAccess
@@ -131,14 +152,18 @@ class LendMover:
         cells = pool.cell_bytes if pool else []
         return cls(access, namespace, region, pool, layout.block_bytes <= max(cells, default=0))
 
-    def begin(self, keys: Sequence[bytes], block_ids: Sequence[int], parents: Sequence[bytes | None], is_tail: bool = False) -> Publication:
-        if is_tail and self.copies_tails:
-            return lambda: _patiently(self._publish, keys, block_ids, parents)
-        offer = self.access.call(lambda _: self.region.offer(self.namespace, keys, block_ids, parents=parents))
-        return lambda: self.access.call(lambda _: offer.lend())
+    def begin(self, batch: PublishBatch) -> "kvbm_cxl.LentOffer | None":
+        if batch.is_tail and self.copies_tails:
+            return None
+        return self.access.call(lambda _: self.region.offer(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
 
-    def _publish(self, keys: Sequence[bytes], block_ids: Sequence[int], parents: Sequence[bytes | None]) -> list[str]:
-        return self.access.call(lambda _: self.region.publish_blocks(self.namespace, keys, block_ids, parents=parents))
+    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> list[str]:
+        if offer is None:
+            return _retried(self._publish, batch, self.access.failures)
+        return self.access.call(lambda _: offer.lend())
+
+    def _publish(self, batch: PublishBatch) -> list[str]:
+        return self.access.call(lambda _: self.region.publish_blocks(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
         return self.access.call(lambda _: self.region.pull_blocks(self.namespace, keys, block_ids))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import kvbm_cxl
 
 from .config import ConfigError, ConnectorConfig
+from .failures import ThreadFailures, error_kind
 from .log import logger
 
 _T = TypeVar("_T")
@@ -22,6 +23,8 @@ _T = TypeVar("_T")
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 30.0
 # Kinds of errors after which this process's view of the pool is gone. Others concern one call; a fenced host joins again by itself.
 _LOST = frozenset({"device_lost", "not_a_pool", "replaced", "closed"})
+# Kinds of errors that another try does not change: "other" is a TypeError, an option that the cache does not have.
+_OF_OPTIONS = frozenset({"invalid", "other"})
 
 
 @dataclass
@@ -29,12 +32,15 @@ class _Opened:
     pool: "kvbm_cxl.Pool"
     cache: "kvbm_cxl.Cache"
 
-    def close(self) -> None:
-        for thing in (self.cache, self.pool):
+    def close(self) -> list[kvbm_cxl.CxlError]:
+        """Closes both; what went wrong."""
+        errors = []
+        for handle in (self.cache, self.pool):
             try:
-                thing.close()
+                handle.close()
             except kvbm_cxl.CxlError as error:
-                logger.warning("closing the pool: %s", error)
+                errors.append(error)
+        return errors
 
 
 @dataclass
@@ -43,6 +49,8 @@ class PoolAccess:
 
     spec: str
     options: dict[str, Any]
+    failures: ThreadFailures = field(default_factory=ThreadFailures)
+    """Of the background threads of this process's connectors."""
     _opened: _Opened | None = None
     _users: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,24 +84,24 @@ class PoolAccess:
             self._opened = None
             self._retry_s = _RETRY_FIRST_S
             self._retry_at = time.monotonic() + self._retry_s
-        logger.error("CxlConnector lost pool %s (%s): the engine goes on without it and tries to open it again", self.spec, error)
-        # Closing may wait for a heartbeat; nobody here has to.
-        threading.Thread(target=opened.close, name="kvbm-cxl-close", daemon=True).start()
+        logger.error("pool %s is lost (%s): this process goes on without it and tries to open it again", self.spec, error)
+        # Closing may wait for a heartbeat, and the engine must not.
+        self.failures.start_thread("kvbm-cxl-close", "closing the lost pool", lambda: self._close(opened))
 
     def _retry(self) -> None:
         with self._lock:
             if self._retrying or self._users == 0 or time.monotonic() < self._retry_at:
                 return
             self._retrying = True
-        threading.Thread(target=self._reopen, name="kvbm-cxl-reopen", daemon=True).start()
+        self.failures.start_thread("kvbm-cxl-reopen", "opening the lost pool again", self._reopen)
 
     def _reopen(self) -> None:
         opened = None
         try:
             opened = _open(self.spec, self.options)
-            logger.warning("CxlConnector opened pool %s again", self.spec)
-        except kvbm_cxl.CxlError as error:
-            logger.debug("pool %s is still lost: %s", self.spec, error)
+            logger.warning("pool %s is open again", self.spec)
+        except Exception as error:  # Whatever it is, the next attempt must come.
+            self.failures.report(f"opening pool {self.spec} again", error)
         with self._lock:
             self._retrying = False
             self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
@@ -101,7 +109,11 @@ class PoolAccess:
             if self._users:
                 self._opened, opened = opened, None
         if opened:
-            opened.close()
+            self._close(opened)
+
+    def _close(self, opened: _Opened) -> None:
+        for error in opened.close():
+            self.failures.report(f"closing pool {self.spec}", error)
 
     def release(self) -> None:
         """One user less; the last one closes the pool."""
@@ -113,7 +125,7 @@ class PoolAccess:
                 opened, self._opened = self._opened, None
             _registry.pop(_registry_key(self.spec, self.options), None)
         if opened:
-            opened.close()
+            self._close(opened)
 
 
 class PoolLost(kvbm_cxl.CxlError):
@@ -123,12 +135,6 @@ class PoolLost(kvbm_cxl.CxlError):
 
     def __init__(self, spec: str, advice: str = "") -> None:
         super().__init__(f"pool {spec} is lost{', ' + advice if advice else ''}")
-
-
-def error_kind(error: BaseException) -> str:
-    """The kind of a pool's error, for counters."""
-    kind = getattr(error, "kind", None)
-    return kind if isinstance(kind, str) else "other"
 
 
 _registry: dict[str, PoolAccess] = {}
@@ -148,8 +154,11 @@ def _open(spec: str, options: dict[str, Any]) -> _Opened:
         raise
 
 
-def acquire(config: ConnectorConfig) -> PoolAccess:
-    """The pool of `config`, opened if this process has it not open yet. Every call needs a `release`."""
+def acquire(config: ConnectorConfig, *, must_open: bool = True) -> PoolAccess:
+    """The pool of `config`, opened if this process has it not open yet. Every call needs a `release`.
+
+    `must_open` False: a pool that cannot be opened now is no `ConfigError` but one that is lost, unless its options are what is wrong.
+    """
     options = {**config.cache, "checksums": config.checksums}
     with _registry_lock:
         access = _registry.get(_registry_key(config.pool, options))
@@ -157,12 +166,15 @@ def acquire(config: ConnectorConfig) -> PoolAccess:
             try:
                 opened = _open(config.pool, options)
             except (kvbm_cxl.CxlError, TypeError) as error:
-                raise ConfigError(
-                    f"CxlConnector cannot use pool {config.pool!r}: {error}. A pool is made once with "
-                    f"`cxlctl format {config.pool}`; the connector takes its name from kv_connector_extra_config "
-                    '{"pool": ...} or from CXL_POOL'
-                ) from error
-            access = _registry[_registry_key(config.pool, options)] = PoolAccess(config.pool, options, opened)
+                if must_open or error_kind(error) in _OF_OPTIONS:
+                    raise ConfigError(
+                        f"CxlConnector cannot use pool {config.pool!r}: {error}. A pool is made once with "
+                        f"`cxlctl format {config.pool}`; the connector takes its name from kv_connector_extra_config "
+                        '{"pool": ...} or from CXL_POOL'
+                    ) from error
+                logger.error("pool %s cannot be opened (%s): this process starts without it and tries again", config.pool, error)
+                opened = None
+            access = _registry[_registry_key(config.pool, options)] = PoolAccess(config.pool, options, _opened=opened)
         with access._lock:
             access._users += 1
     return access

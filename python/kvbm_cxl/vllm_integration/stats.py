@@ -18,13 +18,13 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back"),
+        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back", "other_adapter"),
         "Blocks handed to the pool.",
     ),
     "taken_back_blocks": ("reason", ("written",), "Lent blocks that readers lost, because the engine writes to them."),
     "pulled_blocks": (
         "result",
-        ("hit", "absent", "changed", "checksum", "taken_back"),
+        ("hit", "absent", "changed", "checksum", "taken_back", "other_adapter"),
         "Blocks asked of the pool: hits, and misses by reason.",
     ),
     "bytes": ("direction", ("published", "pulled"), "Bytes copied into and out of the pool."),
@@ -32,18 +32,30 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "lookups": ("result", ("full", "partial", "none", "skipped", "deferred", "error"), "Lookups of requests, by what was found."),
     "handovers": ("result", ("complete", "short", "foreign"), "Requests from prefill, by whether everything that it published was found."),
     "loads": ("result", ("complete", "failed", "cancelled"), "Loads of requests."),
+    "weights": (
+        "found",
+        ("unchanged", "changed", "unknown"),
+        "Times that weights may have been replaced in memory, by what a fingerprint of them found.",
+    ),
+    "adapters": ("state", ("unknown", "replaced"), "LoRA adapters without a digest, or replaced under their name while the engine ran."),
     "descriptions": (
         "outcome",
         ("stored", "exists", "too_long", "no_cell", "no_hint", "over_quota", "busy", "missed", "damaged"),
         "Descriptions of blocks for routers, published and read.",
     ),
-    "announced_blocks": ("change", ("stored", "removed"), "Blocks of the pool that routers were told of, whoever published them."),
+    "announced_blocks": ("change", ("stored", "removed"), "Blocks of the pool, of all engines, that routers were told of."),
+    "thread_errors": (
+        "reason",
+        ("lost", "timeout", "other"),
+        "Errors of the connector's background threads, by kind; each is in the log as well.",
+    ),
 }
 GAUGES = {"pinned_blocks": "Blocks that loads of this engine hold in the pool."}
 TIMES = {
     "lookup_seconds": "Duration of a request's lookup.",
     "pull_seconds": "Duration of a request's load, from its order to its last block, verified.",
     "noticed_seconds": "Time from the end of a request's load until the engine asked and was told.",
+    "fingerprint_seconds": "Duration of a fingerprint of a worker's weights in memory.",
     "publish_seconds": "Duration of publishing a batch of blocks, waiting included.",
 }
 # 10 us to 10 s.

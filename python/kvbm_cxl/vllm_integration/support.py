@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the connector does not do, said at start instead of found out later."""
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from .config import ConfigError
+from .groups import specs_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 # Hashes that are equal in every process. The others of vLLM have a random seed, so that no two processes would ever share a block.
 _HASHES = ("sha256", "sha256_cbor")
+# Of vLLM's hashes of images (blake3, sha256, sha512): hexadecimal, at least 256 bits.
+_DIGEST = re.compile(r"[0-9a-f]{64,128}")
 
 
 def check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
@@ -21,32 +25,9 @@ def check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
 
 
 def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        HiddenStateCacheSpec,
-        RSWASpec,
-        SinkFullAttentionSpec,
-        UniformTypeKVCacheSpecs,
-    )
-
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        yield (
-            f"models with {len(groups)} KV cache groups (hybrid attention): start vLLM with --disable-hybrid-kv-cache-manager, "
-            "which gives all attention layers one group; models with Mamba layers cannot be cached in the pool"
-        )
-        return
-    spec = groups[0].kv_cache_spec
-    if isinstance(spec, UniformTypeKVCacheSpecs) or not isinstance(spec, FullAttentionSpec):
-        yield f"a KV cache of type {type(spec).__name__}: it needs one full-attention type for all layers"
-        return
-    if isinstance(spec, (HiddenStateCacheSpec, RSWASpec, SinkFullAttentionSpec)):
-        yield f"a KV cache of type {type(spec).__name__}: its blocks do not depend on the tokens before them alone"
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         yield "context parallelism: a block of vLLM's is then spread over ranks by token"
-    if vllm_config.speculative_config is not None:
-        yield "speculative decoding: KV of rejected drafts must not be published. Leave --speculative-config out"
     if getattr(cache, "calculate_kv_scales", False):
         yield "KV scales calculated at run time (--calculate-kv-scales): each engine would give the same bytes another meaning"
     if cache.prefix_caching_hash_algo not in _HASHES:
@@ -61,14 +42,47 @@ def check_zero_copy(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig")
             'CxlConnector: zero_copy needs "kv_load_failure_policy": "recompute" in --kv-transfer-config: a lent block may be taken back '
             "between lookup and load, and with the policy fail its request would end with an error"
         )
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise ConfigError("CxlConnector: zero_copy is for models whose layers all have the same kind of attention; leave zero_copy out")
     if kv_cache_config.needs_kv_cache_zeroing:
         raise ConfigError("CxlConnector: zero_copy is for KV caches of one precision, whose blocks vLLM does not clear")
 
 
-def can_be_cached(request: "Request") -> bool:
-    """Whether a request's blocks are looked up and published at all.
+def caches_states(kv_cache_config: "KVCacheConfig") -> bool:
+    """Whether vLLM keeps the states of recurrent layers at the ends of blocks; true for models without any. Where it does not, no prefix
+    of such a model can be gone on with."""
+    specs = (spec for group in kv_cache_config.kv_cache_groups for spec in specs_of(group.kv_cache_spec))
+    return all(getattr(spec, "mamba_cache_mode", "align") == "align" for spec in specs)
 
-    A streaming session replaces tokens that were hashed and saved before, so its blocks are left to vLLM. Images, adapters, salts and
-    prompt embeddings are in vLLM's hashes.
+
+def takes_hits(vllm_config: "VllmConfig") -> bool:
+    """Whether the engine can begin in the middle of a prompt.
+
+    A pooling model that needs every hidden state of a prompt cannot: vLLM turns prefix caching or chunked prefill off for it (MEAN, CLS and
+    STEP pooling), its model runner raises otherwise, and turning either back on is against vLLM's own warning. A model that generates can:
+    there both only say what vLLM does by itself.
     """
-    return not request.resumable
+    model = vllm_config.model_config
+    if model.runner_type != "pooling":
+        return True
+    by_settings = vllm_config.cache_config.enable_prefix_caching and vllm_config.scheduler_config.enable_chunked_prefill
+    return bool(by_settings and model.is_prefix_caching_supported and model.is_chunked_prefill_supported)
+
+
+def can_be_cached(request: "Request") -> bool:
+    """Whether a request's blocks are looked up and published at all: not where vLLM's hashes leave out, or only name, what shapes them.
+
+    A streaming session replaces tokens that were hashed and saved before, so its blocks are left to vLLM. So are those with images that
+    have a name instead of a digest (`multi_modal_uuids`, or the request's own number with both of vLLM's caches off), and those of a
+    pooling request with token types. Salts and prompt embeddings are in vLLM's hashes by content; adapters see `adapters`.
+    """
+    return not request.resumable and not _has_token_types(request) and all(map(_is_digest, request.mm_features or ()))
+
+
+def _has_token_types(request: "Request") -> bool:
+    return bool(getattr(request.pooling_params, "extra_kwargs", None))
+
+
+def _is_digest(feature: Any) -> bool:
+    """Whether an image is known by a digest: with an adapter for the image encoder its name stands before it."""
+    return _DIGEST.fullmatch(feature.identifier.rpartition(":")[2]) is not None

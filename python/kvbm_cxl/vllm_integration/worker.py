@@ -16,22 +16,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
 
 from . import devices
+from .adapters import LoadedAdapters
 from .config import ConfigError, ConnectorConfig
-from .geometry import block_parts, cache_tensors
+from .diagnosis import facts_of
+from .failures import error_kind
+from .geometry import GeometryError, block_parts, cache_tensors
+from .groups import shape_of
 from .identity import namespace_fields
 from .jobs import Loads, Saves
 from .keys import parents
 from .kv_memory import PoolPlacement
 from .log import logger
-from .metadata import Blocks, StepMetadata, WorkerHello, WorkerReport
-from .movers import Mover, Publication, mover_for
-from .pool_access import PoolAccess, error_kind
+from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
+from .movers import Mover, PublishBatch, mover_for
+from .pool_access import PoolAccess
+from .save_job import SaveJob, SaveOutcome
 from .stats import CxlStats, Tally
+from .weights import WeightsInMemory
 
 if TYPE_CHECKING:
     import torch
@@ -41,29 +48,48 @@ if TYPE_CHECKING:
 
 # Bytes that one thread copies before another may take over: large enough to make its overhead vanish.
 _SAVE_JOB_BYTES = 8 << 20
-# The same of loads: nobody finds a part of one, and the pool's own threads share the work of each. An engine without computation is held up
-# by one of these, some milliseconds.
+# The same of loads: a load is of use only when it is complete, and the pool's own threads share the work of each. An engine without
+# computation is held up by one of these, some milliseconds.
 _LOAD_JOB_BYTES = 16 << 20
 # Room for pieces of a block in pool memory, for each layer of the model: whatever order of dimensions the engine chooses.
 _PARTS_PER_LAYER = 64
 # Outcomes after which every host can pull a block.
 _THERE = ("stored", "lent", "exists")
-# Misses of blocks that lookups go on finding: they fail whoever loads them, until somebody evicts them.
-_SPOILT = ("checksum", "taken_back")
+# Misses of blocks that lookups go on finding: every load of them fails until their owner evicts them.
+_CORRUPT = ("checksum", "taken_back")
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
 _IDLE_WAIT_S = 0.002
+
+
+@dataclass
+class _AttachedGroup:
+    """The blocks of one KV cache group."""
+
+    namespace: "kvbm_cxl.Namespace"
+    mover: Mover
+    block_bytes: int
 
 
 @dataclass
 class _Attached:
     """What is known once vLLM has made its KV cache."""
 
-    namespace: "kvbm_cxl.Namespace"
-    mover: Mover
-    block_bytes: int
+    groups: list[_AttachedGroup]
+    """In the order of `Shape.groups`."""
     device: "torch.device"
     publishes: bool
     """Of ranks with the same heads, one publishes."""
+    facts: dict[str, str]
+
+    @property
+    def namespace(self) -> "kvbm_cxl.Namespace":
+        """That of the first group."""
+        return self.groups[0].namespace
+
+    @property
+    def mover(self) -> Mover:
+        """That of the first group: of all blocks, where the KV cache lies in the pool."""
+        return self.groups[0].mover
 
 
 @dataclass
@@ -75,6 +101,8 @@ class WorkerSide:
     config: ConnectorConfig
     access: PoolAccess
     tally: Tally = field(default_factory=Tally)
+    worker: Any | None = None
+    """vLLM's worker, where it was found: it has the model and the adapters."""
     _attached: _Attached | None = None
     _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
@@ -87,11 +115,13 @@ class WorkerSide:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what threads add to:"""
     _stored: Counter[bytes] = field(default_factory=Counter)
-    _spoilt: set[bytes] = field(default_factory=set)
+    _corrupt: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
-        self._loads = Loads(self.config.workers)
+        self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms, self.access.failures)
+        self._loads = Loads(self.config.workers, self.access.failures)
+        self._weights = WeightsInMemory(self.worker, self.tally)
+        self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
 
     # At start
 
@@ -110,23 +140,29 @@ class WorkerSide:
 
     def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> None:
         """Takes the KV cache that vLLM made: geometry, namespace, and whether the pool has cells for such blocks."""
-        (group,) = self.kv_cache_config.kv_cache_groups
-        tensors = cache_tensors(kv_caches, group.layer_names)
-        device = tensors[0].device
+        rank, replicas = self._rank(), self.kv_cache_config.kv_tp_replicas
+        attached, facts, devices_of = [], {}, set()
+        for group in shape_of(self.vllm_config, self.kv_cache_config).groups:
+            tensors = cache_tensors(kv_caches, group.layer_names)
+            devices_of.add(tensors[0].device)
+            fields = namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank, group)
+            attached.append(self._attach_group(tensors, kvbm_cxl.Namespace(**fields)))
+            facts = facts or facts_of(fields)
+        if len(devices_of) != 1:
+            raise GeometryError(f"the KV cache lies on several devices: {sorted(map(str, devices_of))}")
+        if pool := self.access.pool:
+            # Now, before the engine has requests to answer. The scheduler's process copies no blocks.
+            pool.map_ahead()
+        self._attached = _Attached(attached, devices_of.pop(), rank % replicas == 0, facts)
+
+    def _attach_group(self, tensors: "list[torch.Tensor]", namespace: "kvbm_cxl.Namespace") -> _AttachedGroup:
         block_count = self.kv_cache_config.num_blocks
         parts = [(part.address, part.stride_bytes, part.len_bytes) for part in block_parts(tensors, block_count)]
-        layout = kvbm_cxl.BlockLayout(parts, block_count, owner=tensors, device=devices.check(device))
+        layout = kvbm_cxl.BlockLayout(parts, block_count, owner=tensors, device=devices.check(tensors[0].device))
         region = self._region()
         if region is None:
             self._check_cells(layout.block_bytes)
-        if pool := self.access.pool:
-            # Now, while nobody waits for an answer. The scheduler's process copies no blocks.
-            pool.map_ahead()
-        rank = self._rank()
-        namespace = kvbm_cxl.Namespace(**namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank))
-        publishes = rank % self.kv_cache_config.kv_tp_replicas == 0
         mover = mover_for(self.config, self.access, namespace, layout, region)
-        self._attached = _Attached(namespace, mover, layout.block_bytes, device, publishes)
         logger.info(
             "CxlConnector: %d blocks of %d bytes in %d parts, namespace %s, pool %s",
             block_count,
@@ -135,6 +171,7 @@ class WorkerSide:
             namespace,
             self.config.pool,
         )
+        return _AttachedGroup(namespace, mover, layout.block_bytes)
 
     def _region(self) -> "kvbm_cxl.LentRegion | None":
         """The memory of the pool that vLLM put its KV cache into."""
@@ -161,14 +198,24 @@ class WorkerSide:
 
         return get_tensor_model_parallel_rank()
 
-    def hello(self) -> WorkerHello | None:
+    def handshake(self) -> WorkerHandshake | None:
         attached = self._attached
-        return WorkerHello(bytes(attached.namespace), attached.block_bytes) if attached else None
+        if attached is None:
+            return None
+        # The first fingerprint, against which those after a change are held: the weights are loaded, and nothing has been computed yet.
+        first, *others = [bytes(group.namespace) for group in attached.groups]
+        return WorkerHandshake(first, attached.groups[0].block_bytes, self._weights.look(), attached.facts, tuple(others))
 
     # Each step, in this order
 
     def before_overwrite(self, orders: StepMetadata) -> None:
-        """Ends the saves whose blocks the step may write to: those of preempted requests, and tails, which fill up token by token."""
+        """Ends the saves whose blocks the step may write to: those of preempted requests, and tails, which fill up token by token. Looks
+        at weights and adapters, where the scheduler's side has to know of them."""
+        if self._weights.answer(orders.inquiry):
+            # Blocks of other weights must not be taken for loaded. Which weights these are says the next step's lookup.
+            self._loads.fail_all()
+        for adapter in orders.adapters:
+            self._adapters.ensure(adapter)
         tails, self._tails = self._tails, set()
         self._saves.wait(orders.preempted | tails)
         if self._attached is not None and orders.writes:
@@ -180,21 +227,27 @@ class WorkerSide:
         if attached is None or not orders.loads:
             return
         ready = devices.fence(attached.device)
-        last = orders.loads[-1]
+        jobs: dict[str, list] = {}
         for blocks in orders.loads:
-            jobs = [self._load_job(attached, piece, ready) for piece in self._pieces(attached, blocks, _LOAD_JOB_BYTES)]
+            jobs.setdefault(blocks.request_id, []).extend(self._load_jobs(attached, blocks, ready))
+        *_, last = jobs
+        for request_id, of_request in jobs.items():
             # The last one's: by then all others are on their way.
-            self._loads.submit(blocks.request_id, jobs, here=orders.idle and blocks is last)
+            self._loads.submit(request_id, of_request, here=orders.idle and request_id == last)
 
-    def _pieces(self, attached: _Attached, blocks: Blocks, len_bytes: int) -> Iterable[Blocks]:
-        """The same blocks in pieces of `len_bytes` for several threads."""
-        size = max(len_bytes // attached.block_bytes, 1)
-        for start in range(0, len(blocks.keys), size):
-            stop = start + size
-            parent = blocks.keys[start - 1] if start else blocks.parent
-            yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)
+    def _load_jobs(self, attached: _Attached, blocks: Blocks, ready: devices.Fence) -> list[tuple[list[int], Callable[[], set[int]]]]:
+        if not self._has_adapter(blocks):
+            self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
+            return [(blocks.block_ids, lambda failed=frozenset(blocks.block_ids): set(failed))]
+        group = attached.groups[blocks.group]
+        return [self._load_job(group, piece, ready) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
 
-    def _load_job(self, attached: _Attached, blocks: Blocks, ready: devices.Fence):
+    def _has_adapter(self, blocks: Blocks) -> bool:
+        """Whether the adapter that shapes these blocks is the one in memory. vLLM loads adapters again by itself, from files that may be
+        others by then."""
+        return blocks.adapter is None or self._adapters.is_loaded(*blocks.adapter)
+
+    def _load_job(self, attached: _AttachedGroup, blocks: Blocks, ready: devices.Fence):
         def load() -> set[int]:
             ready()
             results = self._pull(attached, blocks)
@@ -202,12 +255,12 @@ class WorkerSide:
 
         return blocks.block_ids, load
 
-    def _pull(self, attached: _Attached, blocks: Blocks) -> list[str | None]:
+    def _pull(self, attached: _AttachedGroup, blocks: Blocks) -> list[str | None]:
         """The reason of each block's miss, None for hits."""
         try:
             results = attached.mover.pull(blocks.keys, blocks.block_ids)
         except kvbm_cxl.CxlError as error:
-            logger.warning("pulling %d blocks of request %s: %s", len(blocks.keys), blocks.request_id, error)
+            self.access.failures.report(f"pulling {len(blocks.keys)} blocks of request {blocks.request_id}", error, count=False)
             results = [error_kind(error)] * len(blocks.keys)
         hits = results.count(None)
         self.tally.count("pulled_blocks", "hit", hits)
@@ -216,15 +269,15 @@ class WorkerSide:
             self._count_misses(attached, blocks.keys, results)
         return results
 
-    def _count_misses(self, attached: _Attached, keys: list[bytes], results: list[str | None]) -> None:
+    def _count_misses(self, attached: _AttachedGroup, keys: list[bytes], results: list[str | None]) -> None:
         for reason, count in Counter(filter(None, results)).items():
             self.tally.count("pulled_blocks", reason, count)
         for key, reason in zip(keys, results):
             if reason == "checksum":
                 logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespace)
-            if reason in _SPOILT:
+            if reason in _CORRUPT:
                 with self._lock:
-                    self._spoilt.add(key)
+                    self._corrupt.add(key)
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
@@ -234,54 +287,30 @@ class WorkerSide:
             return
         if orders.saves and attached.publishes:
             ready = devices.fence(attached.device)
-            self._tails = {blocks.request_id for blocks in orders.saves if blocks.tail_tokens}
+            self._tails = {blocks.request_id for blocks in orders.saves if blocks.tail_tokens or blocks.is_state}
             for blocks in orders.saves:
-                for piece in self._pieces(attached, blocks, _SAVE_JOB_BYTES):
-                    self._submit_save(attached, orders.step, piece, ready)
+                if not self._has_adapter(blocks):
+                    self.tally.count("published_blocks", "other_adapter", len(blocks.keys))
+                    continue
+                group = attached.groups[blocks.group]
+                for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes):
+                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, ready))
         self._saves.wait(orders.complete)
 
-    def _submit_save(self, attached: _Attached, step: int, blocks: Blocks, ready: devices.Fence) -> None:
-        len_bytes = len(blocks.keys) * attached.block_bytes
-        chain = parents(blocks.parent, blocks.keys)
+    def _save_job(self, group: _AttachedGroup, blocks: Blocks, ready: devices.Fence) -> SaveJob:
+        batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys), blocks.tail_tokens > 0)
+        record = partial(self._saved, group.block_bytes)
+        return SaveJob(group.mover, batch, group.block_bytes, ready, record, self.access.failures)
 
-        def begin(places: list[int]) -> Callable[[], None]:
-            keys, block_ids = [blocks.keys[at] for at in places], [blocks.block_ids[at] for at in places]
-            publication = self._begin(attached, keys, block_ids, [chain[at] for at in places], blocks.tail_tokens > 0)
-
-            def publish() -> None:
-                started_s = time.monotonic()
-                ready()
-                outcomes = self._publish(publication, keys)
-                self.tally.time("publish_seconds", time.monotonic() - started_s)
-                for outcome, count in Counter(outcomes).items():
-                    self.tally.count("published_blocks", outcome, count)
-                self.tally.count("bytes", "published", outcomes.count("stored") * attached.block_bytes)
-                if self.config.events:
-                    with self._lock:
-                        self._stored.update(key for key, outcome in zip(keys, outcomes) if outcome in _THERE)
-
-            return publish
-
-        self._saves.submit((blocks.request_id, step), blocks.keys, len_bytes, begin)
-
-    def _begin(
-        self, attached: _Attached, keys: list[bytes], block_ids: list[int], chain: list[bytes | None], is_tail: bool
-    ) -> Publication:
-        """What publishes the blocks, or gives the reason why it cannot as their outcome."""
-        try:
-            return attached.mover.begin(keys, block_ids, chain, is_tail)
-        except kvbm_cxl.CxlError as error:
-            logger.warning("publishing %d blocks: %s", len(keys), error)
-            outcomes = [error_kind(error)] * len(keys)
-            return lambda: outcomes
-
-    def _publish(self, publication: Publication, keys: list[bytes]) -> list[str]:
-        """The outcome of each block."""
-        try:
-            return publication()
-        except kvbm_cxl.CxlError as error:
-            logger.warning("publishing %d blocks: %s", len(keys), error)
-            return [error_kind(error)] * len(keys)
+    def _saved(self, block_bytes: int, saved: SaveOutcome) -> None:
+        """Counts what a job published, on the job's thread."""
+        self.tally.time("publish_seconds", saved.took_s)
+        for outcome, count in Counter(saved.outcomes).items():
+            self.tally.count("published_blocks", outcome, count)
+        self.tally.count("bytes", "published", saved.outcomes.count("stored") * block_bytes)
+        if self.config.events:
+            with self._lock:
+                self._stored.update(key for key, outcome in zip(saved.keys, saved.outcomes) if outcome in _THERE)
 
     def ended(self, finished: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
@@ -310,18 +339,39 @@ class WorkerSide:
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
+    def take_failed_requests(self) -> set[str]:
+        """Requests of which such blocks are."""
+        self._failed_blocks = set()
+        return set(self._failed_loads)
+
     def report(self) -> WorkerReport:
         step = self._orders.step if self._orders else 0
         failed, self._failed_loads = self._failed_loads, set()
         with self._lock:
             stored, self._stored = self._stored, Counter()
-            spoilt, self._spoilt = self._spoilt, set()
-        return WorkerReport(self._saves.done_step(step), failed, spoilt, dict(stored))
+            corrupt, self._corrupt = self._corrupt, set()
+        report = WorkerReport(self._saves.done_step(step), failed, corrupt, dict(stored))
+        rank = getattr(self.worker, "rank", 0)
+        if self._orders and self._weights.answered(self._orders.inquiry):
+            report.inquiry, report.weights = self._orders.inquiry, {rank: self._weights.latest}
+        if adapters := self._adapters.take_changed():
+            report.adapters = {rank: adapters}
+        return report
 
     def take_stats(self) -> CxlStats | None:
+        self.access.failures.count_in(self.tally)
         return self.tally.take()
 
     def close(self) -> None:
         """Ends all copies."""
         self._saves.close()
         self._loads.close()
+
+
+def _pieces(blocks: Blocks, count: int) -> Iterable[Blocks]:
+    """The same blocks in pieces of `count` for several threads."""
+    size = max(count, 1)
+    for start in range(0, len(blocks.keys), size):
+        stop = start + size
+        parent = blocks.keys[start - 1] if start else blocks.parent
+        yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)

@@ -73,7 +73,7 @@ class Control:
             except (LabError, ValueError, KeyError) as error:
                 _ignoring_who_is_gone(say, failed=str(error))
             except OSError:
-                pass  # Whoever asked is gone.
+                pass  # The client is gone.
             finally:
                 # A thread that still reads would keep the connection open.
                 _ignoring_who_is_gone(client.shutdown, socket.SHUT_RDWR)
@@ -104,7 +104,7 @@ class Control:
         process = lab[request["host"]].start(request["words"], request["environment"])
 
         def watch() -> None:
-            """Whoever asked sends nothing more: when its end closes, it was interrupted."""
+            """The client sends nothing more: when its end closes, it was interrupted."""
             if not client.recv(1):
                 try:
                     process.signal(signal.SIGTERM)
@@ -117,7 +117,7 @@ class Control:
         say(status=process.wait(1))
 
     def close(self) -> None:
-        """Serves nobody any more."""
+        """Serves no client any more."""
         self._server.close()
         self.path.unlink(missing_ok=True)
 

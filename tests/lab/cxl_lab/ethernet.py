@@ -25,7 +25,7 @@ class Hub:
         self._thread.start()
 
     def plug(self, name: str) -> socket.socket:
-        """The end for a host, in the place of the one that it had before. Whoever gets it closes it."""
+        """The end for a host, in the place of the one that it had before. The caller closes it."""
         kept, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         kept.setblocking(False)
         with self._lock:

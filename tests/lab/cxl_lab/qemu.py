@@ -91,7 +91,7 @@ class Machine:
         if self.mode == "cxl-pmem":
             kind, label = "persistent-memdev", ",lsa=labels"
             arguments += ["-object", f"memory-backend-file,id=labels,share=on,mem-path=/proc/self/fd/{self.labels},size={LABEL_BYTES}"]
-        # Errors that the link cannot correct are masked by default: nobody would hear of them.
+        # Errors that the link cannot correct are masked by default: no program would hear of them.
         arguments += ["-global", "cxl-type3.x-pcie-err-unc-mask=off"]
         for index in range(len(self.memories)):
             arguments += ["-device", f"pxb-cxl,bus_nr={12 + 40 * index},bus=pcie.0,id=cxl.{index}"]

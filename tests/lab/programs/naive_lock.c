@@ -46,7 +46,7 @@ static void meet(uint64_t stage) {
             }
 }
 
-/* 0 when nobody releases it. */
+/* 0 when no host releases it. */
 static int acquire(void) {
     double since = now();
     for (uint64_t tries = 1;; tries++) {

@@ -10,7 +10,7 @@ use cxl_pool::Error;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// Allocates a block; a kept one is kept before its address is known to anybody.
+/// Allocates a block; a kept one is kept before its address is returned.
 fn allocate(pool: *mut CxlPool, size: usize, flags: u32) -> Outcome<*mut c_void> {
     check_flags(flags, ALLOC_SCRATCH)?;
     handle::with(pool, |pool| {
@@ -19,7 +19,8 @@ fn allocate(pool: *mut CxlPool, size: usize, flags: u32) -> Outcome<*mut c_void>
             if flags & ALLOC_SCRATCH == 0
                 && let Err(error) = member.allocator.keep(block.offset)
             {
-                // Whether or not the keep took effect, nobody knows of the block; if this fails too, it is lost until the pool is checked.
+                // Whether or not the keep took effect, no caller knows of the block; if this fails too, it is lost until the pool is
+                // checked.
                 let _ = member.allocator.free(block.offset);
                 return Err(error.into());
             }

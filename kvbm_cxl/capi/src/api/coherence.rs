@@ -94,7 +94,7 @@ pub unsafe extern "C" fn cxl_shm_fetch_line(line: *const c_void, bytes: *mut c_v
 /// `cxl_shm.h` documents this function.
 ///
 /// # Safety
-/// `source` is null or has `size` readable bytes that nobody writes meanwhile.
+/// `source` is null or has `size` readable bytes that no thread writes meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_copy_in(destination: *mut c_void, source: *const c_void, size: usize) -> c_int {
     status_of(|| {
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn cxl_shm_copy_in(destination: *mut c_void, source: *cons
 /// `cxl_shm.h` documents this function.
 ///
 /// # Safety
-/// `destination` is null or has `size` writable bytes that nobody uses meanwhile.
+/// `destination` is null or has `size` writable bytes that no other thread uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_copy_out(destination: *mut c_void, source: *const c_void, size: usize) -> c_int {
     status_of(|| {

@@ -10,7 +10,7 @@ use std::ffi::c_int;
 /// `cxl_shm.h` documents this function.
 ///
 /// # Safety
-/// `pieces` is null or `count` pieces, whose ordinary memory may be read, or written by nobody else, as the direction demands.
+/// `pieces` is null or `count` pieces, whose ordinary memory may be read, or written by no other thread, as the direction demands.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_copy_list(direction: u32, pieces: *const Copy, count: usize) -> c_int {
     status_of(|| {

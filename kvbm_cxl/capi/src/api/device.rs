@@ -50,7 +50,7 @@ fn check_size(size: usize) -> Outcome<()> {
 /// `cxl_shm.h` documents this function.
 ///
 /// # Safety
-/// `destination` is null or has `size` writable bytes that nobody uses meanwhile.
+/// `destination` is null or has `size` writable bytes that no other thread uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_device_read(device: CxlDevice, offset: u64, destination: *mut c_void, size: usize) -> c_int {
     status_of(|| {
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn cxl_shm_device_read(device: CxlDevice, offset: u64, des
 /// `cxl_shm.h` documents this function.
 ///
 /// # Safety
-/// `source` is null or has `size` readable bytes that nobody writes meanwhile.
+/// `source` is null or has `size` readable bytes that no thread writes meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_device_write(device: CxlDevice, offset: u64, source: *const c_void, size: usize) -> c_int {
     status_of(|| {

@@ -69,6 +69,19 @@ pub unsafe extern "C" fn cxl_shm_ring_connect(pool: *mut CxlPool, name: *const c
 /// `cxl_shm.h` documents this function.
 ///
 /// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cxl_shm_ring_presence(pool: *mut CxlPool, name: *const c_char) -> c_int {
+    status_of(|| {
+        // SAFETY: as demanded of the caller.
+        let name = unsafe { bounded(name, MAX_OBJECT_NAME_BYTES, NAME) }?;
+        on_rings(pool, 0, |rings, _| rings.presence(name))
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+///
+/// # Safety
 /// `len_bytes` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cxl_shm_ring_max_message(pool: *mut CxlPool, connection: CxlRing, len_bytes: *mut usize) -> c_int {

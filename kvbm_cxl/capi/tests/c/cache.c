@@ -11,7 +11,7 @@
 #define WORDS 5003 /* of 4 bytes: whole lines they are not */
 #define BYTES (WORDS * sizeof(uint32_t))
 
-static cxl_shm_block_id_t ids[BLOCKS + 2]; /* the last two are published by nobody, and by the second host */
+static cxl_shm_block_id_t ids[BLOCKS + 2]; /* the last two are never published, and published by the second host */
 static const char* mistake = "";
 
 static uint32_t word_of(uint32_t block, uint32_t index) {

@@ -47,7 +47,7 @@ static inline void check_rest(time_t since, const char* what) {
     }
 }
 
-/* Opens the default pool, as soon as somebody has formatted it. */
+/* Opens the default pool, as soon as it is formatted. */
 static inline void check_open(const char* spec, const cxl_shm_options_t* options) {
     time_t since = time(NULL);
     int status;

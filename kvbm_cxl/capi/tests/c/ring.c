@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Messages between two processes:  ring serve POOL | ring serve-own POOL | ring call POOL | ring dies POOL
+ * Whether a listener is there:      ring listens POOL | ring looks-here POOL | ring looks-elsewhere POOL
  *
  * The server answers a caller that closes in good order, then one that is killed, and says what it saw. Every message differs in length and
  * in every byte from the others. */
@@ -40,7 +41,10 @@ static void check_refusals(cxl_ring_t listener, cxl_ring_t connection) {
     CHECK_STATUS(cxl_shm_ring_listen(NULL, "", &other), CXL_SHM_E_INVALID);
     CHECK_STATUS(cxl_shm_ring_listen(NULL, NULL, &other), CXL_SHM_E_INVALID);
     CHECK_STATUS(cxl_shm_ring_listen(NULL, "other", NULL), CXL_SHM_E_INVALID);
-    CHECK_STATUS(cxl_shm_ring_connect(NULL, "nobody", 0, &other), CXL_SHM_E_NOT_FOUND);
+    CHECK_STATUS(cxl_shm_ring_connect(NULL, "unbound", 0, &other), CXL_SHM_E_NOT_FOUND);
+    CHECK_STATUS(cxl_shm_ring_presence(NULL, "unbound"), CXL_SHM_E_PEER_GONE);
+    CHECK_STATUS(cxl_shm_ring_presence(NULL, ""), CXL_SHM_E_INVALID);
+    CHECK_STATUS(cxl_shm_ring_presence(NULL, NULL), CXL_SHM_E_INVALID);
     CHECK_STATUS(cxl_shm_ring_accept(NULL, listener, 0, &other), CXL_SHM_E_TIMEOUT);
     CHECK_STATUS(cxl_shm_ring_accept(NULL, connection, 0, &other), CXL_SHM_E_INVALID);
     CHECK_STATUS(cxl_shm_ring_accept(NULL, CXL_SHM_RING_NONE, 0, &other), CXL_SHM_E_CLOSED);
@@ -104,7 +108,9 @@ static void serve(uint32_t dies_here) {
     static uint8_t message[MOST];
     size_t len;
     cxl_ring_t listener;
+    CHECK_STATUS(cxl_shm_ring_presence(NULL, "service"), CXL_SHM_E_PEER_GONE);
     CHECK_OK(cxl_shm_ring_listen(NULL, "service", &listener));
+    CHECK_OK(cxl_shm_ring_presence(NULL, "service"));
     puts("listening");
     fflush(stdout);
     cxl_ring_t connection = accept_one(listener);
@@ -148,6 +154,36 @@ static void serve(uint32_t dies_here) {
     CHECK_STATUS(cxl_shm_ring_trace(NULL, connection, &trace), CXL_SHM_E_CLOSED);
     CHECK_OK(cxl_shm_ring_close(NULL, listener, 0));
     CHECK_STATUS(cxl_shm_ring_connect(NULL, "service", 0, &connection), CXL_SHM_E_NOT_FOUND);
+    CHECK_STATUS(cxl_shm_ring_presence(NULL, "service"), CXL_SHM_E_PEER_GONE);
+}
+
+/* Listens until it is killed. */
+static void listen_until_killed(void) {
+    cxl_ring_t listener;
+    CHECK_OK(cxl_shm_ring_listen(NULL, "service", &listener));
+    puts("listening");
+    fflush(stdout);
+    getchar();
+    CHECK(!"killed before");
+}
+
+/* Looks at a listener that lives, and until it is found to be there no more: `end` is what is said of it then. */
+static void look(int end) {
+    time_t since = time(NULL);
+    int status;
+    CHECK_OK(cxl_shm_ring_presence(NULL, "service"));
+    puts("seen");
+    fflush(stdout);
+    while ((status = cxl_shm_ring_presence(NULL, "service")) == CXL_SHM_OK)
+        check_rest(since, "the end of the listener");
+    CHECK(status == end);
+    /* A name that is bound to something else says nothing of a listener. */
+    uint64_t* object = NULL;
+    CHECK_OK(cxl_shm_alloc(NULL, 4096, 0, (void**)&object));
+    CHECK_OK(cxl_shm_put("object", object));
+    CHECK_STATUS(cxl_shm_ring_presence(NULL, "object"), CXL_SHM_E_TIMEOUT);
+    CHECK_OK(cxl_shm_destroy("object"));
+    CHECK_OK(cxl_shm_free(object));
 }
 
 static cxl_ring_t connect_one(void) {
@@ -157,6 +193,7 @@ static cxl_ring_t connect_one(void) {
     while ((status = cxl_shm_ring_connect(NULL, "service", CXL_SHM_TIMEOUT_DEFAULT, &connection)) == CXL_SHM_E_NOT_FOUND)
         check_rest(since, "the listener");
     CHECK(status == CXL_SHM_OK);
+    CHECK_OK(cxl_shm_ring_presence(NULL, "service"));
     return connection;
 }
 
@@ -180,7 +217,7 @@ static void call(void) {
     shared = connect_one();
     CHECK_OK(cxl_shm_ring_recv(NULL, shared, NULL, 0, &len, CXL_SHM_TIMEOUT_DEFAULT));
     CHECK(len == 0);
-    /* The other end waits meanwhile, longer than it would for somebody who is gone: a process is heard without any call of its own. */
+    /* The other end waits meanwhile, longer than it would for a peer that is gone: a process is heard without any call of its own. */
     struct timespec away = {.tv_sec = 5 * SUSPECT_MS / 2000, .tv_nsec = 5 * SUSPECT_MS / 2 % 1000 * 1000000};
     CHECK(nanosleep(&away, NULL) == 0);
     CHECK(pthread_create(&sender, NULL, send_all, NULL) == 0);
@@ -206,18 +243,25 @@ int main(int argc, char** argv) {
     CHECK(argc == 3);
     int serves_own = strcmp(argv[1], "serve-own") == 0;
     int serves = serves_own || strcmp(argv[1], "serve") == 0;
+    int listens = strcmp(argv[1], "listens") == 0;
     cxl_shm_options_t options = {.struct_size = sizeof options,
                                  .timeout_ms = PATIENCE_S * 1000,
                                  .join_timeout_ms = 30000,
                                  .suspect_ms = SUSPECT_MS,
                                  .heartbeat_ms = 20};
-    if (serves) {
+    if (serves || listens) {
         cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 32, .objects = 32, .chunk_bytes = 256 << 10};
         CHECK_OK(cxl_shm_format(argv[2], &format));
     }
     check_open(argv[2], &options);
     if (serves)
         serve((uint32_t)serves_own);
+    else if (listens)
+        listen_until_killed();
+    else if (strcmp(argv[1], "looks-here") == 0)
+        look(CXL_SHM_E_PEER_GONE);
+    else if (strcmp(argv[1], "looks-elsewhere") == 0)
+        look(CXL_SHM_E_TIMEOUT);
     else if (strcmp(argv[1], "call") == 0)
         call();
     else

@@ -28,7 +28,7 @@ pub fn built() -> PathBuf {
 pub fn installed() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
-        // One place for all runs: an archive of a debug build is large, and nobody would remove it.
+        // One place for all runs: an archive of a debug build is large, and would stay.
         let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi");
         let script = here().join("../../scripts/install-capi");
         let status = Command::new(&script).arg(&prefix).arg(built()).status().unwrap();

@@ -31,7 +31,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     let state = State::open(&lab.state().join("alloc"), lab.pool().superblock().uuid(), machine(0))?;
     let chunks = lab.pool().layout().chunks();
     let memory = Machine::new(machine(0), state)?.local_memory(LocalArea::len_bytes(chunks))?;
-    // SAFETY: the memory is mapped for as long as its owner lives, aligned to a page, of the length asked for, and nobody else's.
+    // SAFETY: the memory is mapped for as long as its owner lives, aligned to a page, of the length asked for, and used by this call alone.
     let area = unsafe { LocalArea::at(memory.start, chunks, memory.owner) }?;
     let config = AllocConfig { spare_chunks: usize::MAX, ..AllocConfig::default() };
     let allocator = Allocator::attach(&member.host, area, config)?;

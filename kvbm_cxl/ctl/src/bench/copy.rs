@@ -321,7 +321,7 @@ fn gather(lab: &mut Lab, bench: &mut Bench, batches: u64) -> Result<()> {
         }
     }
     bench.figure(format!("gather of {GATHER_PIECES} pieces of 20 KiB"), gigabytes(BLOCK_BYTES, &mut gathered), "GB/s");
-    bench.figure("one memcpy per piece, seen by nobody else", gigabytes(BLOCK_BYTES, &mut memcpy), "GB/s");
+    bench.figure("one memcpy per piece, seen by no other host", gigabytes(BLOCK_BYTES, &mut memcpy), "GB/s");
     bench.figure("one safe copy per piece", gigabytes(BLOCK_BYTES, &mut each), "GB/s");
     bench.ratio("gather_over_memcpy_per_piece", Estimate::of_ratios(&gathered, &memcpy));
     bench.ratio("gather_over_safe_copy_per_piece", Estimate::of_ratios(&gathered, &each));

@@ -38,7 +38,7 @@ pub fn peer(arguments: &[PathBuf], batches: u64) -> Result<Side> {
     let [path, state] = arguments else { return Err(Error::Invalid("a peer needs a pool and a state directory".into())) };
     let pool = Lab::open(path)?;
     let machine = real_machine(&pool, state, 1)?;
-    let host = Host::join(pool.lines().clone(), std::sync::Arc::new(machine), config(&pool))?;
+    let host = cxl_pool::pool::join(pool.lines().clone(), std::sync::Arc::new(machine), config(&pool))?;
     let service = host.serve()?;
     let side = contend(&host, 1, wanted(batches))?;
     drop(service);
@@ -86,7 +86,7 @@ pub fn measure(bench: &mut Bench, batches: u64) -> Result<()> {
     let member = lab.join(0, None)?;
     let service = member.host.serve()?;
     let text = |path: PathBuf| path.display().to_string();
-    let mut arguments: Vec<String> = ["bench", "lock", "--batches"].map(String::from).to_vec();
+    let mut arguments: Vec<String> = ["lock", "--batches"].map(String::from).to_vec();
     arguments.extend([batches.to_string(), "--peer".into(), text(lab.path()), text(lab.state())]);
     let other = Peer::start(&arguments, &[])?;
     let here = contend(&member.host, 0, wanted(batches))?;

@@ -69,13 +69,14 @@ impl Lab {
     /// A host on machine `number`, and its own count of accesses.
     pub fn join(&self, number: u8, driver: Option<&Arc<Driver>>) -> Result<Member> {
         let counting = Counting::over(self.pool.lines().memory().clone());
-        let lines = Lines::new(counting.clone(), self.pool.layout().clone(), self.pool.superblock().uuid());
+        let lines =
+            Lines::new(counting.clone(), self.pool.layout().clone(), self.pool.superblock().uuid(), self.pool.superblock().incarnation());
         let machine = real_machine(&self.pool, &self.state(), number)?;
         let platform: Arc<dyn Platform> = match driver {
             None => Arc::new(machine),
             Some(driver) => Arc::new(Driven { machine, driver: driver.clone() }),
         };
-        let host = Host::join(lines, platform, config(&self.pool))?;
+        let host = cxl_pool::pool::join(lines, platform, config(&self.pool))?;
         let member = Member { host, counting };
         if let Some(driver) = driver {
             driver.members().push((member.clone(), Counts::default()));

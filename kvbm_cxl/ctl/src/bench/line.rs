@@ -32,7 +32,7 @@ const SCRATCH_BYTES: u64 = 16 << 20;
 
 /// What one batch took, in nanoseconds per line.
 #[derive(Default)]
-struct Taken {
+struct LineTimes {
     publish: Vec<f64>,
     publish_bare: Vec<f64>,
     publish_same: Vec<f64>,
@@ -96,14 +96,14 @@ pub fn run(pool: Option<&str>, offset: Option<u64>, batches: u64) -> std::result
     let bare = Bare::over(mapped.memory.clone(), first, LINES, Instructions { write, flush, ..chosen })?;
     let same = Bare::over(mapped.memory.clone(), first, LINES, chosen)?;
 
-    let mut taken = Taken::default();
+    let mut taken = LineTimes::default();
     for batch in 0..batches {
         measure_batch(&lines, &bare, &same, batch, &mut taken)?;
     }
     Ok(report(taken, format!("{} on {}, base lines write={write},flush={flush}", mapped.description, scratch.path().display())))
 }
 
-fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mut Taken) -> Result<()> {
+fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mut LineTimes) -> Result<()> {
     let indexes: Vec<u64> = (0..BATCH).map(|step| ((batch * BATCH + step) * 2477) % LINES).collect();
     let records: Vec<Record> = indexes.iter().map(|&index| record(index, batch)).collect();
     let sealed: Vec<Line> = indexes.iter().zip(&records).map(|(&index, &record)| lines.seal(index, record)).collect();
@@ -191,7 +191,7 @@ fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mu
     Ok(())
 }
 
-fn report(mut taken: Taken, title: String) -> Bench {
+fn report(mut taken: LineTimes, title: String) -> Bench {
     let mut bench = Bench { title, ..Bench::default() };
     let publish = Estimate::of_ratios(&taken.publish, &taken.publish_bare);
     let publish_same = Estimate::of_ratios(&taken.publish, &taken.publish_same);

@@ -32,7 +32,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     Ok(bench)
 }
 
-/// Acquire and release of a lock that this host holds already. Nobody else is on the pool, and the service runs between batches only, so
+/// Acquire and release of a lock that this host holds already. No other host is on the pool, and the service runs between batches only, so
 /// that every access counted is the lock's own.
 fn sticky(bench: &mut Bench, batches: u64) -> Result<()> {
     let lab = Lab::new(POOL_BYTES)?;
@@ -86,7 +86,7 @@ fn sticky(bench: &mut Bench, batches: u64) -> Result<()> {
     host.leave()
 }
 
-/// The first acquisition of locks that nobody has, through the manager, which is this host's own service thread.
+/// The first acquisition of locks without a holder, through the manager, which is this host's own service thread.
 fn first(bench: &mut Bench, batches: u64) -> Result<()> {
     let lab = Lab::new(POOL_BYTES)?;
     let member = lab.join(0, None)?;

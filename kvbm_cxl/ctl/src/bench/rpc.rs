@@ -130,7 +130,7 @@ pub fn peer(arguments: &[PathBuf]) -> Result<()> {
     let [path, state] = arguments else { return Err(Error::Invalid("a peer needs a pool and a state directory".into())) };
     let pool = Lab::open(path)?;
     let machine = real_machine(&pool, state, 1)?;
-    let host = Host::join(pool.lines().clone(), Arc::new(machine), config(&pool))?;
+    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(machine), config(&pool))?;
     let service = host.serve()?;
     let objects = cxl_pool::objects::Objects::new(&host);
     let bare = bare_lines(pool.lines().memory().clone(), objects.get(LINES, TIMEOUT_MS)?.offset)?;
@@ -178,7 +178,7 @@ fn answer(bare: &Bare, connection: Connection) -> Result<()> {
 
 /// What the batches took, in nanoseconds.
 #[derive(Default)]
-struct Taken {
+struct CallTimes {
     /// One call at a time, each batch's median; and the same of the bare line's to and fro, measured next to it.
     rtt: Vec<f64>,
     bare_round: Vec<f64>,
@@ -191,7 +191,7 @@ struct Taken {
 pub fn run(batches: u64) -> Result<Bench> {
     let lab = Lab::new(POOL_BYTES)?;
     let pool = lab.pool();
-    let host = Host::join(pool.lines().clone(), Arc::new(real_machine(pool, &lab.state(), 0)?), config(pool))?;
+    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(real_machine(pool, &lab.state(), 0)?), config(pool))?;
     let service = host.serve()?;
     let (allocator, rings) = parts(&host)?;
     let lines = allocator.alloc(2 * LINE_BYTES as u64)?;
@@ -203,7 +203,7 @@ pub fn run(batches: u64) -> Result<Bench> {
     let bare = bare_lines(memory, lines.offset)?;
     let mut listener = rings.listen(NAME)?;
     let text = |path: PathBuf| path.display().to_string();
-    let mut arguments: Vec<String> = ["bench", "rpc", "--peer"].map(String::from).to_vec();
+    let mut arguments: Vec<String> = ["rpc", "--peer"].map(String::from).to_vec();
     arguments.extend([text(lab.path()), text(lab.state())]);
     let other = Peer::start(&arguments, &[])?;
     let mut client = Client::new(listener.accept(TIMEOUT_MS)?, DEPTHS[DEPTHS.len() - 1])?;
@@ -227,8 +227,8 @@ pub fn run(batches: u64) -> Result<Bench> {
     Ok(report(taken, pool.description()))
 }
 
-fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<Taken> {
-    let mut taken = Taken { latency: vec![Vec::new(); DEPTHS.len()], per_call: vec![Vec::new(); DEPTHS.len()], ..Taken::default() };
+fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<CallTimes> {
+    let mut taken = CallTimes { latency: vec![Vec::new(); DEPTHS.len()], per_call: vec![Vec::new(); DEPTHS.len()], ..CallTimes::default() };
     let (mut rounds, mut number) = (0, 0);
     for batch in 0..batches {
         client.call(&[TURN; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
@@ -291,7 +291,7 @@ fn call_many(client: &mut Client, depth: usize, first: u64, calls: u64, latency:
     Ok(())
 }
 
-fn report(mut taken: Taken, title: &str) -> Bench {
+fn report(mut taken: CallTimes, title: &str) -> Bench {
     let mut bench = Bench { title: format!("calls between two processes, {title}"), ..Bench::default() };
     let transfers: Vec<f64> = taken.bare_round.iter().map(|round| round / 2.0).collect();
     let four: Vec<f64> = transfers.iter().map(|transfer| 4.0 * transfer).collect();

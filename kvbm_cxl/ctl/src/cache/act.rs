@@ -168,8 +168,8 @@ fn why_it_stays(view: &CacheView, cell: CellInfo) -> Result<(CellInfo, String), 
         _ if !cell.pinned_by.is_empty() => format!("pinned by slot {}", list(&cell.pinned_by)),
         ChunkState::Claimed(owner) if owner == stamp => format!("{} did not answer: does its cache run?", claimant(owner)),
         ChunkState::Claimed(owner) => format!("{} keeps the cell until {} is proven to have ended", claimant(owner), claimant(stamp)),
-        ChunkState::Waiting => "nobody may take the chunk before its owners are proven to have ended".into(),
-        ChunkState::Unclaimed | ChunkState::Abandoned => "nobody has adopted the chunk yet".into(),
+        ChunkState::Waiting => "no host may take the chunk before its owners are proven to have ended".into(),
+        ChunkState::Unclaimed | ChunkState::Abandoned => "no host has adopted the chunk yet".into(),
         ChunkState::Contested => "several hosts claim the chunk (cxlctl fsck)".into(),
     };
     Ok((cell, reason))

@@ -107,11 +107,11 @@ pub struct WhyArgs {
 enum State {
     /// Nothing in it
     Free,
-    /// Somebody is publishing a block
+    /// A process is publishing a block
     Writing,
     /// A complete block
     Ready,
-    /// A block about to go unless somebody pins it
+    /// A block about to go unless a reader pins it
     Evicting,
     /// On its way out of quarantine
     Retiring,

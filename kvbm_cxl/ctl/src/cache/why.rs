@@ -37,19 +37,19 @@ fn meaning(verdict: Verdict) -> &'static str {
         Verdict::Damaged => "the descriptor of the cell does not verify: its content is lost (cxlctl fsck)",
         Verdict::Free => "the cell that the hint names is free: the block was evicted, or given up while it was published",
         Verdict::Writing => "the block is just being published; if that lasts, its publisher hangs or died (cxlctl hosts)",
-        Verdict::Evicting => "the block is just being evicted; it stays if somebody pins it in time",
+        Verdict::Evicting => "the block is just being evicted; it stays if a reader pins it in time",
         Verdict::Retiring => "the cell is on its way out of quarantine: what was in it is void",
         Verdict::OtherKey => "the cell that the hint names holds another block: this one was evicted and the cell used again",
         Verdict::OtherNamespace => "the cell that the hint names holds a block of the same key in another namespace",
         Verdict::FencedOwner { is_claimed: false } => {
-            "its owner is fenced and nobody has adopted its cells yet: it comes back when a host does, which takes one with a running cache"
+            "its owner is fenced and no host has adopted its cells yet: it comes back when one with a running cache does"
         }
         Verdict::FencedOwner { is_claimed: true } => {
             "its owner is fenced and another host has its chunk: that one stamps it anew, or keeps the cell until the owner is proven to \
              have ended"
         }
         Verdict::FencesUnknown => "the fences cannot be read, so that every block counts as void (cxlctl fsck)",
-        Verdict::TooLong => "the descriptor tells of more bytes than the cell has: somebody else than its owner wrote it (cxlctl fsck)",
+        Verdict::TooLong => "the descriptor tells of more bytes than the cell has: a host other than its owner wrote it (cxlctl fsck)",
     }
 }
 

@@ -116,7 +116,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // The end of its orders tells it to leave; whoever does not hear is killed.
+        // The end of its orders tells it to leave; one that does not hear is killed.
         self.orders = None;
         if self.wait().is_none() {
             let _ = self.process.kill();

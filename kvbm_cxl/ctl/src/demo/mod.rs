@@ -132,7 +132,7 @@ impl Stage {
         Ok([start(0)?, start(1)?])
     }
 
-    /// Removes the pool's file; whoever has it mapped keeps it.
+    /// Removes the pool's file; a process that has it mapped keeps it.
     fn forget_file(&self) {
         if let Some(file) = &self.file {
             // It may be gone already; there is nothing else to be done about a failure.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A look at a pool as text for Prometheus. The names are in docs/METRICS.md and stay what they are.
+//! A look at a pool as text for Prometheus. The names are in docs/operating/metrics.md and stay what they are.
 
 use crate::hosts::{is_fenced, standing};
 use crate::pool_view::{HostView, PoolView};

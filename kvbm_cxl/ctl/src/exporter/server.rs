@@ -48,7 +48,7 @@ pub fn serve(listener: &TcpListener, answer: impl Fn(&str) -> Answer + Send + Sy
         let deadline = Instant::now() + DEADLINE;
         let place = Place::take(&served);
         let Some(place) = place else {
-            // A short text that fits into the socket's buffer: nobody waits for the client here.
+            // A short text that fits into the socket's buffer: no thread waits for the client here.
             let _ = stream.set_nonblocking(true);
             let _ = stream.write(&head_and_body(&Answer::refusal("503 Service Unavailable", "too many connections"), true));
             continue;

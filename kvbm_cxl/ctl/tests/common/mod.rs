@@ -4,8 +4,8 @@
 
 use cxl_pool::device::PoolSpec;
 use cxl_pool::line::Lines;
-use cxl_pool::media::{FIRST_STATS_LINES, Geometry, Layout, Region, Superblock, SuperblockParts, write_regions, write_superblocks};
-use cxl_pool::pool::{OpenOptions, Pool};
+use cxl_pool::media::{FIRST_STATS_LINES, Geometry, Layout, Region, Superblock, SuperblockParts};
+use cxl_pool::pool::{OpenOptions, Pool, write_regions, write_superblocks};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -33,9 +33,14 @@ impl Bench {
 
     /// With a small pool on it, which has every region.
     pub fn formatted() -> Bench {
+        Bench::formatted_with(&[])
+    }
+
+    /// The same with more options of `format`.
+    pub fn formatted_with(more: &[&str]) -> Bench {
         let bench = Bench::new();
         let counts = ["--slots", "4", "--seats", "2", "--locks", "64", "--objects", "16", "--chunk", "64K"];
-        let ran = bench.run(&[&["format", "--size", "16M", "--cells", "4K:2M", "--cells", "64K:25%"], &counts[..]].concat());
+        let ran = bench.run(&[&["format", "--size", "16M", "--cells", "4K:2M", "--cells", "64K:25%"], &counts[..], more].concat());
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
         bench
     }
@@ -54,7 +59,7 @@ impl Bench {
             seats: found.seats(),
             devices: found.devices(),
         };
-        let lines = Lines::new(pool.lines().memory().clone(), Arc::new(layout), found.uuid());
+        let lines = Lines::new(pool.lines().memory().clone(), Arc::new(layout), &parts.uuid, parts.incarnation);
         write_regions(&lines).unwrap();
         write_superblocks(&**lines.memory(), &Superblock::new(&parts).unwrap()).unwrap();
         bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking at the allocator's metadata from outside, without changing it: for `cxlctl fsck` and for whoever was given an offset.
+//! Looking at the allocator's metadata from outside, without changing it: for `cxlctl fsck` and for callers that were given an offset.
 
 use super::Block;
 use super::class::Classes;
@@ -19,7 +19,7 @@ pub enum Finding {
         /// Their slots.
         slots: (u16, u16),
     },
-    /// A chunk's head or keep map does not verify: its owner does not use it, and nobody knows what was kept in it.
+    /// A chunk's head or keep map does not verify: its owner does not use it, and no process knows what was kept in it.
     BadChunk {
         /// The chunk.
         chunk: u64,
@@ -31,12 +31,12 @@ pub enum Finding {
         /// The chunk.
         chunk: u64,
     },
-    /// Nobody claims a chunk with kept blocks. The next host that claims it finds them.
+    /// A chunk with kept blocks has no claim. The next host that claims it finds them.
     Unclaimed {
         /// The chunk.
         chunk: u64,
     },
-    /// A claim line does not verify; its chunks cannot be given to anybody.
+    /// A claim line does not verify; its chunks cannot be given to any host.
     BadClaim {
         /// Slot of its writer.
         slot: u16,
@@ -52,7 +52,7 @@ pub struct AllocAudit {
     pub chunks: u64,
     /// Chunks that one live host claims.
     pub owned: u64,
-    /// Chunks that nobody claims.
+    /// Chunks without a claim.
     pub free: u64,
     /// Chunks that only dead or fenced hosts claim.
     pub waiting: u64,

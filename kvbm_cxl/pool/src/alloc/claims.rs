@@ -3,7 +3,7 @@
 //!
 //! A claim is published, then the own fences are checked, and only then is the chunk used. So either a holder that comes later sees the
 //! claim, or the claimant sees its fence and keeps off. What a fenced claimant has is left alone until every other claimant is *proven*
-//! dead, because its payload writes are checked by nobody.
+//! dead, because its payload writes are not checked.
 
 use super::Allocator;
 use super::content::{self, Content};
@@ -41,10 +41,11 @@ impl Row {
     }
 
     fn is_claimed_by(&self, slot: usize, bit: usize) -> bool {
-        self.claims.get(slot).is_some_and(|claim| claim.is_none_or(|claim| has(&claim.bits, bit)))
+        let unreadable = !mutant!("alloc.torn_claim_claims_nothing");
+        self.claims.get(slot).is_some_and(|claim| claim.map_or(unreadable, |claim| has(&claim.bits, bit)))
     }
 
-    /// (slot, incarnation) of everybody but `except` who claims the chunk. An unreadable claimant has an incarnation that nobody can prove.
+    /// (slot, incarnation) of all but `except` that claim the chunk. An unreadable claimant has an incarnation that cannot be proven.
     fn claimants(&self, bit: usize, except: usize) -> impl Iterator<Item = (u16, u32)> + '_ {
         let slots = (0..self.claims.len()).filter(move |&slot| slot != except && self.is_claimed_by(slot, bit));
         slots.map(|slot| (slot as u16, self.claims[slot].map_or(u32::MAX, |claim| claim.incarnation)))
@@ -83,7 +84,7 @@ impl<'a> Judge<'a> {
         let mut dead = false;
         for (slot, incarnation) in claimants {
             dead = self.is_proven_dead(slot, incarnation)?;
-            if !dead {
+            if !dead || mutant!("alloc.one_dead_claimant_is_enough") {
                 break;
             }
         }
@@ -131,7 +132,19 @@ impl Allocator {
         Ok(Row { line, claims: fetched.into_iter().map(if_whole).collect::<Result<_>>()? })
     }
 
-    /// This host's own claim line, which nobody else writes.
+    /// [`Allocator::fetch_row`], all of which verifies.
+    fn fetch_whole_row(&self, line: u64) -> Result<Row> {
+        let row = self.fetch_row(line)?;
+        match row.claims.iter().position(Option::is_none) {
+            None => Ok(row),
+            Some(slot) => {
+                let index = slot as u64 * self.layout().claim_lines() + line;
+                Err(Error::BadLine { region: Region::Claim.name(), index, reason: "cannot tell what this slot claims" })
+            }
+        }
+    }
+
+    /// This host's own claim line, which no other host writes.
     fn fetch_own(&self, line: u64) -> Result<Claim> {
         self.lines().fetch(self.host.slot() as u64 * self.layout().claim_lines() + line)
     }
@@ -155,7 +168,7 @@ impl Allocator {
     /// Adds chunks of one claim line to this host's claims. They are ours only when this returns without error.
     fn claim(&self, guard: &LockGuard<'_>, row: &Row, added: &[usize]) -> Result<()> {
         let Some(own) = row.claims.get(self.me()).copied().flatten() else {
-            return Err(Error::BadLine { region: Region::Claim, index: row.line, reason: "own claim line does not verify" });
+            return Err(Error::BadLine { region: Region::Claim.name(), index: row.line, reason: "own claim line does not verify" });
         };
         let mut bits = own.bits;
         added.iter().for_each(|&bit| set(&mut bits, bit, true));
@@ -169,7 +182,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Claims one chunk of which nothing is used. It is in nobody's list yet.
+    /// Claims one chunk of which nothing is used. It is in no list yet.
     pub(super) fn claim_one(&self, deadline_ns: u64) -> Result<u64> {
         let guard = self.lock_chunks_until(deadline_ns)?;
         let lines = self.layout().claim_lines();
@@ -183,7 +196,7 @@ impl Allocator {
                 let Some(bit) = (0..self.bits_in(line)).find(is_free) else { break };
                 self.claim(&guard, &row, &[bit])?;
                 self.hint.store(line, Ordering::Relaxed);
-                // What nobody claims holds nothing; but it is read like any other, so that a block that somebody lost is not written over.
+                // A chunk without a claim holds nothing; but it is read like any other, so that a lost block is not written over.
                 self.load(&guard, row.first() + bit as u64)?;
                 if let Some(chunk) = self.pop_spare() {
                     return Ok(chunk);
@@ -194,11 +207,11 @@ impl Allocator {
         self.pop_spare().ok_or(Error::Full {
             what: "the pool",
             limit: self.layout().chunks() * self.layout().geometry().chunk_bytes,
-            advice: "free blocks, state the death of hosts that are gone for good, or add memory",
+            advice: "free blocks, or use a larger pool; `cxlctl hosts` tells which hosts that hold some are silent",
         })
     }
 
-    /// Claims `count` chunks in a row that nobody claims and of which nothing is used; returns the first.
+    /// Claims `count` chunks in a row without a claim and of which nothing is used; returns the first.
     pub(super) fn claim_row(&self, count: u64, deadline_ns: u64) -> Result<u64> {
         let guard = self.lock_chunks_until(deadline_ns)?;
         let mut found = 0;
@@ -222,7 +235,7 @@ impl Allocator {
         Err(Error::Full { what: "the room for a block of several chunks in a row", limit: count, advice })
     }
 
-    /// Every chunk, and whether nobody claims it.
+    /// Every chunk, and whether it has no claim.
     fn unclaimed(&self) -> Result<Vec<(u64, bool)>> {
         let mut chunks = Vec::with_capacity(self.layout().chunks() as usize);
         for line in 0..self.layout().claim_lines() {
@@ -330,15 +343,12 @@ impl Allocator {
             if own.incarnation == incarnation || own == (Claim { crc: own.crc, ..Claim::zeroed() }) {
                 continue;
             }
-            let row = self.fetch_row(line)?;
+            // A host that stood still while it wrote its claims, and was fenced for that, goes on with its line in a moment.
+            let row = self.host.inner.patiently(|| self.fetch_whole_row(line))?;
             let mut bits = own.bits;
             for bit in (0..self.bits_in(line)).filter(|&bit| has(&own.bits, bit)) {
                 let in_use = self.has_living_owner(row.first() + bit as u64, &mut living);
                 for (slot, other) in row.claimants(bit, self.me()) {
-                    if row.claims[usize::from(slot)].is_none() {
-                        let index = u64::from(slot) * self.layout().claim_lines() + line;
-                        return Err(Error::BadLine { region: Region::Claim, index, reason: "cannot tell what this slot claims" });
-                    }
                     let yields = if in_use || mutant!("alloc.disputed_claim") {
                         judge.is_live(slot, other)?
                     } else {
@@ -367,13 +377,13 @@ impl Allocator {
             .collect())
     }
 
-    /// The live claimant of a chunk in its row, and whether anybody claims it at all.
+    /// The live claimant of a chunk in its row, and whether any host claims it at all.
     pub(super) fn live_claimant(&self, row: &Row, chunk: u64, judge: &mut Judge<'_>) -> Result<(Option<(u16, u32)>, bool)> {
         let mut any = false;
         for (slot, incarnation) in row.claimants((chunk - row.first()) as usize, usize::MAX) {
             any = true;
             if row.claims[usize::from(slot)].is_none() {
-                // Perhaps its writer is just at it. Nobody is taken for the owner on the word of a line that cannot be read.
+                // Perhaps its writer is just at it. No host is taken for the owner on the word of a line that cannot be read.
                 return Ok((None, true));
             }
             if judge.is_live(slot, incarnation)? {

@@ -4,17 +4,17 @@
 //! Within the host such a block goes through the local area. To another host it goes in FREEBOX\[me\]\[owner\], up to
 //! [`BLOCKS_PER_FREE_BOX`] at a time, and the next message waits for FREEACK\[owner\]\[me\]. One process of a host at a time works with its
 //! boxes. Nothing is freed twice: a block leaves the local area before it is freed or sent, and each block of a message is ticked off
-//! before it is freed. So a process that dies between the two loses that free, and the block stays kept until somebody frees it again.
+//! before it is freed. So a process that dies between the two loses that free, and the block stays kept until it is freed again.
 //!
-//! A receiver that died with a message not acknowledged: whoever loads its chunks applies the message first (`load`), so the sender only
-//! waits until that has happened. Therefore nobody is given a block of a message before its acknowledgement has arrived: he might keep it,
-//! and it would be freed under him. A block of this process is free in the pool before, and to be had after; of those of other processes
-//! they hear after.
+//! A receiver that died with a message not acknowledged: the process that loads its chunks applies the message first (`load`), so the
+//! sender only waits until that has happened. Therefore no process is given a block of a message before its acknowledgement has arrived: it
+//! might keep it, and it would be freed under it. A block of this process is free in the pool before, and to be had after; of those of
+//! other processes they hear after.
 
 use super::claims::{Judge, Row};
 use super::freeing::Begun;
 use super::load::is_acknowledged;
-use super::{Allocator, Place, local};
+use super::{Allocator, ChunkUse, local};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -35,7 +35,7 @@ struct Parcel {
 }
 
 impl Allocator {
-    /// Hands a block to whoever owns its chunk; false when it is on its way there already.
+    /// Hands a block to the owner of its chunk; false when it is on its way there already.
     pub(super) fn free_elsewhere(&self, offset: u64) -> bool {
         if self.local.pending().any(|pending| pending == offset) {
             return false;
@@ -83,20 +83,20 @@ impl Allocator {
         let waiting: Vec<u64> = self.local.pending().collect();
         for offset in waiting {
             let Some(chunk) = self.layout().chunk_of(offset) else {
-                // Nobody of this build puts such a thing there; it must not take up the place for ever.
+                // No process of this build puts such a thing there; it must not take up the place for ever.
                 if self.local.pull(offset) {
                     self.local.count_rejected(1);
                 }
                 continue;
             };
-            if self.place(chunk) != Place::None && self.local.pull(offset) {
+            if self.place(chunk) != ChunkUse::None && self.local.pull(offset) {
                 self.asked(offset, self.free_here(chunk, offset))?;
             }
         }
         Ok(())
     }
 
-    /// What became of a free of a block of this process that somebody else asked for; a wrong request only counts.
+    /// What became of a free of a block of this process that another process asked for; a wrong request only counts.
     fn asked(&self, offset: u64, freed: Result<bool>) -> Result<()> {
         match freed {
             Ok(true) => Ok(()),
@@ -142,7 +142,7 @@ impl Allocator {
     ///
     /// A line of its own that does not verify it writes anew, as if it had taken the message. That is so where its writer stopped in the
     /// middle, because it writes behind the frees. Where the line was damaged otherwise, blocks of the message may stay kept that were to
-    /// be freed; freed a second time, they might be somebody else's by now.
+    /// be freed; freed a second time, they might be another process's by now.
     pub(super) fn to_be_taken(&self, op: &Op<'_>, sender: u64, message: Result<FreeBox>, ack: Result<FreeAck>) -> Result<Option<FreeBox>> {
         // One that cannot be read its sender has in hand, or sends anew.
         let message = message.ok();
@@ -153,25 +153,25 @@ impl Allocator {
         Ok(message.filter(|message| !is_acknowledged(message, Some(&ack))))
     }
 
-    /// Frees the blocks of a message that are this process's, so that nobody gets them yet, and returns those of others of this host;
+    /// Frees the blocks of a message that are this process's, so that no caller gets them yet, and returns those of others of this host;
     /// `None` when there is no room for those yet.
     fn work_off(&self, sender: u16, message: &FreeBox) -> Result<Option<Vec<u64>>> {
         let own_slot = self.host.slot();
         let begin = |index| self.local.begin_block(own_slot, sender, message.sequence, index);
         let begun = self.local.begun_blocks(own_slot, sender, message.sequence);
-        let (mut ours, mut of_others, mut of_nobody) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut of_others, mut of_no_process) = (Vec::new(), Vec::new(), Vec::new());
         for (index, &offset) in message.offsets.iter().enumerate().filter(|(index, offset)| **offset != 0 && begun >> index & 1 == 0) {
             match self.layout().chunk_of(offset) {
-                Some(chunk) if self.place(chunk) != Place::None => ours.push((index, chunk, offset)),
+                Some(chunk) if self.place(chunk) != ChunkUse::None => ours.push((index, chunk, offset)),
                 Some(chunk) if self.is_claimed_here(chunk)? => of_others.push(offset),
-                _ => of_nobody.push(index),
+                _ => of_no_process.push(index),
             }
         }
         // One that was begun is ended: chunks of dead processes are not looked after before, and they may be what takes up the room.
         if begun == 0 && self.local.room(local::FROM_HOSTS) < of_others.len() {
             return Ok(None);
         }
-        self.local.count_rejected(of_nobody.into_iter().filter(|&index| begin(index)).count() as u64);
+        self.local.count_rejected(of_no_process.into_iter().filter(|&index| begin(index)).count() as u64);
         for (index, chunk, offset) in ours {
             if begin(index) {
                 let untold = |begun| match mutant!("alloc.free_is_had_untold") {
@@ -224,6 +224,7 @@ impl Allocator {
         let ack = self.lines().fetch::<FreeAck>(u64::from(receiver) * slots + u64::from(self.host.slot())).ok();
         match last {
             Some(last) if is_acknowledged(&last, ack.as_ref()) || self.is_inherited(receiver, &last, judge)? => Ok(Some(last.sequence)),
+            Some(last) if mutant!("alloc.box_written_over") => Ok(Some(last.sequence)),
             Some(_) => Ok(None),
             // What was in it may be lost, and stays kept. Its number was that of the last one that was taken, or one of the next.
             None => Ok(ack.map(|ack| ack.sequence.saturating_add(LOST_NUMBERS))),
@@ -266,7 +267,7 @@ impl Allocator {
             return Ok(false);
         }
         for chunk in message.offsets.iter().filter_map(|&offset| self.layout().chunk_of(offset)) {
-            // One that does not verify nobody has loaded yet.
+            // One that does not verify is not loaded yet.
             let Some(head) = if_whole(self.lines().fetch::<ChunkHead>(chunk))? else { return Ok(false) };
             if head.slot == u32::from(receiver) && head.incarnation <= message.receiver && head.state != ChunkHead::UNCUT {
                 return Ok(false);

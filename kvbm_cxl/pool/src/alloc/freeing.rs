@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Freeing blocks of this process, in two steps: the block is free in the pool, and somebody may have it.
+//! Freeing blocks of this process, in two steps: the block is free in the pool, and it may be allocated.
 
 use super::heap::Freed;
-use super::{Allocator, Place, not_allocated};
+use super::{Allocator, ChunkUse, not_allocated};
 use crate::background::held;
 use crate::error::Result;
 use crate::fault::point;
 use crate::host::Op;
 
-/// A block that is free in the pool, and that nobody gets before [`Allocator::finish_free`].
+/// A block that is free in the pool, and that is not allocated before [`Allocator::finish_free`].
 #[derive(Debug)]
 pub(super) enum Begun {
     /// A block of a chunk that is cut.
@@ -31,7 +31,7 @@ impl Allocator {
     /// Frees a block of this process; false when the chunk is not this process's.
     pub(super) fn free_here(&self, chunk: u64, offset: u64) -> Result<bool> {
         // Most blocks are freed so: with one look into the heap.
-        if let Place::Heap { class, place } = self.place(chunk)
+        if let ChunkUse::Heap { class, place } = self.place(chunk)
             && let Some(block) = self.block_at(class, chunk, offset)
             && held(&self.heaps[class]).free(place, chunk, block) == Freed::Done
         {
@@ -44,13 +44,13 @@ impl Allocator {
     /// under which the block was freed, so that the chunk is still its own.
     pub(super) fn begin_free(&self, chunk: u64, offset: u64, then: impl FnOnce(Begun)) -> Result<bool> {
         match self.place(chunk) {
-            Place::None => return Ok(false),
-            Place::Other => {
+            ChunkUse::None => return Ok(false),
+            ChunkUse::Other => {
                 let op = self.work()?;
                 let count = self.free_run(&op, chunk, offset)?;
                 then(Begun::Run { first: chunk, count });
             }
-            Place::Heap { class, place } => {
+            ChunkUse::Heap { class, place } => {
                 let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
                 let freed = held(&self.heaps[class]).begin_free(place, chunk, block);
                 match freed {
@@ -67,7 +67,7 @@ impl Allocator {
         Ok(true)
     }
 
-    /// The second step: whoever allocates may have it.
+    /// The second step: it may be allocated.
     pub(super) fn finish_free(&self, begun: Begun) {
         match begun {
             Begun::Block { class, place, chunk, block } => held(&self.heaps[class]).finish_free(place, chunk, block),

@@ -112,7 +112,7 @@ pub(super) enum Freed {
     NotAllocated,
 }
 
-/// A keep-map line to publish. Whoever changes kept blocks of a chunk holds the chunk's stripe lock until that is done.
+/// A keep-map line to publish. A thread that changes kept blocks of a chunk holds the chunk's stripe lock until that is done.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct KeepLine {
     /// Line within the chunk.
@@ -199,7 +199,7 @@ impl Heap {
         freed
     }
 
-    /// As [`Heap::free`], but nobody gets the block before [`Heap::finish_free`].
+    /// As [`Heap::free`], but no caller gets the block before [`Heap::finish_free`].
     pub fn begin_free(&mut self, place: u32, number: u64, block: u32) -> Freed {
         let Some(chunk) = self.chunk(place, number).filter(|chunk| chunk.taken.has(block)) else { return Freed::NotAllocated };
         if chunk.kept.has(block) {
@@ -209,8 +209,8 @@ impl Heap {
         Freed::Done
     }
 
-    /// Begins to free a kept block: publish the line, then call [`Heap::finish_free`]. Until then nobody gets the block, so that its bit
-    /// is never set while somebody else has it. `None` when it is not kept (any more).
+    /// Begins to free a kept block: publish the line, then call [`Heap::finish_free`]. Until then no caller gets the block, so that its bit
+    /// is never set while another caller has it. `None` when it is not kept (any more).
     pub fn unkeep(&mut self, place: u32, number: u64, block: u32) -> Option<KeepLine> {
         let chunk = self.chunk(place, number).filter(|chunk| chunk.kept.has(block))?;
         chunk.taken.remove(block);

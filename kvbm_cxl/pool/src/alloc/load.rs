@@ -3,11 +3,11 @@
 //!
 //! A chunk is loaded under the chunk lock by the process that is going to own it, from what the pool says: kept blocks stay, everything
 //! else is free. Frees that were on their way to the former owner are applied *before* the first allocation, where doing one of them a
-//! second time is harmless; afterwards it would free somebody else's block.
+//! second time is harmless; afterwards it would free another owner's block.
 
 use super::content::{self, Content};
 use super::heap::{BlockSet, Chunk};
-use super::{Allocator, Place, Run};
+use super::{Allocator, ChunkUse, Run};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -32,7 +32,7 @@ impl Allocator {
     /// Makes a chunk that this host claims one of this process's. The caller holds the chunk lock.
     pub(super) fn load(&self, guard: &LockGuard<'_>, chunk: u64) -> Result<()> {
         // A chunk that this process has already, alone or as part of a block, is never taken in a second time, whatever the claims say.
-        if self.place(chunk) != Place::None {
+        if self.place(chunk) != ChunkUse::None {
             return Ok(());
         }
         let op = guard.op();
@@ -42,7 +42,8 @@ impl Allocator {
             Content::Nothing => self.load_nothing(op, chunk, &head)?,
             Content::Blocks { class, mut kept } => {
                 let before = kept.clone();
-                for offset in self.late_frees(chunk, &head)? {
+                let late = self.late_frees(chunk, &head)?;
+                for offset in late.into_iter().filter(|_| !mutant!("alloc.late_frees_are_dropped")) {
                     if let Some(block) = self.block_at(class, chunk, offset) {
                         kept.remove(block);
                     }
@@ -58,7 +59,7 @@ impl Allocator {
                     self.publish_head(op, chunk, ChunkHead::BLOCKS, head.block_bytes, 0)?;
                     let mut heap = held(&self.heaps[class]);
                     let place = heap.add(Chunk::rebuilt(chunk, blocks, kept));
-                    self.set_place(chunk, Place::Heap { class, place });
+                    self.set_place(chunk, ChunkUse::Heap { class, place });
                 }
             }
             Content::Run(count) => self.load_run(guard, chunk, count, &head)?,
@@ -66,7 +67,7 @@ impl Allocator {
             Content::Inside(_) => return Ok(()),
             Content::Bad(reason) => {
                 held(&self.other).bad.insert(chunk, reason);
-                self.set_place(chunk, Place::Other);
+                self.set_place(chunk, ChunkUse::Other);
             }
         }
         self.local.set_owner(chunk, self.tag());
@@ -79,7 +80,7 @@ impl Allocator {
         if head.state != ChunkHead::UNCUT {
             self.publish_head(op, chunk, ChunkHead::UNCUT, 0, 0)?;
         }
-        self.set_place(chunk, Place::Other);
+        self.set_place(chunk, ChunkUse::Other);
         held(&self.other).spare.push(chunk);
         Ok(())
     }
@@ -94,19 +95,19 @@ impl Allocator {
         // Two blocks must not share a chunk: what both of them free would then be given out twice.
         if let Some(reason) = self.broken_run(first, count)? {
             held(&self.other).bad.insert(first, reason);
-            self.set_place(first, Place::Other);
+            self.set_place(first, ChunkUse::Other);
             return Ok(());
         }
         // A crash in the middle of an adoption may have left the rest of it with the dead host.
         if !self.complete_run(guard, first, count)? {
             held(&self.other).bad.insert(first, "another host claims a part of this block");
-            self.set_place(first, Place::Other);
+            self.set_place(first, ChunkUse::Other);
             return Ok(());
         }
         self.publish_head(guard.op(), first, ChunkHead::RUN, head.block_bytes, count)?;
         held(&self.other).runs.insert(first, Run { count, kept: true });
         for chunk in first..first + count {
-            self.set_place(chunk, Place::Other);
+            self.set_place(chunk, ChunkUse::Other);
             self.local.set_owner(chunk, self.tag());
         }
         Ok(())
@@ -115,7 +116,7 @@ impl Allocator {
     /// Why the chunks behind `first` are not those of one block, if they are not.
     fn broken_run(&self, first: u64, count: u64) -> Result<Option<&'static str>> {
         let parts: Vec<u64> = (first + 1..first + count).collect();
-        if parts.iter().any(|&part| self.place(part) != Place::None) {
+        if parts.iter().any(|&part| self.place(part) != ChunkUse::None) {
             return Ok(Some("a part of this block is in use"));
         }
         let mut heads: Vec<Result<ChunkHead>> = Vec::with_capacity(parts.len());
@@ -135,7 +136,10 @@ impl Allocator {
     fn late_frees(&self, chunk: u64, head: &ChunkHead) -> Result<Vec<u64>> {
         let mut late = self.take_waiting(chunk);
         let former = u64::from(head.slot);
-        if former != u64::from(self.host.slot()) && former < u64::from(self.layout().geometry().slots) {
+        if former != u64::from(self.host.slot())
+            && !mutant!("alloc.mail_of_the_dead_is_left")
+            && former < u64::from(self.layout().geometry().slots)
+        {
             for message in self.unacknowledged(former)? {
                 late.extend(message.offsets.into_iter().filter(|&offset| self.layout().chunk_of(offset) == Some(chunk)));
             }
@@ -182,7 +186,7 @@ impl Allocator {
         }
         if self.incarnation.load(Ordering::Acquire) != incarnation {
             // What a live host claims now is lost to this process. Only a false statement of this host's death leads here.
-            for chunk in (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != Place::None) {
+            for chunk in (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != ChunkUse::None) {
                 if !self.is_claimed_here(chunk)? {
                     self.forget(chunk);
                     self.local.set_owner(chunk, 0);
@@ -201,7 +205,7 @@ impl Allocator {
             let Some(message) = self.to_be_taken(op, sender as u64, message, ack)? else { continue };
             let mut ours_to_free = Vec::new();
             for (index, offset) in message.offsets.into_iter().enumerate() {
-                // Chunks that are not ours any more have been loaded by somebody who has seen this message.
+                // Chunks that are not ours any more have been loaded by a process that has seen this message.
                 let ours = match self.layout().chunk_of(offset) {
                     Some(chunk) => self.is_claimed_here(chunk)?,
                     None => false,
@@ -242,7 +246,7 @@ impl Allocator {
             self.host.check_fences(guard.op())?;
             for chunk in orphans {
                 // The lock may have taken long; and a run takes its later chunks along.
-                if self.is_orphan(chunk, &mut living) && self.is_claimed_here(chunk)? {
+                if mutant!("alloc.sweeps_by_an_early_look") || (self.is_orphan(chunk, &mut living) && self.is_claimed_here(chunk)?) {
                     self.load(&guard, chunk)?;
                 }
             }
@@ -251,9 +255,9 @@ impl Allocator {
         Ok(())
     }
 
-    /// Whether a chunk that this host claims is in nobody's lists.
+    /// Whether a chunk that this host claims is in no list.
     fn is_orphan(&self, chunk: u64, living: &mut HashMap<u32, bool>) -> bool {
-        let forgotten = self.local.owner(chunk) == self.tag() && self.place(chunk) == Place::None;
+        let forgotten = self.local.owner(chunk) == self.tag() && self.place(chunk) == ChunkUse::None;
         forgotten || !self.has_living_owner(chunk, living)
     }
 

@@ -5,11 +5,13 @@
 //! chunks of a process that died can be taken over. It also holds frees on their way to another process or host, and how far each message
 //! of another host was worked off. Only atomics live in it; all zero is the empty state.
 
+use super::remains::HOOKS;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::host::local_mutex::LocalMutex;
 use crate::limits::{LOCAL_BYTES_ABOVE_HOST, LOCAL_BYTES_PER_CHUNK, MAX_SLOTS};
-use crate::media::BLOCKS_PER_FREE_BOX;
+use crate::media::{BLOCKS_PER_FREE_BOX, Layout};
+use crate::platform::LocalMemory;
 use std::any::Any;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -73,6 +75,11 @@ fn is_untold(found: u64) -> bool {
     !matches!(found & TOLD, 0 | TOLD)
 }
 
+/// Bytes of a host's local memory that the allocator takes; a multiple of 64.
+pub(super) fn local_bytes(layout: &Layout) -> usize {
+    (LOCAL_BYTES_ABOVE_HOST + LOCAL_BYTES_PER_CHUNK * layout.chunks() as usize).next_multiple_of(64) - 64
+}
+
 // The header and the rounding up to whole lines fit into what every host has for the layers above.
 const _: () = assert!(size_of::<Header>() + 64 <= LOCAL_BYTES_ABOVE_HOST && size_of::<AtomicU32>() <= LOCAL_BYTES_PER_CHUNK);
 
@@ -83,7 +90,7 @@ impl LocalArea {
     /// [`Error::Invalid`] when another build laid it out.
     pub fn of(host: &Host) -> Result<Self> {
         let chunks = host.lines().layout().chunks();
-        let (start, len_bytes, owner) = host.local_memory_above();
+        let LocalMemory { start, len_bytes, owner } = host.local_part(&HOOKS)?;
         if len_bytes < Self::len_bytes(chunks) {
             return Err(Error::Invalid("the local memory has no room for the allocator: stop the older processes of this machine".into()));
         }
@@ -100,7 +107,7 @@ impl LocalArea {
     ///
     /// # Safety
     /// `start` is aligned to 64 and valid for reads and writes of [`LocalArea::len_bytes`] bytes for as long as `owner` lives, and
-    /// every process of this host, and nobody else, uses those bytes in this way.
+    /// every process of this host, and no other, uses those bytes in this way.
     ///
     /// # Errors
     /// [`Error::Invalid`] when another build laid it out.
@@ -181,7 +188,7 @@ impl LocalArea {
         self.header().pending.iter().map(|place| place.load(Ordering::Acquire)).filter(|&offset| offset != 0)
     }
 
-    /// Takes one waiting entry for `offset` out; false when somebody else was faster.
+    /// Takes one waiting entry for `offset` out; false when another thread was faster.
     pub(super) fn pull(&self, offset: u64) -> bool {
         self.header().pending.iter().any(|place| {
             place.load(Ordering::Relaxed) == offset && place.compare_exchange(offset, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()

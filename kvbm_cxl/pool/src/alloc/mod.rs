@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The allocator: chunks for hosts, blocks for everybody (TraCT section 3.5; CACHE.md D5 and section 7).
+//! The allocator: chunks for hosts, blocks for all processes (TraCT section 3.5; CACHE.md D5 and section 7).
 //!
 //! | level | who has it | kept where | changed under |
 //! |---|---|---|---|
 //! | chunk | a host | `Claim` lines of that host | the chunk lock |
 //! | chunk | one process of that host | [`LocalArea`], memory of that machine | the chunk lock |
-//! | block | whoever allocated it | free lists of that process; `KeepMap` bit if kept | a mutex of the process |
+//! | block | the process that allocated it | free lists of that process; `KeepMap` bit if kept | a mutex of the process |
 //!
 //! A block has one of two lifetimes. [`Allocator::alloc`] gives a *scratch* block and writes nothing shared: it is free again when the
 //! process that allocated it is gone. [`Allocator::keep`] publishes its bit in the chunk's keep map: from then on it outlives process and
-//! host, until somebody frees it. So a block that is handed to another process is kept first. Whoever takes a chunk over, after a restart,
+//! host, until it is freed. So a block that is handed to another process is kept first. A process that takes a chunk over, after a restart,
 //! from a dead process or from a host proven dead, reads exactly the kept blocks back; nothing is lost, nothing is there twice.
 //!
-//! A fenced host's chunks stay its own until its death is proven, so a late write of a zombie meets nobody else's data. Therefore the lines
+//! A fenced host's chunks stay its own until its death is proven, so a late write of a zombie meets no data of others. Therefore the lines
 //! of a chunk (`ChunkHead`, `KeepMap`) need no fence check to be safe: their writer has the chunk for as long as it can write at all.
 
 mod audit;
@@ -31,7 +31,7 @@ mod spare;
 pub use audit::{AllocAudit, Finding, audit, block_of, owner_of};
 pub(crate) use freebox::LOST_NUMBERS;
 pub use local::LocalArea;
-pub(crate) use remains::bring_out;
+pub(crate) use remains::HOOKS;
 
 use crate::background::{held, try_held};
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ pub struct Usage {
 
 /// Where a chunk is in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ChunkUse {
     /// Not this process's.
     None,
     /// In the heap of a class.
@@ -112,20 +112,20 @@ enum Place {
 const PLACE_BITS: u32 = 24;
 const OTHER: u32 = 0xff << PLACE_BITS;
 
-impl Place {
+impl ChunkUse {
     fn encode(self) -> u32 {
         match self {
-            Place::None => 0,
-            Place::Heap { class, place } => (class as u32 + 1) << PLACE_BITS | place,
-            Place::Other => OTHER,
+            ChunkUse::None => 0,
+            ChunkUse::Heap { class, place } => (class as u32 + 1) << PLACE_BITS | place,
+            ChunkUse::Other => OTHER,
         }
     }
 
     fn decode(word: u32) -> Self {
         match word {
-            0 => Place::None,
-            OTHER => Place::Other,
-            word => Place::Heap { class: (word >> PLACE_BITS) as usize - 1, place: word & ((1 << PLACE_BITS) - 1) },
+            0 => ChunkUse::None,
+            OTHER => ChunkUse::Other,
+            word => ChunkUse::Heap { class: (word >> PLACE_BITS) as usize - 1, place: word & ((1 << PLACE_BITS) - 1) },
         }
     }
 }
@@ -166,7 +166,7 @@ pub struct Allocator {
     swept: AtomicU64,
     /// Frees for which the local area had no room.
     backlog: Mutex<Vec<u64>>,
-    /// Blocks freed for other hosts, by slot, that nobody may have before those were told.
+    /// Blocks freed for other hosts, by slot, that no caller may have before those were told.
     untold: Mutex<Vec<(u16, Begun)>>,
     /// Held by the thread that frees what dead processes kept.
     reaping: Mutex<()>,
@@ -224,11 +224,11 @@ impl Allocator {
         self.host.inner.tag
     }
 
-    fn place(&self, chunk: u64) -> Place {
-        self.places.get(chunk as usize).map_or(Place::None, |word| Place::decode(word.load(Ordering::Acquire)))
+    fn place(&self, chunk: u64) -> ChunkUse {
+        self.places.get(chunk as usize).map_or(ChunkUse::None, |word| ChunkUse::decode(word.load(Ordering::Acquire)))
     }
 
-    fn set_place(&self, chunk: u64, place: Place) {
+    fn set_place(&self, chunk: u64, place: ChunkUse) {
         if let Some(word) = self.places.get(chunk as usize) {
             word.store(place.encode(), Ordering::Release);
         }
@@ -330,7 +330,7 @@ impl Allocator {
         point!("alloc.cut");
         let mut heap = held(&self.heaps[class]);
         let place = heap.add(Chunk::empty(chunk, self.blocks_per_chunk(class)));
-        self.set_place(chunk, Place::Heap { class, place });
+        self.set_place(chunk, ChunkUse::Heap { class, place });
         // The new chunk is the next one that the heap takes from, and the heap is still locked.
         heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
     }
@@ -344,8 +344,8 @@ impl Allocator {
         let op = self.work()?;
         let _stripe = self.stripe(chunk);
         let line = match self.place(chunk) {
-            Place::None => return Err(not_allocated(offset)),
-            Place::Heap { class, place } => {
+            ChunkUse::None => return Err(not_allocated(offset)),
+            ChunkUse::Heap { class, place } => {
                 let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
                 match held(&self.heaps[class]).keep(place, chunk, block) {
                     Kept::Publish(line) => line,
@@ -353,7 +353,7 @@ impl Allocator {
                     Kept::NotAllocated => return Err(not_allocated(offset)),
                 }
             }
-            Place::Other => {
+            ChunkUse::Other => {
                 let mut other = held(&self.other);
                 let run = other.runs.get_mut(&chunk).filter(|_| self.is_chunk_start(chunk, offset)).ok_or_else(|| not_allocated(offset))?;
                 run.kept = true;
@@ -366,7 +366,7 @@ impl Allocator {
         self.publish_keep(&op, chunk, line.line, line.bits)?;
         point!("alloc.kept");
         // Its full fence is what counts: the bit has arrived when this returns. The fence rows are read for early notice only, because
-        // nobody takes the chunk over before this host's death is proven.
+        // no host takes the chunk over before this host's death is proven.
         self.host.check_fences(&op)
     }
 
@@ -376,7 +376,7 @@ impl Allocator {
 
     /// Frees a block. One of another process or host is freed there soon; a request that turns out wrong is only counted there.
     ///
-    /// A second free of a block that its owner has meanwhile given to somebody else cannot be told from a first one.
+    /// A second free of a block that its owner has meanwhile given to another caller cannot be told from a first one.
     ///
     /// # Errors
     /// [`Error::NotFound`] when no allocated block of this process begins at `offset`, as after a double free; [`Error::Fenced`] for a kept
@@ -415,12 +415,12 @@ impl Allocator {
     }
 
     /// Gives everything back that does not hold a kept block: for a process that ends in good order. Kept blocks go to another process of
-    /// this host, or, once the host has left, to whoever adopts its chunks.
+    /// this host, or, once the host has left, to the host that adopts its chunks.
     ///
     /// Nothing of this process may still use its scratch blocks.
     pub fn close(self) -> Result<()> {
         self.post()?;
-        let mine: Vec<u64> = (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != Place::None).collect();
+        let mine: Vec<u64> = (0..self.layout().chunks()).filter(|&chunk| self.place(chunk) != ChunkUse::None).collect();
         // Before the lock, which others want meanwhile. What belongs to a kept block stays where it is.
         mine.iter().filter(|&&chunk| !self.is_in_kept_run(chunk)).try_for_each(|&chunk| self.bring_out(chunk))?;
         let guard = self.lock_chunks()?;

@@ -23,7 +23,7 @@ impl Allocator {
         self.cut_run(first, count, deadline_ns)
     }
 
-    /// Makes one block of chunks in a row, which are in nobody's list.
+    /// Makes one block of chunks in a row, which are in no list.
     pub(super) fn cut_run(&self, first: u64, count: u64, deadline_ns: u64) -> Result<Block> {
         let len_bytes = count * self.layout().geometry().chunk_bytes;
         let cut = self.work_after(|| self.lock_chunks_until(deadline_ns)).and_then(|op| {
@@ -45,7 +45,7 @@ impl Allocator {
         Ok(Block { offset: self.layout().chunk_offset(first)?, len_bytes })
     }
 
-    /// Frees a block of several chunks in the pool; how many they are. Nobody has them until they are spare.
+    /// Frees a block of several chunks in the pool; how many they are. They have no owner until they are spare.
     pub(super) fn free_run(&self, op: &Op<'_>, chunk: u64, offset: u64) -> Result<u64> {
         let _stripe = self.stripe(chunk);
         let run = held(&self.other).runs.get(&chunk).copied().filter(|_| self.is_chunk_start(chunk, offset));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunks without any block: those that a process keeps for later, where they come from, and how they go back to the pool.
 
-use super::{Allocator, Other, Place, remains};
+use super::{Allocator, ChunkUse, Other, remains};
 use crate::background::{held, try_held};
 use crate::error::Result;
 use crate::fault::{mutant, point};
@@ -61,7 +61,7 @@ impl Allocator {
         let chunks = {
             let mut heap = held(&self.heaps[class]);
             let chunks = heap.remove_empty(spare, limit);
-            chunks.iter().for_each(|&chunk| self.set_place(chunk, Place::Other));
+            chunks.iter().for_each(|&chunk| self.set_place(chunk, ChunkUse::Other));
             chunks
         };
         if chunks.is_empty() {
@@ -120,7 +120,7 @@ impl Allocator {
                 held(&self.other).spare.push(chunk);
                 return Err(error);
             }
-            self.set_place(chunk, Place::None);
+            self.set_place(chunk, ChunkUse::None);
         }
     }
 
@@ -138,7 +138,7 @@ impl Allocator {
 
     /// Forgets a chunk that is not this host's any more.
     pub(super) fn forget(&self, chunk: u64) {
-        if let Place::Heap { class, place } = self.place(chunk) {
+        if let ChunkUse::Heap { class, place } = self.place(chunk) {
             held(&self.heaps[class]).remove(place, chunk);
         }
         held(&self.untold).retain(|(_, begun)| !begun.is_in(chunk));
@@ -147,6 +147,6 @@ impl Allocator {
         other.brought_out.remove(&chunk);
         other.runs.remove(&chunk);
         other.bad.remove(&chunk);
-        self.set_place(chunk, Place::None);
+        self.set_place(chunk, ChunkUse::None);
     }
 }

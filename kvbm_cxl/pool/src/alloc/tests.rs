@@ -52,7 +52,7 @@ impl Bench {
         let state = State::open(&self.directory.path().join("state"), pool.superblock().uuid(), id).unwrap();
         let config =
             HostConfig { seats: pool.superblock().seats(), heartbeat_ms: 10, suspect_ms: 2_000, poll_us: 500, ..HostConfig::default() };
-        let host = Host::join(pool.lines().clone(), Arc::new(Machine::new(id, state).unwrap()), config).unwrap();
+        let host = crate::pool::join(pool.lines().clone(), Arc::new(Machine::new(id, state).unwrap()), config).unwrap();
         let service = host.serve().unwrap();
         (host, service)
     }
@@ -138,7 +138,7 @@ fn a_block_that_cannot_be_freed_now_is_freed_later() {
     assert_eq!(member.allocator.usage().kept_bytes, block.len_bytes);
     drop(lock);
     member.serve_until("a block to be freed", || member.allocator.usage().kept_bytes == 0);
-    // Of nobody: there is nothing to be done later.
+    // Of no process: there is nothing to be done later.
     member.allocator.free_or_later(block.offset);
     assert_eq!(member.allocator.usage().pending_frees, 0);
 }
@@ -168,7 +168,7 @@ fn a_damaged_acknowledgement_is_written_anew() {
         assert!(owner.host.lines().fetch::<FreeAck>(line).is_ok());
         freed_from_afar(&owner, &freer);
     }
-    // What was freed is somebody else's by now.
+    // What was freed is another owner's by now.
     let again = owner.allocator.alloc(4096).unwrap();
     owner.allocator.keep(again.offset).unwrap();
     damage(&owner.host, Region::FreeAck, line);

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::metrics::MissReason;
 use std::sync::Arc;
 
-/// Blocks that are pinned and copied together: enough for their misses to overlap, few enough that nobody's eviction waits for long.
+/// Blocks that are pinned and copied together: enough for their misses to overlap, few enough that no eviction waits for long.
 const GROUP: usize = 64;
 
 impl Cache {
@@ -24,12 +24,30 @@ impl Cache {
         Ok(found)
     }
 
+    /// Pins several blocks, chained or not; one answer for each key, in order.
+    ///
+    /// # Errors
+    /// As [`Cache::pin`]; then none of them is pinned.
+    pub fn pin_all(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
+        let mut answers = Vec::with_capacity(keys.len());
+        for group in keys.chunks(GROUP) {
+            answers.extend(self.inner.pin_group(namespace, group)?);
+        }
+        for answer in &answers {
+            match answer {
+                Ok(_) => self.inner.metrics.hits_total.inc(),
+                Err(reason) => self.inner.metrics.misses_total.of(*reason).inc(),
+            }
+        }
+        Ok(answers)
+    }
+
     /// Copies several blocks into pieces by address, all of which lie in `local`; one answer for each key, in order. `pieces` gets the
     /// place of a key and the length of its block, and says where the block goes; pieces that are not as long as the block make it a miss
     /// ([`MissReason::Length`]).
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, it is named once, and it is not memory of the pool, but for a
+    /// Until this returns each range may be written, no other thread uses it, it is named once, and it is not memory of the pool, but for a
     /// [region](super::lent) of this process; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
@@ -60,7 +78,7 @@ impl Cache {
 }
 
 impl Inner {
-    fn found_of(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
+    pub(super) fn found_of(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<Option<BlockInfo>>> {
         let mut found = Vec::with_capacity(keys.len());
         self.look_up_all(namespace, keys, |block| {
             found.push(block);
@@ -142,7 +160,7 @@ impl Reservation {
     /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
     ///
     /// # Safety
-    /// Until this returns each range may be read, nobody writes to it, and it is not memory of the pool, but for a
+    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool, but for a
     /// [region](super::lent) of this process; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a checker of the simulator sees of a cache between two steps. Looking changes nothing and takes no step.
 
-use super::cells::State;
+use super::cells::OwnedCellState;
 use super::{BlockKey, Cache, Inner, Namespace};
-use crate::background::held;
 use crate::error::Result;
 use crate::limits::HINT_WINDOW;
 use crate::line::Lines;
 use crate::media::{Descriptor, HintLine};
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
 
 /// What a process takes one of its cells for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +49,16 @@ impl Look {
     /// The cells as the process knows them now; `None` once the cache is closed.
     pub fn owned(&self) -> Option<Owned> {
         let inner = self.0.upgrade()?;
-        let own = held(&inner.cells);
+        let own = inner.store.cells();
         let content = |cell| match own.state(cell) {
-            Some(State::Free) => Content::Free,
-            Some(State::Ready) => Content::Ready(own.ready(cell).unwrap_or_default()),
-            Some(State::Quarantined) => Content::Quarantined,
+            Some(OwnedCellState::Free) => Content::Free,
+            Some(OwnedCellState::Ready) => Content::Ready(own.ready(cell).unwrap_or_default()),
+            Some(OwnedCellState::Quarantined) => Content::Quarantined,
             _ => Content::Busy,
         };
         let cells = own.chunks().flat_map(|chunk| inner.cells_of(chunk)).map(|cell| (cell, content(cell))).collect();
-        let (slot, incarnation) = (inner.host.slot(), inner.incarnation.load(Ordering::Acquire));
-        Some(Owned { slot, incarnation, cells, pinned: held(&inner.pins).cells() })
+        let (slot, incarnation) = (inner.host.slot(), inner.store.incarnation());
+        Some(Owned { slot, incarnation, cells, pinned: inner.pins.cells() })
     }
 
     /// The cells that a probe for the key comes by, by the hints in `lines`.
@@ -69,6 +67,11 @@ impl Look {
     /// Those of the memory.
     pub fn hinted(&self, lines: &Lines, namespace: Namespace, key: BlockKey) -> Result<Vec<u64>> {
         self.probe(|index| lines.fetch(index), namespace, key)
+    }
+
+    /// The first hint line that a probe for the key comes by; `None` once the cache is closed.
+    pub fn window(&self, namespace: Namespace, key: BlockKey) -> Option<u64> {
+        self.0.upgrade().map(|inner| inner.home(namespace, key).first_line)
     }
 
     /// As [`Look::hinted`], by whatever `fetch` says is in a hint line.

@@ -8,24 +8,22 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`namespace`] | what blocks are called |
-//! | `index` | hints: from a key to a cell |
-//! | `lookup` | which blocks of a chain are there |
+//! | `index` | hints, from a key to a cell: `lookup` reads them, `insert` writes them, `hint_room` makes room for them |
+//! | `cells`, `cells::store` | what this process knows of its own cells, and the state of the rooms under it |
+//! | `cells::claims`, `cells::adopt` | who owns which cells, and what becomes of those of a host that is gone |
+//! | `cells::allocate`, `cells::evict`, [`policy`] | a cell for a block, and making room for one |
+//! | `cells::quota`, `cells::usage` | what a namespace may have, and has |
+//! | `cells::recency`, `cells::owner_requests` | when hosts last used a block; requests to owners |
+//! | `cells::local`, `cells::residue` | what the processes of this host share of it, and what they leave in the machine's caches |
 //! | `publish` | reserve, fill, commit |
-//! | `pull` | pin, copy, verify |
-//! | `pinned` | the block that a pin keeps |
-//! | `batch` | the same for several blocks with shared fences |
+//! | `pull` | pin, copy, verify; `fences` of the hosts that blocks are of |
+//! | `pull::pins`, `pull::pinned` | what this host uses, for others to see; the block that a pin keeps |
+//! | `batch` | publish and pull of several blocks with shared fences |
 //! | [`lent`] | blocks that are published where they lie, in memory of the pool that an engine goes on using |
-//! | `pins` | what this host uses, for others to see |
-//! | `recency` | when hosts last used it |
-//! | `evict`, [`policy`] | making room |
-//! | `quota`, `holdings` | what a namespace may have, and has |
-//! | `claims`, `adopt` | who owns which cells, and what becomes of those of a host that is gone |
-//! | `cells` | what this process knows of its own cells |
-//! | `ask` | requests to owners |
-//! | `service` | the upkeep that somebody has to run |
-//! | [`events`] | what happened, for listeners |
+//! | `service` | the upkeep that has to run |
+//! | [`events`], `observe::watch` | what happened, for listeners; which blocks of a namespace come and go in the whole pool |
 //! | [`survey`] | what is in the cache of a pool, and why a key is not |
-//! | `watch` | which blocks of a namespace come and go, whoever publishes them |
+//! | [`tier`] | lists of blocks for a storage tier, and calls that are dropped in the middle |
 //!
 //! # Example
 //!
@@ -69,72 +67,53 @@
 //! # }
 //! ```
 
-mod adopt;
-mod ask;
 mod batch;
 mod cells;
-mod claims;
 mod config;
-pub mod events;
-mod evict;
 mod hashing;
-mod hinting;
-mod holdings;
 mod index;
 #[cfg(feature = "faults")]
 pub mod inspect;
 pub mod lent;
-mod local;
-mod lookup;
 pub mod namespace;
-mod pinned;
-mod pins;
+mod observe;
 pub mod policy;
 mod publish;
 mod pull;
-mod quota;
-mod recency;
-mod remains;
-mod reservation;
 mod service;
-mod standing;
 pub mod survey;
-mod taking;
-mod watch;
+pub mod tier;
 
+pub(crate) use cells::residue::HOOKS;
+pub use cells::usage::Share;
 pub use config::CacheConfig;
-pub use holdings::Share;
-pub(crate) use local::local_end_bytes;
-pub use lookup::BlockInfo;
+pub use index::lookup::BlockInfo;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
-pub use pinned::Pinned;
-pub use publish::{Published, Reserved, Wish};
+pub use observe::events;
+pub use observe::watch::{Changes, Watch};
+pub use publish::reservation::Reservation;
+pub use publish::{PublishRequest, Published, Reserved};
 pub use pull::Pulled;
-pub(crate) use remains::bring_out;
-pub use reservation::Reservation;
+pub use pull::pinned::Pinned;
 pub use service::Upkeep;
-pub use watch::{Changes, Watch};
 
-use crate::background::held;
 use crate::copy::{ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
 use crate::error::{Error, Result};
 use crate::host::{Host, Op};
-use crate::limits::{CELL_CLASSES, MAX_SLOTS};
+use crate::limits::CELL_CLASSES;
 use crate::line::Lines;
 use crate::lock::LOCK_CELLS;
-use crate::media::{Ask, Geometry, Stripes};
+use crate::media::{Geometry, Stripes};
 use crate::metrics::stats::StatsBoard;
 use crate::metrics::{Metrics, MissReason};
 use events::{Events, Subscriber};
 use smallvec::SmallVec;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The cache as one process uses it. Cheap to clone; every clone is the same. All methods may be called from any thread.
 ///
-/// Somebody has to call [`Cache::service_round`] regularly, or [`Cache::serve`] once: otherwise this process never makes room ahead, and
-/// nobody takes over what others leave behind. [`Cache::close`] ends it. Dropped without that, its cells stay this process's, and no other
+/// The program has to call [`Cache::service_round`] regularly, or [`Cache::serve`] once: otherwise this process never makes room ahead, and
+/// takes over nothing that others leave behind. [`Cache::close`] ends it. Dropped without that, its cells stay this process's, and no other
 /// cache can be opened, until the process ends.
 #[derive(Clone)]
 pub struct Cache {
@@ -144,38 +123,20 @@ pub struct Cache {
 /// A list that mostly has one entry, which then costs no allocation.
 type Few<T> = SmallVec<[T; 1]>;
 
-/// What the clones of a [`Cache`], its reservations and its pins share.
+/// What the clones of a [`Cache`], its reservations and its pins share: the host, how it behaves, and the state of each room, which only
+/// that room touches. `local` is shared by all processes of the host, and so by the rooms.
 struct Inner {
     host: Host,
     config: CacheConfig,
     cell_count: u64,
-    table: index::Table,
-    local: local::LocalCells,
-    cells: Mutex<cells::Cells>,
-    pins: Mutex<pins::PinTable>,
-    guesses: lookup::Guesses,
+    index: index::Index,
+    local: cells::local::LocalCells,
+    store: cells::store::CellStore,
+    pins: pull::pins::Pins,
     /// Where the blocks of regions lie that this process has pulled lent blocks from.
     shapes: lent::Shapes,
-    known_fences: lookup::KnownFences,
-    recency: recency::Recency,
-    /// What a [`policy::TickClock`] of this process says.
-    tick: AtomicU32,
-    /// Incarnation of the host that `cells` follows.
-    incarnation: AtomicU32,
-    /// Claim line where the last chunk was found.
-    claim_hint: AtomicU64,
-    /// Classes of which the pool had no chunk left when this process last looked.
-    exhausted: [AtomicBool; CELL_CLASSES],
-    /// Requests to other owners for which it is not time yet.
-    waiting_asks: Mutex<VecDeque<Ask>>,
-    asked_room_ns: AtomicU64,
-    asked_forget_ns: AtomicU64,
-    /// The last request of each slot that was dealt with.
-    answered: Mutex<Vec<Option<(u32, u64)>>>,
-    /// When the service last did what it does less often, and where its scrub stands.
-    upkeep_at_ns: AtomicU64,
-    scrubbed: AtomicU64,
-    board: StatsBoard,
+    requests: cells::owner_requests::OwnerRequests,
+    progress: service::Progress,
     engine: Arc<dyn CopyEngine>,
     events: Events,
     metrics: Arc<Metrics>,
@@ -194,34 +155,13 @@ impl Inner {
     fn work(&self) -> Result<Op<'_>> {
         for _ in 0..2 {
             let op = self.host.enter()?;
-            if op.incarnation() == self.incarnation.load(Ordering::Acquire) {
+            if op.incarnation() == self.store.incarnation() {
                 return Ok(op);
             }
             drop(op);
             drop(self.lock_claims()?);
         }
         Err(Error::Fenced { slot: self.host.slot(), incarnation: self.host.incarnation() })
-    }
-
-    /// Ticks that went by, as the eviction policies count them.
-    fn clock_now(&self) -> u32 {
-        self.clock().now()
-    }
-
-    fn clock(&self) -> policy::TickClock {
-        policy::TickClock::at(self.tick.load(Ordering::Relaxed))
-    }
-
-    /// Whether it is worth looking for one more chunk of a class.
-    fn may_claim(&self, class: usize) -> bool {
-        self.exhausted.get(class).is_some_and(|exhausted| !exhausted.load(Ordering::Relaxed))
-    }
-
-    /// Notes whether the pool has no chunk of a class left.
-    fn has_exhausted(&self, class: usize, exhausted: bool) {
-        if let Some(known) = self.exhausted.get(class) {
-            known.store(exhausted, Ordering::Relaxed);
-        }
     }
 }
 
@@ -255,29 +195,17 @@ impl Cache {
         }
         // Through a fence and re-join of this host, if it is in the middle of one.
         drop(host.acquire(LOCK_CELLS, config.lock_timeout_ms)?);
-        let local = local::LocalCells::of(host)?;
+        let local = cells::local::LocalCells::of(host)?;
         let claim_lines = geometry.cell_claim_lines();
         let inner = Inner {
             host: host.clone(),
             cell_count: geometry.cell_count(),
-            table: index::Table::of(&geometry),
-            cells: Mutex::new(cells::Cells::new(&geometry, config.policy)),
-            pins: Mutex::default(),
-            guesses: lookup::Guesses::new(config.remembered_keys, geometry.cell_count()),
+            index: index::Index::new(&geometry, config.remembered_keys),
+            store: cells::store::CellStore::new(&geometry, config.policy, claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
+            pins: pull::pins::Pins::default(),
             shapes: lent::Shapes::default(),
-            known_fences: lookup::KnownFences::default(),
-            recency: recency::Recency::default(),
-            tick: AtomicU32::new(policy::TickClock::default().now()),
-            incarnation: AtomicU32::new(0),
-            claim_hint: AtomicU64::new(claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
-            exhausted: Default::default(),
-            waiting_asks: Mutex::default(),
-            asked_room_ns: AtomicU64::new(0),
-            asked_forget_ns: AtomicU64::new(0),
-            answered: Mutex::new(vec![None; MAX_SLOTS]),
-            upkeep_at_ns: AtomicU64::new(0),
-            scrubbed: AtomicU64::new(0),
-            board: StatsBoard::of(host)?,
+            requests: cells::owner_requests::OwnerRequests::default(),
+            progress: service::Progress::new(StatsBoard::of(host)?),
             engine,
             events: Events::new(),
             metrics: config.metrics.clone().unwrap_or_default(),
@@ -392,7 +320,7 @@ impl Cache {
     /// Copies a block into pieces by address, in order, which have the block's length together.
     ///
     /// # Safety
-    /// Until this returns each range may be written, nobody else uses it, and it is not memory of the pool, but for
+    /// Until this returns each range may be written, no other thread uses it, and it is not memory of the pool, but for
     /// blocks of a [region](lent) of this process that are not lent.
     ///
     /// # Errors
@@ -439,12 +367,12 @@ impl Cache {
 
     /// What each namespace has in this process's cells.
     pub fn shares(&self) -> Vec<(Namespace, Share)> {
-        held(&self.inner.cells).holdings.shares()
+        self.inner.store.cells().holdings.shares()
     }
 
     /// What this process's cells are.
     pub fn usage(&self) -> CellUsage {
-        let own = held(&self.inner.cells);
+        let own = self.inner.store.cells();
         let mut usage = CellUsage { quarantined: own.quarantined(), ..CellUsage::default() };
         for class in 0..CELL_CLASSES {
             let (free, ready, all) = own.counts(class);
@@ -457,7 +385,7 @@ impl Cache {
 
     /// Blocks that this process has pinned.
     pub fn pinned(&self) -> usize {
-        held(&self.inner.pins).cells()
+        self.inner.pins.cells()
     }
 
     /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells.

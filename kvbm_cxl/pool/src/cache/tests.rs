@@ -25,13 +25,15 @@ fn cache(cells: u64) -> (Cache, crate::host::Service, Pool, tempfile::TempDir) {
         chunk_bytes: 256 << 10,
         cells: vec![CellArea { cell_bytes: 64, share: Share::Bytes(cells * 64) }],
         machine: Some(id),
+        // Of a machine that never comes.
+        seats: vec![MachineId([9; 16])],
         memory: Some(CoherenceOptions::default()),
         ..FormatOptions::default()
     };
     let pool = Pool::format(&PoolSpec::new(vec![directory.path().join("pool")], Some(8 << 20)).unwrap(), &options).unwrap();
     let machine = Machine::new(id, State::open(directory.path(), pool.superblock().uuid(), id).unwrap()).unwrap();
     let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
-    let host = Host::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
+    let host = crate::pool::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
     let service = host.serve().unwrap();
     let cache = Cache::open(&host, CacheConfig::default()).unwrap();
     (cache, service, pool, directory)
@@ -42,41 +44,53 @@ fn key(number: u64) -> BlockKey {
 }
 
 #[test]
-fn a_full_part_of_the_hint_table_keeps_blocks_out_and_loses_none() {
+fn a_full_part_of_the_hint_table_keeps_no_block_out() {
     let (cache, _service, pool, _directory) = cache(112);
     let geometry = *pool.layout().geometry();
     // A stripe that is no longer than a window: all keys of the stripe share its places.
     assert_eq!(geometry.hint_lines_per_stripe(), crate::limits::HINT_WINDOW);
     let places = geometry.hint_lines_per_stripe() as usize * HINTS_PER_LINE;
-    let crowd: Vec<u64> = (0..).filter(|&number| cache.inner.home(SPACE, key(number)).stripe == 7).take(places + 2).collect();
+    let crowd: Vec<u64> = (0..).filter(|&number| cache.inner.home(SPACE, key(number)).stripe == 7).take(4 * places).collect();
     let bytes = |number: u64| number.to_le_bytes();
     let publish = |number: u64| cache.publish(SPACE, key(number), None, &bytes(number));
     let is_there = |number: u64| {
         let mut found = [0; 8];
         matches!(cache.pull(SPACE, key(number), &mut found).unwrap(), Pulled::Hit { len_bytes: 8 }) && found == bytes(number)
     };
-    for &number in &crowd[..places] {
+    let refused = || cache.metrics().publish_refused_total.of(RefusalReason::TableFull).get();
+    // Alone, then in batches: where every place is taken, a block of the same window goes.
+    for &number in &crowd[..2 * places] {
         assert_eq!(publish(number).unwrap(), Published::Stored);
+        assert!(is_there(number));
     }
-    let before = cache.usage();
-    for &number in &crowd[places..] {
-        match publish(number) {
-            Err(Error::Full { what, .. }) => assert!(what.contains("hint table"), "{what}"),
-            _ => panic!("there is a cell"),
+    for numbers in crowd[2 * places..].chunks(8) {
+        let requests: Vec<PublishRequest> =
+            numbers.iter().map(|&number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 }).collect();
+        let mut reservations = Vec::new();
+        for (answer, &number) in cache.reserve_all(&requests).unwrap().into_iter().zip(numbers) {
+            let Reserved::Cell(mut reservation) = answer else { panic!("block {number} was refused") };
+            reservation.fill([&bytes(number)[..]]).unwrap();
+            reservations.push(reservation);
         }
-        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 };
-        assert!(matches!(cache.reserve(&wish).unwrap(), Reserved::NoHint));
-        assert!(!is_there(number));
+        cache.commit_all(reservations).unwrap();
+        assert!(numbers.iter().all(|&number| is_there(number)));
     }
-    assert_eq!(cache.usage(), before, "what was refused took a cell");
-    assert_eq!(cache.metrics().publish_refused_total.of(RefusalReason::TableFull).get(), 4);
-    assert!(crowd[..places].iter().all(|&number| is_there(number)));
-    // Other parts of the table are none the worse, and one block less is room for one more.
+    assert_eq!((refused(), crowd.iter().filter(|&&number| is_there(number)).count()), (0, places));
+    assert_eq!(cache.usage().ready, places as u64);
+    // Blocks that are in use stay, and a key without a place takes no cell.
+    let there: Vec<u64> = crowd.iter().copied().filter(|&number| is_there(number)).collect();
+    let pins: Vec<_> = there.iter().map(|&number| cache.pin(SPACE, key(number)).unwrap().unwrap()).collect();
+    let before = cache.usage();
+    match publish(crowd[0]) {
+        Err(Error::Full { what, .. }) => assert!(what.contains("hint table"), "{what}"),
+        _ => panic!("every block of the window is pinned"),
+    }
+    assert_eq!((cache.usage(), refused(), there.iter().all(|&number| is_there(number))), (before, 1, true));
+    // Other parts of the table are none the worse, and one pin less is room for one more.
     let elsewhere = (0..).find(|&number| cache.inner.home(SPACE, key(number)).stripe == 8).unwrap();
     assert_eq!(publish(elsewhere).unwrap(), Published::Stored);
-    assert!(cache.evict(SPACE, key(crowd[5])).unwrap());
-    assert_eq!(publish(crowd[places]).unwrap(), Published::Stored);
-    assert!(is_there(crowd[places]) && !is_there(crowd[5]) && crowd[6..places].iter().all(|&number| is_there(number)));
+    drop(pins.into_iter().next());
+    assert_eq!(publish(crowd[0]).unwrap(), Published::Stored);
 }
 
 #[test]
@@ -87,14 +101,14 @@ fn blocks_about_to_go_stay_where_a_fence_cannot_be_told() {
         assert_eq!(cache.publish(SPACE, key(number), None, &number.to_le_bytes()).unwrap(), Published::Stored);
     }
     let usage = cache.usage();
-    let (row, op) = (pool.layout().line_offset(Region::Fence, 0).unwrap(), inner.work().unwrap());
+    let (row, op) = (pool.layout().line_offset(Region::Fence, 1).unwrap(), inner.work().unwrap());
     let whole = pool.lines().fetch_raw(row).unwrap();
-    let blocks = held(&inner.cells).blocks(|_| true);
+    let blocks = inner.store.cells().blocks(|_| true);
     let victims = inner.take(&blocks);
     assert_eq!(victims.len(), 40);
     pool.lines().memory().write_line(row, &Line([1; 64])).unwrap();
     pool.lines().fence_published();
-    assert!(matches!(inner.retire(&op, victims, evict::Reason::Asked), Err(Error::BadLine { region: Region::Fence, .. })));
+    assert!(matches!(inner.retire(&op, victims, cells::evict::Reason::Asked), Err(Error::BadLine { region: "Fence", .. })));
     pool.lines().memory().write_line(row, &whole).unwrap();
     pool.lines().fence_published();
     assert_eq!(cache.usage(), usage);
@@ -110,10 +124,11 @@ fn blocks_about_to_go_stay_where_a_fence_cannot_be_told() {
 fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     let (cache, _service, _pool, _directory) = cache(112);
     let local = &cache.inner.local;
-    let reserve = |number: u64| match cache.reserve(&Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 }).unwrap() {
-        Reserved::Cell(reservation) => reservation,
-        _ => panic!("there is a cell"),
-    };
+    let reserve =
+        |number: u64| match cache.reserve(&PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 8 }).unwrap() {
+            Reserved::Cell(reservation) => reservation,
+            _ => panic!("there is a cell"),
+        };
     let [mut committed, aborted, dropped] = [1, 2, 3].map(reserve);
     let chunk = committed.cell() / u64::from(cache.inner.geometry().cells_per_chunk);
     committed.fill([&1u64.to_le_bytes()[..]]).unwrap();
@@ -123,7 +138,7 @@ fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     assert!(local.chunk(chunk).is_filled());
     let mine = local.owner(chunk);
     local.end_filling(chunk, mine + 1);
-    assert!(local.chunk(chunk).is_filled(), "nobody else ends it");
+    assert!(local.chunk(chunk).is_filled(), "no other process ends it");
     drop(dropped);
     assert!(!local.chunk(chunk).is_filled());
     local.end_filling(chunk, mine);
@@ -138,7 +153,7 @@ fn a_chunk_counts_the_cells_that_its_process_fills_until_they_are_given_back() {
     local.brought_out(chunk, local.chunk(chunk));
     assert_eq!((local.owner(chunk), local.chunk(chunk).is_filled()), (mine, false));
 
-    // Nobody's chunk is not forgotten; the next one's begins anew.
+    // A chunk without an owner is not forgotten; the next one's begins anew.
     local.begin_filling(chunk);
     local.disown(chunk, mine + 1);
     assert_eq!(local.owner(chunk), mine);
@@ -159,8 +174,8 @@ fn what_came_into_a_cell_since_is_not_taken_out_for_what_was_there() {
     for number in 0..3 {
         cache.publish(SPACE, key(number), None, &[1; 8]).unwrap();
     }
-    let listed = held(&cache.inner.cells).blocks(|block| block.namespace == SPACE.0);
-    // While somebody works through the list, others make room and use it.
+    let listed = cache.inner.store.cells().blocks(|block| block.namespace == SPACE.0);
+    // While one thread works through the list, others make room and use it.
     let cell = cache.lookup(SPACE, key(1)).unwrap().unwrap().cell;
     assert!(cache.evict(SPACE, key(1)).unwrap());
     cache.publish(other, key(9), None, &[2; 8]).unwrap();

@@ -4,11 +4,10 @@
 //! There is no 64-byte store to rely on, so a line is written as stores and a clean, and a reader may see it torn: its CRC tells. Cache
 //! maintenance is complete only behind a DSB, so both write fences are one.
 
-use super::Submission;
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite, arm_line_bytes};
 use super::line_sum::LineSum;
+use super::{Line, Submission};
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::arch::asm;
 
 /// Reads the size of a data cache line from CTR_EL0, which Linux lets every process read.

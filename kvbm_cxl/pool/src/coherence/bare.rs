@@ -3,10 +3,9 @@
 //!
 //! Nothing that keeps data may use this: a device that goes away is not noticed here, it ends the process.
 
-use super::{Coherence, Instructions, arch};
+use super::{Coherence, Instructions, Line, arch};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -103,7 +102,7 @@ impl Bare {
         unsafe { arch::copy_lines(self.instructions.copy, to, source.as_ptr(), len / LINE_BYTES) }
     }
 
-    /// Copies `source` in from line `first` on with ordinary stores, which nobody else needs to see.
+    /// Copies `source` in from line `first` on with ordinary stores, which no other host needs to see.
     #[inline]
     pub fn store(&self, first: u64, source: &[u8]) {
         let (to, len) = self.range(first, source.len());

@@ -8,7 +8,11 @@ use super::mapping::Mapping;
 use super::sigbus::{Damage, GRANULE_BYTES, Registration};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, compiler_fence};
+use std::sync::{Arc, OnceLock};
 
 /// A range of the pool that must not be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,21 @@ pub struct FaultMap {
     // First, so that the guard ends before the memory is unmapped.
     registration: Registration,
     mapping: Mapping,
+    /// Name of the memory that this process's metadata is composed from.
+    local: OnceLock<String>,
+}
+
+/// Guards the memory that a machine's processes share. Dropping it ends the guard.
+pub struct LocalGuard {
+    // First, so that the guard ends before what it closes goes.
+    _registration: Registration,
+    _pool: Arc<FaultMap>,
+}
+
+impl std::fmt::Debug for FaultMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FaultMap({:?})", self.mapping.devices)
+    }
 }
 
 impl FaultMap {
@@ -44,7 +63,20 @@ impl FaultMap {
         mapping.check()?;
         let base = mapping.base.as_ptr().expose_provenance();
         let registration = Registration::new(Damage::new(base, mapping.len_bytes, &mapping.segments))?;
-        Ok(FaultMap { registration, mapping })
+        Ok(FaultMap { registration, mapping, local: OnceLock::new() })
+    }
+
+    /// Guards `len_bytes` of memory from `start` that this pool's metadata is composed from; `name` is for errors. When any of it is lost,
+    /// all of it reads as zero, and every later step on the pool is an error: it can have been made of those zeros.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when too many mappings are open.
+    pub fn guard_local(self: &Arc<Self>, start: NonNull<u8>, len_bytes: usize, name: String) -> Result<LocalGuard> {
+        let base = start.as_ptr().expose_provenance();
+        let damage = Damage::of_local(base, len_bytes as u64, self.registration.damage());
+        // The first name stands for all: a process has the segment of one machine for a pool.
+        let _ = self.local.set(name);
+        Ok(LocalGuard { _registration: Registration::new(damage)?, _pool: self.clone() })
     }
 
     /// The mapping.
@@ -118,9 +150,18 @@ impl FaultMap {
     #[cold]
     fn check_slowly(&self, offset: u64, len_bytes: u64) -> Result<()> {
         let damage = self.registration.damage();
+        if damage.is_closed() {
+            let device = self.local.get().cloned().unwrap_or_default();
+            let cause = "the memory that this machine's processes share for the pool is gone (its file was truncated, or its memory is \
+                         damaged): end this machine's processes of the pool and start them again"
+                .into();
+            return Err(Error::DeviceLost { device, offset, len_bytes, cause });
+        }
         if let Some(segment) = damage.segments(offset, len_bytes).iter().find(|segment| damage.lost(segment.device).is_some()) {
             let device = self.mapping.devices[segment.device].clone();
-            return Err(Error::DeviceLost { device, offset, len_bytes });
+            let of_device = self.mapping.segments.iter().filter(|other| other.device == segment.device);
+            let cause = why_lost(Path::new(&device), of_device.map(|segment| segment.len_bytes).sum());
+            return Err(Error::DeviceLost { device, offset, len_bytes, cause });
         }
         let end = offset.saturating_add(len_bytes).div_ceil(GRANULE_BYTES);
         match (offset / GRANULE_BYTES..end).any(|granule| damage.is_poisoned(granule)) {
@@ -162,5 +203,24 @@ impl FaultMap {
         }
         self.registration.damage().mark_poisoned(offset, 1);
         Ok(())
+    }
+}
+
+/// Why the device does not answer, as far as the system tells, and what to do.
+fn why_lost(path: &Path, pool_bytes: u64) -> String {
+    let Some(found) = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file) else {
+        return "reattach it and open the pool again".into();
+    };
+    let has_holes = found.blocks().saturating_mul(512) < found.len();
+    match found.len() {
+        len_bytes if len_bytes < pool_bytes => {
+            format!("its file was truncated to {len_bytes} bytes: restore it or format it anew, and open the pool again")
+        }
+        _ if has_holes => {
+            "its file has holes, and its file system has no room for them: free some there and open the pool again, or remove \
+                           the file and format it with a size, which reserves all of it"
+                .into()
+        }
+        _ => "open the pool again".into(),
     }
 }

@@ -207,6 +207,11 @@ impl Instructions {
         Ok(chosen)
     }
 
+    /// Whether a line is written by one instruction and loaded by one.
+    pub fn keep_lines_whole(&self) -> bool {
+        matches!(self.write, LineWrite::Movdir64b | LineWrite::Avx512) && self.load == LineLoad::Avx512
+    }
+
     /// Refuses what a machine with these features would not survive executing.
     pub fn check(&self, cpu: &CpuFeatures) -> Result<()> {
         if cpu.line_bytes != LINE_BYTES {
@@ -249,6 +254,20 @@ mod tests {
         assert_eq!(Instructions::parse("").unwrap(), best);
         let chosen = Instructions::parse("load=words, write=stores-flush").unwrap();
         assert_eq!(chosen, Instructions { load: LineLoad::Words, write: LineWrite::StoresFlush, ..best });
+    }
+
+    #[test]
+    fn lines_stay_whole_where_one_instruction_writes_and_one_loads_them() {
+        let best = Instructions::best().unwrap();
+        for (write, load, whole) in [
+            (LineWrite::Movdir64b, LineLoad::Avx512, true),
+            (LineWrite::Avx512, LineLoad::Avx512, true),
+            (LineWrite::Movdir64b, LineLoad::Words, false),
+            (LineWrite::StoresClwb, LineLoad::Avx512, false),
+            (LineWrite::StoresDcCvac, LineLoad::Words, false),
+        ] {
+            assert_eq!(Instructions { write, load, ..best }.keep_lines_whole(), whole, "{write}, {load}");
+        }
     }
 
     #[test]

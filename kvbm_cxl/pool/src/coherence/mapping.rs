@@ -39,7 +39,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Checks what everybody below relies on: alignment, size, and segments that tile the range.
+    /// Checks what all layers below rely on: alignment, size, and segments that tile the range.
     pub(super) fn check(&self) -> Result<()> {
         let invalid = |reason: String| Err(Error::Invalid(format!("mapping of {}: {reason}", self.devices.join(", "))));
         let base = self.base.as_ptr() as usize as u64;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one module with flushes, fences and non-temporal stores, and the hook layer for whoever stands in for them.
+//! The one module with flushes, fences and non-temporal stores, and the hook layer for the implementations that stand in for them.
 //!
-//! [`Coherence`] is all that anyone ever does to pool memory. Three implementations stand behind it: the CPU's own instructions on a
+//! [`Coherence`] is all that is ever done to pool memory. Three implementations stand behind it: the CPU's own instructions on a
 //! mapping (`Native`), the multi-process emulator of non-coherent hosts (`Emulated`), and the simulated hosts of `cxl-sim`. The methods
 //! are single steps, not safe recipes: the recipes (publish, fetch, verified copy) are composed in [`crate::line`] and above, so that a
 //! test can leave any one step out and see it noticed.
 //!
-//! What is assumed of the hardware (Intel SDM vol. 2 CLFLUSH, MFENCE, SFENCE, MOVDIR64B; DESIGN.md section 3):
+//! What is assumed of the hardware (Intel SDM vol. 2 CLFLUSH, MFENCE, SFENCE, MOVDIR64B; docs/internals/design.md section 3):
 //! - a line written by `write_line` reaches the memory as one unit, at some moment before the next `fence_stores` or `fence_all` orders
 //!   anything behind it; on the stores-and-flush fallback it may tear, which the CRC in the line shows;
 //! - `flush_line` writes a dirty line back and drops it, but younger loads pass it unless `fence_all` stands between;
@@ -23,6 +23,7 @@ mod instructions;
     not(target_arch = "x86_64"),
     allow(dead_code, reason = "no other processor has a copy that sums; the definition is tested on all")
 )]
+mod line;
 mod line_sum;
 mod mapping;
 mod native;
@@ -32,8 +33,9 @@ mod submission;
 
 pub use bare::Bare;
 pub use emulated::{Emulated, EmulatorOptions};
-pub use faultmap::{BadRange, FaultMap, LostDevice};
+pub use faultmap::{BadRange, FaultMap, LocalGuard, LostDevice};
 pub use instructions::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
+pub use line::Line;
 pub use line_sum::LineSum;
 pub use mapping::{Mapping, Segment};
 pub use native::Native;
@@ -41,13 +43,12 @@ pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
 pub use sigbus::{GRANULE_BYTES, MAX_MAPPINGS};
 pub use submission::Submission;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Begins to bring a line of this process's own memory, never the pool's, into the caches: whoever will look there soon need not wait.
+/// Begins to bring a line of this process's own memory, never the pool's, into the caches: a later look there need not wait.
 #[inline]
 pub(crate) fn prefetch(at: *const u8) {
     arch::prefetch(at);
@@ -64,7 +65,7 @@ pub trait Coherence: Send + Sync {
     /// Loads 64 bytes as this host sees them now, cached or not.
     fn load_line(&self, offset: u64) -> Result<Line>;
 
-    /// Writes a whole line as one unit. Not ordered against anything until a fence.
+    /// Writes a whole line as one unit where [`Coherence::keeps_lines_whole`]. Not ordered against anything until a fence.
     fn write_line(&self, offset: u64, line: &Line) -> Result<()>;
 
     /// Writes the line back if dirty and drops it from this host's caches. Younger loads may pass it until [`Coherence::fence_all`].
@@ -113,6 +114,12 @@ pub trait Coherence: Send + Sync {
         destination.copy_from_slice(source);
     }
 
+    /// Whether lines that this process writes and loads are one unit: the CPU needs an instruction for each. Where it has none, another
+    /// host may see a part of a line that this one writes, and this one a part of another's: the CRC of the pool's own lines shows it.
+    fn keeps_lines_whole(&self) -> bool {
+        false
+    }
+
     /// Whether [`Coherence::copy_out_summed`] is made here: the CPU needs the instructions for it.
     fn sums_copies(&self) -> bool {
         false
@@ -121,7 +128,7 @@ pub trait Coherence: Send + Sync {
     /// As [`Coherence::copy_out_streaming`], in one pass with a checksum of the bytes that are delivered. Only for whole lines whose
     /// destination starts a line, and where [`Coherence::sums_copies`]; anything else is [`crate::Error::Invalid`].
     fn copy_out_summed(&self, _offset: u64, _destination: &mut [u8], _sum: &mut LineSum) -> Result<()> {
-        Err(crate::Error::Invalid("no copy with a checksum is made here".into()))
+        Err(Error::Invalid("no copy with a checksum is made here".into()))
     }
 
     /// Whether the range can be used, as far as it is known: an error where it was lost or marked bad. Touches nothing.

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The CPU's own instructions on a mapping.
 
-use super::arch;
 use super::faultmap::FaultMap;
 use super::instructions::{CpuFeatures, Instructions, LineFlush};
-use super::{Coherence, LineSum, lines_of};
+use super::{Coherence, Line, LineSum, arch, lines_of};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -165,7 +163,7 @@ impl Coherence for Native {
         let (lines, tail) = rest.split_at(rest.len() - rest.len() % LINE_BYTES);
         // SAFETY: the range lies in the mapping. `to + head` starts a line, unless nothing is left; the part before it and the tail each
         // lie inside one line, which is mapped as a whole. The source is the caller's memory, or memory of the
-        // pool that nobody writes meanwhile.
+        // pool that no thread writes meanwhile.
         unsafe {
             if !head.is_empty() {
                 self.copy_part(to, head);
@@ -181,7 +179,7 @@ impl Coherence for Native {
     fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
         let from = self.faults.enter(offset, destination.len() as u64)?;
         // SAFETY: the range lies in the mapping, and the destination is the caller's alone and does not overlap it. Bytes that another host
-        // changes meanwhile may come out mixed; whoever reads them verifies.
+        // changes meanwhile may come out mixed; their reader verifies.
         unsafe { arch::copy_cached(destination.as_mut_ptr(), from, destination.len()) };
         self.faults.leave(offset, destination.len() as u64)
     }
@@ -197,6 +195,10 @@ impl Coherence for Native {
         let len = source.len().min(destination.len());
         // SAFETY: a shared and an exclusive slice do not overlap.
         unsafe { self.stream(source.as_ptr(), &mut destination[..len]) };
+    }
+
+    fn keeps_lines_whole(&self) -> bool {
+        self.instructions.keep_lines_whole()
     }
 
     fn sums_copies(&self) -> bool {

@@ -2,8 +2,8 @@
 //! The process-wide SIGBUS handler: keeps the process alive when memory behind a mapping goes bad, and notes what happened.
 //!
 //! A fault inside a registered mapping is noted in its [`Damage`], then ordinary zero pages are mapped over the 2 MiB around it, so that
-//! the faulting instruction goes on, whoever executed it. What it read or wrote does not count: the guarded operations look at the note
-//! afterwards and return an error. Any other SIGBUS goes to whoever handled it before.
+//! the faulting instruction goes on, in any thread. What it read or wrote does not count: the guarded operations look at the note
+//! afterwards and return an error. Any other SIGBUS goes to the handler before.
 //!
 //! The handler takes no lock, allocates nothing and calls nothing but `mmap`, `sigaction` and `raise`. What it reads is allocated when a
 //! mapping is registered and freed only when no handler runs.
@@ -12,14 +12,14 @@ use super::mapping::Segment;
 use crate::error::{Error, Result};
 use crate::limits::MAX_DEVICES;
 use std::ffi::{c_int, c_void};
-use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// The unit in which memory is marked bad: what the kernel unmaps of devdax around a poisoned byte.
 pub const GRANULE_BYTES: u64 = 2 << 20;
-/// Most mappings guarded at a time in one process.
-pub const MAX_MAPPINGS: usize = 64;
+/// Most mappings guarded at a time in one process: two for each pool that it has joined.
+pub const MAX_MAPPINGS: usize = 128;
 
 const BUS_ADRALN: c_int = 1;
 const BUS_MCEERR_AR: c_int = 4;
@@ -38,6 +38,10 @@ pub(super) struct Damage {
     codes: [AtomicI32; MAX_DEVICES],
     /// One bit for each granule that is poisoned.
     poisoned: Box<[AtomicU64]>,
+    /// This is the memory that a machine's processes share: the pool whose metadata is composed from it, which is closed first.
+    closes: *const Damage,
+    /// The memory that this pool's metadata is composed from is lost: nothing may be read or written any more.
+    is_closed: AtomicBool,
 }
 
 impl Damage {
@@ -50,7 +54,26 @@ impl Damage {
             lost: AtomicU32::new(0),
             codes: [const { AtomicI32::new(0) }; MAX_DEVICES],
             poisoned: (0..len_bytes.div_ceil(GRANULE_BYTES * 64)).map(|_| AtomicU64::new(0)).collect(),
+            closes: null(),
+            is_closed: AtomicBool::new(false),
         }
+    }
+
+    /// Of memory whose loss closes `pool`, which has to outlive the registration.
+    pub(super) fn of_local(base: usize, len_bytes: u64, pool: &Damage) -> Self {
+        let whole = Segment { start: 0, len_bytes, device: 0 };
+        Damage { closes: pool, ..Damage::new(base, len_bytes, &[whole]) }
+    }
+
+    /// Whether the memory that the pool's metadata is composed from is lost.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Async-signal-safe.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.any.store(true, Ordering::Release);
     }
 
     #[inline]
@@ -98,6 +121,14 @@ impl Damage {
     /// Notes a fault at `offset` and makes the memory there usable. False when it cannot be.
     fn absorb(&self, offset: u64, code: c_int, lsb: u32) -> bool {
         let Some(segment) = self.segments(offset, 1).first() else { return false };
+        // SAFETY: the pool's damage lives until this registration has ended.
+        if let Some(pool) = unsafe { self.closes.as_ref() } {
+            // Before zeros can be read: what a thread composes of them is then refused by the pool. All of it goes, so that none of this
+            // host's processes sees one half of its memory.
+            pool.close();
+            self.any.store(true, Ordering::Release);
+            return code == BUS_MCEERR_AO || self.replace(0, self.len_bytes);
+        }
         if code == BUS_MCEERR_AR || code == BUS_MCEERR_AO {
             let radius = GRANULE_BYTES.max(1u64.checked_shl(lsb).unwrap_or(0));
             self.mark_poisoned(offset - offset % radius, radius);
@@ -105,7 +136,7 @@ impl Damage {
             self.mark_lost(segment.device, code);
         }
         if code == BUS_MCEERR_AO {
-            return true; // Nobody touched it yet; whoever does comes here again.
+            return true; // It was not touched yet; an access comes here again.
         }
         let segment_end = segment.start + segment.len_bytes;
         let start = (offset - offset % GRANULE_BYTES).max(segment.start);
@@ -119,7 +150,7 @@ impl Damage {
         let at = with_exposed_provenance_mut::<c_void>(self.base + offset as usize);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: the range lies in a registered mapping, whose owner expects its pages to be replaced when they are gone; nobody holds
+        // SAFETY: the range lies in a registered mapping, whose owner expects its pages to be replaced when they are gone; no thread holds
         // a Rust reference into it.
         unsafe { libc::mmap(at, len_bytes as usize, protection, flags, -1, 0) != libc::MAP_FAILED }
     }
@@ -128,8 +159,10 @@ impl Damage {
 static MAPPINGS: [AtomicPtr<Damage>; MAX_MAPPINGS] = [const { AtomicPtr::new(null_mut()) }; MAX_MAPPINGS];
 /// Handlers at work, so that a mapping is not freed under one.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
-static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
-static INSTALL: Mutex<()> = Mutex::new(());
+/// Who handled the signal before; null before that is known. Never freed once the handler is there.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
+/// Whether the handler is there.
+static INSTALLED: Mutex<bool> = Mutex::new(false);
 
 /// A registered mapping. Dropping it ends the guard.
 pub(super) struct Registration {
@@ -137,7 +170,7 @@ pub(super) struct Registration {
     damage: *mut Damage,
 }
 
-// SAFETY: the damage is made of atomics and of data that nobody changes; only `drop` frees it.
+// SAFETY: the damage is made of atomics and of data that does not change; only `drop` frees it.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
@@ -180,8 +213,14 @@ impl Drop for Registration {
 }
 
 fn install() -> Result<()> {
-    let _guard = INSTALL.lock().unwrap_or_else(PoisonError::into_inner);
-    if PREVIOUS.get().is_some() {
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for and is async-signal-safe.
+    let set = |action: &libc::sigaction| unsafe { libc::sigaction(libc::SIGBUS, action, null_mut()) };
+    install_with(&mut INSTALLED.lock().unwrap_or_else(PoisonError::into_inner), set)
+}
+
+/// Installs the handler with `set` unless it is there. One that failed is tried again for the next mapping.
+fn install_with(is_installed: &mut bool, set: impl FnOnce(&libc::sigaction) -> c_int) -> Result<()> {
+    if *is_installed {
         return Ok(());
     }
     // SAFETY: an all-zero sigaction is a valid one.
@@ -190,17 +229,21 @@ fn install() -> Result<()> {
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) } != 0 {
         return Err(Error::last_os("reading the SIGBUS handler"));
     }
-    // Known before the handler can run for the first time.
-    let _ = PREVIOUS.set(previous);
     let entry: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = handler;
     action.sa_sigaction = entry as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     action.sa_mask = previous.sa_mask;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for and is async-signal-safe.
-    match unsafe { libc::sigaction(libc::SIGBUS, &action, null_mut()) } {
-        0 => Ok(()),
-        _ => Err(Error::last_os("installing the SIGBUS handler")),
+    // Known before the handler can run for the first time.
+    let before = PREVIOUS.swap(Box::into_raw(Box::new(previous)), Ordering::SeqCst);
+    if set(&action) != 0 {
+        let error = Error::last_os("installing the SIGBUS handler");
+        let unused = PREVIOUS.swap(before, Ordering::SeqCst);
+        // SAFETY: made from a box above; no handler of ours runs that could have read it.
+        drop(unsafe { Box::from_raw(unused) });
+        return Err(error);
     }
+    *is_installed = true;
+    Ok(())
 }
 
 extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -230,7 +273,8 @@ fn absorb(info: *mut libc::siginfo_t, code: c_int) -> bool {
 
 /// Does with a signal that is not ours what would have been done without us.
 fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(previous) = PREVIOUS.get() else { return };
+    // SAFETY: null, or made from a box that lives for ever once the handler is there.
+    let Some(previous) = (unsafe { PREVIOUS.load(Ordering::SeqCst).as_ref() }) else { return };
     let sent_by_a_process = code <= 0;
     match previous.sa_sigaction {
         libc::SIG_IGN if sent_by_a_process => {}
@@ -255,5 +299,30 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
             let entry: extern "C" fn(c_int) = unsafe { std::mem::transmute(entry) };
             entry(signal);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handler_that_could_not_be_installed_is_tried_again() {
+        let _turn = INSTALLED.lock().unwrap();
+        let before = PREVIOUS.load(Ordering::SeqCst);
+        let mut is_installed = false;
+        assert!(install_with(&mut is_installed, |_| -1).is_err());
+        assert!(!is_installed && PREVIOUS.load(Ordering::SeqCst) == before);
+        let mut tries = 0;
+        for _ in 0..2 {
+            install_with(&mut is_installed, |action| {
+                tries += 1;
+                assert_ne!(action.sa_sigaction, libc::SIG_DFL);
+                0
+            })
+            .unwrap();
+        }
+        assert!(is_installed && tries == 1);
+        PREVIOUS.store(before, Ordering::SeqCst);
     }
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Handing a 64-byte descriptor to a device: neither flush nor fence, but an instruction.
 
-use super::arch;
-use crate::line::Line;
+use super::{Line, arch};
 use std::ptr::NonNull;
 
 /// How a device takes descriptors.
@@ -10,7 +9,7 @@ use std::ptr::NonNull;
 pub enum Submission {
     /// Enqueued, and refused when there is no room (x86-64: ENQCMD).
     Enqueue,
-    /// Stored; whoever stores knows that there is room (x86-64: MOVDIR64B).
+    /// Stored; the caller knows that there is room (x86-64: MOVDIR64B).
     DirectStore,
 }
 

@@ -3,11 +3,10 @@
 //!
 //! Everything is assembly or an intrinsic of one instruction, and none of it claims to leave memory alone, so the compiler keeps the order.
 
-use super::Submission;
 use super::instructions::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite};
 use super::line_sum::{LineSum, PRIME32_1};
+use super::{Line, Submission};
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::arch::asm;
 use std::arch::x86_64::*;
 

@@ -4,9 +4,9 @@
 use super::checksum::{Checksum, Running};
 use super::config::CopyConfig;
 use super::counters::{Copied, Counters};
-use super::list::{Piece, ReadList, WriteList};
+use super::list::{ListPieces, Piece, ReadList, WriteList};
 use super::order::Order;
-use super::spread::{Crew, Task};
+use super::thread_pool::{CopyThreads, Task};
 use super::{CopyEngine, Outcome};
 use crate::coherence::{Coherence, LineSum};
 use crate::error::{Error, Result};
@@ -23,13 +23,6 @@ const SUMMED_BYTES: usize = 16 << 10;
 /// Pieces shorter than this are never written past the caches.
 const STREAM_PIECE_BYTES: usize = 4096;
 
-/// The pieces of one list, or a part of them, as one thread copies them.
-#[derive(Clone, Copy)]
-pub(super) struct Share<'p> {
-    pub(super) list: usize,
-    pub(super) pieces: &'p [Piece],
-}
-
 /// Copies with this process's CPUs, on any [`Coherence`].
 ///
 /// Large copies are divided among worker threads, which start with the first one. Each fences its own stores and loads before it is done.
@@ -37,7 +30,7 @@ pub(super) struct Share<'p> {
 /// after the workers had started, is copied by the caller alone.
 pub struct CpuEngine {
     config: CopyConfig,
-    crew: Crew,
+    threads: CopyThreads,
     counters: Counters,
 }
 
@@ -54,7 +47,7 @@ impl CpuEngine {
 
     fn with(config: CopyConfig, stripes: Option<Stripes>) -> Self {
         let config = config.bounded();
-        CpuEngine { crew: Crew::new(config.workers, stripes), config, counters: Counters::default() }
+        CpuEngine { threads: CopyThreads::new(config.workers, stripes), config, counters: Counters::default() }
     }
 
     /// How it copies.
@@ -76,19 +69,19 @@ impl CpuEngine {
         memory: &dyn Coherence,
         lists: Vec<Result<Cow<'_, [Piece]>>>,
         checksum: Checksum,
-        work: impl Fn(&[Share<'_>]) -> Vec<(usize, Outcome)> + Sync,
+        work: impl Fn(&[ListPieces<'_>]) -> Vec<(usize, Outcome)> + Sync,
     ) -> Vec<Outcome> {
-        let shares: Vec<Share<'_>> = lists
+        let shares: Vec<ListPieces<'_>> = lists
             .iter()
             .enumerate()
-            .filter_map(|(list, pieces)| pieces.as_ref().ok().map(|pieces| Share { list, pieces: pieces.as_ref() }))
+            .filter_map(|(list, pieces)| pieces.as_ref().ok().map(|pieces| ListPieces { list, pieces: pieces.as_ref() }))
             .collect();
         let total = total_bytes(&shares);
         let is_mapped =
             || shares.iter().flat_map(|share| share.pieces).next().is_some_and(|first| memory.address(first.offset, 1).is_some());
         let done = if self.is_divided(total) && is_mapped() {
-            let tasks: Vec<Task> = self.crew.divide(&shares, total, checksum.is_on());
-            self.crew.run(tasks, |task| work(&[Share { list: task.list, pieces: &task.pieces }]))
+            let tasks: Vec<Task> = self.threads.divide(&shares, total, checksum.is_on());
+            self.threads.run(tasks, |task| work(&[ListPieces { list: task.list, pieces: &task.pieces }]))
         } else {
             work(&shares)
         };
@@ -185,13 +178,13 @@ pub(super) fn count(outcomes: &[Outcome], sizes: impl Iterator<Item = u64>, move
     }
 }
 
-fn total_bytes(shares: &[Share<'_>]) -> u64 {
+fn total_bytes(shares: &[ListPieces<'_>]) -> u64 {
     shares.iter().flat_map(|share| share.pieces).fold(0, |sum, piece| sum.saturating_add(piece.len_bytes as u64))
 }
 
 /// Copies shares into the pool and fences.
-fn publish(memory: &dyn Coherence, shares: &[Share<'_>], checksum: Checksum, order: Order) -> Vec<(usize, Outcome)> {
-    let write = |share: &Share<'_>| {
+fn publish(memory: &dyn Coherence, shares: &[ListPieces<'_>], checksum: Checksum, order: Order) -> Vec<(usize, Outcome)> {
+    let write = |share: &ListPieces<'_>| {
         let mut sum = checksum.start();
         write_pieces(memory, share.pieces, sum.as_mut()).map(|()| sum.map(|sum| sum.finish()))
     };
@@ -290,14 +283,14 @@ impl Stage {
 
 /// A walk over the bytes of shares, in steps of any length.
 struct Walk<'s, 'p> {
-    shares: &'s [Share<'p>],
+    shares: &'s [ListPieces<'p>],
     share: usize,
     piece: usize,
     done: usize,
 }
 
 impl<'s, 'p> Walk<'s, 'p> {
-    fn new(shares: &'s [Share<'p>]) -> Self {
+    fn new(shares: &'s [ListPieces<'p>]) -> Self {
         Walk { shares, share: 0, piece: 0, done: 0 }
     }
 
@@ -366,7 +359,7 @@ impl<'c> Pull<'c> {
     }
 
     /// Copies shares out of the pool.
-    pub(super) fn run(&self, shares: &[Share<'_>]) -> Vec<(usize, Outcome)> {
+    pub(super) fn run(&self, shares: &[ListPieces<'_>]) -> Vec<(usize, Outcome)> {
         let mut failed: Vec<Option<Error>> = shares.iter().map(|_| None).collect();
         let mut sums: Vec<Option<Sum>> = shares.iter().map(|share| self.sum_of(share)).collect();
         self.copy_windows(shares, &mut failed, &mut sums);
@@ -376,7 +369,7 @@ impl<'c> Pull<'c> {
 
     /// Copies the pieces of one list out of the pool.
     pub(super) fn run_one(&self, pieces: &[Piece]) -> Outcome {
-        let share = Share { list: 0, pieces };
+        let share = ListPieces { list: 0, pieces };
         let (mut failed, mut sum) = ([None], [self.sum_of(&share)]);
         self.copy_windows(&[share], &mut failed, &mut sum);
         let ([failed], [sum]) = (failed, sum);
@@ -385,7 +378,7 @@ impl<'c> Pull<'c> {
 
     /// Copies shares, each of which has a place for its failure and one for its checksum: while one window is copied, the flushes of the
     /// next are under way.
-    fn copy_windows(&self, shares: &[Share<'_>], failed: &mut [Option<Error>], sums: &mut [Option<Sum>]) {
+    fn copy_windows(&self, shares: &[ListPieces<'_>], failed: &mut [Option<Error>], sums: &mut [Option<Sum>]) {
         let (mut flushing, mut copying) = (Walk::new(shares), Walk::new(shares));
         self.flush_window(&mut flushing, failed);
         while !copying.is_at_end() {
@@ -435,7 +428,7 @@ impl<'c> Pull<'c> {
     }
 
     /// A checksum for a list, if one is wanted: in the same pass as the copy where every piece is whole lines for the destination.
-    fn sum_of(&self, share: &Share<'_>) -> Option<Sum> {
+    fn sum_of(&self, share: &ListPieces<'_>) -> Option<Sum> {
         if !self.checksum.is_on() {
             return None;
         }

@@ -6,12 +6,75 @@
 //! Lists are of any length (Beluga section 6.1); pieces of no bytes are left out, and a piece that continues the one before it on both
 //! sides becomes part of it.
 
-use super::place::LocalPlace;
 use crate::error::{Error, Result};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+
+/// Where the local ranges of a list lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalPlace {
+    /// In memory of this process that its CPUs read and write.
+    #[default]
+    Host,
+    /// On a GPU.
+    Gpu(OnGpu),
+}
+
+/// Memory of a GPU, by its addresses in CUDA (`CUdeviceptr`, `Tensor.data_ptr()`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnGpu {
+    /// Number of the GPU as the CUDA driver of this process counts.
+    pub device: u32,
+    /// What the copy comes after.
+    pub after: After,
+}
+
+/// What a copy of GPU memory comes after. The handles are CUDA's own, as PyTorch gives them (`Stream.cuda_stream`, `Event.cuda_event`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum After {
+    /// Nothing: the caller has seen the end of everything that uses the memory.
+    #[default]
+    Nothing,
+    /// Everything that was given to this stream (`CUstream`; 0 is the default stream) before the copy is asked for.
+    Stream(u64),
+    /// What this event was recorded behind (`CUevent`): what the stream was given later is not waited for.
+    Event(u64),
+}
+
+impl LocalPlace {
+    /// The GPU, where it is one.
+    pub fn gpu(&self) -> Option<u32> {
+        match self {
+            LocalPlace::Host => None,
+            LocalPlace::Gpu(on) => Some(on.device),
+        }
+    }
+
+    pub(super) fn after(&self) -> After {
+        match self {
+            LocalPlace::Host => After::Nothing,
+            LocalPlace::Gpu(on) => on.after,
+        }
+    }
+
+    /// Whether an engine that reaches this GPU's memory, or with `None` the host's, may take a list; `has_slices` if slices are in it.
+    pub(super) fn check(&self, reached: Option<u32>, has_slices: bool) -> Result<()> {
+        let name = |gpu: Option<u32>| gpu.map_or("the host".to_owned(), |device| format!("GPU {device}"));
+        if self.gpu() != reached {
+            return Err(Error::Invalid(format!(
+                "copying memory of {}: this engine reaches memory of {} alone: give the list to an engine of its place",
+                name(self.gpu()),
+                name(reached)
+            )));
+        }
+        match has_slices && reached.is_some() {
+            true => Err(Error::Invalid(format!("copying memory of {}: a slice of host memory is in the same list", name(reached)))),
+            false => Ok(()),
+        }
+    }
+}
 
 /// A stretch of this process's memory, or of a GPU's as the list says, for callers that have addresses.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +93,13 @@ pub(super) struct Piece {
     /// Address of the first local byte; its provenance is exposed, so that neighbours can become one piece.
     address: usize,
     pub(super) len_bytes: usize,
+}
+
+/// The pieces of one list, or a part of them, as one thread copies them.
+#[derive(Clone, Copy)]
+pub(super) struct ListPieces<'p> {
+    pub(super) list: usize,
+    pub(super) pieces: &'p [Piece],
 }
 
 impl Piece {
@@ -63,7 +133,7 @@ impl Piece {
     /// The piece is of a [`ReadList`] of host memory that is alive and borrowed mutably, or a part of one, and no other reference to these
     /// bytes exists.
     pub(super) unsafe fn destination<'p>(&self) -> &'p mut [u8] {
-        // SAFETY: who filled the list promised that these bytes may be written and are nobody else's while it is used; the list was found
+        // SAFETY: who filled the list promised that these bytes may be written and have no other user while it is used; the list was found
         // not to name a byte twice.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len_bytes) }
     }
@@ -149,8 +219,8 @@ impl<'m> WriteList<'m> {
     /// Adds bytes that go to the pool offset `offset`, by address.
     ///
     /// # Safety
-    /// Until the last use of this list the range may be read, nobody writes to it, and it is not memory of the pool, but for such that this
-    /// process alone writes ([`crate::cache::lent`]) and the list does not write. Ranges that adjoin may be read as one. It lies where
+    /// Until the last use of this list the range may be read, no thread writes to it, and it is not memory of the pool, but for such that
+    /// this process alone writes ([`crate::cache::lent`]) and the list does not write. Ranges that adjoin may be read as one. It lies where
     /// [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, source: LocalRange) {
         append(&mut self.pieces, offset, source.address.as_ptr().expose_provenance(), source.len_bytes);
@@ -252,10 +322,10 @@ impl<'m> ReadList<'m> {
     /// Adds room for bytes that come from the pool offset `offset`, by address.
     ///
     /// # Safety
-    /// Until the last use of this list the range may be written, nobody else reads or writes it, no other list used in the same call names
-    /// it, and it is not memory of the pool, but for such that this process alone writes and no other host reads ([`crate::cache::lent`]),
-    /// and that the list does not read. Ranges that adjoin may be written as one. It lies where [`ReadList::place`] says, and after a
-    /// [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
+    /// Until the last use of this list the range may be written, no other thread reads or writes it, no other list used in the same call
+    /// names it, and it is not memory of the pool, but for such that this process alone writes and no other host reads
+    /// ([`crate::cache::lent`]), and that the list does not read. Ranges that adjoin may be written as one. It lies where
+    /// [`ReadList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, destination: LocalRange) {
         self.has_raw |= destination.len_bytes > 0;
         append(&mut self.pieces, offset, destination.address.as_ptr().expose_provenance(), destination.len_bytes);

@@ -37,14 +37,13 @@ mod checksum;
 mod config;
 mod counters;
 mod cpu;
-mod crew;
 pub mod cuda;
+mod dispatch;
 pub mod dsa;
 mod list;
 mod measure;
 mod order;
-mod place;
-mod spread;
+mod thread_pool;
 
 pub(crate) use checksum::Running;
 pub use checksum::{Checksum, checksum_of};
@@ -52,9 +51,9 @@ pub use config::{CopyConfig, ENVIRONMENT, EngineChoice};
 pub use counters::Copied;
 pub use cpu::CpuEngine;
 pub use cuda::{CudaConfig, CudaEngine};
+pub use dispatch::ByPlace;
 pub use dsa::DsaEngine;
-pub use list::{LocalRange, ReadList, WriteList};
-pub use place::{After, ByPlace, LocalPlace, OnGpu};
+pub use list::{After, LocalPlace, LocalRange, OnGpu, ReadList, WriteList};
 
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};

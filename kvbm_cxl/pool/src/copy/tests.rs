@@ -317,7 +317,7 @@ fn hostile_lists_are_refused_before_a_byte_moves() {
         for (one, other) in [(0..100, 99..200), (99..200, 0..100), (7..8, 7..8)] {
             let mut list = ReadList::new();
             let (one, other) = (range(&mut bytes[one]), range(&mut bytes[other]));
-            // SAFETY: `bytes` outlives the list and nobody uses it meanwhile.
+            // SAFETY: `bytes` outlives the list and no other thread uses it meanwhile.
             unsafe {
                 list.push_raw(0, one);
                 list.push_raw(500, other);

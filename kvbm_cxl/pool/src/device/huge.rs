@@ -94,7 +94,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let len_bytes = 5 * PAGE_BYTES + 12 * 1024;
         let path = folder.path().join("pool");
-        let device = Device::open_or_create(&path, len_bytes, &Sysfs::default()).unwrap();
+        let (device, _) = Device::open_or_create(&path, len_bytes, &Sysfs::default()).unwrap();
         let mut file = File::open(&path).unwrap();
         let facts = file.metadata().unwrap();
         assert_eq!((facts.len(), facts.blocks() * 512), (len_bytes, len_bytes), "all of it is reserved");
@@ -133,7 +133,7 @@ mod tests {
             true => println!("skipped: {} is in memory", built_in.display()),
             false => assert_eq!(collapse(&disk, 4 * PAGE_BYTES, TIMEOUT_MS), 0),
         }
-        // Smaller than a huge page; out of time; all holes, which nobody has asked to fill.
+        // Smaller than a huge page; out of time; all holes, which no caller asked to fill.
         for (len_bytes, timeout_ms) in [(PAGE_BYTES - 4096, TIMEOUT_MS), (4 * PAGE_BYTES, 0), (4 * PAGE_BYTES, TIMEOUT_MS)] {
             assert_eq!(collapse(&memory, len_bytes, timeout_ms), 0);
             assert_eq!((memory.metadata().unwrap().len(), memory.metadata().unwrap().blocks()), (4 * PAGE_BYTES, 0));

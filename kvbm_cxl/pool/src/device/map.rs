@@ -26,7 +26,7 @@ unsafe impl Sync for Range {}
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: this value owns exactly this range, and whoever keeps addresses into it keeps this value alive (`Mapping::owner`).
+        // SAFETY: this value owns exactly this range, and every keeper of addresses into it keeps this value alive (`Mapping::owner`).
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }
@@ -91,7 +91,7 @@ impl Range {
         // SAFETY: offset + len_bytes <= self.len_bytes, so the address lies within the range that this value owns.
         let address = unsafe { self.start.as_ptr().add(offset as usize) };
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-        // SAFETY: MAP_FIXED replaces only pages of the reservation, which nobody else uses yet.
+        // SAFETY: MAP_FIXED replaces only pages of the reservation, which no other code uses yet.
         let mapped =
             unsafe { libc::mmap(address.cast(), len_bytes as usize, protection, flags, file.as_raw_fd(), file_offset as libc::off_t) };
         if mapped == libc::MAP_FAILED { Err(std::io::Error::last_os_error()) } else { Ok(mapped) }

@@ -15,6 +15,7 @@ mod huge;
 mod map;
 mod numa;
 mod spec;
+pub(crate) mod trust;
 
 pub use huge::bytes_in_huge_pages;
 pub use map::{is_in_memory, map, map_ahead, map_header, map_part, mapping_limit};
@@ -64,6 +65,8 @@ pub struct DeviceInfo {
     pub align_bytes: u64,
     /// The NUMA node nearest to it, where the system says so.
     pub numa_node: Option<u32>,
+    /// Tells one device from another, whatever path it was opened by: of a file, its device and its number.
+    pub identity: (u64, u64),
 }
 
 /// An open device.
@@ -72,8 +75,6 @@ pub struct Device {
     file: File,
     info: DeviceInfo,
     access: Access,
-    /// Tells one device from another, whatever path it was opened by.
-    identity: (u64, u64),
 }
 
 impl Device {
@@ -94,24 +95,47 @@ impl Device {
 
     /// Opens a device, and makes a file of `len_bytes` first when there is none (or an empty one).
     ///
-    /// The file's memory is reserved at once, so that a full file system is an error here and not a SIGBUS later.
-    pub fn open_or_create(path: &Path, len_bytes: u64, sysfs: &Sysfs) -> Result<Device> {
+    /// The file's memory is reserved at once, so that a full file system is an error here and not a SIGBUS later. Also tells whether this
+    /// call made the file; one that cannot be reserved is removed again.
+    pub fn open_or_create(path: &Path, len_bytes: u64, sysfs: &Sysfs) -> Result<(Device, bool)> {
         let is_file = std::fs::metadata(path).map_or_else(|error| error.kind() == ErrorKind::NotFound, |found| found.is_file());
         if !is_file {
-            return Device::open(path, Access::Write, sysfs);
+            return Device::open(path, Access::Write, sysfs).map(|device| (device, false));
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(|source| refused(path, Access::Write, &source))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600).custom_flags(libc::O_NONBLOCK);
+        // Made by this call alone, or there before: a name that another user took first is then looked at as such.
+        let (file, is_new) = match options.clone().create_new(true).open(path) {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                (options.open(path).map_err(|source| refused(path, Access::Write, &source))?, false)
+            }
+            Err(source) => return Err(refused(path, Access::Write, &source)),
+        };
+        if let Err(reason) = trust::check_pool_file(path, &file, Access::Write) {
+            return Err(Error::NotAPool { device: path.display().to_string(), reason });
+        }
+        let device = Device::fill(path, file, len_bytes, sysfs);
+        if device.is_err() && is_new {
+            // The error says more than one that tells of the file left behind.
+            let _ = std::fs::remove_file(path);
+        }
+        Ok((device?, is_new))
+    }
+
+    /// Gives an empty file its memory.
+    fn fill(path: &Path, file: File, len_bytes: u64, sysfs: &Sysfs) -> Result<Device> {
         let is_empty = || file.metadata().map(|found| found.len() == 0).map_err(|source| os(path, "reading the size of", source));
         if is_empty()? {
             // Two that create at once take turns, and the second finds the first one's file.
             let _turn = Turn::wait(&file, path)?;
+            let links = file.metadata().map_err(|source| os(path, "looking at", source))?.nlink();
+            if links == 0 {
+                return Err(Error::NotAPool {
+                    device: path.display().to_string(),
+                    reason: "the process that made it has removed it again: try anew".into(),
+                });
+            }
             if is_empty()? {
                 reserve(&file, path, len_bytes)?;
             }
@@ -121,8 +145,10 @@ impl Device {
 
     fn from_file(path: &Path, file: File, access: Access, sysfs: &Sysfs) -> Result<Device> {
         let name = path.display().to_string();
+        let distrust = |reason| Error::NotAPool { device: name.clone(), reason };
         let refuse = |reason: String| Err(Error::NotAPool { device: name.clone(), reason });
         let meta = file.metadata().map_err(|source| os(path, "looking at", source))?;
+        trust::check_pool_file(path, &file, access).map_err(distrust)?;
         let page = page_bytes();
         let (kind, len_bytes, align_bytes, numa_node) = if meta.file_type().is_char_device() {
             let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
@@ -154,7 +180,7 @@ impl Device {
             return refuse("it is empty: give a size to create a pool in it".into());
         }
         let identity = if kind == DeviceKind::Devdax { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
-        Ok(Device { file, info: DeviceInfo { name, kind, len_bytes, align_bytes, numa_node }, access, identity })
+        Ok(Device { file, info: DeviceInfo { name, kind, len_bytes, align_bytes, numa_node, identity }, access })
     }
 
     /// What is known of it.
@@ -167,9 +193,14 @@ impl Device {
         self.access
     }
 
+    /// A descriptor of its own of the open device.
+    pub fn file(&self) -> Result<File> {
+        self.file.try_clone().map_err(|source| os(Path::new(&self.info.name), "duplicating a descriptor of", source))
+    }
+
     /// True when `other` is this same device, whatever paths they were opened by.
     pub fn is_same(&self, other: &Device) -> bool {
-        self.identity == other.identity
+        self.info.identity == other.info.identity
     }
 
     /// Keeps other processes of this machine from formatting the device at the same time, for as long as the result lives.
@@ -182,6 +213,34 @@ impl Device {
         }
     }
 
+    /// Gives a file with holes the memory that it lacks, so that a full file system is an error now and not a lost device in serving.
+    ///
+    /// # Errors
+    /// [`Error::NotAPool`] when its file system has no room.
+    pub fn reserve_holes(&self) -> Result<()> {
+        let path = Path::new(&self.info.name);
+        let found = self.file.metadata().map_err(|source| os(path, "looking at", source))?;
+        if self.info.kind != DeviceKind::File || found.blocks().saturating_mul(512) >= found.len() {
+            return Ok(());
+        }
+        let len = libc::off_t::try_from(found.len()).map_err(|_| self.refuse("it is too large"))?;
+        // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
+        if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, 0, len) } == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        // A file system without reservations has to be believed, as when the file is made here.
+        if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+            return Ok(());
+        }
+        Err(self.refuse(format!(
+            "it is a file with holes ({} of {} bytes have memory), and the rest cannot be reserved ({error}): free room on its file \
+             system, or use a smaller file",
+            found.blocks().saturating_mul(512),
+            found.len()
+        )))
+    }
+
     /// An error about this device.
     pub fn refuse(&self, reason: impl Into<String>) -> Error {
         Error::NotAPool { device: self.info.name.clone(), reason: reason.into() }
@@ -192,7 +251,7 @@ impl Device {
 struct Turn(File);
 
 impl Turn {
-    /// Waits for the lock. Whoever has it only reserves a file's memory meanwhile; the deadline covers one that is stopped.
+    /// Waits for the lock. Its holder only reserves a file's memory meanwhile; the deadline covers one that is stopped.
     fn wait(file: &File, path: &Path) -> Result<Turn> {
         const TIMEOUT_MS: u64 = 60_000;
         let file = file.try_clone().map_err(|source| os(path, "opening", source))?;
@@ -293,7 +352,12 @@ fn os(path: &Path, doing: &str, source: std::io::Error) -> Error {
 /// Says why an open failed and what to do.
 fn refused(path: &Path, access: Access, source: &std::io::Error) -> Error {
     let reason = match source.raw_os_error() {
-        Some(libc::ENOENT) => "there is no such device: name an existing one, or give a size to create a file".into(),
+        Some(libc::ENOENT) => match path.parent().filter(|folder| !folder.exists()) {
+            Some(folder) => {
+                format!("there is no such device, nor the folder {} that it would lie in: make the folder first", folder.display())
+            }
+            None => "there is no such device: name an existing one, or give a size to create a file".into(),
+        },
         Some(libc::ENXIO) => {
             "the device is there but has no driver: bind it to device_dax (daxctl reconfigure-device --mode=devdax)".into()
         }

@@ -188,13 +188,13 @@ fn creation_happens_once_and_keeps_what_is_there() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                let device = Device::open_or_create(&path, 4 << 20, &Sysfs::default()).unwrap();
+                let (device, _) = Device::open_or_create(&path, 4 << 20, &Sysfs::default()).unwrap();
                 assert_eq!(device.info().len_bytes, 4 << 20);
             });
         }
     });
     std::fs::write(&path, vec![7; 3 << 20]).unwrap();
-    let device = Device::open_or_create(&path, 4 << 20, &Sysfs::default()).unwrap();
+    let (device, _) = Device::open_or_create(&path, 4 << 20, &Sysfs::default()).unwrap();
     assert_eq!(device.info().len_bytes, 3 << 20);
     assert!(std::fs::read(&path).unwrap().iter().all(|&byte| byte == 7));
     let odd = Device::open_or_create(&folder.path().join("odd"), 4097, &Sysfs::default()).unwrap_err().to_string();
@@ -257,8 +257,14 @@ fn fake_sysfs(size: &str, align: &str) -> (tempfile::TempDir, Sysfs) {
 fn devdax_facts_come_from_sysfs() {
     let (root, sysfs) = fake_sysfs("1073741824\n", "2097152\n");
     let device = Device::open(Path::new("/dev/zero"), Access::Write, &sysfs).unwrap();
-    let expected =
-        DeviceInfo { name: "/dev/zero".into(), kind: DeviceKind::Devdax, len_bytes: 1 << 30, align_bytes: 2 << 20, numa_node: Some(3) };
+    let expected = DeviceInfo {
+        name: "/dev/zero".into(),
+        kind: DeviceKind::Devdax,
+        len_bytes: 1 << 30,
+        align_bytes: 2 << 20,
+        numa_node: Some(3),
+        identity: (u64::MAX, 261),
+    };
     assert_eq!(*device.info(), expected);
     let mapping = map(&[device], &Stripes::fit(&[1 << 30], 2 << 20).unwrap(), 4).unwrap();
     assert_eq!((mapping.len_bytes, mapping.base.as_ptr() as usize % (2 << 20)), (1 << 30, 0));

@@ -8,13 +8,13 @@ use super::damage::joined;
 use super::report::{Remedy, Report, Severity};
 use super::slots::NOT_THE_OWNER;
 use super::view::{View, found, scan};
-use crate::cache::survey::{CacheView, ChunkInfo, ChunkState, Claimant, Standing};
+use crate::cache::survey::{CacheView, ChunkInfo, ChunkState, Claimant, OwnerStatus};
 use crate::error::Result;
 use crate::media::*;
 use bytemuck::Zeroable;
 use std::collections::HashMap;
 
-const NOBODY_READS_IT: Remedy = Remedy::None("none needed: nobody reads what does not exist");
+const IS_NOT_READ: Remedy = Remedy::None("none needed: what does not exist is not read");
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) -> Result<()> {
     if view.geometry.cell_chunks() == 0 {
@@ -38,10 +38,10 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
     for (index, reason) in &view.cell_claims.bad {
         let (slot, line) = (index / per_slot, index % per_slot);
         let meaning =
-            "it counts as a claim of every chunk in it, by the latest incarnation of its slot: nobody adopts them while that may be there";
+            "it counts as a claim of every chunk in it, by the latest incarnation of its slot: no host adopts them while that may be there";
         let remedy = if view.is_never_bound(slot) {
             Remedy::Safe {
-                what: "writes the empty line that stood there: nobody was ever given the slot",
+                what: "writes the empty line that stood there: the slot was never bound",
                 writes: vec![view.write(*index, CellClaim::zeroed())],
             }
         } else {
@@ -62,7 +62,7 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
         let beyond = ((chunks.end - chunks.start) as usize..CHUNKS_PER_CELL_CLAIM).find(|&bit| claim.has(bit));
         if let Some(bit) = beyond {
             let meaning = format!("claims cell chunk {}, which does not exist", chunks.start + bit as u64);
-            found(report, Severity::Error, "cell_claim.range", (Region::CellClaim, index), meaning, NOBODY_READS_IT);
+            found(report, Severity::Error, "cell_claim.range", (Region::CellClaim, index), meaning, IS_NOT_READ);
         }
     }
 }
@@ -71,7 +71,7 @@ fn claims(view: &View<'_>, cache: &CacheView, report: &mut Report) {
 fn is_anothers(cache: &CacheView, chunk: u64, slot: u64) -> bool {
     cache.chunk(chunk).is_ok_and(|info| {
         let mut claimants = info.claimants.iter();
-        claimants.any(|(claimant, standing)| u64::from(claimant.slot) != slot && *standing == Standing::Live)
+        claimants.any(|(claimant, standing)| u64::from(claimant.slot) != slot && *standing == OwnerStatus::Live)
     })
 }
 
@@ -105,7 +105,7 @@ fn owners(cache: &CacheView, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Of nobody, and so of no claimant: the chunk's next owner keeps the cell in quarantine, as if the line did not verify.
+/// Of no host, and so of no claimant: the chunk's next owner keeps the cell in quarantine, as if the line did not verify.
 fn emptied(view: &View<'_>, cell: u64) -> Remedy {
     let what = "empties it: its block is given up, and the chunk's next owner keeps the cell in quarantine as long as need be";
     Remedy::Safe { what, writes: vec![view.write(cell, Descriptor::default())] }
@@ -123,7 +123,7 @@ fn descriptors(view: &View<'_>, cache: &CacheView, report: &mut Report) -> Resul
         match line {
             Err(reason) => {
                 let meaning =
-                    format!("{reason}: what the cell holds is lost: nobody reads it, its chunk's next owner puts it in quarantine");
+                    format!("{reason}: what the cell holds is lost: it is not read, its chunk's next owner puts it in quarantine");
                 found(report, Severity::Error, "line.damaged", (Region::Descriptor, cell), meaning, emptied(view, cell));
             }
             Ok(line) => {
@@ -164,7 +164,7 @@ fn descriptor(view: &View<'_>, report: &mut Report, cell: u64, line: &Descriptor
         return true;
     }
     if chunk.state == ChunkState::Unclaimed {
-        let meaning = format!("cell chunk {} has a block, but nobody claims it", chunk.chunk);
+        let meaning = format!("cell chunk {} has a block, but no claim", chunk.chunk);
         return wrong(Severity::Error, "descriptor.unclaimed", meaning, emptied(view, cell));
     }
     if chunk.claimants.iter().all(|(claimant, _)| claimant.slot != line.owner) {
@@ -275,7 +275,7 @@ fn pins(view: &View<'_>, report: &mut Report) -> Result<()> {
                 let meaning =
                     format!("{reason}: all of its cells count as pinned while the slot's host may be there: they are not evicted");
                 let (what, value) = if view.is_never_bound(slot) {
-                    ("writes the empty line that stood there: nobody was ever given the slot", PinLine::default())
+                    ("writes the empty line that stood there: the slot was never bound", PinLine::default())
                 } else {
                     let value = PinLine { incarnation: joined(view, slot), nibbles: [0x8888_8888_8888_8888; 7], ..PinLine::default() };
                     ("pins all of its cells for the host that joined last: that ends when it joins again, is fenced or leaves", value)
@@ -293,7 +293,7 @@ fn pins(view: &View<'_>, report: &mut Report) -> Result<()> {
                     (0..CELLS_PER_PIN).find(|&place| first + place as u64 >= view.geometry.cell_count() && line.nibble(place) != 0);
                 if let Some(place) = beyond.filter(|_| line.nibbles != [0x8888_8888_8888_8888; 7]) {
                     let meaning = format!("uses cell {}, which does not exist", first + place as u64);
-                    found(report, Severity::Warning, "pin.range", at, meaning, NOBODY_READS_IT);
+                    found(report, Severity::Warning, "pin.range", at, meaning, IS_NOT_READ);
                 }
             }
         }

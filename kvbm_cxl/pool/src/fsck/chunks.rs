@@ -60,7 +60,7 @@ fn heads(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk], damaged: &m
         let mut wrong = |rule, meaning: String, remedy| found(report, Severity::Error, rule, at, meaning, remedy);
         let slot = u64::from(head.slot);
         if head.incarnation != 0 || head.slot != 0 {
-            let remedy = Remedy::None("none: somebody who was never bound to the slot wrote it (a cloned machine id?)");
+            let remedy = Remedy::None("none: a machine that was never bound to the slot wrote it (a cloned machine id?)");
             if slot >= view.geometry.slots.into() {
                 wrong("chunk.slot", format!("written by slot {slot}, which does not exist"), remedy);
             } else if head.incarnation > view.bound(slot) && !view.decided_bindings[slot as usize].hidden {
@@ -121,7 +121,7 @@ fn keep_maps(view: &View<'_>, report: &mut Report, chunks: &mut [Chunk]) -> Resu
                     chunk.kept += keep.bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
                     chunk.keeps_first |= line == 0 && keep.bits[0] & 1 == 1;
                 }
-                // Lines behind the last block may hold what an earlier cut left; those of an uncut chunk are not read by anybody.
+                // Lines behind the last block may hold what an earlier cut left; those of an uncut chunk are not read.
                 if blocks > 0 && last.is_some_and(|last| last as u64 >= blocks) {
                     let mut bits = keep.bits;
                     (blocks as usize..BLOCKS_PER_KEEP).for_each(|bit| bits[bit / 8] &= !(1 << (bit % 8)));
@@ -151,7 +151,7 @@ fn damaged_keep(view: &View<'_>, chunks: &[Chunk], chunk: u64, index: u64, block
     }
     let mut keep = KeepMap::zeroed();
     (0..blocks as usize).for_each(|bit| keep.bits[bit / 8] |= 1 << (bit % 8));
-    let what = "keeps all of these blocks: nothing is lost, but those that nobody uses stay allocated until somebody frees them";
+    let what = "keeps all of these blocks: nothing is lost, but unused ones stay allocated until they are freed";
     let meaning = "which of these blocks are in use is unknown: nothing of the chunk may be used";
     (meaning, Remedy::Safe { what, writes: vec![view.write(index, keep)] })
 }
@@ -295,7 +295,7 @@ fn claim_lines(view: &View<'_>, report: &mut Report) {
             (0..CHUNKS_PER_CLAIM as u64).find(|bit| first + bit >= layout.chunks() && claim.bits[*bit as usize / 8] >> (bit % 8) & 1 == 1);
         if let Some(bit) = beyond {
             let meaning = format!("claims chunk {}, which does not exist", first + bit);
-            let remedy = Remedy::None("none needed: nobody uses what does not exist");
+            let remedy = Remedy::None("none needed: what does not exist is not used");
             found(report, Severity::Error, "claim.range", (Region::Claim, index), meaning, remedy);
         }
     }

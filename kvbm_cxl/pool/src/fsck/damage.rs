@@ -2,9 +2,10 @@
 //! Lines that do not verify: what each one's loss means, and what may be written in its place.
 //!
 //! The rule for every remedy: what is written may make the pool more careful than the lost line would have, never less. It may fence, wait
-//! and hold back more; it may not hide a higher tag, forget a fence, or take a lock or chunk away from somebody. Where no such content
+//! and hold back more; it may not hide a higher tag, forget a fence, or take a lock or chunk away from its owner. Where no such content
 //! follows from what survived, the remedy is a [`Remedy::Loss`], which assumes that no stopped host ever goes on.
 
+use super::places;
 use super::report::{Remedy, Report, Severity};
 use super::view::{Table, View, found};
 use crate::alloc::LOST_NUMBERS;
@@ -14,12 +15,12 @@ use crate::media::*;
 use bytemuck::Zeroable;
 
 /// Epochs that a lost seat line is set ahead of everything seen, so that claims which left no other trace stay behind it.
-const EPOCH_MARGIN: u32 = 1 << 16;
+pub(super) const EPOCH_MARGIN: u32 = 1 << 16;
 /// Grant numbers that a lost grant is set ahead of everything seen.
 const GRANT_MARGIN: u32 = 1 << 16;
 
 /// A severity, what the loss means, and the remedy.
-type Verdict = (Severity, &'static str, Remedy);
+pub(super) type Verdict = (Severity, &'static str, Remedy);
 
 /// Reports every line of the loaded tables that does not verify.
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
@@ -39,6 +40,9 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     each(report, &view.free_acks, |index| free_ack(view, index));
     each(report, &view.stats, |index| stats(view, index));
     each(report, &view.asks, |index| ask(view, index));
+    each(report, &view.splitters, |index| places::splitter(view, index));
+    each(report, &view.claimants, |index| places::claimant(view, index));
+    each(report, &view.seat_claims, |index| places::seat_claim(view, index));
 }
 
 fn each<T: MediaLine>(report: &mut Report, table: &Table<T>, verdict: impl Fn(u64) -> Verdict) {
@@ -48,22 +52,22 @@ fn each<T: MediaLine>(report: &mut Report, table: &Table<T>, verdict: impl Fn(u6
     }
 }
 
-fn safe<T: MediaLine>(view: &View<'_>, index: u64, what: &'static str, value: T) -> Remedy {
+pub(super) fn safe<T: MediaLine>(view: &View<'_>, index: u64, what: &'static str, value: T) -> Remedy {
     Remedy::Safe { what, writes: vec![view.write(index, value)] }
 }
 
-fn loss<T: MediaLine>(view: &View<'_>, index: u64, what: &'static str, value: T) -> Remedy {
+pub(super) fn loss<T: MediaLine>(view: &View<'_>, index: u64, what: &'static str, value: T) -> Remedy {
     Remedy::Loss { what, writes: vec![view.write(index, value)] }
 }
 
-fn empty<T: MediaLine>(view: &View<'_>, index: u64) -> Remedy {
-    safe(view, index, "writes the empty line that stood there: nobody was ever given it", T::zeroed())
+pub(super) fn empty<T: MediaLine>(view: &View<'_>, index: u64) -> Remedy {
+    safe(view, index, "writes the empty line that stood there: it was never bound", T::zeroed())
 }
 
 fn seat(view: &View<'_>, index: u64) -> Verdict {
     let meaning = "the epoch this seat claimed is unknown and may be the highest: no manager can take over, no grant is accepted";
-    let binding = &view.decided_bindings[view.geometry.slots as usize + index as usize];
-    let is_bound = binding.hidden || binding.best.incarnation != 0;
+    let claim = &view.decided_seats[index as usize];
+    let is_bound = claim.hidden || claim.best.generation != 0;
     if view.seat_machine(index).is_none() && !is_bound && !has_copies(view, index) {
         return (Severity::Error, meaning, empty::<Seat>(view, index));
     }
@@ -74,7 +78,8 @@ fn seat(view: &View<'_>, index: u64) -> Verdict {
     }
     let machine = view.seat_machine(index).map_or([0; 16], |machine| machine.0);
     let what = "claims an epoch far above every one that left a trace; a host that is only paused and not off could act on the lost one";
-    let line = Seat { epoch: epoch as u32, beat: u64::MAX, machine, ..Seat::default() };
+    let (generation, session) = (claim.best.generation, claim.best.session);
+    let line = Seat { epoch: epoch as u32, beat: u64::MAX, machine, generation, session, ..Seat::default() };
     (Severity::Error, meaning, loss(view, index, what, line))
 }
 
@@ -114,7 +119,8 @@ fn grant(view: &View<'_>, index: u64) -> Verdict {
     for (place, grant) in value.grants.iter_mut().enumerate() {
         let lock = line as u32 * LOCKS_PER_GRANT as u32 + place as u32;
         if lock < view.geometry.locks {
-            // Held by nobody who could still be running: incarnation 0 is over as soon as its slot was ever joined, and is repaired after.
+            // Held by no host that could still be running: incarnation 0 is over as soon as its slot was ever joined, and is repaired
+            // after.
             let number = highest_grant(view, lock).saturating_add(GRANT_MARGIN).min(MAX_NUMBER - 1);
             *grant = Grant { number, flags: Grant::REPAIR, ..Grant::default() };
         }
@@ -148,13 +154,13 @@ fn binding(view: &View<'_>, index: u64) -> Verdict {
         let what = "copies the binding that counts, under this seat's older epoch: it outvotes whatever stood there";
         return (Severity::Error, "one of the copies of this binding is lost; a newer copy counts", safe(view, index, what, value));
     }
-    let meaning = "the newest binding of this slot or seat may have stood there: nobody can be bound to it";
+    let meaning = "the newest binding of this slot may have stood there: no machine can be bound to it";
     let Some(tag) = view.seats.get(seat).map(|line| line.epoch) else {
         return (Severity::Error, meaning, Remedy::None("the seat's own line has to be repaired first"));
     };
     let mut value = Binding { tag, ..best };
     // The slot's own line is a witness of a binding that was accepted.
-    if let Some(identity) = view.identities.get(line).filter(|_| line < view.geometry.slots.into())
+    if let Some(identity) = view.identities.get(line)
         && identity.incarnation > best.incarnation
     {
         value = Binding { tag, incarnation: identity.incarnation, machine: identity.machine, nonce: identity.nonce, ..Binding::default() };
@@ -173,7 +179,7 @@ fn fence(view: &View<'_>, index: u64) -> Verdict {
         }
     }
     let what = "fences every incarnation bound so far: a fence too many costs that host a re-join, a lost one could cost data";
-    (Severity::Error, "fences may be forgotten: nobody can check whether it is fenced", safe(view, index, what, value))
+    (Severity::Error, "fences may be forgotten: no host can check whether it is fenced", safe(view, index, what, value))
 }
 
 fn death(view: &View<'_>, index: u64) -> Verdict {
@@ -184,17 +190,17 @@ fn death(view: &View<'_>, index: u64) -> Verdict {
         *dead = view.dead.get((first + place as u64) as usize).copied().unwrap_or(0);
     }
     let what = "writes the proofs that other rows hold; a death that only this row told of has to be declared again";
-    (Severity::Error, "proofs of death may be forgotten: nobody can adopt what dead hosts left", safe(view, index, what, value))
+    (Severity::Error, "proofs of death may be forgotten: no host can adopt what dead hosts left", safe(view, index, what, value))
 }
 
 fn join_box(view: &View<'_>, index: u64) -> Verdict {
     let what = "empties the box";
-    (Severity::Warning, "a request for a slot is lost; whoever waits asks again", safe(view, index, what, JoinBox::default()))
+    (Severity::Warning, "a request for a slot is lost; the machine asks again", safe(view, index, what, JoinBox::default()))
 }
 
 fn identity(view: &View<'_>, index: u64) -> Verdict {
     if view.is_never_bound(index) {
-        return (Severity::Error, "nobody has this slot", empty::<Identity>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<Identity>(view, index));
     }
     let meaning = "it is unknown whether this host left or stopped: what it held stays held until its machine joins again";
     let register = &view.decided_bindings[index as usize];
@@ -215,7 +221,7 @@ pub(super) fn joined(view: &View<'_>, slot: u64) -> u32 {
 fn summary(view: &View<'_>, index: u64) -> Verdict {
     let slot = index / view.geometry.summary_lines();
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<Summary>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<Summary>(view, index));
     }
     let what = "writes a heartbeat that stands still; the host writes its own again when it beats";
     let value = Summary { incarnation: joined(view, slot), ..Summary::default() };
@@ -225,7 +231,7 @@ fn summary(view: &View<'_>, index: u64) -> Verdict {
 fn request(view: &View<'_>, index: u64) -> Verdict {
     let (slot, line) = (index / view.geometry.request_lines(), index % view.geometry.request_lines());
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<RequestLine>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<RequestLine>(view, index));
     }
     let first = line as u32 * LOCKS_PER_REQUEST as u32;
     let incarnation = joined(view, slot);
@@ -252,7 +258,7 @@ fn request(view: &View<'_>, index: u64) -> Verdict {
 fn intent(view: &View<'_>, index: u64) -> Verdict {
     let slot = index / INTENTS as u64;
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<Intent>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<Intent>(view, index));
     }
     let what = "empties it; what the host was writing when it stopped is then no longer quarantined. Its next join empties it without loss";
     let value = Intent { incarnation: joined(view, slot), ..Intent::default() };
@@ -263,7 +269,7 @@ fn intent(view: &View<'_>, index: u64) -> Verdict {
 fn record(view: &View<'_>, index: u64) -> Verdict {
     let (slot, number) = (index / view.geometry.records(), index % view.geometry.records());
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<Record>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<Record>(view, index));
     }
     let lock = record_lock(view, number);
     let register = &view.decided_grants[lock as usize / LOCKS_PER_GRANT];
@@ -289,7 +295,7 @@ fn record(view: &View<'_>, index: u64) -> Verdict {
 fn claim(view: &View<'_>, index: u64) -> Verdict {
     let slot = index / view.lines.layout().claim_lines();
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<Claim>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<Claim>(view, index));
     }
     let first = index % view.lines.layout().claim_lines() * CHUNKS_PER_CLAIM as u64;
     let mut value = Claim { incarnation: joined(view, slot), ..Claim::zeroed() };
@@ -315,7 +321,7 @@ fn free_box(view: &View<'_>, index: u64) -> Verdict {
     let slots = u64::from(view.geometry.slots);
     let (slot, receiver) = (index / slots, index % slots);
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<FreeBox>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<FreeBox>(view, index));
     }
     let what = "empties the box; blocks that were on their way to be freed stay allocated until their host joins again";
     // A number that no message had, as its host would choose it.
@@ -329,9 +335,9 @@ fn free_ack(view: &View<'_>, index: u64) -> Verdict {
     let slots = u64::from(view.geometry.slots);
     let (slot, sender) = (index / slots, index % slots);
     if view.is_never_bound(slot) {
-        return (Severity::Error, "nobody has this slot", empty::<FreeAck>(view, index));
+        return (Severity::Error, "no host has this slot", empty::<FreeAck>(view, index));
     }
-    // Not the other way round: blocks of it that are free by now may be somebody else's, and would be freed once more.
+    // Not the other way round: blocks of it that are free by now may be another owner's, and would be freed once more.
     let what = "says that the message was taken; blocks of it that were not freed yet stay allocated";
     let message = view.free_boxes.get(sender * slots + slot).copied().unwrap_or_default();
     let value = FreeAck { incarnation: joined(view, slot), sender: message.incarnation, sequence: message.sequence, ..FreeAck::default() };
@@ -344,6 +350,6 @@ fn stats(view: &View<'_>, index: u64) -> Verdict {
 }
 
 fn ask(view: &View<'_>, index: u64) -> Verdict {
-    let meaning = "what this host asked the owners of cells to do is lost; whoever waits for it asks again";
+    let meaning = "what this host asked the owners of cells to do is lost; the caller that waits for it asks again";
     (Severity::Warning, meaning, safe(view, index, "empties it", Ask::default()))
 }

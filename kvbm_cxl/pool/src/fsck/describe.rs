@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::limits::{INTENTS, MAX_OBJECT_NAME_BYTES};
-use crate::line::{Line, Lines};
+use crate::line::{Line, Lines, with_line_of};
 use crate::lock::FIRST_STRIPE_LOCK;
 use crate::media::*;
 use crate::metrics::stats::Stat;
@@ -46,10 +46,7 @@ pub fn line_name(layout: &Layout, region: Region, index: u64) -> String {
     match region {
         Region::Seat => format!("SEAT[{index}]"),
         Region::Grant => pair("GR", geometry.grant_lines()),
-        Region::Binding => {
-            let (seat, line, slots) = (index / geometry.bindings(), index % geometry.bindings(), u64::from(geometry.slots));
-            if line < slots { format!("BIND[{seat}][slot {line}]") } else { format!("BIND[{seat}][seat {}]", line - slots) }
-        }
+        Region::Binding => pair("BIND", geometry.bindings()),
         Region::Fence => pair("FEN", geometry.fence_lines()),
         Region::Death => pair("DEAD", geometry.fence_lines()),
         Region::JoinBox => format!("JOINBOX[{index}]"),
@@ -69,6 +66,9 @@ pub fn line_name(layout: &Layout, region: Region, index: u64) -> String {
         Region::Pin => pair("PIN", geometry.pin_lines()),
         Region::CellClaim => pair("CCLAIM", geometry.cell_claim_lines()),
         Region::Ask => format!("ASK[{index}]"),
+        Region::Splitter => format!("SPLITTER[{}].{}", index / 2, if index.is_multiple_of(2) { "name" } else { "door" }),
+        Region::Claimant => format!("CLAIMANT[{index}]"),
+        Region::SeatClaim => pair("SEATCLAIM", geometry.seats.into()),
     }
 }
 
@@ -82,7 +82,7 @@ pub fn line_owner(layout: &Layout, region: Region, index: u64) -> String {
         Region::Grant => seat(geometry.grant_lines()),
         Region::Binding => seat(geometry.bindings()),
         Region::Fence | Region::Death => seat(geometry.fence_lines()),
-        Region::JoinBox => "anybody (a hint)".into(),
+        Region::JoinBox => "any machine (a hint)".into(),
         Region::Identity => slot(1),
         Region::Summary => slot(geometry.summary_lines()),
         Region::Request => slot(geometry.request_lines()),
@@ -98,6 +98,9 @@ pub fn line_owner(layout: &Layout, region: Region, index: u64) -> String {
         Region::Pin => slot(geometry.pin_lines()),
         Region::CellClaim => slot(geometry.cell_claim_lines()),
         Region::Ask => slot(1),
+        Region::Splitter => "any machine that has no place yet".into(),
+        Region::Claimant => format!("the machine of place {index}"),
+        Region::SeatClaim => format!("the machine of place {}", index / u64::from(geometry.seats)),
     }
 }
 
@@ -177,7 +180,14 @@ fn sparse<T: Copy>(what: &'static str, first: u64, values: &[T], is_set: impl Fn
 impl Fields for Seat {
     fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
         let beat = if self.beat == u64::MAX { Value::Text("resigned".into()) } else { number(self.beat) };
-        vec![("epoch", number(self.epoch)), ("beat", beat), ("machine", id(self.machine))]
+        vec![
+            ("epoch", number(self.epoch)),
+            ("beat", beat),
+            ("machine", id(self.machine)),
+            ("session", id(self.session)),
+            ("generation", number(self.generation)),
+            ("state", word(self.state, &[(0, "owned"), (Seat::RELEASED, "released")])),
+        ]
     }
 }
 
@@ -223,7 +233,13 @@ impl Fields for DeathLine {
 
 impl Fields for JoinBox {
     fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
-        vec![("slot", number(self.slot)), ("machine", id(self.machine)), ("nonce", id(self.nonce)), ("previous", id(self.previous))]
+        vec![
+            ("slot", number(self.slot)),
+            ("machine", id(self.machine)),
+            ("nonce", id(self.nonce)),
+            ("previous", id(self.previous)),
+            ("vouches", Value::Number(self.vouches().into())),
+        ]
     }
 }
 
@@ -236,6 +252,8 @@ impl Fields for Identity {
             ("drained", number(self.drained)),
             ("machine", id(self.machine)),
             ("nonce", id(self.nonce)),
+            ("reported slot", number(self.reported().map_or(0, |(slot, _)| slot))),
+            ("reported incarnation", number(self.reported().map_or(0, |(_, incarnation)| incarnation))),
         ]
     }
 }
@@ -417,6 +435,30 @@ impl Fields for Ask {
             ("class", number(self.class)),
             ("namespace", id(self.namespace)),
             ("key", id(self.key)),
+        ]
+    }
+}
+
+impl Fields for Splitter {
+    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
+        vec![("closed", number(self.closed)), ("attempt", id(self.attempt))]
+    }
+}
+
+impl Fields for Claimant {
+    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
+        vec![("ballot", number(self.ballot)), ("machine", id(self.machine))]
+    }
+}
+
+impl Fields for SeatClaim {
+    fn fields(&self, _: &Layout, _: u64) -> Vec<(&'static str, Value)> {
+        vec![
+            ("tag", number(self.tag)),
+            ("generation", number(self.generation)),
+            ("machine", id(self.machine)),
+            ("session", id(self.session)),
+            ("ended", id(self.ended)),
         ]
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Anything may stand in the memory that is checked: every line is fetched by value, verified, and every number in it is checked before it
 //! is used; all work is bounded by the layout. A pool whose hosts followed the protocols has no errors, whatever happened to them; what a
-//! dead host left behind, and somebody will repair in passing, is a [`Severity::Note`].
+//! dead host left behind, and the next holder repairs in passing, is a [`Severity::Note`].
 //!
 //! A check sees a running pool at different moments in different lines. [`check_twice`] keeps what both of two passes found; a repair
 //! wants the pool to itself ([`watch`]).
@@ -13,6 +13,8 @@ mod chunks;
 mod damage;
 mod describe;
 mod locks;
+mod online;
+mod places;
 mod records;
 mod repair;
 mod report;
@@ -24,8 +26,9 @@ mod view;
 mod watch;
 
 pub use describe::{Description, Value, describe, line_name, line_owner};
+pub use online::{DamagedLine, Healing, damaged_online};
 pub use repair::{Repaired, repair};
-pub use report::{Finding, MAX_FINDINGS, Place, Remedy, Report, Severity, Write};
+pub use report::{Finding, FindingPlace, MAX_FINDINGS, Remedy, Report, Severity, Write};
 pub use superblocks::check_superblocks;
 pub use survey::{LockInfo, ObjectInfo, SeatInfo, SlotInfo, SlotState, Survey, survey};
 pub use watch::{Activity, watch};

@@ -61,7 +61,7 @@ fn newest(view: &View<'_>, report: &mut Report, number: u64) -> Option<Best> {
     let copy = view.records.get(index).copied()?;
     if copy.grant != 0 && view.is_fenced(index / view.geometry.records(), copy.incarnation) {
         let meaning = format!("record {number} was last written by a host that is fenced: readers without the lock take it for doubtful");
-        let remedy = Remedy::None("none needed: whoever asks for it next settles it under its lock");
+        let remedy = Remedy::None("none needed: the next holder of its lock settles it");
         found(report, Severity::Note, "record.doubtful", (Region::Record, index), meaning, remedy);
     }
     is_certain.then_some(Best { index, data: copy.data })

@@ -63,7 +63,7 @@ fn apply(lines: &Lines, report: &Report, with_loss: bool, written: &mut HashSet<
             lines.fence_published();
             if lines.fetch_raw(offset)? != write.line {
                 let reason = "the device did not keep what the repair wrote";
-                return Err(Error::BadLine { region: write.region, index: write.index, reason });
+                return Err(Error::BadLine { region: write.region.name(), index: write.index, reason });
             }
             count += 1;
         }

@@ -33,7 +33,7 @@ impl Severity {
 
 /// Where a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum FindingPlace {
     /// The superblock copy of a device, by index.
     Superblock(usize),
     /// Consecutive lines of a region.
@@ -115,7 +115,7 @@ pub struct Finding {
     /// Stable name of the rule, such as `line.crc`.
     pub rule: &'static str,
     /// Where.
-    pub place: Place,
+    pub place: FindingPlace,
     /// What it means.
     pub meaning: String,
     /// What a repair would do.
@@ -157,8 +157,8 @@ impl Report {
             writes.truncate(MAX_WRITES - self.writes_held);
             self.writes_held += writes.len();
         }
-        if let (Some(last), Place::Lines { region, first, count }) = (self.findings.last_mut(), finding.place)
-            && let Place::Lines { region: last_region, first: last_first, count: last_count } = &mut last.place
+        if let (Some(last), FindingPlace::Lines { region, first, count }) = (self.findings.last_mut(), finding.place)
+            && let FindingPlace::Lines { region: last_region, first: last_first, count: last_count } = &mut last.place
             && (*last_region, *last_first + *last_count) == (region, first)
             && (last.severity, last.rule, &last.meaning) == (finding.severity, finding.rule, &finding.meaning)
             && last.remedy.is_like(&finding.remedy)
@@ -186,7 +186,7 @@ mod tests {
         Finding {
             severity: Severity::Error,
             rule: "test",
-            place: Place::Lines { region: Region::Grant, first, count: 1 },
+            place: FindingPlace::Lines { region: Region::Grant, first, count: 1 },
             meaning: meaning.into(),
             remedy: Remedy::None("nothing"),
         }
@@ -197,7 +197,7 @@ mod tests {
         let mut report = Report::default();
         [finding(1, "a"), finding(2, "a"), finding(4, "a"), finding(5, "b")].into_iter().for_each(|found| report.add(found));
         let places: Vec<_> = report.findings.iter().map(|found| found.place).collect();
-        let lines = |first, count| Place::Lines { region: Region::Grant, first, count };
+        let lines = |first, count| FindingPlace::Lines { region: Region::Grant, first, count };
         assert_eq!(places, [lines(1, 2), lines(4, 1), lines(5, 1)]);
         assert_eq!(report.count(Severity::Error), 3);
     }

@@ -9,7 +9,7 @@ use crate::platform::MachineId;
 use bytemuck::Zeroable;
 
 /// What every rule here ends with: two writers, or a build that does not follow the protocol.
-const FOREIGN_WRITER: Remedy =
+pub(super) const FOREIGN_WRITER: Remedy =
     Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format anew");
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
@@ -17,6 +17,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
     tags(view, report, &view.grants.cells, view.geometry.grant_lines(), |line| line.tag);
     tags(view, report, &view.bindings.cells, view.geometry.bindings(), |line| line.tag);
     rows(view, report);
+    super::places::check(view, report);
 }
 
 fn epochs(view: &View<'_>, report: &mut Report) {
@@ -25,7 +26,11 @@ fn epochs(view: &View<'_>, report: &mut Report) {
         let at = (Region::Seat, index);
         let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);
         if line.epoch == 0 {
-            if *line != (Seat { crc: line.crc, ..Seat::default() }) {
+            // One that was claimed and never served has an owner and no epoch.
+            let owner =
+                Seat { machine: line.machine, session: line.session, generation: line.generation, state: line.state, ..Seat::default() };
+            let untouched = if line.generation == 0 { Seat::default() } else { owner };
+            if *line != (Seat { crc: line.crc, ..untouched }) {
                 wrong("seat.unclaimed", "the seat never claimed an epoch, yet its line is not empty".into());
             }
             continue;
@@ -40,12 +45,13 @@ fn epochs(view: &View<'_>, report: &mut Report) {
             // A repair wrote it when nothing told any more whose the seat is.
             continue;
         }
+        // Of a seat that was voted on, the session tells (`places`): the vote may be ahead of the seat's line.
         match view.seat_machine(index) {
-            Some(machine) if machine.0 != line.machine => {
+            Some(machine) if machine.0 != line.machine && line.generation == 0 => {
                 wrong("seat.machine", format!("written by machine {}, but the seat belongs to {machine}", MachineId(line.machine)));
             }
-            None if !view.decided_bindings[view.geometry.slots as usize + index as usize].hidden => {
-                wrong("seat.machine", format!("written by machine {}, but the seat was given to nobody", MachineId(line.machine)));
+            None if !view.decided_seats[index as usize].hidden => {
+                wrong("seat.machine", format!("written by machine {}, but the seat was given to no machine", MachineId(line.machine)));
             }
             _ => {}
         }

@@ -8,7 +8,7 @@ use crate::lock::{LOCK_CHUNKS, LOCK_OBJECTS, LOCK_TABLE};
 use crate::media::*;
 use crate::platform::MachineId;
 
-pub(super) const NOT_THE_OWNER: Remedy = Remedy::None("none: somebody who does not own the slot wrote it (a cloned machine id?)");
+pub(super) const NOT_THE_OWNER: Remedy = Remedy::None("none: a machine that does not own the slot wrote it (a cloned machine id?)");
 const NEXT_JOIN: Remedy = Remedy::None("the next join of its machine writes it again");
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
@@ -29,7 +29,6 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
 }
 
 fn bindings(view: &View<'_>, report: &mut Report) {
-    let slots = view.geometry.slots as usize;
     for (line, register) in view.decided_bindings.iter().enumerate() {
         let binding = register.best;
         let at = (Region::Binding, register.seat * view.geometry.bindings() + line as u64);
@@ -44,16 +43,7 @@ fn bindings(view: &View<'_>, report: &mut Report) {
             wrong("binding.limit", format!("incarnation {} is beyond the limit of {MAX_NUMBER}", binding.incarnation));
         }
         if binding.machine == [0; 16] || binding.nonce == [0; 16] {
-            wrong("binding.nobody", "bound to no machine or without a nonce".into());
-        }
-        if let Some(seat) = line.checked_sub(slots) {
-            if view.fixed_seats.get(seat).is_some_and(|machine| !machine.is_none()) {
-                wrong("binding.fixed_seat", format!("seat {seat} is bound, but the superblock gives it to a machine for ever"));
-            }
-            let twin = (0..seat).find(|&other| view.seat_machine(other as u64) == Some(MachineId(binding.machine)));
-            if let Some(twin) = twin {
-                wrong("binding.two_seats", format!("seats {twin} and {seat} belong to the same machine"));
-            }
+            wrong("binding.unnamed", "bound to no machine or without a nonce".into());
         }
     }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The superblock copies of an open pool.
 
-use super::report::{Finding, Place, Remedy, Report, Severity};
+use super::report::{Finding, FindingPlace, Remedy, Report, Severity};
 use crate::error::{Error, Result};
 use crate::limits::DEVICE_HEADER_BYTES;
 use crate::line::Lines;
-use crate::media::{Superblock, fetch_superblock};
+use crate::media::Superblock;
+use crate::pool::fetch_superblock;
 
 /// Fetches the copy of every device again and compares it with the one that the pool was opened by.
 pub fn check_superblocks(lines: &Lines, superblock: &Superblock, report: &mut Report) -> Result<()> {
@@ -21,7 +22,7 @@ pub fn check_superblocks(lines: &Lines, superblock: &Superblock, report: &mut Re
             Err(other) => return Err(other),
         };
         let remedy = Remedy::None("none: stop every host and open the pool again; format anew what is no pool any more");
-        report.add(Finding { severity: Severity::Error, rule: "superblock.copy", place: Place::Superblock(index), meaning, remedy });
+        report.add(Finding { severity: Severity::Error, rule: "superblock.copy", place: FindingPlace::Superblock(index), meaning, remedy });
     }
     Ok(())
 }

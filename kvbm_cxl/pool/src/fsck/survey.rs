@@ -11,7 +11,7 @@ use crate::platform::MachineId;
 /// How a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotState {
-    /// Nobody has it.
+    /// It is free.
     Free,
     /// A machine was given it and has not finished joining.
     Joining,
@@ -72,8 +72,14 @@ pub struct SeatInfo {
     pub seat: u16,
     /// The machine it belongs to.
     pub machine: Option<MachineId>,
-    /// The superblock says so; otherwise it was bound at run time.
+    /// The superblock says so; otherwise the machine claimed it.
     pub is_fixed: bool,
+    /// The session that claimed it; `None` for a fixed seat and one that was never claimed.
+    pub session: Option<MachineId>,
+    /// Sessions that the seat was given to.
+    pub generation: u32,
+    /// Its session is proven to be over, so any machine may claim it.
+    pub is_over: bool,
     /// Epoch that it claimed last; `None` when its line does not verify.
     pub epoch: Option<u32>,
     /// Beats counted; `None` when it resigned or never served.
@@ -116,7 +122,7 @@ pub struct ObjectInfo {
     pub is_listener: bool,
     /// Slot of the host that wrote it.
     pub writer: u16,
-    /// Its writer is fenced: nobody takes it for final before it is settled under the lock.
+    /// Its writer is fenced: it is not final before it is settled under the lock.
     pub is_doubtful: bool,
 }
 
@@ -184,7 +190,11 @@ fn seats(view: &View<'_>) -> Vec<SeatInfo> {
     (0..u64::from(view.geometry.seats))
         .map(|seat| {
             let line = view.seats.get(seat);
+            let claim = view.decided_seats[seat as usize].best;
             SeatInfo {
+                session: (claim.generation != 0).then_some(MachineId(claim.session)),
+                generation: claim.generation,
+                is_over: crate::lock::claim::standing(view.lines, seat).is_ok_and(|(_, is_over)| is_over),
                 seat: seat as u16,
                 machine: view.seat_machine(seat),
                 is_fixed: view.fixed_seats.get(seat as usize).is_some_and(|machine| !machine.is_none()),

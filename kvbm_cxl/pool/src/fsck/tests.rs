@@ -9,9 +9,10 @@ use crate::cache::{BlockKey, Namespace};
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
-use crate::line::{Line, Lines};
+use crate::line::{Line, Lines, with_line_of};
 use crate::media::*;
 use crate::platform::MachineId;
+use crate::pool::write_regions;
 use bytemuck::Zeroable;
 use proptest::prelude::*;
 use std::ptr::NonNull;
@@ -83,7 +84,7 @@ fn formatted() -> Lines {
     geometry.cells[0] = CellClass { cell_bytes: 4096, chunks: 3 };
     geometry.cells[1] = CellClass { cell_bytes: 8192, chunks: 2 };
     let layout = Arc::new(Layout::new(geometry).unwrap());
-    let lines = Lines::new(Arc::new(Ram(Mutex::new(vec![0; 4 << 20]))), layout, &UUID);
+    let lines = Lines::new(Arc::new(Ram(Mutex::new(vec![0; 4 << 20]))), layout, &UUID, 1);
     write_regions(&lines).unwrap();
     lines
 }
@@ -191,8 +192,8 @@ fn rules(lines: &Lines) -> Vec<&'static str> {
 
 fn is_found(report: &Report, region: Region, index: u64) -> bool {
     report.findings.iter().any(|found| match found.place {
-        Place::Lines { region: place, first, count } => place == region && (first..first + count).contains(&index),
-        Place::Superblock(_) => false,
+        FindingPlace::Lines { region: place, first, count } => place == region && (first..first + count).contains(&index),
+        FindingPlace::Superblock(_) => false,
     })
 }
 
@@ -270,15 +271,47 @@ fn an_outvoted_copy_is_written_again_below_the_one_that_counts() {
     let lines = in_use();
     let geometry = *lines.layout().geometry();
     // Seat 1 managed before, under epoch 2, and its own copy is the damaged one.
-    let seat_of_1 = u64::from(geometry.slots) + 1;
-    lines.publish(seat_of_1, Binding { tag: 3, incarnation: 1, machine: MACHINES[1], nonce: [8; 16], ..Binding::default() }).unwrap();
-    lines.publish(1, Seat { epoch: 2, beat: 1, machine: MACHINES[1], ..Seat::default() }).unwrap();
+    lines.publish(0, Claimant { ballot: 1, machine: MACHINES[1], ..Claimant::default() }).unwrap();
+    lines.publish(1, owner_of_seat_1()).unwrap();
+    let seat = Seat { epoch: 2, beat: 1, machine: MACHINES[1], session: [8; 16], generation: 1, ..Seat::default() };
+    lines.publish(1, seat).unwrap();
     flip(&lines, Region::Grant, geometry.grant_lines(), 200);
     let repaired = repair(&lines, &seats(), false).unwrap();
     assert!(repaired.after.is_clean(), "{:?}", repaired.after.findings);
     let copy: GrantLine = lines.fetch(geometry.grant_lines()).unwrap();
     let best: GrantLine = lines.fetch(0).unwrap();
     assert_eq!((copy.tag, copy.grants), (2, best.grants));
+}
+
+/// Place 0's copy of who has seat 1, under the first ballot.
+fn owner_of_seat_1() -> SeatClaim {
+    SeatClaim { tag: 1, generation: 1, machine: MACHINES[1], session: [8; 16], ..SeatClaim::default() }
+}
+
+#[test]
+fn a_repaired_vote_keeps_the_owner_of_a_seat_and_outvotes_what_was_lost() {
+    let lines = in_use();
+    let seats = lines.layout().geometry().seats;
+    lines.publish(0, Claimant { ballot: 1, machine: MACHINES[1], ..Claimant::default() }).unwrap();
+    lines.publish(1, owner_of_seat_1()).unwrap();
+    lines.publish(1, Seat { machine: MACHINES[1], session: [8; 16], generation: 1, ..Seat::default() }).unwrap();
+    assert_eq!(rules(&lines), Vec::<&str>::new());
+    // The only copy: the seat's own line is the witness, and what is written may hide a newer owner.
+    flip(&lines, Region::SeatClaim, 1, 300);
+    assert!(repair(&lines, &self::seats(), false).unwrap().after.count(Severity::Error) > 0);
+    repair(&lines, &self::seats(), true).unwrap();
+    let copy: SeatClaim = lines.fetch(1).unwrap();
+    assert_eq!((copy.tag, copy.generation, copy.session), (1, 1, [8; 16]));
+    // A copy of a place that never voted holds nothing that counts.
+    flip(&lines, Region::SeatClaim, u64::from(seats) * 3 + 1, 300);
+    assert!(repair(&lines, &self::seats(), false).unwrap().after.is_clean());
+    // A lost ballot is outvoted by far, and the door of a place stays closed.
+    flip(&lines, Region::Claimant, 0, 40);
+    flip(&lines, Region::Splitter, 1, 40);
+    assert!(repair(&lines, &self::seats(), true).unwrap().after.is_clean());
+    let (claimant, door): (Claimant, Splitter) = (lines.fetch(0).unwrap(), lines.fetch(1).unwrap());
+    assert!(claimant.ballot > 1 << 16 && claimant.machine == [0; 16], "{claimant:?}");
+    assert_eq!(door.closed, 1);
 }
 
 #[test]
@@ -304,7 +337,7 @@ fn repaired<T: MediaLine>(lines: &Lines, index: u64) -> T {
 #[test]
 fn repaired_lines_of_the_cache_hold_back_more_and_serve_nothing() {
     let lines = in_use();
-    // The next owner trusts only stamps of a claimant, and this is one of nobody.
+    // The next owner trusts only stamps of a claimant, and this is one of no host.
     let descriptor: Descriptor = repaired(&lines, 4);
     assert_eq!((descriptor.state, descriptor.owner, descriptor.incarnation), (Descriptor::FREE, 0, 0));
     let pins: PinLine = repaired(&lines, 1);

@@ -2,11 +2,12 @@
 //! Everything but the lines of chunks, cells and hints, fetched once, with what follows from it: who is in charge, who holds which slot and
 //! which lock.
 
-use super::report::{Finding, Place, Remedy, Report, Severity, Write};
+use super::report::{Finding, FindingPlace, Remedy, Report, Severity, Write};
 use crate::error::{Error, Result};
 use crate::line::Lines;
 use crate::media::*;
 use crate::platform::MachineId;
+use bytemuck::Zeroable;
 
 /// Lines fetched in one batch.
 const BATCH: u64 = 256;
@@ -104,10 +105,15 @@ pub(super) struct View<'a> {
     pub stats: Table<StatsLine>,
     pub cell_claims: Table<CellClaim>,
     pub asks: Table<Ask>,
+    pub splitters: Table<Splitter>,
+    pub claimants: Table<Claimant>,
+    pub seat_claims: Table<SeatClaim>,
     /// What counts for each grant line.
     pub decided_grants: Vec<Register<GrantLine>>,
-    /// What counts for each slot, then for each seat.
+    /// What counts for each slot.
     pub decided_bindings: Vec<Register<Binding>>,
+    /// What counts for each seat; `seat` is the place of the copy.
+    pub decided_seats: Vec<Register<SeatClaim>>,
     /// Fenced and dead incarnation of each slot, over all rows that verify.
     pub fenced: Vec<u32>,
     pub dead: Vec<u32>,
@@ -139,14 +145,19 @@ impl<'a> View<'a> {
             stats: Table::load(lines)?,
             cell_claims: Table::load(lines)?,
             asks: Table::load(lines)?,
+            splitters: Table::load(lines)?,
+            claimants: Table::load(lines)?,
+            seat_claims: Table::load(lines)?,
             decided_grants: Vec::new(),
             decided_bindings: Vec::new(),
+            decided_seats: Vec::new(),
             fenced: vec![0; geometry.slots as usize],
             dead: vec![0; geometry.slots as usize],
             highest_bound: vec![0; geometry.slots as usize],
         };
         view.decided_grants = view.decide(&view.grants, geometry.grant_lines(), |line| line.tag);
         view.decided_bindings = view.decide(&view.bindings, geometry.bindings(), |line| line.tag);
+        view.decided_seats = (0..u64::from(geometry.seats)).map(|seat| view.decide_seat(seat)).collect();
         for slot in 0..geometry.slots as usize {
             let (line, place) = (slot as u64 / SLOTS_PER_FENCE as u64, slot % SLOTS_PER_FENCE);
             for seat in 0..u64::from(geometry.seats) {
@@ -180,6 +191,16 @@ impl<'a> View<'a> {
             .collect()
     }
 
+    fn decide_seat(&self, seat: u64) -> Register<SeatClaim> {
+        let copy = |place: u64| self.seat_claims.get(place * u64::from(self.geometry.seats) + seat);
+        let places = 0..self.geometry.places();
+        let newest = places.clone().filter_map(|place| Some((place, *copy(place)?))).max_by_key(|(_, copy)| copy.tag);
+        let (place, best) = newest.unwrap_or((0, SeatClaim::zeroed()));
+        // A place writes no tag above its newest ballot.
+        let outvoted = |place| self.claimants.get(place).is_some_and(|line| line.ballot < best.tag || line.ballot == 0);
+        Register { best, seat: place, hidden: places.into_iter().any(|place| copy(place).is_none() && !outvoted(place)) }
+    }
+
     /// Whether whatever stands in a copy of `seat` has a lower tag than `tag`: a seat writes no tag above the epoch it claimed last.
     pub fn is_outvoted(&self, seat: u64, tag: u32) -> bool {
         self.seats.get(seat).is_some_and(|line| line.epoch < tag || line.epoch == 0)
@@ -190,18 +211,18 @@ impl<'a> View<'a> {
         self.decided_bindings.get(slot as usize).map_or(0, |register| register.best.incarnation)
     }
 
-    /// True when nobody was ever given the slot, whatever a copy that does not verify may hold.
+    /// True when the slot was never bound, whatever a copy that does not verify may hold.
     pub fn is_never_bound(&self, slot: u64) -> bool {
         let register = self.decided_bindings.get(slot as usize);
         register.is_some_and(|register| !register.hidden && register.best.incarnation == 0) && self.highest_bound[slot as usize] == 0
     }
 
-    /// The machine of a seat: fixed by the superblock, or bound.
+    /// The machine of a seat: fixed by the superblock, or voted.
     pub fn seat_machine(&self, seat: u64) -> Option<MachineId> {
         let fixed = self.fixed_seats.get(seat as usize).filter(|machine| !machine.is_none());
         let bound = || {
-            let register = self.decided_bindings.get(self.geometry.slots as usize + seat as usize)?;
-            (register.best.incarnation != 0).then_some(MachineId(register.best.machine))
+            let register = self.decided_seats.get(seat as usize)?;
+            (register.best.generation != 0).then_some(MachineId(register.best.machine))
         };
         fixed.copied().or_else(bound)
     }
@@ -270,6 +291,6 @@ pub(super) fn found(
     meaning: impl Into<String>,
     remedy: Remedy,
 ) {
-    let place = Place::Lines { region, first: index, count: 1 };
+    let place = FindingPlace::Lines { region, first: index, count: 1 };
     report.add(Finding { severity, rule, place, meaning: meaning.into(), remedy });
 }

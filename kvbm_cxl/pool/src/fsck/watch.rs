@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether anybody uses the pool: heartbeats and manager beats that move while one looks.
+//! Whether hosts use the pool: heartbeats and manager beats that move while one looks.
 
 use super::view::scan;
 use crate::error::Result;

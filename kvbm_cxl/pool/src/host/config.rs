@@ -18,7 +18,7 @@ const MAX_POLL_US: u64 = 1_000_000;
 pub struct HostConfig {
     /// Slot to ask for; a wish, the binding decides. `None` takes any free one.
     pub slot: Option<u16>,
-    /// Machines that the superblock's seat table names, by seat; the rest is bound while the pool runs.
+    /// Machines that the superblock reserves seats for, by seat; the rest is claimed while the pool runs.
     pub seats: Vec<MachineId>,
     /// Deadline of a join, in milliseconds.
     pub join_timeout_ms: u64,
@@ -26,10 +26,13 @@ pub struct HostConfig {
     pub heartbeat_ms: u64,
     /// A host (or manager) whose heartbeat did not move for this long is suspected, in milliseconds. The same on every host.
     pub suspect_ms: u64,
+    /// A line of locks, fences or bindings that did not verify for so long counts as damaged: calls that need it fail at once from then on,
+    /// until the service finds it whole again. In milliseconds.
+    pub damage_ms: u64,
     /// Period in which the service looks for recalls and fences, in microseconds; its thread looks half as often once it found nothing for
     /// some hundred rounds, and four times as often for some rounds after a lock changed hands.
     pub poll_us: u64,
-    /// A sticky lock that nobody here used for this long is given back, in milliseconds.
+    /// A sticky lock that was unused here for this long is given back, in milliseconds.
     pub idle_release_ms: u64,
 }
 
@@ -41,6 +44,7 @@ impl Default for HostConfig {
             join_timeout_ms: 10_000,
             heartbeat_ms: 50,
             suspect_ms: 1_000,
+            damage_ms: 1_000,
             poll_us: 1_000,
             idle_release_ms: 10_000,
         }

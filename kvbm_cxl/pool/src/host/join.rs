@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Joining and leaving (LOCKS.md section 4, J1 to J4).
 
+use super::hooks::{self, Hooks, Work};
 use super::local_mutex::Asker;
 use super::segment::{Segment, state};
-use super::{Host, HostConfig, Inner};
+use super::{Host, HostConfig, Inner, witness};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::limits::{DEVICE_HEADER_BYTES, INTENTS, JOINBOXES, MAX_NUMBER};
-use crate::line::{Line, Lines};
+use crate::line::{Line, Lines, if_whole};
 use crate::lock::manager::Manager;
 use crate::lock::seat;
 use crate::media::{Binding, Identity, Intent, JoinBox};
-use crate::metrics::stats::StatsBoard;
 use crate::platform::{MachineLock, MachineLockGuard, Platform};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Polls of a binding before the join box is written again: it may have been overwritten by another machine.
@@ -38,28 +38,31 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig,
 }
 
 /// [`Host::join`].
-pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
+pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig, hooks: &'static [Hooks]) -> Result<Host> {
     config.check()?;
     let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
     let geometry = *lines.layout().geometry();
-    let above_bytes = crate::cache::local_end_bytes(lines.layout()) + StatsBoard::LEN_BYTES;
+    let above_bytes: usize = hooks.iter().map(|layer| (layer.local_bytes)(lines.layout())).sum();
     let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry) + above_bytes)?, &geometry)?;
     // J1. The exclusive hold on Members proves that no process of this machine's previous incarnation is left.
     let joining =
         if mutant!("join.no_local_lock") { None } else { Some(machine_lock(&*platform, MachineLock::Join, &config, deadline_ns)?) };
     let mut round = 0;
-    let (members, first) = loop {
+    let (members, mark, first) = loop {
         if joining.is_none() {
-            break (None, true);
+            break (None, None, true);
         }
         if let Some(exclusive) = platform.try_lock(MachineLock::Members, true)? {
-            break (Some(exclusive), true);
+            break (Some(exclusive), Some(mark_alone(&*platform, &config)?), true);
         }
         let running = segment.header().state.load(Ordering::SeqCst);
         if matches!(running, state::LIVE | state::FENCED)
             && let Some(shared) = platform.try_lock(MachineLock::Members, false)?
+            && let Some((mark, has_siblings)) = mark_beside(&*platform)?
+            // Without a sibling's mark the last one has just ended, and its end may be stated any time: this process begins anew.
+            && (has_siblings || !is_witness_shared(&segment, &*platform) || mutant!("witness.gap_between_marks"))
         {
-            break (Some(shared), false);
+            break (Some(shared), Some(mark), false);
         }
         if platform.now_ns() >= deadline_ns {
             let what = "the previous incarnation of this machine to end".into();
@@ -70,7 +73,8 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
     };
     point!("join.local");
     if first {
-        start_over(&lines, &segment)?;
+        start_over(&lines, &segment, hooks)?;
+        segment.begin_session([platform.random(), platform.random()]);
     } else {
         segment.check_membership(&geometry)?;
     }
@@ -81,21 +85,63 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         lines,
         platform,
         config,
+        hooks,
         segment,
         index,
         tag,
         members: Mutex::new(members),
+        mark: Mutex::new(mark),
         manager: Mutex::new(Manager::default()),
         closed: AtomicBool::new(false),
         has_door: AtomicBool::new(false),
+        moved_files: AtomicU64::new(0),
+        looked_at_files_ns: AtomicU64::new(0),
+        damage: Default::default(),
+        failed_rounds: Default::default(),
         superblocks,
     });
     if first {
-        inner.take_slot(inner.config.slot.map(u32::from), true, deadline_ns)?;
+        inner.segment.header().witness.store(inner.platform.witness(), Ordering::SeqCst);
+        if let Err(error) = inner.take_slot(inner.config.slot.map(u32::from), true, deadline_ns) {
+            // A seat claimed on the way is of no use to a machine that is not in the pool. The join's error is the one that counts.
+            let _ = inner.release_seat();
+            return Err(error);
+        }
         share_members(&inner, deadline_ns)?;
+    } else if !is_witness_shared(&inner.segment, &*inner.platform) {
+        inner.retire_witness()?;
     }
     drop(joining);
     Ok(Host { inner })
+}
+
+/// Whether this process asks the same kernel on the same file as the others of its host.
+fn is_witness_shared(segment: &Segment, platform: &dyn Platform) -> bool {
+    segment.header().witness.load(Ordering::SeqCst) == platform.witness()
+}
+
+/// Marks a further process of this machine, and tells whether a sibling is marked as well.
+fn mark_beside(platform: &dyn Platform) -> Result<Option<(MachineLockGuard, bool)>> {
+    point!("join.beside");
+    platform.mark(false)
+}
+
+/// Marks the first process of this machine with the kernel. One that is marked already is of another state directory: J1 does not keep
+/// the two apart, the kernel does.
+fn mark_alone(platform: &dyn Platform, config: &HostConfig) -> Result<MachineLockGuard> {
+    // The former incarnation's last process may still be ending; a twin stays.
+    let deadline_ns = platform.now_ns() + config.suspect_ms * 1_000_000;
+    let mut round = 0;
+    loop {
+        if let Some((mark, _)) = platform.mark(!mutant!("witness.twin_joins"))? {
+            return Ok(mark);
+        }
+        if platform.now_ns() >= deadline_ns {
+            return Err(Error::Twin { slot: None, machine: platform.machine() });
+        }
+        platform.relax(round);
+        round += 1;
+    }
 }
 
 /// The first line of every device's superblock as it is now.
@@ -105,18 +151,15 @@ pub(super) fn superblock_lines(lines: &Lines) -> Result<Vec<Line>> {
 }
 
 /// Empties a segment whose processes are all gone.
-fn start_over(lines: &Lines, segment: &Segment) -> Result<()> {
+fn start_over(lines: &Lines, segment: &Segment, hooks: &[Hooks]) -> Result<()> {
     let header = segment.header();
     let slot = header.slot.load(Ordering::Acquire) as u16;
     // What is said of the incarnation before is that it has ended: nothing of it may come out of this machine's caches later.
-    if !mutant!("cache.joined_unflushed") {
-        crate::cache::bring_out(lines, segment.behind(), slot, |_| true)?;
-    }
     let has_left = !matches!(header.state.load(Ordering::SeqCst), state::LIVE | state::FENCED);
-    if !has_left && !mutant!("alloc.joined_unflushed") {
-        crate::alloc::bring_out(lines, slot)?;
-    }
+    hooks::flush_residue(hooks, lines, &segment.behind(), slot, Work::Former { has_left })?;
     header.state.store(state::NONE, Ordering::SeqCst);
+    // Another session may have had the seat since.
+    header.rows_of_seat.store(0, Ordering::Release);
     segment.forget_processes();
     segment.reset_locks();
     Ok(())
@@ -156,42 +199,49 @@ impl Inner {
         let mut problem = None;
         let mut round = 0;
         loop {
-            // The first host of a fresh pool is its own manager, so the role has to run while we wait for the binding.
+            // Where no manager serves, this host claims a seat and is its own: the role has to run while we wait for the binding.
             self.manage_leniently()?;
             if self.platform.now_ns() >= deadline_ns {
-                let what = "a manager to bind a slot (does a machine with a seat run?)".into();
-                return Err(problem.unwrap_or(Error::Timeout { what, timeout_ms: self.config.join_timeout_ms }));
+                let timeout_ms = self.config.join_timeout_ms;
+                return Err(problem.unwrap_or_else(|| Error::Timeout { what: self.why_no_manager(), timeout_ms }));
             }
             self.platform.relax(round);
             round += 1;
             match self.ask_for_slot(wish, &nonce, deadline_ns) {
                 Ok(Some((slot, binding))) => return self.open_slot(slot, &binding, fresh),
                 Ok(None) => {}
-                // Slots come free, and a damaged line may only have a writer that is stopped in the middle of it.
-                Err(error @ (Error::SlotInUse { .. } | Error::Full { .. } | Error::BadLine { .. })) => problem = Some(error),
-                Err(other) => return Err(other),
+                // Slots come free.
+                Err(error @ (Error::SlotInUse { .. } | Error::Full { .. })) => problem = Some(error),
+                Err(other) => problem = Some(self.wait_for_whole(other, self.config.damage_ms)?),
             }
         }
     }
 
-    /// One attempt at J2 to J4: the slot that is ours, for every later manager too, or `None` when nobody answered in time.
+    /// One attempt at J2 to J4: the slot that is ours, for every later manager too, or `None` when no manager answered in time.
     fn ask_for_slot(&self, wish: Option<u32>, nonce: &[u8; 16], deadline_ns: u64) -> Result<Option<(u32, Binding)>> {
         // J2
-        let Some(newest) = seat::newest(&self.lines)? else { return Ok(None) };
+        let Some(newest) = seat::newest(self)? else { return Ok(None) };
         let bindings = self.bindings_of(newest.seat)?;
         let slot = match (0..bindings.len()).find(|&slot| self.is_mine(&bindings[slot], nonce)) {
             Some(slot) => slot,
             None => {
-                let slot = self.choose_slot(&bindings, wish)?;
+                let (slot, vouches) = self.choose_slot(&bindings, wish)?;
                 let (machine, previous) = (self.platform.machine().0, bindings[slot].nonce);
-                let ask = JoinBox { slot: slot as u32, machine, nonce: *nonce, previous, ..JoinBox::default() };
+                let vouch = if vouches { JoinBox::vouching(&previous) } else { 0 };
+                let ask = JoinBox { slot: slot as u32, machine, nonce: *nonce, previous, vouch, ..JoinBox::default() };
                 // J3
                 self.lines.publish(self.platform.random() % JOINBOXES as u64, ask)?;
                 point!("join.asked");
                 slot
             }
         };
-        let Some(binding) = self.await_binding(newest.seat, slot, nonce, deadline_ns)? else { return Ok(None) };
+        let Some(binding) = self.await_binding(newest.seat, slot, nonce, deadline_ns)? else {
+            // A manager binds no slot whose rows it cannot read.
+            self.fenced_up_to(slot as u32)?;
+            self.dead_up_to(slot as u32)?;
+            // Nor one whose register a damaged copy keeps it from adopting.
+            return self.blocked_binding(slot as u64)?.map_or(Ok(None), Err);
+        };
         self.lines.settle::<Binding>(newest.seat * self.geometry().bindings() + slot as u64)?;
         Ok(self.accept_binding(&binding)?.then_some((slot as u32, binding)))
     }
@@ -212,41 +262,65 @@ impl Inner {
             && (binding.nonce == *nonce || mutant!("join.bind_to_machine_only"))
     }
 
-    /// The slot to ask for.
-    fn choose_slot(&self, bindings: &[Binding], wish: Option<u32>) -> Result<usize> {
+    /// The slot to ask for, and whether this machine's kernel vouches that the host bound to it has ended.
+    fn choose_slot(&self, bindings: &[Binding], wish: Option<u32>) -> Result<(usize, bool)> {
         let machine = self.platform.machine().0;
         let free = |slot: usize| -> Result<bool> {
             let binding = &bindings[slot];
             if binding.incarnation == 0 || binding.machine == machine {
                 return Ok(true);
             }
-            let identity: Identity = self.lines.fetch(slot as u64)?;
-            let left = identity.state == Identity::LEFT && identity.incarnation == binding.incarnation;
-            if mutant!("join.suspicion_is_proof") && super::fence::fenced_up_to(&self.lines, slot as u32)? >= binding.incarnation {
+            // What cannot be read proves nothing; another slot may be free.
+            let identity: Option<Identity> = if_whole(self.lines.fetch(slot as u64))?;
+            let left = identity.is_some_and(|found| found.state == Identity::LEFT && found.incarnation == binding.incarnation);
+            if mutant!("join.suspicion_is_proof") && self.fenced_up_to(slot as u32)? >= binding.incarnation {
                 return Ok(true);
             }
-            Ok(left || super::fence::dead_up_to(&self.lines, slot as u32)? >= binding.incarnation)
+            Ok(left || if_whole(self.dead_up_to(slot as u32))?.is_some_and(|dead| dead >= binding.incarnation))
         };
         if let Some(wish) = wish {
             let slot = wish as usize;
             if slot >= bindings.len() {
                 return Err(Error::Invalid(format!("slot {wish} does not exist: the pool has {} slots", bindings.len())));
             }
-            return if free(slot)? { Ok(slot) } else { Err(Error::SlotInUse { slot: wish as u16 }) };
+            return match free(slot)? {
+                true => Ok((slot, false)),
+                false if self.vouches_for(slot, &bindings[slot])? => Ok((slot, true)),
+                false => Err(Error::SlotInUse { slot: wish as u16 }),
+            };
         }
         if let Some(slot) = bindings.iter().position(|binding| binding.machine == machine && binding.incarnation != 0) {
-            return Ok(slot);
+            return Ok((slot, false));
         }
         if let Some(slot) = bindings.iter().position(|binding| binding.incarnation == 0) {
-            return Ok(slot);
+            return Ok((slot, false));
         }
         for slot in 0..bindings.len() {
             if free(slot)? {
-                return Ok(slot);
+                return Ok((slot, false));
             }
         }
-        let advice = "let a host leave, or state the death of one that is powered off";
+        for (slot, binding) in bindings.iter().enumerate() {
+            if self.vouches_for(slot, binding)? {
+                return Ok((slot, true));
+            }
+        }
+        let advice = "`cxlctl hosts` tells who has them. Let one leave, or start it again under the identity it had; if machines are \
+                      powered off or cut off for good, `cxlctl hosts declare-dead --all-fenced` lists them all and releases their slots";
         Err(Error::Full { what: "host slots", limit: bindings.len() as u64, advice })
+    }
+
+    /// Whether the host bound to a slot has ended by the word of this machine's kernel, and has nothing left in this machine's caches.
+    fn vouches_for(&self, slot: usize, binding: &Binding) -> Result<bool> {
+        let Some(identity) = if_whole(self.lines.fetch::<Identity>(slot as u64))? else { return Ok(false) };
+        let is_its = identity.incarnation == binding.incarnation && identity.nonce == binding.nonce;
+        if !is_its || !witness::has_ended_here(&self.lines, &*self.platform, slot as u64, &identity)? {
+            return Ok(false);
+        }
+        self.flush_all_residue(slot as u16)?;
+        // Its death is the death of its session, too, which may have a seat.
+        self.segment.header().declared_dead[slot].fetch_max(identity.incarnation, Ordering::AcqRel);
+        Ok(true)
     }
 
     fn await_binding(&self, seat: u64, slot: usize, nonce: &[u8; 16], deadline_ns: u64) -> Result<Option<Binding>> {
@@ -279,7 +353,7 @@ impl Inner {
         if mutant!("join.accept_without_check") {
             return Ok(true);
         }
-        Ok(seat::newest(&self.lines)?.is_none_or(|newest| newest.epoch <= binding.tag))
+        Ok(seat::newest(self)?.is_none_or(|newest| newest.epoch <= binding.tag))
     }
 
     /// Publishes the lines of a slot that is now ours.
@@ -289,6 +363,9 @@ impl Inner {
         }
         point!("join.accepted");
         let header = self.segment.header();
+        if fresh {
+            self.bring_out_unremembered(slot)?;
+        }
         header.slot.store(slot, Ordering::Release);
         header.incarnation.store(binding.incarnation, Ordering::Release);
         for (half, bytes) in header.nonce.iter().zip(binding.nonce.chunks_exact(8)) {
@@ -310,7 +387,32 @@ impl Inner {
         self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
         point!("join.live");
         header.state.store(state::LIVE, Ordering::SeqCst);
+        self.take_boxes_back()
+    }
+
+    /// Empties the join boxes that this machine wrote for other slots or in former lives: a later manager that served one would bind a
+    /// slot to a machine that does not want it, and no other machine could have that slot.
+    fn take_boxes_back(&self) -> Result<()> {
+        let indexes: Vec<u64> = (0..JOINBOXES as u64).collect();
+        let mut boxes: Vec<Result<JoinBox>> = Vec::with_capacity(JOINBOXES);
+        self.lines.fetch_many(&indexes, &mut boxes)?;
+        for (index, found) in boxes.into_iter().enumerate() {
+            // Another machine that writes here meanwhile asks again.
+            if found.is_ok_and(|found| found.machine == self.platform.machine().0) {
+                self.lines.publish(index as u64, JoinBox::default())?;
+            }
+        }
         Ok(())
+    }
+
+    /// This machine was in the slot before, and its segment does not know of it: a container that came back with another state directory.
+    /// Then start_over knew nothing of what is left in the caches.
+    fn bring_out_unremembered(&self, slot: u32) -> Result<()> {
+        let header = self.segment.header();
+        let Some(before) = if_whole(self.lines.fetch::<Identity>(slot.into()))? else { return Ok(()) };
+        let remembered = (header.slot.load(Ordering::Acquire), header.incarnation.load(Ordering::Acquire));
+        let is_own = before.machine == self.platform.machine().0 && before.state == Identity::LIVE && !mutant!("witness.own_unflushed");
+        if is_own && remembered != (slot, before.incarnation) { self.flush_all_residue(slot as u16) } else { Ok(()) }
     }
 
     /// Publishes the identity line from the segment.
@@ -323,6 +425,8 @@ impl Inner {
             machine: self.platform.machine().0,
             nonce: self.nonce(),
             drained: header.upkeep.drained.load(Ordering::Acquire),
+            session: crate::lock::claim::first_half(&self.segment.session()),
+            report: header.upkeep.report.load(Ordering::Acquire),
             ..Identity::default()
         };
         self.lines.publish(self.slot().into(), identity)
@@ -339,7 +443,7 @@ impl Inner {
 
 /// [`Host::leave`].
 pub(super) fn leave(inner: &Inner) -> Result<()> {
-    // From here on this process begins nothing; what it has begun has to end before anybody else may count it out.
+    // From here on this process begins nothing; what it has begun has to end before another process may count it out.
     if inner.closed.swap(true, Ordering::SeqCst) {
         return Err(Error::Closed);
     }
@@ -348,6 +452,9 @@ pub(super) fn leave(inner: &Inner) -> Result<()> {
     if result.is_err() {
         inner.closed.store(false, Ordering::SeqCst);
         return result;
+    }
+    if let Ok(mut mark) = inner.mark.try_lock() {
+        drop(mark.take());
     }
     inner.resign()
 }
@@ -384,22 +491,18 @@ fn give_slot_up(inner: &Inner) -> Result<()> {
     let result = result.and_then(|()| {
         // A fenced host leaves as well: nothing of it runs any more, and saying so is the proof that others may be waiting for.
         let incarnation = inner.incarnation();
-        if !mutant!("cache.left_unflushed") {
-            crate::cache::bring_out(&inner.lines, inner.segment.behind(), inner.slot() as u16, |_| true)?;
-        }
-        if !mutant!("alloc.left_unflushed") {
-            crate::alloc::bring_out(&inner.lines, inner.slot() as u16)?;
-        }
+        inner.flush_residue(inner.slot() as u16, Work::Leaving)?;
         header.upkeep.drained.store(incarnation, Ordering::Release);
         point!("leave.released");
         inner.publish_identity(Identity::LEFT, incarnation)
     });
-    if result.is_err() {
-        // Nobody was told, so the membership goes on and may be left another time.
-        header.state.store(before, Ordering::SeqCst);
-        drop(last);
-        *members = inner.platform.try_lock(MachineLock::Members, false)?;
+    if result.is_ok() {
+        return inner.release_seat();
     }
+    // Nothing was published, so the membership goes on and may be left another time.
+    header.state.store(before, Ordering::SeqCst);
+    drop(last);
+    *members = inner.platform.try_lock(MachineLock::Members, false)?;
     result
 }
 

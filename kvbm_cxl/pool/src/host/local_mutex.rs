@@ -8,7 +8,7 @@
 use crate::platform::Platform;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Set in the word while somebody may be parked on it.
+/// Set in the word while a thread may be parked on it.
 const WAITERS: u32 = 1 << 31;
 /// How long a waiter is parked before it looks whether the owner lives, in nanoseconds.
 const CHECK_OWNER_NS: u64 = 5_000_000;
@@ -24,7 +24,7 @@ pub(crate) struct LocalMutex(AtomicU32);
 
 /// How the mutex was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum Acquired {
     /// Its last owner gave it back.
     Clean,
     /// Its last owner died with it: what it protects may be half done.
@@ -45,17 +45,17 @@ impl LocalMutex {
     }
 
     /// Takes the mutex, from a dead owner if need be; `None` at the deadline (on the platform's clock).
-    pub fn lock(&self, asker: &Asker<'_>, deadline_ns: u64) -> Option<Taken> {
+    pub fn lock(&self, asker: &Asker<'_>, deadline_ns: u64) -> Option<Acquired> {
         if self.try_lock(asker.tag) {
-            return Some(Taken::Clean);
+            return Some(Acquired::Clean);
         }
         let mut round = 0;
         loop {
             let word = self.0.load(Ordering::Relaxed);
             if word & !WAITERS == 0 {
-                // Keeps the waiters bit: whoever else is parked must be woken by this owner's unlock.
+                // Keeps the waiters bit: every other parked thread must be woken by this owner's unlock.
                 if self.0.compare_exchange(word, asker.tag | (word & WAITERS), Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Some(Taken::Clean);
+                    return Some(Acquired::Clean);
                 }
                 continue;
             }
@@ -63,7 +63,7 @@ impl LocalMutex {
             let now_ns = if round < SPINS { 0 } else { asker.platform.now_ns() };
             if (round % SPINS_PER_CHECK == 0 || round >= SPINS) && !(asker.is_alive)(word & !WAITERS) {
                 if self.0.compare_exchange(word, asker.tag | (word & WAITERS), Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return Some(Taken::FromDead);
+                    return Some(Acquired::FromDead);
                 }
                 continue;
             }
@@ -83,28 +83,28 @@ impl LocalMutex {
     }
 
     /// Takes the mutex if it is free or its owner is dead.
-    pub fn try_lock_or_inherit(&self, asker: &Asker<'_>) -> Option<Taken> {
+    pub fn try_lock_or_inherit(&self, asker: &Asker<'_>) -> Option<Acquired> {
         if self.try_lock(asker.tag) {
-            return Some(Taken::Clean);
+            return Some(Acquired::Clean);
         }
         let word = self.0.load(Ordering::Relaxed);
         let owner = word & !WAITERS;
         let taken = if owner == 0 {
-            Taken::Clean
+            Acquired::Clean
         } else if !(asker.is_alive)(owner) {
-            Taken::FromDead
+            Acquired::FromDead
         } else {
             return None;
         };
         self.0.compare_exchange(word, asker.tag | (word & WAITERS), Ordering::Acquire, Ordering::Relaxed).ok().map(|_| taken)
     }
 
-    /// Whether anybody, dead or alive, has it.
+    /// Whether any thread, dead or alive, has it.
     pub fn is_locked(&self) -> bool {
         self.0.load(Ordering::Acquire) & !WAITERS != 0
     }
 
-    /// Frees the mutex whoever has it. Nobody uses it meanwhile.
+    /// Frees the mutex of any owner. No thread uses it meanwhile.
     pub fn free(&self) {
         self.0.store(0, Ordering::Release);
     }

@@ -5,34 +5,38 @@
 //! composed from that segment and never read back from the pool.
 
 mod config;
+mod damage;
 pub(crate) mod fence;
+mod hooks;
 mod join;
 pub(crate) mod local_mutex;
 pub(crate) mod segment;
 mod service;
+mod witness;
 
 pub use config::{ENV_POLL_US, ENV_SUSPECT_MS, HostConfig};
-pub use fence::Standing;
+pub use damage::DamageCounts;
+pub use fence::FenceStatus;
+pub use hooks::{Hooks, Residue, Work};
 pub use service::Service;
 
+use crate::background::FailedRounds;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
-use crate::limits::{MAX_NUMBER, MAX_SLOTS};
+use crate::limits::{LINE_BYTES, MAX_NUMBER, MAX_SLOTS};
 use crate::line::{Line, Lines, if_whole};
 use crate::lock::manager::Manager;
 use crate::lock::{LockGuard, LockId, OnFence};
 use crate::media::{Geometry, Superblock};
-use crate::platform::{MachineLockGuard, Platform};
-use local_mutex::{Asker, LocalMutex, Taken};
+use crate::platform::{LocalMemory, MachineLockGuard, Platform};
+use local_mutex::{Acquired, Asker, LocalMutex};
 use segment::{Segment, state};
-use std::any::Any;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// One process's membership in the pool as part of its host. Cheap to clone; every clone is the same membership.
 ///
-/// Somebody has to call [`Host::service_round`] regularly, or [`Host::serve`] once: otherwise the host is soon taken for dead.
+/// The program has to call [`Host::service_round`] regularly, or [`Host::serve`] once: otherwise the host is soon taken for dead.
 #[derive(Clone)]
 pub struct Host {
     pub(crate) inner: Arc<Inner>,
@@ -43,17 +47,28 @@ pub(crate) struct Inner {
     pub lines: Lines,
     pub platform: Arc<dyn Platform>,
     pub config: HostConfig,
+    /// What the layers above let this host call.
+    pub hooks: &'static [Hooks],
     pub segment: Segment,
     /// Index of this process in the segment's table, and the tag under which it owns local mutexes.
     pub index: usize,
     pub tag: u32,
     /// The shared hold on [`crate::platform::MachineLock::Members`]; `None` once closed.
     pub members: Mutex<Option<MachineLockGuard>>,
+    /// This process's mark with the kernel; `None` once closed.
+    pub mark: Mutex<Option<MachineLockGuard>>,
     pub manager: Mutex<Manager>,
     /// This process has detached.
     pub closed: AtomicBool,
-    /// Somebody has this membership's door line (`crate::ring`), which has one writer.
+    /// A thread has this membership's door line (`crate::ring`), which has one writer.
     pub has_door: AtomicBool,
+    /// Files of the pool that are no longer where they were opened, and when this process last looked.
+    pub moved_files: AtomicU64,
+    pub looked_at_files_ns: AtomicU64,
+    /// Lines that did not verify.
+    pub damage: damage::Damage,
+    /// Rounds of background threads that failed.
+    pub failed_rounds: Arc<FailedRounds>,
     /// The first line of every device's superblock as it was at the join: another one means another pool.
     pub superblocks: Vec<Line>,
 }
@@ -83,13 +98,14 @@ impl Drop for Op<'_> {
 }
 
 impl Host {
-    /// Joins the pool, or attaches to the incarnation that another process of this machine runs.
+    /// Joins the pool, or attaches to the incarnation that another process of this machine runs. `hooks` are those of the layers above,
+    /// in the order in which their shares of the local memory lie: [`crate::pool::join`] has them.
     ///
     /// # Errors
     /// [`Error::Invalid`] for periods that cannot work ([`HostConfig::check`]), [`Error::Timeout`] when no manager answers,
     /// [`Error::SlotInUse`] when the wanted slot belongs to another live machine.
-    pub fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig) -> Result<Host> {
-        join::join(lines, platform, config)
+    pub fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig, hooks: &'static [Hooks]) -> Result<Host> {
+        join::join(lines, platform, config, hooks)
     }
 
     /// The pool's metadata lines.
@@ -122,10 +138,9 @@ impl Host {
         self.inner.index
     }
 
-    /// Memory that this host's processes share, for the layers above: its first byte, its size in bytes, and what keeps it mapped. Zero
-    /// until somebody writes to it.
-    pub(crate) fn local_memory_above(&self) -> (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>) {
-        self.inner.segment.behind()
+    /// The part of a layer above of the memory that this host's processes share. Zero until one of them writes to it.
+    pub(crate) fn local_part(&self, layer: &Hooks) -> Result<LocalMemory> {
+        hooks::part_of(self.inner.hooks, layer.name, self.lines().layout(), &self.inner.segment.behind())
     }
 
     /// How this host behaves.
@@ -136,6 +151,12 @@ impl Host {
     /// The manager seat that this host last knew to be in charge.
     pub fn manager_seat(&self) -> u32 {
         self.inner.segment.header().manager_seat.load(Ordering::Relaxed)
+    }
+
+    /// Files of the pool that were removed or replaced since they were opened, as the service saw at its last heartbeat. This host works on
+    /// with what it has mapped; hosts that come later do not find it.
+    pub fn moved_files(&self) -> u64 {
+        self.inner.moved_files.load(Ordering::Relaxed)
     }
 
     /// Begins work that may publish shared lines.
@@ -157,22 +178,22 @@ impl Host {
 
     /// Whether any seat's row fences incarnation `incarnation` of `slot`.
     pub fn is_fenced(&self, slot: u16, incarnation: u32) -> Result<bool> {
-        Ok(self.inner.patiently(|| fence::fenced_up_to(&self.inner.lines, slot.into()))? >= incarnation)
+        Ok(self.inner.patiently(|| self.inner.fenced_up_to(slot.into()))? >= incarnation)
     }
 
     /// Whether it is proven that incarnation `incarnation` of `slot` writes neither metadata nor payload any more (LOCKS.md section 6).
     pub fn is_proven_dead(&self, slot: u16, incarnation: u32) -> Result<bool> {
-        self.inner.patiently(|| fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
+        self.inner.patiently(|| self.inner.is_proven_dead(slot.into(), incarnation))
     }
 
     /// [`Host::is_fenced`] for those who look again by themselves: `None` where a line cannot be read now, be it for a moment or for good.
     pub(crate) fn seems_fenced(&self, slot: u16, incarnation: u32) -> Result<Option<bool>> {
-        Ok(if_whole(fence::fenced_up_to(&self.inner.lines, slot.into()))?.map(|fenced| fenced >= incarnation))
+        Ok(if_whole(self.inner.fenced_up_to(slot.into()))?.map(|fenced| fenced >= incarnation))
     }
 
     /// [`Host::is_proven_dead`] in the same way.
     pub(crate) fn seems_dead(&self, slot: u16, incarnation: u32) -> Result<Option<bool>> {
-        if_whole(fence::is_proven_dead(&self.inner.lines, slot.into(), incarnation))
+        if_whole(self.inner.is_proven_dead(slot.into(), incarnation))
     }
 
     /// Whether every operation of incarnation `incarnation` of `slot` has ended: it writes no more of what is only written within one
@@ -181,12 +202,12 @@ impl Host {
         if mutant!("cache.timeout_is_proof") && self.is_fenced(slot, incarnation)? {
             return Ok(true);
         }
-        self.inner.patiently(|| fence::has_ended(&self.inner.lines, slot.into(), incarnation))
+        self.inner.patiently(|| self.inner.has_ended(slot.into(), incarnation))
     }
 
     /// States, as an operator of this machine, that incarnation `incarnation` of `slot` is powered off or cut off from the memory for good.
     ///
-    /// Whoever says so wrongly gives a line two writers. The next service round publishes it if this machine has a manager seat.
+    /// A wrong statement gives a line two writers. The next service round publishes it if this machine has a manager seat.
     pub fn declare_dead(&self, slot: u16, incarnation: u32) -> Result<()> {
         self.inner.state_of(&self.inner.segment.header().declared_dead, slot, incarnation)
     }
@@ -216,7 +237,7 @@ impl Host {
         crate::lock::acquire(self, lock, timeout_ms, OnFence::Fail)
     }
 
-    /// As [`Host::acquire_inside`], without waiting for anybody: `None` unless the lock is this host's and nobody here holds it.
+    /// As [`Host::acquire_inside`], without waiting: `None` unless the lock is this host's and no thread here holds it.
     pub(crate) fn acquire_if_here(&self, lock: LockId) -> Result<Option<LockGuard<'_>>> {
         crate::lock::acquire_if_here(self, lock)
     }
@@ -232,6 +253,11 @@ impl Host {
         crate::lock::acquire_each(self, locks, timeout_ms, work)
     }
 
+    /// What this process met of damaged lines of locks, fences and memberships, and how many of its own it wrote again.
+    pub fn damage_counts(&self) -> DamageCounts {
+        self.inner.damage.counts()
+    }
+
     /// One round of the host's service: heartbeat, recalls, fences, and the manager's work if this machine has the role.
     ///
     /// Returns after how many nanoseconds the next round is wanted.
@@ -239,9 +265,33 @@ impl Host {
         self.inner.service_round()
     }
 
-    /// Runs the service on a thread of its own until the result is dropped.
+    /// Runs the service on threads of its own until the result is dropped. A round that fails is recorded in [`Host::failed_rounds`], and
+    /// the threads go on.
     pub fn serve(&self) -> Result<Service> {
         Service::start(self)
+    }
+
+    /// Failed rounds of this process's background threads on this host: of the service, the cache's upkeep, and what callers record.
+    pub fn failed_rounds(&self) -> &Arc<FailedRounds> {
+        &self.inner.failed_rounds
+    }
+
+    /// What this host notices that ends it: another holder of its identity, another pool in its place.
+    ///
+    /// # Errors
+    /// [`Error::Twin`], [`Error::Replaced`], [`Error::Closed`]; none while it is a member, or joins again after a fence.
+    pub fn check_membership(&self) -> Result<()> {
+        match self.inner.state() {
+            segment::state::LIVE | segment::state::FENCED => Ok(()),
+            found => Err(self.inner.not_live(found)),
+        }
+    }
+
+    /// Incarnations whose end was stated on this machine, by slot: by its kernel or by an operator.
+    pub fn stated_ends(&self) -> Vec<(u16, u32)> {
+        let stated = self.inner.segment.header().declared_dead.iter().take(self.inner.geometry().slots as usize);
+        let stated = stated.enumerate().map(|(slot, incarnation)| (slot as u16, incarnation.load(Ordering::Acquire)));
+        stated.filter(|(_, incarnation)| *incarnation != 0).collect()
     }
 
     /// Leaves the pool. The last process of a host gives every lock back and marks the slot LEFT; an earlier one only detaches.
@@ -315,13 +365,21 @@ impl Inner {
     pub fn not_live(&self, found: u32) -> Error {
         match found {
             state::FENCED => Error::Fenced { slot: self.slot() as u16, incarnation: self.incarnation() },
-            state::FOREIGN => Error::SlotInUse { slot: self.slot() as u16 },
+            state::FOREIGN => Error::Twin { slot: Some(self.slot() as u16), machine: self.platform.machine() },
             state::REPLACED => {
                 let incarnation_of = |line: Option<&Line>| line.and_then(Superblock::identity_in).map_or(0, |(_, incarnation)| incarnation);
                 let now = self.lines.fetch_raw(0).ok();
                 Error::Replaced { was: incarnation_of(self.superblocks.first()), now: incarnation_of(now.as_ref()) }
             }
-            _ => Error::Closed,
+            state::UNROOTED => match self.platform.check_local() {
+                Err(error) => error,
+                Ok(()) => Error::Closed,
+            },
+            // Zeros in place of the segment, or a handle that was closed.
+            _ => match self.lines.memory().check(0, LINE_BYTES as u64) {
+                Err(error) => error,
+                Ok(()) => Error::Closed,
+            },
         }
     }
 
@@ -332,17 +390,17 @@ impl Inner {
 
     /// Runs `work` under a mutex of the local tier, and `repair` before it when the last owner died with the mutex.
     pub fn with_mutex_or_repair<T>(&self, mutex: &LocalMutex, repair: impl FnOnce(), work: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Held for one publish at a time; whoever has it for longer is stopped, and the host goes on with it or is fenced.
+        // Held for one publish at a time; a thread that has it for longer is stopped, and the host goes on with it or is fenced.
         let timeout_ms = self.config.join_timeout_ms;
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
         let taken = match mutex.try_lock(self.tag) {
-            true => Some(Taken::Clean),
+            true => Some(Acquired::Clean),
             false => mutex.lock(&asker, self.platform.now_ns() + timeout_ms * 1_000_000),
         };
         match taken {
-            Some(Taken::Clean) => {}
-            Some(Taken::FromDead) => repair(),
+            Some(Acquired::Clean) => {}
+            Some(Acquired::FromDead) => repair(),
             None => {
                 return Err(Error::Timeout {
                     what: "a mutex of the local segment (is a process of this host stopped?)".into(),
@@ -355,23 +413,14 @@ impl Inner {
         result
     }
 
-    /// Repeats a read while it meets a damaged line: on hosts that write lines by stores and a flush, a line of a writer that is stopped in
-    /// the middle looks damaged until it goes on.
+    /// Repeats a read while it meets a damaged line that no call has waited for long enough: on hosts that write lines by stores and a
+    /// flush, a line of a writer that is stopped in the middle looks damaged until it goes on.
     pub fn patiently<T>(&self, read: impl Fn() -> Result<T>) -> Result<T> {
         let mut round = 0;
-        let mut deadline_ns = 0;
         loop {
             match read() {
-                Err(Error::BadLine { region, index, reason }) => {
-                    let now_ns = self.platform.now_ns();
-                    if round == 0 {
-                        deadline_ns = now_ns + self.config.suspect_ms * 1_000_000;
-                    }
-                    if now_ns >= deadline_ns {
-                        return Err(Error::BadLine { region, index, reason });
-                    }
-                }
-                other => return other,
+                Err(error) => drop(self.wait_for_whole(error, self.config.suspect_ms)?),
+                read => return read,
             }
             self.platform.relax(round);
             round += 1;

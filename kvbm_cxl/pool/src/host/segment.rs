@@ -9,13 +9,10 @@ use crate::error::{Error, Result};
 use crate::limits::{MAX_NUMBER, MAX_PROCESSES, MAX_SLOTS};
 use crate::media::Geometry;
 use crate::platform::{LocalMemory, ProcessId};
-use std::any::Any;
-use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Version of this structure: processes of different builds must not share a segment that they lay out differently.
-const VERSION: u32 = 3;
+const VERSION: u32 = 6;
 
 /// States of the membership.
 pub(crate) mod state {
@@ -31,6 +28,8 @@ pub(crate) mod state {
     pub const FOREIGN: u32 = 4;
     /// The pool was formatted anew under this host: what lies there now is none of its business.
     pub const REPLACED: u32 = 5;
+    /// The file of this segment was removed, replaced or truncated: the next process of this machine would not find it.
+    pub const UNROOTED: u32 = 6;
 }
 
 /// Flags of a lock in the local tier.
@@ -60,11 +59,27 @@ pub(crate) struct Header {
     pub slot: AtomicU32,
     pub nonce: [AtomicU64; 2],
     pub manager_seat: AtomicU32,
+    /// The manager seat that this session claimed, plus 1; 0 = none.
+    pub seat: AtomicU32,
+    /// Sessions that the seat was given to, this one included.
+    pub seat_generation: AtomicU32,
+    /// Random number of this session: the time between two moments at which no process of this machine was joined.
+    pub session: [AtomicU64; 2],
+    /// The kernel and the file under which every process of this incarnation is marked; 0 = not all are under one.
+    pub witness: AtomicU64,
     pub upkeep: Upkeep,
     /// Incarnations that an operator on this machine stated to be dead, by slot.
     pub declared_dead: [AtomicU32; MAX_SLOTS],
-    /// Incarnations that somebody on this machine takes for dead before their heartbeats are missed, by slot.
+    /// Incarnations that a process on this machine takes for dead before their heartbeats are missed, by slot.
     pub suspected: [AtomicU32; MAX_SLOTS],
+    /// The seat of this machine plus one, once its rows and its epoch stand here; 0 = not known.
+    pub rows_of_seat: AtomicU32,
+    /// The highest epoch that this machine claimed for its seat, or is about to.
+    pub seat_epoch: AtomicU32,
+    /// What this machine published in its seat's fence and death rows, or is about to, by slot: from here a row that does not verify any
+    /// more is written again.
+    pub fence_row: [AtomicU32; MAX_SLOTS],
+    pub death_row: [AtomicU32; MAX_SLOTS],
     pub processes: [ProcessEntry; MAX_PROCESSES],
 }
 
@@ -76,11 +91,15 @@ pub(crate) struct Upkeep {
     pub service: LocalMutex,
     /// Serialises compositions and publishes of the summary lines.
     pub summary: LocalMutex,
+    /// Lets one process of this host at a time look for hosts that have ended, and bring out what they left.
+    pub witness: LocalMutex,
     /// Payload of this incarnation and older ones is not written any more; as in the identity line.
     pub drained: AtomicU32,
+    /// What this host reports in its identity line ([`crate::media::Identity::report`]).
+    pub report: AtomicU32,
     pub heartbeat: AtomicU64,
     pub heartbeat_at_ns: AtomicU64,
-    /// When the service last looked for locks that nobody uses.
+    /// When the service last looked for unused locks.
     pub idle_looked_at_ns: AtomicU64,
 }
 
@@ -165,12 +184,13 @@ impl Segment {
         }
     }
 
-    /// The memory behind the segment, for the layers above: its first byte, its size in bytes, and what keeps it mapped.
-    pub fn behind(&self) -> (NonNull<u8>, usize, Arc<dyn Any + Send + Sync>) {
+    /// The memory behind the segment, for the layers above.
+    pub fn behind(&self) -> LocalMemory {
         let end = (Self::LOCKS_AT + self.locks * size_of::<LocalLock>() + self.request_lines * size_of::<LocalRequestLine>())
             .next_multiple_of(64);
         // SAFETY: `over` checked that the memory is at least as long as the segment, whose size this is.
-        (unsafe { self.memory.start.byte_add(end) }, self.memory.len_bytes - end, self.memory.owner.clone())
+        let start = unsafe { self.memory.start.byte_add(end) };
+        LocalMemory { start, len_bytes: self.memory.len_bytes - end, owner: self.memory.owner.clone() }
     }
 
     /// The membership.
@@ -228,7 +248,7 @@ impl Segment {
         (process.pid != 0 && self.tag_of(index) == tag & 0x7fff_ffff).then_some(process)
     }
 
-    /// Starts over for a new incarnation: every lock idle, no heartbeat. Nobody else may use the segment meanwhile.
+    /// Starts over for a new incarnation: every lock idle, no heartbeat. No other process may use the segment meanwhile.
     pub fn reset_locks(&self) {
         for lock in self.all_locks() {
             // DIRTY may go: a grant that ends because its incarnation did makes the next holder repair anyway.
@@ -238,6 +258,24 @@ impl Segment {
         for line in self.request_lines() {
             line.held.store(0, Ordering::Release);
         }
+    }
+
+    /// Begins a session of this machine: no process of the one before is left, and what it had claimed is not this one's.
+    pub fn begin_session(&self, random: [u64; 2]) {
+        let header = self.header();
+        header.seat.store(0, Ordering::Release);
+        // Zero means "no session".
+        header.session[0].store(random[0] | 1, Ordering::Release);
+        header.session[1].store(random[1], Ordering::Release);
+    }
+
+    /// The session of this machine.
+    pub fn session(&self) -> [u8; 16] {
+        let mut session = [0; 16];
+        for (half, bytes) in self.header().session.iter().zip(session.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&half.load(Ordering::Acquire).to_le_bytes());
+        }
+        session
     }
 
     /// Empties what processes leave behind, whatever it is: none of them runs any more. One may have died in the middle of its entry, and
@@ -251,6 +289,7 @@ impl Segment {
         }
         header.upkeep.service.free();
         header.upkeep.summary.free();
+        header.upkeep.witness.free();
         header.upkeep.heartbeat_at_ns.store(0, Ordering::Release);
         self.all_locks().iter().for_each(|lock| lock.mutex.free());
         self.request_lines().iter().for_each(|line| line.mutex.free());
@@ -266,6 +305,14 @@ impl Segment {
             "the local segment tells of slot {slot} and incarnation {incarnation}, which cannot be: stop this machine's processes and \
              remove it"
         )))
+    }
+
+    /// Whether any attached process but the one at `except` is alive.
+    pub fn has_another(&self, except: usize, is_alive: impl Fn(ProcessId) -> bool) -> bool {
+        self.header().processes.iter().enumerate().filter(|(index, _)| *index != except).any(|(_, entry)| {
+            let process = ProcessId { pid: entry.pid.load(Ordering::Acquire), start: entry.start.load(Ordering::Acquire) };
+            process.pid != 0 && process.start != 0 && is_alive(process)
+        })
     }
 
     /// Tags of attached processes that no longer exist. The caller holds the service mutex.

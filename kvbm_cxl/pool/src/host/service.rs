@@ -4,13 +4,16 @@
 //! Every process of a host may run it; a mutex in the local segment lets one of them work at a time, so that the host's heartbeat does not
 //! depend on a single process.
 
-use super::local_mutex::{Asker, Taken};
+use super::hooks::Work;
+use super::local_mutex::{Acquired, Asker};
 use super::segment::{flag, state};
 use super::{Host, Inner};
-use crate::background::Background;
-use crate::error::{Error, Result};
+use crate::background::{Background, FailedRound, FailedRounds};
+use crate::error::{Error, Result, escaped};
 use crate::fault::{mutant, point};
-use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Summary, VERSIONS_PER_SUMMARY};
+use crate::line::{FETCHED_TOGETHER, Line, if_whole};
+use crate::media::{Grant, GrantLine, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, MediaLine, RequestLine, Summary, VERSIONS_PER_SUMMARY};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -34,20 +37,42 @@ impl Inner {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
+        self.look_at_files();
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
         let service = &self.segment.header().upkeep.service;
-        let mut busy = false;
+        let mut served = Ok(false);
         if service.try_lock_or_inherit(&asker).is_some() {
-            let served = self.serve_host();
+            served = self.serve_host();
             service.unlock(&*self.platform);
-            busy |= served?;
         }
-        if self.state() == state::REPLACED {
-            return Err(self.not_live(state::REPLACED));
+        if let stopped @ (state::REPLACED | state::UNROOTED) = self.state() {
+            return Err(self.not_live(stopped));
         }
-        busy |= self.manage()?;
+        // Also after an error above: a damaged line may be one that this machine's seat writes again.
+        let managed = self.manage();
+        self.look_at_damage()?;
+        let busy = served? | managed?;
         Ok(if busy { BUSY_REST_NS } else { self.config.poll_us * 1_000 })
+    }
+
+    /// Once per heartbeat, in every process: are the pool's files still where they were opened?
+    fn look_at_files(&self) {
+        let now_ns = self.platform.now_ns();
+        if now_ns.saturating_sub(self.looked_at_files_ns.load(Ordering::Relaxed)) < self.config.heartbeat_ms * 1_000_000 {
+            return;
+        }
+        self.looked_at_files_ns.store(now_ns, Ordering::Relaxed);
+        let moved = self.platform.moved_files();
+        if self.moved_files.swap(moved.len() as u64, Ordering::Relaxed) < moved.len() as u64 {
+            // No call fails for it, so that no error would tell.
+            eprintln!(
+                "cxl-pool: {} was removed or replaced while hosts use it. They go on with the memory that they have mapped; hosts that \
+                 come from now on are in another pool, or in none. Put the file back, or end all processes of the pool and start them \
+                 again",
+                escaped(&moved.join(", "))
+            );
+        }
     }
 
     /// What only one process at a time does for the host; true when a lock is about to change hands.
@@ -62,8 +87,30 @@ impl Inner {
                 self.join_again()?;
                 Ok(true)
             }
+            state::REPLACED => self.leave_void_pool().map(|()| false),
             _ => Ok(false),
         }
+    }
+
+    /// The pool is being formatted anew. While its superblocks are void, this host's lines are still its own: they say that it lives as
+    /// long as an operation runs, and then that it has left, for which a format that evicts hosts waits. Once a superblock is there they
+    /// are another pool's.
+    fn leave_void_pool(&self) -> Result<()> {
+        let (header, incarnation) = (self.segment.header(), self.incarnation());
+        let has_said_so = header.upkeep.drained.load(Ordering::Acquire) >= incarnation;
+        if has_said_so || super::join::superblock_lines(&self.lines)?.iter().any(|line| *line != Line::ZERO) {
+            return Ok(());
+        }
+        let gone = self.segment.gone(|process| self.platform.is_alive(process));
+        self.segment.forget(&gone);
+        if self.segment.operations() > 0 && !mutant!("evict.left_at_work") {
+            header.upkeep.heartbeat.fetch_add(1, Ordering::Relaxed);
+            return self.publish_summary(0);
+        }
+        // Nothing of this host may come out of its machine's caches over the blocks of the new pool.
+        self.flush_residue(self.slot() as u16, Work::Void)?;
+        header.upkeep.drained.store(incarnation, Ordering::Release);
+        self.publish_identity(Identity::LEFT, incarnation)
     }
 
     fn beat(&self) -> Result<()> {
@@ -75,6 +122,10 @@ impl Inner {
             return Ok(());
         }
         header.upkeep.heartbeat_at_ns.store(now_ns, Ordering::Relaxed);
+        if let Err(error) = self.platform.check_local() {
+            let _ = header.state.compare_exchange(state::LIVE, state::UNROOTED, Ordering::SeqCst, Ordering::SeqCst);
+            return Err(error);
+        }
         // Before anything is published: after a re-format our lines are another pool's.
         if super::join::superblock_lines(&self.lines)? != self.superblocks {
             let _ = header.state.compare_exchange(state::LIVE, state::REPLACED, Ordering::SeqCst, Ordering::SeqCst);
@@ -86,23 +137,80 @@ impl Inner {
             self.recover_locks_of_the_dead()?;
         }
         self.look_for_manager();
-        // Two machines with one identity cannot be kept apart, but they can be noticed: someone else writes our line.
-        let identity: Identity = self.lines.fetch(self.slot().into())?;
+        self.report()?;
+        // Two machines with one identity cannot be kept apart, but they can be noticed: another machine writes our line.
+        let Some(identity) = if_whole(self.lines.fetch::<Identity>(self.slot().into()))? else {
+            // Another machine that writes it does so again, and is seen then.
+            self.publish_identity(Identity::LIVE, self.incarnation() - 1)?;
+            self.damage.healed();
+            return self.mend_requests();
+        };
         if identity.nonce != self.nonce() && identity.incarnation >= self.incarnation() {
             let _ = header.state.compare_exchange(state::LIVE, state::FOREIGN, Ordering::SeqCst, Ordering::SeqCst);
             return Err(self.not_live(state::FOREIGN));
         }
+        self.mend_requests()
+    }
+
+    /// Looks at some of this host's request and summary lines in turn, and publishes those again that do not verify.
+    fn mend_requests(&self) -> Result<()> {
+        let geometry = *self.geometry();
+        let Ok(_incarnation) = self.begin_operation() else { return Ok(()) };
+        let mended = self.mend_some::<RequestLine>(geometry.request_lines(), |line| {
+            self.publish_request_line(line)?;
+            self.publish_summary(line / VERSIONS_PER_SUMMARY as u64)
+        });
+        let mended = mended.and_then(|()| self.mend_some::<Summary>(geometry.summary_lines(), |line| self.publish_summary(line)));
+        self.end_operation();
+        mended
+    }
+
+    fn mend_some<T: MediaLine>(&self, per_slot: u64, publish: impl Fn(u64) -> Result<()>) -> Result<()> {
+        let beat = self.segment.header().upkeep.heartbeat.load(Ordering::Relaxed);
+        let count = per_slot.min(FETCHED_TOGETHER as u64);
+        let lines: Vec<u64> = (0..count).map(|step| (beat.wrapping_mul(FETCHED_TOGETHER as u64) + step) % per_slot).collect();
+        let indexes: Vec<u64> = lines.iter().map(|line| u64::from(self.slot()) * per_slot + line).collect();
+        let mut fetched: Vec<Result<T>> = Vec::with_capacity(indexes.len());
+        self.lines.fetch_many(&indexes, &mut fetched)?;
+        for (line, found) in lines.into_iter().zip(fetched) {
+            if if_whole(found)?.is_none() {
+                publish(line)?;
+                self.damage.healed();
+            }
+        }
         Ok(())
     }
 
-    fn check_fences_of_service(&self) -> Result<()> {
-        match self.check_fences(self.incarnation()) {
-            Err(Error::Fenced { .. }) => Ok(()),
-            other => other,
+    /// A machine without a seat has no row for what was stated on it: its identity line tells the manager, one statement after the other.
+    fn report(&self) -> Result<()> {
+        let header = self.segment.header();
+        let stated = |slot: &u32| header.declared_dead[*slot as usize].load(Ordering::Acquire);
+        if (0..self.geometry().slots).all(|slot| stated(&slot) == 0) {
+            return Ok(());
         }
+        // A death that only a damaged row tells of is reported once more: the manager states it in a row of its own.
+        let standings = self.standings()?;
+        if mutant!("witness.report_waits_for_all_rows") && if_whole(super::fence::standings(&self.lines))?.is_none() {
+            return Ok(());
+        }
+        let unpublished = (0..self.geometry().slots).find(|slot| standings[*slot as usize].0.dead < stated(slot));
+        let Some(report) = unpublished.and_then(|slot| Identity::report_of(slot, stated(&slot))) else { return Ok(()) };
+        if header.upkeep.report.swap(report, Ordering::AcqRel) != report {
+            self.publish_identity(Identity::LIVE, self.incarnation() - 1)?;
+        }
+        Ok(())
     }
 
-    /// Gives back what the manager wants back, and what nobody here used for long.
+    /// Notices a fence. A row that does not verify is not waited for: the heartbeat would stand still meanwhile.
+    fn check_fences_of_service(&self) -> Result<()> {
+        let incarnation = self.incarnation();
+        if if_whole(self.own_fence())?.is_some_and(|fenced| fenced >= incarnation) {
+            self.note_fenced(incarnation);
+        }
+        Ok(())
+    }
+
+    /// Gives back what the manager wants back, and what was unused here for long.
     fn serve_recalls(&self) -> Result<bool> {
         let held: Vec<u32> = self.held_locks().collect();
         if held.is_empty() {
@@ -146,7 +254,7 @@ impl Inner {
         })
     }
 
-    /// Whether it is time to look for locks that nobody uses: seldom, since each look takes their lines out of the caches of those who do.
+    /// Whether it is time to look for unused locks: seldom, since each look takes their lines out of the caches of those who do.
     fn looks_at_idle(&self) -> bool {
         let (at_ns, now_ns) = (&self.segment.header().upkeep.idle_looked_at_ns, self.platform.now_ns());
         let is_time = now_ns.abs_diff(at_ns.load(Ordering::Relaxed)) >= self.config.idle_release_ms * 1_000_000 / IDLE_LOOKS;
@@ -187,10 +295,8 @@ impl Inner {
     fn reap(&self) -> Result<usize> {
         let gone = self.segment.gone(|process| self.platform.is_alive(process));
         if !gone.is_empty() {
-            if !mutant!("cache.reaped_unflushed") {
-                let is_gone = |tag| gone.contains(&tag) || self.segment.process_of(tag).is_none();
-                crate::cache::bring_out(&self.lines, self.segment.behind(), self.slot() as u16, is_gone)?;
-            }
+            let is_gone = |tag| gone.contains(&tag) || self.segment.process_of(tag).is_none();
+            self.flush_residue(self.slot() as u16, Work::Processes(&is_gone))?;
             self.segment.forget(&gone);
         }
         Ok(gone.len())
@@ -219,9 +325,9 @@ impl Inner {
         result
     }
 
-    /// The local mutex of `lock` came from a dead process: its critical section was cut short, or its request has nobody who waits for it.
-    pub(crate) fn note_inherited(&self, lock: u32, taken: Taken) {
-        if taken == Taken::Clean {
+    /// The local mutex of `lock` came from a dead process: its critical section was cut short, or its request has no waiter.
+    pub(crate) fn note_inherited(&self, lock: u32, taken: Acquired) {
+        if taken == Acquired::Clean {
             return;
         }
         let flags = &self.segment.lock(lock).flags;
@@ -245,7 +351,7 @@ impl Inner {
         self.segment.reset_locks();
         let deadline_ns = self.platform.now_ns() + self.config.join_timeout_ms * 1_000_000;
         match self.take_slot(Some(self.slot()), false, deadline_ns) {
-            // Nobody else can have the slot before our death is proven, so the next round asks again.
+            // No other host can have the slot before our death is proven, so the next round asks again.
             Err(Error::Timeout { .. } | Error::SlotInUse { .. }) => Ok(()),
             other => other,
         }
@@ -279,14 +385,16 @@ fn rest_after(rest_ns: u64, quiet_rounds: u32) -> u64 {
     }
 }
 
-/// The service on a thread of its own; dropping it stops the thread.
+/// The service on threads of its own; dropping it stops them.
 pub struct Service {
     _thread: Background,
+    _witness: Background,
+    failed_rounds: Arc<FailedRounds>,
 }
 
 impl Service {
     pub(super) fn start(host: &Host) -> Result<Service> {
-        let host = host.clone();
+        let (host, watched, failed_rounds) = (host.clone(), host.clone(), host.failed_rounds().clone());
         let mut quiet_rounds = BRISK_ROUNDS;
         let round = move || match host.service_round() {
             Ok(rest_ns) => {
@@ -294,10 +402,29 @@ impl Service {
                 Some(Duration::from_nanos(rest_after(rest_ns, quiet_rounds)))
             }
             Err(Error::Closed) => None,
-            // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too and report it.
-            Err(_) => Some(Duration::from_nanos(host.config().heartbeat_ms * 1_000_000)),
+            // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too.
+            Err(error) => {
+                host.failed_rounds().record("the service", &error);
+                Some(Duration::from_nanos(host.config().heartbeat_ms * 1_000_000))
+            }
         };
-        Ok(Service { _thread: Background::start("cxl-service", "start the service thread", round)? })
+        let thread = Background::start("cxl-service", "start the service thread", round)?;
+        let witness = move || match watched.witness_round() {
+            Ok(rest_ns) => Some(Duration::from_nanos(rest_ns)),
+            Err(Error::Closed) => None,
+            // Nothing is stated meanwhile.
+            Err(error) => {
+                watched.failed_rounds().record("looking for hosts that have ended", &error);
+                Some(Duration::from_millis(watched.config().suspect_ms))
+            }
+        };
+        let witness = Background::start("cxl-witness", "start the thread that looks for ended hosts", witness)?;
+        Ok(Service { _thread: thread, _witness: witness, failed_rounds })
+    }
+
+    /// The latest round that failed of this process's background threads on this host; a later round that went well does not clear it.
+    pub fn last_error(&self) -> Option<FailedRound> {
+        self.failed_rounds.last()
     }
 }
 

@@ -7,6 +7,7 @@ use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::host::segment::{LocalLock, flag, state};
 use crate::limits::MAX_NUMBER;
+use crate::line::if_whole;
 use crate::media::{Grant, GrantLine, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, RequestLine, VERSIONS_PER_SUMMARY};
 use std::sync::atomic::Ordering;
 
@@ -66,7 +67,7 @@ impl Inner {
         awaited
     }
 
-    /// Takes back what was asked for and not granted yet. A host that is not live writes nothing: nobody grants it anything any more.
+    /// Takes back what was asked for and not granted yet. A host that is not live writes nothing: no manager grants it anything any more.
     pub(super) fn cancel_all(&self, asked: &[LockId]) -> Result<()> {
         if self.state() != state::LIVE {
             return Ok(());
@@ -95,14 +96,18 @@ impl Inner {
                         return Ok((place, seen.grant.number));
                     }
                     Ok(None) => {}
-                    // A writer may be stopped in the middle of the line; if it stays so, that is the answer at the deadline.
-                    Err(error @ Error::BadLine { .. }) => damaged = Some(error),
-                    Err(error) => return Err(error),
+                    // A writer may be stopped in the middle of the line.
+                    Err(error) => damaged = Some(self.wait_for_whole(error, self.config.damage_ms)?),
                 }
             }
             wait.polls += 1;
             if wait.polls.is_multiple_of(POLLS_PER_SEAT) {
                 self.look_for_manager();
+                for &lock in asked {
+                    if let Some(error) = if_whole(self.blocked_grant(u64::from(lock) / LOCKS_PER_GRANT as u64))?.flatten() {
+                        damaged = Some(self.wait_for_whole(error, self.config.damage_ms)?);
+                    }
+                }
             }
             self.platform.relax(wait.polls);
         }
@@ -137,7 +142,7 @@ impl Inner {
 
     /// H2 and H3: one look at the manager's grant; `Some` when the lock is ours for every later manager too.
     fn poll(&self, lock: LockId, local: &LocalLock, incarnation: u32) -> Result<Option<Seen>> {
-        let early = if mutant!("check_before_grant_read") { seat::newest(&self.lines)? } else { None };
+        let early = if mutant!("check_before_grant_read") { seat::newest(self)? } else { None };
         let seat = u64::from(self.segment.header().manager_seat.load(Ordering::Relaxed));
         let index = seat::copy_of(seat) * self.geometry().grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64;
         let line: GrantLine = self.lines.fetch(index)?;
@@ -167,7 +172,7 @@ impl Inner {
         if mutant!("manager_self_shortcut") && self.is_own_seat(seen.seat) {
             return Ok(Some(seen));
         }
-        match seat::newest(&self.lines)? {
+        match seat::newest(self)? {
             Some(newest) if newest.epoch > seen.tag => {
                 self.segment.header().manager_seat.store(newest.seat as u32, Ordering::Relaxed);
                 Ok(None)
@@ -230,7 +235,7 @@ impl Inner {
 
     /// Asks who the manager is. Without an answer the old one stays: a poll of its lines tells soon enough.
     pub(crate) fn look_for_manager(&self) {
-        if let Ok(Some(newest)) = seat::newest(&self.lines) {
+        if let Ok(Some(newest)) = seat::newest(self) {
             self.segment.header().manager_seat.store(newest.seat as u32, Ordering::Relaxed);
         }
     }
@@ -247,7 +252,8 @@ impl Inner {
     pub(crate) fn publish_request_line(&self, line: u64) -> Result<()> {
         let shared = &self.segment.request_lines()[line as usize];
         self.with_mutex(&shared.mutex, || {
-            let mut published = RequestLine { incarnation: self.incarnation(), ..RequestLine::default() };
+            let witness = if line == 0 { self.segment.header().witness.load(Ordering::Acquire) } else { 0 };
+            let mut published = RequestLine { incarnation: self.incarnation(), witness, ..RequestLine::default() };
             let first = line as usize * LOCKS_PER_REQUEST;
             for (request, local) in published.requests.iter_mut().zip(self.segment.all_locks().iter().skip(first)) {
                 request.number = local.number.load(Ordering::Acquire);

@@ -5,6 +5,7 @@
 //! and the managers' grant lines. A grant is *sticky*: the next acquisition on the same host touches no shared line, until the manager
 //! recalls it.
 
+pub mod claim;
 mod global;
 pub(crate) mod manager;
 mod mutex;
@@ -32,8 +33,7 @@ pub const LOCK_OBJECTS: LockId = 1;
 pub const LOCK_CHUNKS: LockId = 2;
 /// Lock of the claims on cell chunks.
 pub const LOCK_CELLS: LockId = 3;
-/// Lock of the first stripe of the hint table.
-pub const FIRST_STRIPE_LOCK: LockId = 8;
+pub use crate::media::FIRST_STRIPE_LOCK;
 /// First lock that can be allocated in a pool without cells; with cells it is [`Geometry::first_user_lock`].
 pub const FIRST_USER_LOCK: LockId = FIRST_STRIPE_LOCK;
 
@@ -63,7 +63,7 @@ pub struct LockGuard<'h> {
 pub(crate) enum OnFence {
     /// Waits for the re-join, and acquires the lock under the new incarnation.
     Rejoin,
-    /// Gives up: whoever asks is inside an operation, and while that goes on there is no re-join to wait for.
+    /// Gives up: the caller is inside an operation, and while that goes on there is no re-join to wait for.
     Fail,
 }
 
@@ -139,7 +139,7 @@ impl<'h> LockGuard<'h> {
         self.grant
     }
 
-    /// True when a holder before did not end cleanly and nobody has repaired since (H4).
+    /// True when a holder before did not end cleanly and no holder has repaired since (H4).
     pub fn needs_repair(&self) -> bool {
         self.flags() & flag::REPAIR != 0
     }

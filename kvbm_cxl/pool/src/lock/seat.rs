@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Manager seats: who claimed last (LOCKS.md section 2).
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault::mutant;
-use crate::line::Lines;
+use crate::host::Inner;
+use crate::line::{Lines, if_whole};
+use crate::lock::claim;
 use crate::media::Seat;
 
 /// The seat with the highest epoch.
@@ -12,21 +14,52 @@ pub(crate) struct Newest {
     pub seat: u64,
     pub epoch: u32,
     pub beat: u64,
+    pub machine: [u8; 16],
 }
 
-/// Every seat's line, all of them fetched now. A damaged one may hide the highest epoch, so it is an error.
-pub(crate) fn all(lines: &Lines) -> Result<Vec<Seat>> {
+/// Every seat's line, all of them fetched now.
+pub(crate) fn each(lines: &Lines) -> Result<Vec<Result<Seat>>> {
     let indexes: Vec<u64> = (0..u64::from(lines.layout().geometry().seats)).collect();
     let mut fetched: Vec<Result<Seat>> = Vec::with_capacity(indexes.len());
     lines.fetch_many(&indexes, &mut fetched)?;
-    fetched.into_iter().collect()
+    Ok(fetched)
+}
+
+/// As [`each`], where a line that does not verify is an error: it may hide the highest epoch.
+pub(crate) fn all(lines: &Lines) -> Result<Vec<Seat>> {
+    each(lines)?.into_iter().collect()
 }
 
 /// The seat that claimed last; `None` when none ever did.
-pub(crate) fn newest(lines: &Lines) -> Result<Option<Newest>> {
-    let seats = all(lines)?;
-    let newest = seats.iter().enumerate().max_by_key(|(_, seat)| seat.epoch);
-    Ok(newest.filter(|(_, seat)| seat.epoch > 0).map(|(index, seat)| Newest { seat: index as u64, epoch: seat.epoch, beat: seat.beat }))
+///
+/// # Errors
+/// [`crate::error::Error::BadLine`] of a seat whose line does not verify: it may hide the highest epoch. Not of one that was never given
+/// to a machine.
+pub(crate) fn newest(inner: &Inner) -> Result<Option<Newest>> {
+    let mut newest: Option<Newest> = None;
+    for (seat, line) in (0..).zip(each(&inner.lines)?) {
+        let line = match line {
+            Err(Error::BadLine { .. }) if inner.is_vacant(seat)? => continue,
+            line => line?,
+        };
+        if line.epoch > newest.map_or(0, |newest| newest.epoch) {
+            newest = Some(Newest { seat, epoch: line.epoch, beat: line.beat, machine: line.machine });
+        }
+    }
+    Ok(newest)
+}
+
+impl Inner {
+    /// Whether `seat` was given to no machine up to now: no line of it was ever written then, whatever it may hold.
+    ///
+    /// A claim that was accepted is in the copy of the place that made it, and in those of all that were accepted later: the copy with the
+    /// highest tag tells of it. A claim that is there and was not accepted only makes the answer no.
+    pub(crate) fn is_vacant(&self, seat: u64) -> Result<bool> {
+        if self.config.seats.get(seat as usize).is_some_and(|machine| !machine.is_none()) {
+            return Ok(false);
+        }
+        Ok(if_whole(claim::decided(&self.lines, seat))?.is_some_and(|claim| claim.generation == 0))
+    }
 }
 
 /// The seat whose copy of the grant and binding lines `seat` writes: its own, unless the rule "own copies per seat" is dropped.

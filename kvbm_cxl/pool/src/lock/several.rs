@@ -53,8 +53,8 @@ pub(crate) fn acquire_each<'h>(
     busy.into_iter().try_for_each(|lock| work(acquire(host, lock, timeout_ms, OnFence::Fail)?))
 }
 
-/// Locks that were asked for and are not here yet, with their local mutexes held: a grant that nobody waits for any more is one that
-/// nobody gives back.
+/// Locks that were asked for and are not here yet, with their local mutexes held: a grant without a waiter is one that
+/// is never given back.
 struct Asked<'h> {
     inner: &'h Inner,
     locks: Vec<LockId>,

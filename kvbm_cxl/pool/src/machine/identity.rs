@@ -61,7 +61,7 @@ fn generated(base: &Path) -> Result<String> {
     if let Some(text) = read_text(&path)? {
         return Ok(text);
     }
-    // Written aside and linked into place: whoever comes second finds a complete file, and takes that one.
+    // Written aside and linked into place: the second process finds a complete file, and takes that one.
     let nonce = u128::from_le_bytes(super::random_bytes()?);
     let aside = base.join(format!(".machine-id-{nonce:032x}"));
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).map_err(failed("creating"))?;
@@ -88,7 +88,7 @@ fn read_text(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// FNV-1a, 128 bits, over the parts and their lengths. It keeps accidents apart; nobody gains from a collision with a machine they control.
+/// FNV-1a, 128 bits, over the parts and their lengths. It keeps accidents apart; a collision with a machine of one's own gains nothing.
 pub(super) fn digest(parts: &[&[u8]]) -> MachineId {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

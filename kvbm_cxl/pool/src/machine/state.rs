@@ -2,16 +2,17 @@
 //! The state directory: machine-wide locks and the memory that the processes of one machine share for one pool.
 
 use super::random_bytes;
-use crate::device::flock;
-use crate::error::{Error, Result};
+use crate::coherence::{FaultMap, LocalGuard};
+use crate::device::{flock, trust};
+use crate::error::{Error, Result, shown};
 use crate::platform::{LocalMemory, MachineId, MachineLock, MachineLockGuard};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Environment variable with the directory below which state directories are made.
@@ -26,6 +27,10 @@ const PREPARE_TIMEOUT_MS: u64 = 10_000;
 pub struct State {
     directory: PathBuf,
     prepare_timeout_ms: u64,
+    /// The pool whose metadata is composed from the local memory: it is closed to this process when that memory is lost.
+    guarded: Option<Arc<FaultMap>>,
+    /// Device and number of the file that is mapped as the local memory, and its size in bytes.
+    mapped: Arc<OnceLock<(u64, u64, u64)>>,
 }
 
 /// `CXL_STATE_DIR`, else `/dev/shm/cxl-pool-UID`.
@@ -33,26 +38,17 @@ pub(super) fn base_from_env() -> Result<PathBuf> {
     match std::env::var_os(ENV_STATE_DIR) {
         Some(path) if Path::new(&path).is_absolute() => Ok(PathBuf::from(path)),
         Some(path) => Err(Error::Invalid(format!("{ENV_STATE_DIR} is {path:?}, which is not an absolute path"))),
-        // SAFETY: geteuid has no requirements and cannot fail.
-        None => Ok(PathBuf::from(format!("/dev/shm/cxl-pool-{}", unsafe { libc::geteuid() }))),
+        None => Ok(PathBuf::from(format!("/dev/shm/cxl-pool-{}", trust::user()))),
     }
 }
 
-/// Makes a directory that is this user's alone; one that is there already must not be writable by others.
+/// Makes a directory that is this user's alone; one that is there already has to be just that, for root as for any user: its owner could
+/// put other lock files and another segment there, and this machine would write as a host that it is not.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    let failed = |source| Error::Os { what: format!("making the state directory {}", path.display()), source };
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
-    let found = std::fs::symlink_metadata(path).map_err(failed)?;
-    // SAFETY: geteuid has no requirements and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    // Somebody else's directory in a world-writable place would let them take our locks away. root may use any user's.
-    if !found.is_dir() || (found.uid() != user && user != 0) || found.permissions().mode() & 0o022 != 0 {
-        return Err(Error::Invalid(format!(
-            "the state directory {} is not a directory of this user that only they can write: remove it, or set {ENV_STATE_DIR}",
-            path.display()
-        )));
-    }
-    Ok(())
+    let refused = |reason| Error::Invalid(format!("the state directory {}: {reason}; or set {ENV_STATE_DIR}", shown(path)));
+    trust::check_way(path).map_err(refused)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| os("making the state directory", path, source))?;
+    trust::check_directory(path).map_err(refused)
 }
 
 impl State {
@@ -61,7 +57,37 @@ impl State {
         let directory = base.join(format!("{}-{machine}", crate::media::uuid_text(uuid)));
         make_directory(base)?;
         make_directory(&directory)?;
-        Ok(State { directory, prepare_timeout_ms: PREPARE_TIMEOUT_MS })
+        Ok(State { directory, prepare_timeout_ms: PREPARE_TIMEOUT_MS, guarded: None, mapped: Arc::default() })
+    }
+
+    /// Closes the pool of `faults` to this process as soon as its local memory is lost (its file truncated, its memory damaged): what is
+    /// published is composed from that memory, and zeros in it must not reach the pool.
+    pub(crate) fn guarding(mut self, faults: Arc<FaultMap>) -> State {
+        self.guarded = Some(faults);
+        self
+    }
+
+    /// Looks whether the local memory that this process mapped is still the one that a process coming next would find.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when its file was removed, replaced or truncated.
+    pub(crate) fn check_kept(&self) -> Result<()> {
+        let Some(&(device, number, len_bytes)) = self.mapped.get() else { return Ok(()) };
+        let path = self.local_path();
+        let is_kept = |found: &std::fs::Metadata| (found.dev(), found.ino()) == (device, number) && found.len() >= len_bytes;
+        if std::fs::symlink_metadata(&path).is_ok_and(|found| is_kept(&found)) {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "{} was removed, replaced or truncated under this host, so that the next process of this machine would be a second host with \
+             its \
+             identity: end this machine's processes of the pool and start them again; keep the state directory while the pool is in use",
+            shown(&path)
+        )))
+    }
+
+    fn local_path(&self) -> PathBuf {
+        self.directory.join("local")
     }
 
     /// The directory itself.
@@ -69,12 +95,13 @@ impl State {
         &self.directory
     }
 
-    /// Tries to take a lock; `None` when somebody has it. Every call opens the file anew, so that threads exclude each other as well.
+    /// Tries to take a lock; `None` when it is held. Every call opens the file anew, so that threads exclude each other as well.
     pub(super) fn try_lock(&self, lock: MachineLock, exclusive: bool) -> Result<Option<MachineLockGuard>> {
         let name = match lock {
             MachineLock::Join => "join.lock",
             MachineLock::Members => "members.lock",
             MachineLock::Manager => "manager.lock",
+            MachineLock::Claim => "claim.lock",
         };
         let path = self.directory.join(name);
         let file = open_kept(&path)?;
@@ -84,7 +111,7 @@ impl State {
             Err(source) if source.kind() == ErrorKind::WouldBlock => return Ok(None),
             Err(source) => return Err(os("locking", &path, source)),
         }
-        // A lock on a file that was removed excludes nobody who comes later.
+        // A lock on a file that was removed excludes no later process.
         check_in_place(&file, &path)?;
         Ok(Some(Box::new(Held { file, pid: std::process::id() })))
     }
@@ -97,12 +124,12 @@ impl State {
         if len_bytes == 0 {
             return Err(Error::Invalid("local memory of no bytes".into()));
         }
-        let path = self.directory.join("local");
+        let path = self.local_path();
         let namespace = pid_namespace()?;
         let deadline = Instant::now() + Duration::from_millis(self.prepare_timeout_ms);
         loop {
             let file = open_kept(&path)?;
-            // Users hold the file's lock shared. Whoever gets it alone knows that nobody uses the memory, and may prepare it.
+            // Users hold the file's lock shared. A process that gets it alone knows that the memory is unused, and may prepare it.
             match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 Ok(()) => self.prepare(&file, &path, len_bytes, &namespace)?,
                 Err(source) if source.kind() == ErrorKind::WouldBlock => {}
@@ -113,18 +140,36 @@ impl State {
                 Ok(()) => {
                     check_in_place(&file, &path)?;
                     self.check_prepared(&file, &path, len_bytes, &namespace)?;
-                    return map_local(file, &path, len_bytes);
+                    return self.map_local(file, &path, len_bytes);
                 }
                 Err(source) if source.kind() != ErrorKind::WouldBlock => return Err(os("locking", &path, source)),
                 Err(_) if Instant::now() >= deadline => {
                     return Err(Error::Timeout {
-                        what: format!("another process to prepare {}", path.display()),
+                        what: format!("another process to prepare {}", shown(&path)),
                         timeout_ms: self.prepare_timeout_ms,
                     });
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
+    }
+
+    fn map_local(&self, file: File, path: &Path, len_bytes: usize) -> Result<LocalMemory> {
+        let found = file.metadata().map_err(|source| os("looking at", path, source))?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing; the file has `len_bytes` bytes.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(Error::last_os(format!("mapping {}", shown(path))));
+        }
+        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| Error::Invalid(format!("{} was mapped at address 0", shown(path))))?;
+        let mut local = Local { start, len_bytes, guard: None, _lock: Held { file, pid: std::process::id() } };
+        if let Some(faults) = &self.guarded {
+            local.guard = Some(faults.guard_local(start, len_bytes, shown(path))?);
+        }
+        // A second mapping of the same process is of the same file, or `check_in_place` had refused it.
+        let _ = self.mapped.set((found.dev(), found.ino(), len_bytes as u64));
+        Ok(LocalMemory { start, len_bytes, owner: Arc::new(local) })
     }
 
     fn namespace_path(&self) -> PathBuf {
@@ -139,6 +184,8 @@ impl State {
             // Emptied first: another version's layout, or process ids that mean other processes by now, must not be left in it.
             file.set_len(0).and_then(|()| file.set_len(len_bytes as u64)).map_err(|source| os("resizing", path, source))?;
         }
+        // Also when it has its size: an earlier version left it sparse.
+        reserve(file, path, len_bytes)?;
         if is_foreign {
             let aside = self.directory.join(format!(".pid-namespace-{:016x}", u64::from_le_bytes(random_bytes()?)));
             std::fs::write(&aside, namespace)
@@ -152,15 +199,16 @@ impl State {
         let found = file.metadata().map_err(|source| os("looking at", path, source))?.len();
         if found != len_bytes as u64 {
             return Err(Error::Invalid(format!(
-                "{} has {found} bytes, this program needs {len_bytes}: another version of it is running on this pool, stop it first",
-                path.display()
+                "{} has {found} bytes, this program needs {len_bytes}: it was truncated, or another version of this program is running on \
+                 this pool; end this machine's processes of the pool and start them again",
+                shown(path)
             )));
         }
         if read_note(&self.namespace_path())? != namespace {
             return Err(Error::Invalid(format!(
                 "processes of another PID namespace use {}: share the PID namespace with them, or set CXL_MACHINE_ID and \
                  {ENV_STATE_DIR} to be a host of its own",
-                self.directory.display()
+                shown(&self.directory)
             )));
         }
         Ok(())
@@ -186,6 +234,7 @@ impl Drop for Held {
 struct Local {
     start: NonNull<u8>,
     len_bytes: usize,
+    guard: Option<LocalGuard>,
     _lock: Held,
 }
 
@@ -196,34 +245,49 @@ unsafe impl Sync for Local {}
 
 impl Drop for Local {
     fn drop(&mut self) {
+        // The guard ends before the memory is unmapped, which another mapping may take at once.
+        drop(self.guard.take());
         // SAFETY: this value owns exactly this mapping, and users of the address keep this value alive (`LocalMemory::owner`).
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }
 
-fn map_local(file: File, path: &Path, len_bytes: usize) -> Result<LocalMemory> {
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing; the file has `len_bytes` bytes.
-    let start =
-        unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-    if start == libc::MAP_FAILED {
-        return Err(Error::last_os(format!("mapping {}", path.display())));
+/// Gives the file its memory now, so that a full file system is an error here and not a SIGBUS in the middle of the work.
+fn reserve(file: &File, path: &Path, len_bytes: usize) -> Result<()> {
+    let len = libc::off_t::try_from(len_bytes).map_err(|_| Error::Invalid(format!("local memory of {len_bytes} bytes is too large")))?;
+    // SAFETY: a plain call on an open descriptor; it touches no memory of ours.
+    let source = match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+        0 => return Ok(()),
+        code => std::io::Error::from_raw_os_error(code),
+    };
+    // Pages that were had are of no use to this process, and others may need them.
+    let _ = file.set_len(0);
+    if !matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::OutOfMemory) {
+        return Err(os("reserving", path, source));
     }
-    let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| Error::Invalid(format!("{} was mapped at address 0", path.display())))?;
-    let owner = Arc::new(Local { start, len_bytes, _lock: Held { file, pid: std::process::id() } });
-    Ok(LocalMemory { start, len_bytes, owner })
+    Err(Error::Invalid(format!(
+        "the memory that this machine's processes share takes {len_bytes} bytes in {}, and its file system has no room for it ({source}): \
+         free some, enlarge it (docker run --shm-size, a larger emptyDir), or set {ENV_STATE_DIR} to another local file system",
+        shown(path)
+    )))
 }
 
 /// Opens a file that is made when missing and never removed, as this user's alone.
 fn open_kept(path: &Path) -> Result<File> {
-    OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
+        // Not a link's target, and no waiting for the other end of a FIFO.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)
-        .map_err(|source| os("opening", path, source))
+        .map_err(|source| os("opening", path, source))?;
+    let found = file.metadata().map_err(|source| os("looking at", path, source))?;
+    let checked = if found.is_file() { trust::check_own(&found) } else { Err("it is not a file".into()) };
+    checked.map_err(|reason| Error::Invalid(format!("{}: {reason}", shown(path))))?;
+    Ok(file)
 }
 
 /// Refuses a file that is no longer the one that its path names.
@@ -231,7 +295,7 @@ fn check_in_place(file: &File, path: &Path) -> Result<()> {
     let held = file.metadata().map_err(|source| os("looking at", path, source))?;
     match std::fs::symlink_metadata(path) {
         Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(()),
-        _ => Err(Error::Invalid(format!("{} was removed or replaced: keep the state directory while the pool is in use", path.display()))),
+        _ => Err(Error::Invalid(format!("{} was removed or replaced: keep the state directory while the pool is in use", shown(path)))),
     }
 }
 
@@ -253,7 +317,7 @@ fn read_note(path: &Path) -> Result<String> {
 }
 
 fn os(doing: &str, path: &Path, source: std::io::Error) -> Error {
-    Error::Os { what: format!("{doing} {}", path.display()), source }
+    Error::Os { what: format!("{doing} {}", shown(path)), source }
 }
 
 #[cfg(test)]

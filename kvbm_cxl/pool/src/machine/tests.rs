@@ -251,7 +251,7 @@ fn memory_in_use_is_neither_resized_nor_shared_with_another_namespace() {
     assert!(refused(machine.local_memory(LOCAL_BYTES)).contains("another PID namespace"));
     assert_eq!(word(&memory, 0).load(Ordering::SeqCst), 5);
     drop(memory);
-    // Nobody uses it any more: what was left by the other namespace is cleared.
+    // It is not used any more: what was left by the other namespace is cleared.
     let memory = machine.local_memory(LOCAL_BYTES).unwrap();
     assert_eq!(word(&memory, 0).load(Ordering::SeqCst), 0);
     word(&memory, 0).store(6, Ordering::SeqCst);
@@ -308,7 +308,7 @@ fn a_removed_lock_file_is_noticed() {
     let machine = machine(base.path());
     let guard = machine.try_lock(MachineLock::Manager, true).unwrap().unwrap();
     std::fs::remove_file(machine.state().directory().join("manager.lock")).unwrap();
-    // The new file excludes nobody who holds the old one; all that can be done is to keep working with one of them.
+    // The new file excludes no holder of the old one; all that can be done is to keep working with one of them.
     let second = machine.try_lock(MachineLock::Manager, true).unwrap();
     assert!(second.is_some() && machine.try_lock(MachineLock::Manager, true).unwrap().is_none());
     drop(guard);

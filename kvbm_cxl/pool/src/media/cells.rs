@@ -53,7 +53,7 @@ media_line!(
             return Err("unknown version or checksum kind");
         }
         if usize::from(line.owner) >= MAX_SLOTS {
-            return Err("written by a slot that cannot be");
+            return Err("written by a slot above the highest that a pool has");
         }
         within([line.incarnation])
     }
@@ -66,9 +66,9 @@ impl Descriptor {
     pub const WRITING: u8 = 1;
     /// Holds a complete block.
     pub const READY: u8 = 2;
-    /// Complete, and about to go unless somebody pins it.
+    /// Complete, and about to go unless a reader pins it.
     pub const EVICTING: u8 = 3;
-    /// Content is void; about to be free unless somebody pins it.
+    /// Content is void; about to be free unless a reader pins it.
     pub const RETIRING: u8 = 4;
     /// The payload has no checksum.
     pub const NO_CHECKSUM: u8 = 0;

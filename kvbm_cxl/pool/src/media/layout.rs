@@ -5,6 +5,9 @@ use super::Region;
 use crate::error::{Error, Result};
 use crate::limits::*;
 
+/// Lock of the first stripe of the hint table.
+pub const FIRST_STRIPE_LOCK: u32 = 8;
+
 /// Cells of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellClass {
@@ -60,6 +63,11 @@ impl Geometry {
             cells_per_chunk: 0,
             cells: [CellClass::default(); CELL_CLASSES],
         }
+    }
+
+    /// Cells of the object table that a pool of `len_bytes` has by default.
+    pub fn default_objects(len_bytes: u64) -> u32 {
+        (len_bytes / BYTES_PER_OBJECT).clamp(DEFAULT_OBJECTS as u64, MOST_DEFAULT_OBJECTS as u64) as u32
     }
 
     /// Refuses numbers outside the limits, naming the offending one.
@@ -155,7 +163,7 @@ impl Geometry {
 
     /// The first lock that users may allocate: those below are the pool's own, the last of them one for each stripe.
     pub fn first_user_lock(&self) -> u32 {
-        crate::lock::FIRST_STRIPE_LOCK + self.stripes
+        FIRST_STRIPE_LOCK + self.stripes
     }
 
     /// Request lines per slot.
@@ -178,9 +186,14 @@ impl Geometry {
         u64::from(self.slots).div_ceil(super::SLOTS_PER_FENCE as u64)
     }
 
-    /// Bindings per seat: one for each slot, then one for each seat.
+    /// Bindings per seat: one for each slot.
     pub fn bindings(&self) -> u64 {
-        u64::from(self.slots + self.seats)
+        u64::from(self.slots)
+    }
+
+    /// Places for machines that claim a seat (P): one for each MiB of the pool, within limits.
+    pub fn places(&self) -> u64 {
+        (self.len_bytes >> 20).clamp(MIN_PLACES, MAX_PLACES)
     }
 
     /// Records that hold the table of allocated locks.
@@ -280,6 +293,9 @@ impl Layout {
                         slots
                     }
                 }
+                Region::Splitter => geometry.places() * 2,
+                Region::Claimant => geometry.places(),
+                Region::SeatClaim => geometry.places() * seats,
             };
             let span = RegionSpan { region, offset, lines };
             // A page between regions would cost little, but neighbours in one line cost nothing: lines never share owners.

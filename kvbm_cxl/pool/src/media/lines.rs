@@ -78,10 +78,30 @@ pub struct Seat {
     pub beat: u64,
     /// The machine that wrote it.
     pub machine: [u8; 16],
+    /// The session of that machine; zero for a seat that the superblock gives to the machine.
+    pub session: [u8; 16],
+    /// Sessions that this seat was given to, this one included; 0 as `session` is.
+    pub generation: u32,
+    /// [`Seat::RELEASED`], or 0.
+    pub state: u32,
     /// Zero.
-    pub reserved: [u64; 4],
+    pub reserved: u64,
 }
-media_line!(Seat, Seat { crc @ 0, epoch @ 4, beat @ 8, machine @ 16, reserved @ 32 }, |line| within([line.epoch]));
+media_line!(
+    Seat,
+    Seat { crc @ 0, epoch @ 4, beat @ 8, machine @ 16, session @ 32, generation @ 48, state @ 52, reserved @ 56 },
+    |line| {
+        if line.state > Seat::RELEASED {
+            return Err("unknown state");
+        }
+        within([line.epoch, line.generation])
+    }
+);
+
+impl Seat {
+    /// The session gave the seat up: this was its last write to any line of the seat.
+    pub const RELEASED: u32 = 1;
+}
 
 /// One lock's grant.
 #[repr(C)]
@@ -102,7 +122,7 @@ pub struct Grant {
 impl Grant {
     /// The holder before did not end cleanly: repair before use.
     pub const REPAIR: u8 = 1;
-    /// Somebody waits: give it back.
+    /// A host waits: give it back.
     pub const RECALL: u8 = 2;
 }
 
@@ -121,14 +141,14 @@ pub struct GrantLine {
 }
 media_line!(GrantLine, Grant { crc @ 0, tag @ 4, grants @ 8, reserved @ 56 }, |line| {
     if line.grants.iter().any(|grant| usize::from(grant.slot) >= MAX_SLOTS) {
-        return Err("a grant to a slot that cannot be");
+        return Err("a grant to a slot above the highest that a pool has");
     }
     within([line.tag])?;
     within(line.grants.map(|grant| grant.number))?;
     within(line.grants.map(|grant| grant.incarnation))
 });
 
-/// BIND\[k\]\[i\]: line k * bindings + i; i < N is slot i, N + q is seat q.
+/// BIND\[k\]\[i\]: line k * N + i: slot i.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Binding {
@@ -183,7 +203,7 @@ pub struct DeathLine {
 }
 media_line!(DeathLine, Death { crc @ 0, reserved0 @ 4, dead @ 8, reserved @ 56 }, |line| within(line.dead));
 
-/// JOINBOX\[b\]: line b. Any content, old or lost, only delays somebody.
+/// JOINBOX\[b\]: line b. Any content, old or lost, only delays a machine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct JoinBox {
@@ -197,10 +217,23 @@ pub struct JoinBox {
     pub nonce: [u8; 16],
     /// The nonce that it found bound to the slot.
     pub previous: [u8; 16],
-    /// Zero.
-    pub reserved: u64,
+    /// [`JoinBox::vouching`] for `previous` where the asker states that the incarnation of that nonce has ended (LOCKS.md 12.19).
+    pub vouch: u64,
 }
-media_line!(JoinBox, JoinBox { crc @ 0, slot @ 4, machine @ 8, nonce @ 24, previous @ 40, reserved @ 56 });
+media_line!(JoinBox, JoinBox { crc @ 0, slot @ 4, machine @ 8, nonce @ 24, previous @ 40, vouch @ 56 });
+
+impl JoinBox {
+    /// The word that vouches for the end of the incarnation with the nonce `previous`. It repeats the nonce, so that a box that two askers
+    /// wrote over each other vouches for nothing.
+    pub fn vouching(previous: &[u8; 16]) -> u64 {
+        previous.first_chunk().map_or(0, |half| u64::from_le_bytes(*half))
+    }
+
+    /// Whether the asker states the end of the incarnation with the nonce `previous`.
+    pub fn vouches(&self) -> bool {
+        self.vouch != 0 && self.vouch == Self::vouching(&self.previous)
+    }
+}
 
 /// ID\[s\]: line s.
 #[repr(C)]
@@ -220,15 +253,15 @@ pub struct Identity {
     pub nonce: [u8; 16],
     /// Payload of this incarnation and older ones is not written any more (CACHE.md section 7, proof a).
     pub drained: u32,
-    /// Zero.
-    pub reserved0: u32,
-    /// Zero.
-    pub reserved: u64,
+    /// An incarnation that this host states to have ended, as [`Identity::report_of`] packs it; 0 = none. Never taken back.
+    pub report: u32,
+    /// First half of the machine's session, which may have a seat: the death of this incarnation is the death of that session.
+    pub session: u64,
 }
 media_line!(
     Identity,
     Identity {
-        crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, reserved0 @ 52, reserved @ 56,
+        crc @ 0, incarnation @ 4, state @ 8, acknowledged @ 12, machine @ 16, nonce @ 32, drained @ 48, report @ 52, session @ 56,
     },
     |line| {
         if line.state > Identity::LEFT {
@@ -243,6 +276,20 @@ impl Identity {
     pub const LIVE: u32 = 1;
     /// The slot was left: nothing of it runs any more.
     pub const LEFT: u32 = 2;
+    /// Bits of [`Identity::report`] for the incarnation; the slot is above them.
+    const REPORT_BITS: u32 = 26;
+
+    /// Packs the statement that incarnation `incarnation` of `slot` has ended; `None` for numbers that do not fit.
+    pub fn report_of(slot: u32, incarnation: u32) -> Option<u32> {
+        let fits = (slot as usize) < MAX_SLOTS && (1..1 << Self::REPORT_BITS).contains(&incarnation);
+        fits.then_some(slot << Self::REPORT_BITS | incarnation)
+    }
+
+    /// Slot and incarnation that this host states to have ended.
+    pub fn reported(&self) -> Option<(u32, u32)> {
+        let incarnation = self.report & ((1 << Self::REPORT_BITS) - 1);
+        (incarnation != 0).then_some((self.report >> Self::REPORT_BITS, incarnation))
+    }
 }
 
 /// SUM\[s\]\[i\]: line s * summary_lines + i; the versions of request lines 24i to 24i+23. The heartbeat counts in line 0 only.
@@ -289,10 +336,11 @@ pub struct RequestLine {
     pub incarnation: u32,
     /// The six locks.
     pub requests: [Request; LOCKS_PER_REQUEST],
-    /// Zero.
-    pub reserved: u64,
+    /// In line 0: the kernel and the file under which all processes of this incarnation are marked
+    /// ([`crate::platform::Platform::witness`]); 0 = none.
+    pub witness: u64,
 }
-media_line!(RequestLine, Request { crc @ 0, incarnation @ 4, requests @ 8, reserved @ 56 }, |line| {
+media_line!(RequestLine, Request { crc @ 0, incarnation @ 4, requests @ 8, witness @ 56 }, |line| {
     within([line.incarnation])?;
     within(line.requests.map(|request| request.number))
 });
@@ -376,7 +424,7 @@ impl ObjectValue {
     pub const LIVE: u8 = 1;
     /// The name was destroyed: a probe goes on.
     pub const TOMB: u8 = 2;
-    /// Bound by a listener to its own block, and of no use to anybody once that listener is gone.
+    /// Bound by a listener to its own block, and of no use once that listener is gone.
     pub const LISTENER: u16 = 1;
 }
 
@@ -462,7 +510,7 @@ media_line!(
             return Err("unknown state");
         }
         if line.slot as usize >= MAX_SLOTS {
-            return Err("written by a slot that cannot be");
+            return Err("written by a slot above the highest that a pool has");
         }
         within([line.incarnation])
     }

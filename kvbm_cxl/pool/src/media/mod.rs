@@ -7,47 +7,48 @@
 //!
 //! | region | lines | line owner (who may write) | readers | what recovers it |
 //! |---|---|---|---|---|
-//! | device header | superblock, 4 KiB per device | `cxlctl format`, operator | everybody at open | re-format; copies on the other devices |
+//! | device header | superblock, 4 KiB per device | `cxlctl format`, operator | all hosts at open | re-format; copies on the other devices |
 //! | `Seat` | K | machine of seat k | hosts, managers | blocks its locks until an operator acts |
 //! | `Grant` | K x ceil(L/4) | machine of seat k | hosts, managers | collect + adopt by the next manager |
-//! | `Binding` | K x (N + K) | machine of seat k | joining machines, managers | collect + adopt |
-//! | `Fence` | K x ceil(N/12) | machine of seat k | everybody | never needed: only grows, all rows are read |
+//! | `Binding` | K x N | machine of seat k | joining machines, managers | collect + adopt |
+//! | `Fence` | K x ceil(N/12) | machine of seat k | all hosts | never needed: only grows, all rows are read |
 //! | `Death` | K x ceil(N/12) | machine of seat k | managers, adopters | as `Fence` |
-//! | `JoinBox` | 8 | anybody (hint) | managers | the joiner writes again |
+//! | `JoinBox` | 8 | any machine (hint) | managers | the joiner writes again |
 //! | `Identity` | N | slot owner | managers, adopters | re-join |
 //! | `Summary` | N x ceil(R/24) | slot owner | managers | re-join |
 //! | `Request` | N x R, R = ceil(L/6) | slot owner | managers | re-join |
 //! | `Intent` | N x 8 | slot owner | repairing holders | re-join empties it |
-//! | `Record` | N x (M + O) | slot owner | everybody | highest (grant, version) wins; seal |
+//! | `Record` | N x (M + O) | slot owner | all hosts | highest (grant, version) wins; seal |
 //! | `Claim` | N x ceil(C/448) | slot owner | chunk lock holders | adoption after proof of death |
 //! | `FreeBox` | N x N | slot owner of the row (the sender) | chunk owners | sent again |
 //! | `FreeAck` | N x N | slot owner of the row (the receiver) | senders | the receiver writes it anew |
-//! | `ChunkHead` | C | chunk owner | everybody | adoption after proof of death |
+//! | `ChunkHead` | C | chunk owner | all hosts | adoption after proof of death |
 //! | `KeepMap` | C x ceil(B/448), 74 for chunks of 2 MiB | chunk owner | adopters, fsck | adoption after proof of death |
 //! | `Stats` | N x 10, N x 4 in pools of format 2.0 | slot owner | operators | next round of the host |
-//! | `Descriptor` | E, one per cell of the prefix cache | owner of the cell chunk | everybody | adoption (CACHE.md section 7) |
-//! | `Hint` | H | holder of the stripe lock | everybody | inserted again by the owner's scrub |
+//! | `Descriptor` | E, one per cell of the prefix cache | owner of the cell chunk | all hosts | adoption (CACHE.md section 7) |
+//! | `Hint` | H | holder of the stripe lock | all hosts | inserted again by the owner's scrub |
 //! | `Pin` | N x ceil(E/112) | slot owner | cell owners | void with the incarnation in it |
 //! | `CellClaim` | N x ceil(D/448) | slot owner | holders of the cell lock | adoption |
 //! | `Ask` | N | slot owner | cell owners | asked again |
+//! | `Splitter` | 2 x P | any machine (one write each, LOCKS.md 12.15) | machines without a place | never needed: a place more is lost |
+//! | `Claimant` | P | machine of place p | machines that claim a seat | blocks claims until an operator acts |
+//! | `SeatClaim` | P x K | machine of place p | machines that claim a seat | blocks claims of its seat until an operator acts |
 //!
-//! K seats, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records, B = chunk / 64 bytes; E cells, D cell chunks,
-//! H = max(8, ceil(E/2/S)) lines for each of S stripes. Behind the regions lie the cells, and behind these the chunks.
+//! K seats, P places for machines that claim one, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records,
+//! B = chunk / 64 bytes; E cells, D cell chunks, H = max(8, ceil(E/2/S)) lines for each of S stripes. Behind the regions lie the cells,
+//! and behind these the chunks.
 
 mod cells;
-mod format;
 mod layout;
 mod lines;
+mod places;
 mod stripes;
 mod superblock;
 
 pub use cells::*;
-pub(crate) use format::with_line_of;
-pub use format::{
-    FORMAT_SAMPLES, Found, empty_line, erase_superblocks, fetch_superblock, inspect_header, verify_line, write_regions, write_superblocks,
-};
-pub use layout::{CellClass, Geometry, Layout, RegionSpan};
+pub use layout::{CellClass, FIRST_STRIPE_LOCK, Geometry, Layout, RegionSpan};
 pub use lines::*;
+pub use places::*;
 pub use stripes::{Piece, Stripes};
 pub use superblock::{
     CoherenceMode, DeviceRecord, KNOWN_COMPAT, KNOWN_INCOMPAT, KNOWN_RO_COMPAT, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockParts,
@@ -62,7 +63,7 @@ pub enum Region {
     Seat = 1,
     /// Lock grants, one copy per seat.
     Grant = 2,
-    /// Slot and seat bindings, one copy per seat.
+    /// Slot bindings, one copy per seat.
     Binding = 3,
     /// Fenced incarnations, one row per seat.
     Fence = 4,
@@ -102,11 +103,53 @@ pub enum Region {
     CellClaim = 21,
     /// What a host asks the owners of cells to do.
     Ask = 22,
+    /// Where a machine that nothing is known of gets a place of its own.
+    Splitter = 23,
+    /// Whose a place is, and its newest ballot.
+    Claimant = 24,
+    /// Which session has a seat, one copy per place.
+    SeatClaim = 25,
 }
 
 impl Region {
+    /// Its name, as errors say it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Region::Seat => "Seat",
+            Region::Grant => "Grant",
+            Region::Binding => "Binding",
+            Region::Fence => "Fence",
+            Region::Death => "Death",
+            Region::JoinBox => "JoinBox",
+            Region::Identity => "Identity",
+            Region::Summary => "Summary",
+            Region::Request => "Request",
+            Region::Intent => "Intent",
+            Region::Record => "Record",
+            Region::Claim => "Claim",
+            Region::FreeBox => "FreeBox",
+            Region::FreeAck => "FreeAck",
+            Region::ChunkHead => "ChunkHead",
+            Region::KeepMap => "KeepMap",
+            Region::Stats => "Stats",
+            Region::Descriptor => "Descriptor",
+            Region::Hint => "Hint",
+            Region::Pin => "Pin",
+            Region::CellClaim => "CellClaim",
+            Region::Ask => "Ask",
+            Region::Splitter => "Splitter",
+            Region::Claimant => "Claimant",
+            Region::SeatClaim => "SeatClaim",
+        }
+    }
+
+    /// The region of that name.
+    pub fn named(name: &str) -> Option<Region> {
+        Region::ALL.into_iter().find(|region| region.name() == name)
+    }
+
     /// All regions, in the order in which they lie in the pool.
-    pub const ALL: [Region; 22] = [
+    pub const ALL: [Region; 25] = [
         Region::Seat,
         Region::Grant,
         Region::Binding,
@@ -129,6 +172,9 @@ impl Region {
         Region::Pin,
         Region::CellClaim,
         Region::Ask,
+        Region::Splitter,
+        Region::Claimant,
+        Region::SeatClaim,
     ];
 }
 

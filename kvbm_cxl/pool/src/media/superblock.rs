@@ -7,9 +7,9 @@
 //! Feature bits, for a program that does not know one: **compat** - ignore it; **ro-compat** - read, never write; **incompat** - refuse.
 
 use super::{CellClass, FIRST_STATS_LINES, Geometry, Layout, Region, STATS_LINES, Stripes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, escaped};
 use crate::limits::{CELL_CLASSES, MAX_DEVICES, MAX_SEATS};
-use crate::platform::MachineId;
+use crate::machine_id::MachineId;
 use bytemuck::{Pod, Zeroable};
 
 /// Bytes of a superblock.
@@ -17,7 +17,7 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 /// The first bytes of every device of a pool.
 pub const MAGIC: [u8; 8] = *b"kvbmcxl\0";
 /// Version of the format. A program reads pools of its own major version only; what a minor version adds is told by feature bits.
-pub const VERSION: (u16, u16) = (2, 1);
+pub const VERSION: (u16, u16) = (3, 0);
 /// Compat feature bits that this program knows.
 pub const KNOWN_COMPAT: u64 = 0;
 /// Ro-compat feature bits that this program knows.
@@ -314,7 +314,7 @@ impl Superblock {
     }
 
     /// UUID and incarnation in line 0 of a superblock, if its magic is right. Nothing else is checked.
-    pub fn identity_in(line: &crate::line::Line) -> Option<([u8; 16], u64)> {
+    pub fn identity_in(line: &crate::coherence::Line) -> Option<([u8; 16], u64)> {
         let mut raw: Box<Raw> = Box::new(Raw::zeroed());
         bytemuck::bytes_of_mut(&mut *raw)[..line.0.len()].copy_from_slice(&line.0);
         (raw.magic == MAGIC).then_some((raw.uuid, raw.incarnation))
@@ -437,7 +437,7 @@ fn crc(raw: &Raw) -> u32 {
 fn name_of(entry: &DeviceEntry) -> String {
     let len = entry.name.iter().position(|&byte| byte == 0).unwrap_or(NAME_BYTES);
     // The name is for people only: whatever is in it must not garble a terminal.
-    String::from_utf8_lossy(&entry.name[..len]).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    escaped(&String::from_utf8_lossy(&entry.name[..len])).into_owned()
 }
 
 /// The longest end of `text` that fits into `len` bytes.

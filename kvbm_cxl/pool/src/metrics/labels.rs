@@ -71,14 +71,28 @@ label!(
         PinsFull = "pins_full", "No pin could be had: this host's table of pins is full.";
         HostFenced = "host_fenced", "The host that asks is fenced itself.";
         Device = "device_error", "The memory failed: poisoned, or its device is lost.";
-        TakenBack = "taken_back", "The block was lent, and whoever lent it has taken it back since.";
+        TakenBack = "taken_back", "The block was lent, and its lender has taken it back since.";
+    }
+);
+
+label!(
+    /// Why a round of a background thread failed. The values are those of [`crate::ERROR_CLASSES`], in the same order.
+    FailureReason("reason") {
+        Device = "device", "A device is lost, poisoned, or a GPU's copy failed.";
+        Damaged = "damaged", "A line does not verify, or the memory is no pool.";
+        Fenced = "fenced", "This host is fenced; it joins again by itself.";
+        Timeout = "timeout", "A lock or another host did not answer in time.";
+        Full = "full", "A table or the pool is full.";
+        InUse = "in_use", "Another machine uses this host's identity or slot.";
+        Replaced = "replaced", "The pool was formatted anew.";
+        Other = "other", "Any other error; the log has it.";
     }
 );
 
 label!(
     /// Why a block is not published.
     RefusalReason("reason") {
-        Exists = "exists", "Somebody has published the key already, or is about to.";
+        Exists = "exists", "Another process has published the key already, or is about to.";
         Busy = "busy", "A block of the key is just being evicted.";
         TableFull = "table_full", "The window of the hint table has no room.";
         PoolFull = "pool_full", "No cell is free and none can be evicted.";
@@ -94,7 +108,7 @@ label!(
     EvictionReason("reason") {
         Capacity = "capacity", "Its cell was needed for another block.";
         Quota = "quota", "Its namespace or host had more blocks than it may have.";
-        Cleared = "cleared", "Its namespace was cleared, or somebody asked for its removal.";
+        Cleared = "cleared", "Its namespace was cleared, or its removal was asked for.";
         Duplicate = "duplicate", "Another host has the same block, and hints lead there.";
     }
 );

@@ -2,7 +2,7 @@
 //! What a process counts, in the form in which Prometheus collects it, and what a host tells the whole pool of it.
 //!
 //! [`Metrics`] is the table: every metric is a field with a name that stays what it is. An update costs a relaxed add or two. The names,
-//! labels and meanings are in docs/METRICS.md, which a test holds against this table.
+//! labels and meanings are in docs/operating/metrics.md, which a test holds against this table.
 //!
 //! The client libraries there are keep labelled counters behind locks and maps. Here the set of labels is known when the program is built,
 //! so that a counter is an atomic at a fixed place.
@@ -12,7 +12,7 @@ pub mod stats;
 mod text;
 mod values;
 
-pub use labels::{Direction, Engine, EvictionReason, Label, MissReason, RefusalReason};
+pub use labels::{Direction, Engine, EvictionReason, FailureReason, Label, MissReason, RefusalReason};
 pub use text::{CONTENT_TYPE, Exposition, Kind, Seconds};
 pub use values::{BUCKETS, Bytes, Counter, Gauge, Histogram, Labelled, Metric, Scale, Time};
 
@@ -85,10 +85,14 @@ metrics! {
     evictions_total: Counters<EvictionReason, 4> = "cxl_cache_evictions_total", "Blocks evicted.";
     evictions_pinned_total: Counter = "cxl_cache_evictions_pinned_total", "Evictions given up because a host had pinned the block.";
     adopted_total: Counter = "cxl_cache_adopted_total", "Blocks of fenced hosts that this process took over.";
-    quarantined_cells: Gauge = "cxl_cache_quarantined_cells", "Cells held back until it is proven that nobody writes to them any more.";
+    quarantined_cells: Gauge = "cxl_cache_quarantined_cells", "Cells held back until it is proven that no host writes to them any more.";
     lock_wait_seconds: Histogram<Time> = "cxl_lock_wait_seconds", "Time from asking for a lock of the pool until it was held.";
     lock_timeouts_total: Counter = "cxl_lock_timeouts_total", "Locks that were not had within the time allowed.";
+    lock_damaged_total: Counter = "cxl_lock_damaged_total", "Calls that failed because a lock, fence or membership line stays damaged.";
+    healed_lines_total: Counter = "cxl_host_healed_lines_total", "Damaged lines of its own that this process wrote again.";
     rejoins_total: Counter = "cxl_host_rejoins_total", "Times that this host was fenced and joined again.";
+    failed_rounds_total: Counters<FailureReason, 8> = "cxl_host_failed_rounds_total", "Failed rounds of this process's background threads.";
+    moved_files: Gauge = "cxl_host_moved_files", "Files of the pool that were removed or replaced since this process opened them.";
     copy_bytes_total: Counters<Engine, 3> = "cxl_copy_bytes_total", "Bytes copied to and from the pool.";
     copy_seconds: Labelled<Engine, Histogram<Time>, 3> = "cxl_copy_seconds", "Time of a copy, of however many pieces.";
     ring_messages_total: Counters<Direction, 2> = "cxl_ring_messages_total", "Messages through rings.";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each host tells the whole pool of what it counted: lines that only that host writes, and anybody reads.
+//! What each host tells the whole pool of what it counted: lines that only that host writes, and all read.
 //!
 //! Every process of a host counts for itself. Its counts lie in a row of its own in memory that the host's processes share
 //! ([`StatsBoard`]); one of them adds the rows up from time to time and publishes the sums. A row whose process is gone is added to a
@@ -11,6 +11,7 @@
 mod board;
 mod given;
 
+pub(crate) use board::HOOKS;
 pub use board::StatsBoard;
 pub use given::Given;
 
@@ -87,7 +88,7 @@ stats! {
     Pins = 9, "pins", Gauge, "Pins held now.", |m| positive(m.pins.get());
     Aborts = 10, "aborts", Counter, "Reserved blocks that were given up before they were published.", |m| m.publish_aborted_total.get();
     Adopted = 11, "adopted", Counter, "Blocks of fenced hosts that this host took over.", |m| m.adopted_total.get();
-    QuarantinedCells = 12, "quarantined_cells", Gauge, "Cells held back until it is proven that nobody writes to them any more.",
+    QuarantinedCells = 12, "quarantined_cells", Gauge, "Cells held back until it is proven that no host writes to them any more.",
         |m| positive(m.quarantined_cells.get());
     Rejoins = 13, "rejoins", Counter, "Times that this host was fenced and joined again.", |m| m.rejoins_total.get();
     LockWaits = 14, "lock_waits", Counter, "Locks of the pool that were asked for and had.", |m| m.lock_wait_seconds.count();

@@ -41,12 +41,21 @@ cxl_cache_adopted_total counter -
 cxl_cache_quarantined_cells gauge -
 cxl_lock_wait_seconds histogram -
 cxl_lock_timeouts_total counter -
+cxl_lock_damaged_total counter -
+cxl_host_healed_lines_total counter -
 cxl_host_rejoins_total counter -
+cxl_host_failed_rounds_total counter reason=device|damaged|fenced|timeout|full|in_use|replaced|other
+cxl_host_moved_files gauge -
 cxl_copy_bytes_total counter engine=cpu|dsa|cuda
 cxl_copy_seconds histogram engine=cpu|dsa|cuda
 cxl_ring_messages_total counter direction=sent|received
 cxl_ring_bytes_total counter direction=sent|received
 ";
+
+#[test]
+fn reasons_of_failed_rounds_are_the_classes_of_errors() {
+    assert_eq!(FailureReason::VALUES, crate::error::ERROR_CLASSES);
+}
 
 #[test]
 fn names_stay_what_they_are() {
@@ -167,9 +176,9 @@ fn counters_have_lines_of_their_own() {
     assert_eq!((size_of::<Counter>(), align_of::<Counter>(), align_of::<Gauge>(), align_of::<Histogram<Time>>()), (64, 64, 64, 64));
 }
 
-/// The text of docs/METRICS.md below a heading, up to the next one.
+/// The text of docs/operating/metrics.md below a heading, up to the next one.
 fn section(heading: &str) -> String {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating/metrics.md")).unwrap();
     let (_, rest) = page.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no heading {heading:?}"));
     rest.split("\n## ").next().unwrap_or_default().to_owned()
 }
@@ -177,7 +186,7 @@ fn section(heading: &str) -> String {
 /// A section of the page holds the table that follows from the code, row by row. On a difference the page is what has to change.
 fn expect_table(heading: &str, rows: &[String]) {
     let table: Vec<String> = section(heading).lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
-    assert!(table == rows, "docs/METRICS.md, {heading:?}, has to hold these rows:\n{}\n", rows.join("\n"));
+    assert!(table == rows, "docs/operating/metrics.md, {heading:?}, has to hold these rows:\n{}\n", rows.join("\n"));
 }
 
 /// The unit that a name tells of.

@@ -138,7 +138,7 @@ impl<S: Scale> Histogram<S> {
         let exponent = u64::BITS - value.saturating_sub(1).leading_zeros();
         let bucket = (exponent.saturating_sub(S::FIRST_EXPONENT) as usize).min(BUCKETS - 1);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        // Behind the bucket: whoever finds a value in the sum finds it among the counted ones as well.
+        // Behind the bucket: a reader that finds a value in the sum finds it among the counted ones as well.
         self.sum.fetch_add(value, Ordering::Release);
     }
 

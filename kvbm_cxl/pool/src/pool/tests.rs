@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use super::*;
-use crate::media::{MediaLine, Region, Seat, empty_line, verify_line};
+use crate::line::{empty_line, verify_line};
+use crate::media::{MediaLine, Region, Seat};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 struct Bench {
     folder: tempfile::TempDir,
@@ -213,7 +216,7 @@ fn garbage_and_newer_formats_are_refused_and_an_unknown_ro_compat_bit_reads_only
     bench.patch_superblock(0, 56, &8u64.to_le_bytes());
     assert!(refusal(open_read_only(&bench.spec())).contains("incompat bits 0x8"));
     bench.patch_superblock(0, 8, &7u16.to_le_bytes());
-    assert!(refusal(open(&bench.spec())).contains("version 7.1 is newer"));
+    assert!(refusal(open(&bench.spec())).contains("version 7.0 is newer"));
     bench.patch(0, 0, b"#!/bin/sh\n");
     assert!(refusal(open(&bench.spec())).contains("foreign"));
 }
@@ -278,15 +281,32 @@ fn a_format_under_an_open_pool_is_noticed() {
     assert!(matches!(new.check_not_replaced(), Err(Error::Replaced { now: 0, .. })), "the last device counts as well");
 }
 
+fn join(bench: &Bench, pool: &Pool, machine: u8, config: HostConfig) -> Host {
+    let id = MachineId([machine; 16]);
+    let state = crate::machine::State::open(bench.folder.path(), pool.superblock().uuid(), id).unwrap();
+    let machine = Arc::new(Machine::new(id, state).unwrap());
+    super::join(pool.lines().clone(), machine, HostConfig { seats: pool.superblock().seats(), ..config }).unwrap()
+}
+
+#[test]
+fn a_machine_that_joins_is_served_as_soon_as_it_can_claim_a_seat() {
+    let bench = Bench::new(1);
+    Pool::format(&bench.spec(), &FormatOptions { machine: None, ..options() }).unwrap();
+    // Who left has said so: the time for hosts that fall silent is no reason to wait.
+    let config = || HostConfig { suspect_ms: 600_000, ..HostConfig::default() };
+    for machine in 4..8 {
+        let pool = open(&bench.spec()).unwrap();
+        let host = join(&bench, &pool, machine, config());
+        host.service_round().unwrap();
+        host.leave().unwrap();
+    }
+}
+
 #[test]
 fn a_host_stops_when_its_pool_is_formatted_under_it() {
     let bench = Bench::formatted(1);
     let pool = open(&bench.spec()).unwrap();
-    let id = MachineId([3; 16]);
-    let state = crate::machine::State::open(bench.folder.path(), pool.superblock().uuid(), id).unwrap();
-    let machine = Arc::new(Machine::new(id, state).unwrap());
-    let config = HostConfig { heartbeat_ms: 1, seats: pool.superblock().seats(), ..HostConfig::default() };
-    let host = Host::join(pool.lines().clone(), machine, config).unwrap();
+    let host = join(&bench, &pool, 3, HostConfig { heartbeat_ms: 1, ..HostConfig::default() });
     host.service_round().unwrap();
     drop(host.enter().unwrap());
     let new = Pool::format(&bench.spec(), &FormatOptions { force: true, ..options() }).unwrap();
@@ -311,6 +331,7 @@ fn a_host_stops_when_its_pool_is_formatted_under_it() {
 #[test]
 fn a_format_that_does_not_fit_is_refused_before_anything_is_written() {
     let bench = Bench::new(2);
+    bench.paths.iter().for_each(|path| std::fs::write(path, vec![0; SIZE as usize]).unwrap());
     let formatted = |options: FormatOptions| Pool::format(&bench.spec(), &options);
     for wrong in [
         FormatOptions { slots: 65, ..options() },
@@ -335,7 +356,7 @@ fn a_format_that_does_not_fit_is_refused_before_anything_is_written() {
 #[test]
 fn two_that_format_at_once_do_not_mix() {
     let bench = Bench::new(1);
-    let device = Device::open_or_create(&bench.paths[0], SIZE, &Sysfs::default()).unwrap();
+    let (device, _) = Device::open_or_create(&bench.paths[0], SIZE, &Sysfs::default()).unwrap();
     let turn = device.lock_for_format().unwrap();
     assert!(refusal(Pool::format(&bench.spec(), &options())).contains("another process is formatting"));
     drop(turn);
@@ -437,7 +458,7 @@ fn a_format_that_stops_anywhere_leaves_no_pool() {
         old.iter().enumerate().for_each(|(index, bytes)| bench.patch(index, 0, &bytes[..4096]));
         let pool = open(&bench.spec()).unwrap();
         let memory: Arc<dyn Coherence> = Arc::new(Stops { memory: pool.lines().memory().clone(), writes_left: writes.into() });
-        let lines = Lines::new(memory.clone(), Arc::new(superblock.layout().clone()), superblock.uuid());
+        let lines = Lines::new(memory.clone(), Arc::new(superblock.layout().clone()), superblock.uuid(), superblock.incarnation());
         let outcome =
             erase_superblocks(&*memory, 2).and_then(|()| write_regions(&lines)).and_then(|()| write_superblocks(&*memory, &superblock));
         if outcome.is_ok() {
@@ -447,6 +468,139 @@ fn a_format_that_stops_anywhere_leaves_no_pool() {
         }
         refusal(open(&bench.spec()));
         assert!(matches!(pool.check_not_replaced(), Err(Error::Replaced { .. })));
+    }
+}
+
+#[test]
+fn a_format_that_fails_leaves_no_file_of_its_own() {
+    let bench = Bench::new(2);
+    let spec = |size| PoolSpec::new(bench.paths.clone(), Some(size)).unwrap();
+    let kept = |paths: &[PathBuf]| paths.iter().map(|path| path.exists()).collect::<Vec<_>>();
+    assert!(Pool::format(&spec(1 << 20), &options()).is_err());
+    assert_eq!(kept(&bench.paths), [false, false]);
+    std::fs::write(&bench.paths[1], [7; 100]).unwrap();
+    assert!(Pool::format(&spec(SIZE), &options()).is_err());
+    assert_eq!(kept(&bench.paths), [false, true], "a file that was there before stays");
+    std::fs::remove_file(&bench.paths[1]).unwrap();
+    Pool::format(&spec(SIZE), &options()).unwrap();
+    let nowhere = bench.folder.path().join("no such folder/pool");
+    let spec = PoolSpec::new(vec![nowhere], Some(SIZE)).unwrap();
+    assert!(refusal(Pool::format(&spec, &options())).contains("make the folder first"));
+}
+
+#[test]
+fn hosts_at_work_are_evicted_or_keep_their_pool() {
+    let bench = Bench::formatted(1);
+    let pool = open(&bench.spec()).unwrap();
+    let id = MachineId([3; 16]);
+    let state = crate::machine::State::open(bench.folder.path(), pool.superblock().uuid(), id).unwrap();
+    let machine = Arc::new(Machine::new(id, state).unwrap());
+    let config = HostConfig { heartbeat_ms: 5, seats: pool.superblock().seats(), ..HostConfig::default() };
+    let host = super::join(pool.lines().clone(), machine, config).unwrap();
+    let service = host.serve().unwrap();
+    let force = FormatOptions { force: true, ..options() };
+    match Pool::format(&bench.spec(), &force) {
+        Err(Error::InUse { slots }) => assert_eq!(slots, [host.slot()]),
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+    drop(host.enter().unwrap());
+    pool.check_not_replaced().unwrap();
+
+    // An operation is under way: the format waits for its end, and none of its lines is on the new pool.
+    let (begun, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    let new = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let op = host.enter().unwrap();
+            begun.store(true, Ordering::SeqCst);
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            while host.enter().is_ok() {
+                assert!(std::time::Instant::now() < deadline, "the host never noticed");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            ended.store(true, Ordering::SeqCst);
+            drop(op);
+        });
+        while !begun.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let new = Pool::format(&bench.spec(), &FormatOptions { evict_hosts: true, ..force }).unwrap();
+        assert!(ended.load(Ordering::SeqCst), "the format did not wait");
+        new
+    });
+    assert!(matches!(host.enter().map(|_| ()), Err(Error::Replaced { .. })));
+    drop((service, host));
+    for span in new.layout().spans() {
+        for index in 0..span.lines {
+            let found = new.lines().fetch_raw(span.offset + index * 64).unwrap();
+            assert!(found == empty_line(new.lines(), span.region, index), "line {index} of {:?}", span.region);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_removed_or_replaced_is_noticed_and_the_host_goes_on() {
+    let bench = Bench::formatted(1);
+    let pool = open(&bench.spec()).unwrap();
+    let id = MachineId([3; 16]);
+    let state = crate::machine::State::open(bench.folder.path(), pool.superblock().uuid(), id).unwrap();
+    let machine = Arc::new(Machine::new(id, state).unwrap().watching(pool.devices()));
+    let config = HostConfig { heartbeat_ms: 1, seats: pool.superblock().seats(), ..HostConfig::default() };
+    let host = super::join(pool.lines().clone(), machine, config).unwrap();
+    let sees = |count| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while host.moved_files() != count {
+            host.service_round().unwrap();
+            assert!(std::time::Instant::now() < deadline, "never {count}");
+        }
+    };
+    sees(0);
+    let (path, aside) = (&bench.paths[0], bench.folder.path().join("aside"));
+    std::fs::rename(path, &aside).unwrap();
+    sees(1);
+    std::fs::copy(&aside, path).unwrap();
+    host.service_round().unwrap();
+    assert_eq!(host.moved_files(), 1, "another file of the same name");
+    std::fs::rename(&aside, path).unwrap();
+    sees(0);
+    drop(host.enter().unwrap());
+}
+
+#[test]
+fn a_segment_that_is_truncated_or_replaced_stops_its_host_with_an_error() {
+    for is_truncated in [true, false] {
+        let bench = Bench::formatted(1);
+        let pool = open(&bench.spec()).unwrap();
+        let id = MachineId([3; 16]);
+        let state = crate::machine::State::open(bench.folder.path(), pool.superblock().uuid(), id).unwrap();
+        let local = state.directory().join("local");
+        let state = state.guarding(pool.faults().clone());
+        let config = HostConfig { heartbeat_ms: 1, seats: pool.superblock().seats(), ..HostConfig::default() };
+        let machine = Arc::new(Machine::new(id, state).unwrap());
+        let host = super::join(pool.lines().clone(), machine, config).unwrap();
+        let length = std::fs::metadata(&local).unwrap();
+        assert!(std::os::unix::fs::MetadataExt::blocks(&length) * 512 >= length.len(), "all of it has its memory");
+        match is_truncated {
+            true => File::options().write(true).open(&local).unwrap().set_len(0).unwrap(),
+            false => std::fs::rename(&local, bench.folder.path().join("aside")).unwrap(),
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while host.service_round().is_ok() {
+            assert!(std::time::Instant::now() < deadline, "it was not noticed");
+        }
+        let expected = if is_truncated { "truncated" } else { "removed, replaced" };
+        let before = bench.bytes();
+        for _ in 0..3 {
+            let texts =
+                [host.service_round().unwrap_err(), host.enter().map(|_| ()).unwrap_err(), host.acquire(1, 100).map(|_| ()).unwrap_err()];
+            for text in texts.map(|error| error.to_string()) {
+                assert!(text.contains(expected), "{text}");
+            }
+        }
+        if is_truncated {
+            assert!(matches!(pool.lines().publish(0, Seat::default()), Err(Error::DeviceLost { .. })), "slot 0 is another host's");
+        }
+        assert!(bench.bytes() == before, "it wrote after it had lost its memory");
     }
 }
 
@@ -478,8 +632,12 @@ fn memory_is_mapped_ahead_where_it_takes_no_more_of_it() {
     }
 
     let holes = Bench::new(1);
-    File::create(&holes.paths[0]).unwrap().set_len(SIZE).unwrap();
+    let file = File::create(&holes.paths[0]).unwrap();
+    file.set_len(SIZE).unwrap();
     Pool::format(&holes.spec_of(&[0]), &options()).unwrap();
+    let (punch, at) = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, SIZE / 2);
+    // SAFETY: a plain system call on an open descriptor.
+    assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), punch, at as libc::off_t, (SIZE - at) as libc::off_t) }, 0);
     let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&holes.paths[0]).unwrap());
     let had = blocks();
     assert_eq!((open(&holes, false).map_ahead(60_000), blocks()), (0, had));

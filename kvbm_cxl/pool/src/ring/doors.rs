@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The doors: one block in a pool with a line for each process that can be joined to it.
 //!
-//! It is the one block of the rings that is written by many, each its own lines, so nobody may ever free it: a process that was stopped in
-//! the middle of a write may go on at any time. It is kept, bound to a name, and used again by everybody who comes later.
+//! It is the one block of the rings that is written by many, each its own lines, so no process may ever free it: a process that was stopped
+//! in the middle of a write may go on at any time. It is kept, bound to a name, and used again by all later processes.
 
 use super::lines::{Bell, Door, DoorsHead};
 use crate::alloc::Allocator;
@@ -17,7 +17,7 @@ use crate::objects::{Object, Objects};
 pub const NAME: &[u8] = b"cxl.ring.doors";
 /// First of the numbers that make the seals of doors.
 const SEAL: u64 = 0x6472;
-/// How often somebody else's doors may be destroyed right after they were made.
+/// How often another process's doors may be destroyed right after they were made.
 const ATTEMPTS: usize = 8;
 
 /// Where the doors of a pool lie.
@@ -77,7 +77,7 @@ impl Doors {
                 objects.put(NAME, block.offset, len_bytes, timeout_ms)
             });
         let Err(error) = bound else { return Ok(()) };
-        // Somebody was faster, or the outcome is unknown. Freed only if it is certain that nobody finds this block.
+        // Another process was faster, or the outcome is unknown. Freed only if it is certain that no process finds this block.
         let is_ours = match objects.get(NAME, timeout_ms) {
             Ok(found) => found.offset == block.offset,
             Err(Error::NotFound(_)) => false,

@@ -31,7 +31,7 @@ macro_rules! block_line {
 /// One of several lines of a message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Slot {
+pub struct RingSlot {
     /// CRC32C of the line, continued from the connection's seal and the whole number of the line in its ring.
     pub crc: u32,
     /// Low half of that number.
@@ -40,17 +40,17 @@ pub struct Slot {
     pub connection: u32,
     /// Bytes of the message from this line on, this line's included.
     pub rest_bytes: u16,
-    /// [`Slot::FIRST`], [`Slot::MORE`] or [`Slot::END`].
+    /// [`RingSlot::FIRST`], [`RingSlot::MORE`] or [`RingSlot::END`].
     pub kind: u16,
     /// Content.
     pub payload: [u8; SLOT_BYTES],
 }
 block_line!(
-    Slot = 1 { crc @ 0, sequence @ 4, connection @ 8, rest_bytes @ 12, kind @ 14, payload @ 16 },
-    |line| if matches!(line.kind, Slot::FIRST..=Slot::END) { Ok(()) } else { Err("unknown kind of slot") }
+    RingSlot = 1 { crc @ 0, sequence @ 4, connection @ 8, rest_bytes @ 12, kind @ 14, payload @ 16 },
+    |line| if matches!(line.kind, RingSlot::FIRST..=RingSlot::END) { Ok(()) } else { Err("unknown kind of slot") }
 );
 
-impl Slot {
+impl RingSlot {
     /// Begins a message.
     pub const FIRST: u16 = 1;
     /// Goes on with a message.

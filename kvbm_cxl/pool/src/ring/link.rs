@@ -138,7 +138,7 @@ impl Own {
     pub fn join(self, side: Side, offset: u64, slots: u64, peer: Peer) -> Result<std::result::Result<Connection, &'static str>> {
         let lines = self.rings.lines();
         if !super::SLOTS.contains(&slots) {
-            return Ok(Err("a ring of a size that cannot be"));
+            return Ok(Err("a ring of fewer or more slots than a ring may have"));
         }
         if let Err(reason) = check_place(lines.layout(), offset, HEAD_LINES + slots) {
             return Ok(Err(reason));

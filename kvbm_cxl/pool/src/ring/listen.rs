@@ -6,7 +6,7 @@
 
 use super::lines::{Answer, Door, Listening};
 use super::link::{Own, Side};
-use super::peer::{Peer, Watch};
+use super::peer::{Peer, PeerWatch};
 use super::{Connection, Rings, check_place, deadline_ns, hold, wait_until};
 use crate::alloc::Block;
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ fn too_long() -> Error {
 }
 
 /// A listener as others find it.
-struct Found {
+struct FoundListener {
     /// Pool offset of its block.
     offset: u64,
     nonce: u64,
@@ -45,13 +45,25 @@ struct Found {
 /// What a bound name says of its listener.
 enum Judged {
     /// It was there when its process was last seen.
-    Listens(Found),
+    Listens(FoundListener),
     /// It is gone, and why.
     Left(&'static str),
     /// Its process's door cannot be read: half written, perhaps.
     Unclear,
     /// The name is no listener's as far as can be told, and why.
     Other(&'static str),
+}
+
+/// Whether the listener of a name is there, as far as it can be told without waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Nothing says that it has ended. A process of another host may have been killed all the same.
+    Listens,
+    /// It is certain that it does not listen under this name any more, and why: it gave the name back, its process has ended, or its host
+    /// is proven dead or has left.
+    Ended(&'static str),
+    /// It cannot be told, and why: its host was taken for dead and may come back, or a line cannot be read.
+    InDoubt(&'static str),
 }
 
 /// Accepts connections under a name.
@@ -114,13 +126,13 @@ impl Rings {
             other => return other,
         }
         let judge = |object: &Object| match object.offset == block.offset {
-            // Left behind there by whoever had this memory before.
+            // Left behind there by the memory's owner before.
             true if object.is_listener => Ok(Judged::Left("its memory is ours")),
             true => Ok(Judged::Other("its memory is ours")),
             false => self.judge(object),
         };
         // Longer than it takes to tell a living process from one that is gone.
-        let mut watch = Watch::default();
+        let mut watch = PeerWatch::default();
         let patience_ms = shared.config.peer_timeout_ms.saturating_mul(2);
         let deadline_ns = deadline_ns(self.platform(), patience_ms);
         let taken = wait_until(self.platform(), deadline_ns, || {
@@ -172,7 +184,7 @@ impl Rings {
                 continue;
             }
             point!("ring.forgetting");
-            // Once more when nobody can bind it anew: its process may have begun to listen under it again, with the same memory.
+            // Once more when no process can bind it anew: its process may have begun to listen under it again, with the same memory.
             let is_left = |bound: &Object| Ok(self.is_left(bound) || mutant!("ring.forget_any"));
             if objects.destroy_if(&object.name, timeout_ms, is_left).is_ok() {
                 gone += 1;
@@ -185,13 +197,13 @@ impl Rings {
     fn is_left(&self, object: &Object) -> bool {
         match self.judge(object) {
             Ok(Judged::Left(_)) => true,
-            Ok(Judged::Listens(found)) => matches!(Watch::default().look(self, &found.peer, None), Err(Error::PeerGone { .. })),
+            Ok(Judged::Listens(found)) => matches!(PeerWatch::default().look(self, &found.peer, None), Err(Error::PeerGone { .. })),
             Ok(Judged::Unclear | Judged::Other(_)) | Err(_) => false,
         }
     }
 
     /// The listener of a name.
-    fn find(&self, name: &[u8], timeout_ms: u64) -> Result<Found> {
+    fn find(&self, name: &[u8], timeout_ms: u64) -> Result<FoundListener> {
         let object = match self.shared.objects.get(name, timeout_ms) {
             Err(Error::NotFound(_)) => return Err(Error::NotFound(quoted(name))),
             other => other?,
@@ -204,8 +216,41 @@ impl Rings {
         }
     }
 
+    /// Whether the listener of a name is there. Looks once, and waits for nothing.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn presence(&self, name: &[u8]) -> Result<Presence> {
+        let object = match self.shared.objects.get(name, 0) {
+            Err(Error::NotFound(_)) => return Ok(Presence::Ended("it has stopped listening")),
+            Err(Error::Fenced { .. } | Error::Timeout { .. } | Error::BadLine { .. }) => {
+                return Ok(Presence::InDoubt("its name cannot be read"));
+            }
+            other => other?,
+        };
+        let peer = match self.judge(&object)? {
+            Judged::Left(reason) => return Ok(Presence::Ended(reason)),
+            Judged::Other(reason) => return Ok(Presence::InDoubt(reason)),
+            Judged::Unclear => return Ok(Presence::InDoubt("its door cannot be read")),
+            Judged::Listens(found) => found.peer,
+        };
+        let host = &self.shared.host;
+        if peer.slot() == host.slot() {
+            let is_alive = host.platform().is_alive(peer.process());
+            return Ok(if is_alive { Presence::Listens } else { Presence::Ended("its process has ended") });
+        }
+        if host.seems_dead(peer.slot(), peer.incarnation())? == Some(true) {
+            return Ok(Presence::Ended("its host has left the pool"));
+        }
+        // A host that was only too slow joins again, and its processes go on: no proof.
+        if host.seems_fenced(peer.slot(), peer.incarnation())? == Some(true) {
+            return Ok(Presence::InDoubt("its host was taken for dead"));
+        }
+        Ok(Presence::Listens)
+    }
+
     /// What an object says of the listener that has bound it. A listener's first line is there for as long as it has its name, so memory
-    /// that tells of none says that it is gone - of a name that is marked as a listener's. Any other may be anybody's, unless that line
+    /// that tells of none says that it is gone - of a name that is marked as a listener's. Any other may have any owner, unless that line
     /// names it: before names were marked, listeners bound them so as well.
     fn judge(&self, object: &Object) -> Result<Judged> {
         let (shared, lines) = (&self.shared, self.lines());
@@ -224,7 +269,7 @@ impl Rings {
         let number = listening.door.into();
         Ok(match shared.doors.read(lines, number)? {
             Some(door) if door.instance == listening.instance => {
-                Judged::Listens(Found { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
+                Judged::Listens(FoundListener { offset: object.offset, nonce: listening.nonce, peer: Peer::behind(number, &door) })
             }
             Some(_) => Judged::Left("another process is in its place"),
             None => Judged::Unclear,
@@ -234,7 +279,7 @@ impl Rings {
     /// Connects to a listener.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when nobody has the name; [`Error::PeerGone`] when the listener is gone; [`Error::Timeout`] when it did not
+    /// [`Error::NotFound`] when the name is not bound; [`Error::PeerGone`] when the listener is gone; [`Error::Timeout`] when it did not
     /// accept in time, or the lock of the chunks did not come in time where memory for this end needs one; [`Error::Fenced`] while this
     /// host is fenced.
     pub fn connect(&self, name: &[u8], timeout_ms: u64) -> Result<Connection> {
@@ -259,7 +304,7 @@ impl Rings {
     fn offer(&self, offer: Door) -> Result<()> {
         let shared = &self.shared;
         {
-            // Held for one write at a time; whoever has it for longer is stopped.
+            // Held for one write at a time; a thread that has it for longer is stopped.
             let timeout_ms = shared.config.names_timeout_ms;
             let stuck = || Error::Timeout { what: "this process's own door (is a thread of it stopped?)".into(), timeout_ms };
             let mut door = hold(&shared.door, self.platform(), deadline_ns(self.platform(), timeout_ms)).ok_or_else(stuck)?;
@@ -275,10 +320,10 @@ impl Rings {
         shared.doors.ring_bell(self.lines(), shared.host.slot().into(), self.platform().random())
     }
 
-    fn await_answer(&self, found: &Found, nonce: u64, deadline_ns: u64) -> Result<Option<Answer>> {
+    fn await_answer(&self, found: &FoundListener, nonce: u64, deadline_ns: u64) -> Result<Option<Answer>> {
         let place = 1 + self.shared.number;
         let seal = self.lines().seal_of(&[SEAL, found.nonce]);
-        let mut watch = Watch::default();
+        let mut watch = PeerWatch::default();
         wait_until(self.platform(), deadline_ns, || {
             let answer = self.lines().fetch_in::<Answer>(seal, place, found.offset + place * LINE_BYTES as u64)?;
             if let Ok(answer) = answer

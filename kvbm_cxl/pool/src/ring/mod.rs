@@ -12,7 +12,7 @@
 //! | [`rpc`] | calls: requests and responses by number, with deadlines |
 //!
 //! A connection has two *halves*, one for each end: a block with the ring that this end writes and the line in which it says how far it
-//! has read the other ring. **Nobody but its owner writes to a half, and nobody but its owner frees it.** It is a scratch block, so it
+//! has read the other ring. **Only its owner writes to a half, and only its owner frees it.** It is a scratch block, so it
 //! goes with its process. Who reads a half that is gone finds lines that do not verify, and that is all that happens.
 
 mod doors;
@@ -25,7 +25,7 @@ mod receiver;
 pub mod rpc;
 mod sender;
 
-pub use listen::Listener;
+pub use listen::{Listener, Presence};
 pub use probe::{Alive, Probe, Trace};
 pub use receiver::Receiver;
 pub use sender::Sender;
@@ -64,7 +64,7 @@ pub struct RingConfig {
     pub beat_ms: u64,
     /// A process that was not seen alive for this long counts as gone, in milliseconds: a multiple of the others' `beat_ms`.
     pub peer_timeout_ms: u64,
-    /// Period in which whoever waits looks whether the other end is still there, in milliseconds.
+    /// Period in which a waiting end looks whether the other end is still there, in milliseconds.
     pub check_ms: u64,
     /// Longest wait for the table of names, in milliseconds.
     pub names_timeout_ms: u64,
@@ -159,7 +159,7 @@ fn max_message_bytes(slots: u64) -> u64 {
     (slots / 2 * SLOT_BYTES as u64).min(MAX_MESSAGE_BYTES)
 }
 
-/// Checks what a line of somebody else says about where lines lie.
+/// Checks what a line of another process says about where lines lie.
 fn check_place(layout: &Layout, offset: u64, lines: u64) -> std::result::Result<(), &'static str> {
     let len_bytes = lines.checked_mul(LINE_BYTES as u64).ok_or("more lines than can be")?;
     let last = offset.checked_add(len_bytes).and_then(|end| end.checked_sub(1)).ok_or("lines that end beyond all numbers")?;
@@ -190,7 +190,7 @@ impl Rings {
             return Err(Error::Exists("the rings of this membership (clone them instead)".into()));
         }
         let process = host.platform().process();
-        // Zero would be nobody.
+        // Zero would be no process.
         let instance = host.platform().random() | 1;
         let door = Mutex::new(Door { instance, pid: process.pid, start: process.start, ..Door::default() });
         let shared = Shared {
@@ -232,7 +232,7 @@ impl Rings {
         if now_ns < self.shared.beat_at_ns.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Whoever has the door writes it, and that is a beat.
+        // The door's owner writes it, and that is a beat.
         let Ok(mut door) = self.shared.door.try_lock() else { return Ok(()) };
         self.shared.beat_at_ns.store(now_ns + self.shared.config.beat_ms * 1_000_000, Ordering::Relaxed);
         self.write_door(&mut door)

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether the other end is still there.
 //!
-//! A wrong guess does no harm beyond the connection: whoever gives a connection up frees only its own half, and the other end, should it
-//! live, finds that half closed.
+//! A wrong guess does no harm beyond the connection: an end that gives a connection up frees only its own half, and the other end, should
+//! it live, finds that half closed.
 
 use super::Rings;
 use super::doors::Doors;
 use super::lines::{Control, Door};
 use super::link::Half;
 use crate::error::{Error, Result};
+use crate::failure_detector::FailureDetector;
 use crate::fault::mutant;
 use crate::platform::ProcessId;
-use crate::silence::Silence;
 use std::fmt;
 
 /// A process that this one is connected to.
@@ -75,26 +75,26 @@ impl fmt::Display for Peer {
 
 /// What a look at the other end's half gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum PeerStatus {
     /// It is in use, or it is not time to look.
     Open,
     /// It was closed after so many lines.
     Closed(u64),
 }
 
-/// What one direction of a connection, or somebody who waits for one, knows of the other end's life. Times are of this host's clock.
+/// What one direction of a connection, or a listener that waits for one, knows of the other end's life. Times are of this host's clock.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct PeerWatch {
     next_ns: u64,
     beat: Option<u32>,
-    silence: Option<Silence>,
+    silence: Option<FailureDetector>,
     /// The beat was seen to move.
     is_alive: bool,
     /// How long its half could not be read.
-    bad: Option<Silence>,
+    bad: Option<FailureDetector>,
 }
 
-impl Watch {
+impl PeerWatch {
     /// Something came from the other end.
     pub fn heard(&mut self) {
         self.beat = None;
@@ -109,18 +109,18 @@ impl Watch {
     ///
     /// # Errors
     /// [`Error::PeerGone`].
-    pub fn look(&mut self, rings: &Rings, peer: &Peer, half: Option<&Half>) -> Result<Standing> {
+    pub fn look(&mut self, rings: &Rings, peer: &Peer, half: Option<&Half>) -> Result<PeerStatus> {
         let shared = &rings.shared;
         let now_ns = rings.platform().now_ns();
         if now_ns < self.next_ns || mutant!("ring.no_peer_check") {
-            return Ok(Standing::Open);
+            return Ok(PeerStatus::Open);
         }
         self.next_ns = now_ns + shared.config.check_ms * 1_000_000;
         rings.tick()?;
         if let Some(half) = half
-            && let Standing::Closed(end) = self.look_at_half(rings, peer, half, now_ns)?
+            && let PeerStatus::Closed(end) = self.look_at_half(rings, peer, half, now_ns)?
         {
-            return Ok(Standing::Closed(end));
+            return Ok(PeerStatus::Closed(end));
         }
         self.look_at_door(rings, peer, now_ns)?;
         let host = &shared.host;
@@ -134,25 +134,27 @@ impl Watch {
         if host.seems_dead(peer.slot(), peer.incarnation)? == Some(true) {
             return Err(peer.gone("its host has left the pool"));
         }
-        Ok(Standing::Open)
+        Ok(PeerStatus::Open)
     }
 
-    fn look_at_half(&mut self, rings: &Rings, peer: &Peer, half: &Half, now_ns: u64) -> Result<Standing> {
+    fn look_at_half(&mut self, rings: &Rings, peer: &Peer, half: &Half, now_ns: u64) -> Result<PeerStatus> {
         match half.control(rings.lines())? {
-            Some(control) if control.state == Control::CLOSED => return Ok(Standing::Closed(control.end)),
+            Some(control) if control.state == Control::CLOSED => return Ok(PeerStatus::Closed(control.end)),
             Some(_) => self.bad = None,
             // Freed and used for something else, or half written by a process that was stopped there.
-            None if is_over(&mut self.bad, rings, now_ns) => {
+            None if is_over(&mut self.bad, rings, now_ns) && !mutant!("ring.reused_half_waits") => {
                 return Err(peer.gone("its half of the connection is used for something else"));
             }
             None => {}
         }
-        Ok(Standing::Open)
+        Ok(PeerStatus::Open)
     }
 
     fn look_at_door(&mut self, rings: &Rings, peer: &Peer, now_ns: u64) -> Result<()> {
         let beat = match rings.shared.doors.read(rings.lines(), peer.door)? {
-            Some(door) if !peer.is_behind(&door) => return Err(peer.gone("another process is in its place")),
+            Some(door) if !peer.is_behind(&door) && !mutant!("ring.any_instance") => {
+                return Err(peer.gone("another process is in its place"));
+            }
             Some(door) => Some(door.beat),
             None => self.beat,
         };
@@ -160,7 +162,7 @@ impl Watch {
             self.is_alive |= self.beat.is_some() && beat.is_some();
             (self.beat, self.silence) = (beat.or(Some(0)), None);
         }
-        if is_over(&mut self.silence, rings, now_ns) {
+        if is_over(&mut self.silence, rings, now_ns) && !mutant!("ring.silent_for_ever") {
             return Err(peer.gone("it did not say that it is alive"));
         }
         Ok(())
@@ -168,7 +170,7 @@ impl Watch {
 }
 
 /// Whether a silence, which begins now if it has not before, has lasted for longer than this end waits.
-fn is_over(silence: &mut Option<Silence>, rings: &Rings, now_ns: u64) -> bool {
+fn is_over(silence: &mut Option<FailureDetector>, rings: &Rings, now_ns: u64) -> bool {
     let patience_ns = rings.shared.config.peer_timeout_ms * 1_000_000;
-    silence.get_or_insert(Silence::since(now_ns)).goes_on(now_ns, patience_ns) >= patience_ns
+    silence.get_or_insert(FailureDetector::since(now_ns)).goes_on(now_ns, patience_ns) >= patience_ns
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether the other end of a connection is alive now, for those who have used memory that it owns and must know whose it was meanwhile.
 //!
-//! [`Watch`](super::peer::Watch) is for those who wait: it looks now and then, patient with what is in doubt. Here doubt is an error.
+//! [`PeerWatch`](super::peer::PeerWatch) is for those who wait: it looks now and then, patient with what is in doubt.
+//! Here doubt is an error.
 
 use super::Rings;
 use super::lines::{Control, Door};
@@ -80,7 +81,7 @@ impl Probe {
     }
 }
 
-/// The other end of a connection, remembered by somebody who has given the connection up and has to know when nothing of that end can use
+/// The other end of a connection, remembered by a process that has given the connection up and has to know when nothing of that end can use
 /// any more what it was lent.
 #[derive(Clone, Copy, Debug)]
 pub struct Trace {
@@ -89,14 +90,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Whether the other end is certain to have let go of the connection: it has closed its half, which whoever is stopped does not do, or
+    /// Whether the other end is certain to have let go of the connection: it has closed its half, which a stopped process does not do, or
     /// its process has ended, or its host was fenced or has left the pool. What is in doubt says no.
     ///
     /// # Errors
     /// Those of the memory.
     pub fn has_let_go(&self, rings: &Rings) -> Result<bool> {
         let (host, lines, peer) = (&rings.shared.host, rings.lines(), &self.peer);
-        // A half that stays unreadable is being closed, or has another owner. Nobody writes its first line in between.
+        // A half that stays unreadable is being closed, or has another owner. No process writes its first line in between.
         let mut control = None;
         for round in 0..ATTEMPTS {
             control = self.other.control(lines)?;

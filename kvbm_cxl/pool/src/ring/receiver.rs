@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The direction from the other end to this one: polls the slots that come next, and says now and then how far it is.
 
-use super::lines::{SLOT_BYTES, Slot};
+use super::lines::{RingSlot, SLOT_BYTES};
 use super::link::Link;
-use super::peer::{Standing, Watch};
+use super::peer::{PeerStatus, PeerWatch};
 use super::{deadline_ns, max_message_bytes, wait_until};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -18,7 +18,7 @@ const POLLS: u32 = 8;
 /// Receives messages, whole, once, in order.
 pub struct Receiver {
     link: Arc<Link>,
-    watch: Watch,
+    watch: PeerWatch,
     /// Number of the next line, and its place in the ring.
     next: u64,
     place: u64,
@@ -45,7 +45,7 @@ impl Receiver {
     pub(super) fn new(link: Arc<Link>) -> Receiver {
         Receiver {
             link,
-            watch: Watch::default(),
+            watch: PeerWatch::default(),
             next: 0,
             place: 0,
             told: 0,
@@ -110,7 +110,7 @@ impl Receiver {
     }
 
     /// The next line, if it is there.
-    fn next_slot(&mut self) -> Result<Option<Slot>> {
+    fn next_slot(&mut self) -> Result<Option<RingSlot>> {
         if self.at == self.until {
             self.fetch()?;
         }
@@ -144,13 +144,13 @@ impl Receiver {
     }
 
     /// Reads a line as the next one, if it is that.
-    fn open(&self, line: &Line) -> Option<Slot> {
+    fn open(&self, line: &Line) -> Option<RingSlot> {
         let half = self.link.other();
         if mutant!("ring.no_sequence") {
             let number = self.sequence_of(line);
             return self.link.lines().open_in(half.seal, number, line).ok();
         }
-        let slot: Slot = self.link.lines().open_in(half.seal, self.next, line).ok()?;
+        let slot: RingSlot = self.link.lines().open_in(half.seal, self.next, line).ok()?;
         (slot.sequence == self.next as u32 && slot.connection == half.connection).then_some(slot)
     }
 
@@ -161,15 +161,15 @@ impl Receiver {
     }
 
     /// Takes a line; true when it completes a message.
-    fn take(&mut self, slot: &Slot) -> Result<bool> {
-        if slot.kind == Slot::END {
+    fn take(&mut self, slot: &RingSlot) -> Result<bool> {
+        if slot.kind == RingSlot::END {
             self.is_ended = true;
             self.advance()?;
             self.tell()?;
             return if self.in_message { Err(self.link.broken("it ended inside a message")) } else { Ok(false) };
         }
         let rest_bytes = usize::from(slot.rest_bytes);
-        if slot.kind == Slot::FIRST {
+        if slot.kind == RingSlot::FIRST {
             if self.in_message {
                 return Err(self.link.broken("a message began inside another"));
             }
@@ -227,12 +227,14 @@ impl Receiver {
             // Since the last look something came.
             self.watch.heard();
         }
+        point!("ring.looking");
         match self.watch.look(self.link.rings(), self.link.peer(), Some(self.link.other()))? {
-            Standing::Open => Ok(false),
+            PeerStatus::Open => Ok(false),
             // Lines that were published before the other end closed are found by the next poll, if their memory still holds them.
-            Standing::Closed(end) if end == self.next && !self.in_message => Err(self.link.peer().closed()),
-            Standing::Closed(_) if self.next_slot_is_there()? => Ok(false),
-            Standing::Closed(_) => Err(self.link.peer().gone("it closed before everything was received")),
+            PeerStatus::Closed(end) if end == self.next && !self.in_message => Err(self.link.peer().closed()),
+            PeerStatus::Closed(_) if !mutant!("ring.closed_means_empty") && self.next_slot_is_there()? => Ok(false),
+            PeerStatus::Closed(_) if mutant!("ring.lost_is_closed") => Err(self.link.peer().closed()),
+            PeerStatus::Closed(_) => Err(self.link.peer().gone("it closed before everything was received")),
         }
     }
 

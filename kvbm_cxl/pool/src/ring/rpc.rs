@@ -275,7 +275,7 @@ fn place_of(number: u64) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// The answering end of a connection.
+/// The responder of a connection.
 pub struct Server {
     sender: Sender,
     receiver: Receiver,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The direction from this end to the other: writes slots, and reads how far the other end is when it thinks that the ring is full.
 
-use super::lines::{SLOT_BYTES, Slot};
+use super::lines::{RingSlot, SLOT_BYTES};
 use super::link::Link;
-use super::peer::{Standing, Watch};
+use super::peer::{PeerStatus, PeerWatch};
 use super::{Probe, deadline_ns, max_message_bytes, wait_until};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Sends messages. They arrive whole, once, in order.
 pub struct Sender {
     link: Arc<Link>,
-    watch: Watch,
+    watch: PeerWatch,
     /// Number of the next line, and its place in the ring.
     next: u64,
     place: u64,
@@ -28,7 +28,7 @@ pub struct Sender {
 impl Sender {
     pub(super) fn new(link: Arc<Link>) -> Sender {
         let staging = Vec::with_capacity(4 * SLOT_BYTES);
-        Sender { link, watch: Watch::default(), next: 0, place: 0, read: 0, is_unfenced: false, is_ended: false, staging }
+        Sender { link, watch: PeerWatch::default(), next: 0, place: 0, read: 0, is_unfenced: false, is_ended: false, staging }
     }
 
     pub(super) fn link(&self) -> &Link {
@@ -64,7 +64,7 @@ impl Sender {
     ///
     /// # Errors
     /// [`Error::Full`] when the ring has no room, and nothing is written; [`Error::TooLarge`]; [`Error::PeerClosed`] and
-    /// [`Error::PeerGone`], which are noticed at times only: that a message was sent does not say that anybody receives it.
+    /// [`Error::PeerGone`], which are noticed at times only: that a message was sent does not say that the peer receives it.
     pub fn push(&mut self, parts: &[&[u8]]) -> Result<()> {
         if self.try_push(parts)? {
             return Ok(());
@@ -96,7 +96,7 @@ impl Sender {
         for line in (0..lines).rev() {
             let begin = line as usize * SLOT_BYTES;
             let piece = self.staging.get(begin..len_bytes.min(begin + SLOT_BYTES)).unwrap_or_default();
-            let kind = if line == 0 { Slot::FIRST } else { Slot::MORE };
+            let kind = if line == 0 { RingSlot::FIRST } else { RingSlot::MORE };
             self.write(line, kind, (len_bytes - begin) as u16, piece)?;
             point!("ring.slot");
         }
@@ -112,7 +112,7 @@ impl Sender {
         let number = self.next + ahead;
         let mut payload = [0; SLOT_BYTES];
         payload[..piece.len()].copy_from_slice(piece);
-        let slot = Slot { crc: 0, sequence: number as u32, connection: half.connection, rest_bytes, kind, payload };
+        let slot = RingSlot { crc: 0, sequence: number as u32, connection: half.connection, rest_bytes, kind, payload };
         self.link.lines().write_in(half.seal, number, half.slot_at(place), slot)
     }
 
@@ -138,15 +138,15 @@ impl Sender {
         if self.next + lines - self.read <= slots || mutant!("ring.no_full_check") {
             return Ok(true);
         }
-        // Whoever waits for the other end must not have withheld what that one waits for.
+        // An end that waits for the other must not have withheld what that one waits for.
         self.flush();
         self.look_at_progress()?;
         if self.next + lines - self.read <= slots {
             return Ok(true);
         }
         match self.watch.look(self.link.rings(), self.link.peer(), Some(self.link.other()))? {
-            Standing::Open => Ok(false),
-            Standing::Closed(_) => Err(self.link.peer().closed()),
+            PeerStatus::Open => Ok(false),
+            PeerStatus::Closed(_) => Err(self.link.peer().closed()),
         }
     }
 
@@ -168,22 +168,26 @@ impl Sender {
             if !self.has_room(1)? {
                 return Ok(false);
             }
-            self.write(0, Slot::END, 0, &[])?;
+            self.write(0, RingSlot::END, 0, &[])?;
             self.advance(1);
             self.is_ended = true;
             self.flush();
         }
         point!("ring.ended");
         self.look_at_progress()?;
-        if self.read == self.next {
+        if self.read == self.next || mutant!("ring.ended_is_received") {
             return Ok(true);
         }
         match self.watch.look(self.link.rings(), self.link.peer(), Some(self.link.other()))? {
-            Standing::Open => Ok(false),
+            PeerStatus::Open => Ok(false),
             // It may have received everything before it closed, or not.
-            Standing::Closed(_) => {
+            PeerStatus::Closed(_) => {
                 self.look_at_progress()?;
-                if self.read == self.next { Ok(true) } else { Err(self.link.peer().gone("it closed before it received everything")) }
+                if self.read == self.next || mutant!("ring.closed_is_received") {
+                    Ok(true)
+                } else {
+                    Err(self.link.peer().gone("it closed before it received everything"))
+                }
             }
         }
     }
@@ -191,7 +195,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // Before anybody frees the memory that these lines are written to, on whatever thread.
+        // Before any thread frees the memory that these lines are written to, on whatever thread.
         if !mutant!("ring.drop_unfenced") {
             self.flush();
         }

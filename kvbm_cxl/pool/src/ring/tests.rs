@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lines that are sealed as they should be and say what cannot be: an end that lies harms its own connection only.
 
-use super::lines::{Listening, Progress, Slot};
+use super::lines::{Listening, Progress, RingSlot};
 use super::link::{Own, Side};
 use super::rpc::{Client, Server};
 use super::*;
@@ -36,14 +36,22 @@ impl Lab {
         let directory = tempfile::tempdir().unwrap();
         let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(24 << 20)).unwrap();
         let machine = |number: u8| MachineId([number + 1; 16]);
-        let options =
-            FormatOptions { machine: Some(machine(0)), slots: 4, locks: 32, objects: OBJECTS, chunk_bytes: 64 << 10, ..Default::default() };
+        let options = FormatOptions {
+            machine: Some(machine(0)),
+            // Seat 1 is that of a machine that never comes, so that no host writes its lines.
+            seats: vec![machine(8)],
+            slots: 4,
+            locks: 32,
+            objects: OBJECTS,
+            chunk_bytes: 64 << 10,
+            ..Default::default()
+        };
         let pool = Pool::format(&spec, &options).unwrap();
         let hosts = [0, 1].map(|number| {
             let uuid = pool.superblock().uuid();
             let state = State::open(&directory.path().join("state"), uuid, machine(number)).unwrap();
             let config = HostConfig { seats: pool.superblock().seats(), ..config.clone() };
-            let host = Host::join(pool.lines().clone(), Arc::new(Machine::new(machine(number), state).unwrap()), config).unwrap();
+            let host = crate::pool::join(pool.lines().clone(), Arc::new(Machine::new(machine(number), state).unwrap()), config).unwrap();
             let service = host.serve().unwrap();
             (host, service)
         });
@@ -67,7 +75,8 @@ impl Lab {
 /// Writes line `number` of the ring that `liar` sends into.
 fn forge(liar: &Connection, number: u64, kind: u16, rest_bytes: u16) {
     let (link, half) = (liar.sender.link(), *liar.sender.link().own());
-    let slot = Slot { crc: 0, sequence: number as u32, connection: half.connection, rest_bytes, kind, payload: [number as u8; SLOT_BYTES] };
+    let slot =
+        RingSlot { crc: 0, sequence: number as u32, connection: half.connection, rest_bytes, kind, payload: [number as u8; SLOT_BYTES] };
     link.lines().publish_in(half.seal, number, half.slot_at(number % half.slots()), slot).unwrap();
 }
 
@@ -76,14 +85,14 @@ fn lines_that_do_not_belong_together_are_refused() {
     let lab = Lab::new();
     let mut listener = lab.rings[0].listen(b"tested").unwrap();
     let cases: [&[(u16, u16)]; 8] = [
-        &[(Slot::MORE, 48)],
-        &[(Slot::MORE, 0)],
-        &[(Slot::FIRST, u16::MAX)],
-        &[(Slot::FIRST, 100), (Slot::FIRST, 48)],
-        &[(Slot::FIRST, 100), (Slot::MORE, 100)],
-        &[(Slot::FIRST, 100), (Slot::MORE, 51)],
-        &[(Slot::FIRST, 100), (Slot::MORE, 0)],
-        &[(Slot::FIRST, 100), (Slot::END, 0)],
+        &[(RingSlot::MORE, 48)],
+        &[(RingSlot::MORE, 0)],
+        &[(RingSlot::FIRST, u16::MAX)],
+        &[(RingSlot::FIRST, 100), (RingSlot::FIRST, 48)],
+        &[(RingSlot::FIRST, 100), (RingSlot::MORE, 100)],
+        &[(RingSlot::FIRST, 100), (RingSlot::MORE, 51)],
+        &[(RingSlot::FIRST, 100), (RingSlot::MORE, 0)],
+        &[(RingSlot::FIRST, 100), (RingSlot::END, 0)],
     ];
     for case in cases {
         let (mut honest, liar) = lab.connect(&mut listener);
@@ -103,16 +112,17 @@ fn lines_of_another_number_kind_or_connection_are_not_there() {
     let (mut honest, liar) = lab.connect(&mut listener);
     let half = *liar.sender.link().own();
     let lines = liar.sender.link().lines();
-    let right = Slot { crc: 0, sequence: 0, connection: half.connection, rest_bytes: 4, kind: Slot::FIRST, payload: [7; SLOT_BYTES] };
+    let right =
+        RingSlot { crc: 0, sequence: 0, connection: half.connection, rest_bytes: 4, kind: RingSlot::FIRST, payload: [7; SLOT_BYTES] };
     let mut message = Vec::new();
     let wrong = [
         (half.slots(), right),
         (u64::MAX, right),
         (1 << 32, right),
-        (0, Slot { sequence: 1, ..right }),
-        (0, Slot { connection: !half.connection, ..right }),
-        (0, Slot { kind: 0, ..right }),
-        (0, Slot { kind: u16::MAX, ..right }),
+        (0, RingSlot { sequence: 1, ..right }),
+        (0, RingSlot { connection: !half.connection, ..right }),
+        (0, RingSlot { kind: 0, ..right }),
+        (0, RingSlot { kind: u16::MAX, ..right }),
     ];
     for (number, slot) in wrong {
         lines.publish_in(half.seal, number, half.slot_at(0), slot).unwrap();
@@ -221,8 +231,8 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
     let mut living = rings.listen(b"living").unwrap();
     let living_at = shared.objects.get(b"living", PATIENCE_MS).unwrap().offset;
     let other = shared.allocator.alloc(4096).unwrap();
-    shared.objects.put(b"somebody's", other.offset, 64, PATIENCE_MS).unwrap();
-    // What a process leaves that was killed: its line, or memory that has gone to another listener, or to somebody else.
+    shared.objects.put(b"other's", other.offset, 64, PATIENCE_MS).unwrap();
+    // What a process leaves that was killed: its line, or memory that has gone to another listener, or to another owner.
     let room = (1 + shared.doors.count()) * LINE_BYTES as u64;
     let mut number = 0;
     fill_names(&lab, "left", true, |name| {
@@ -241,7 +251,7 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
         block.offset
     });
     let _new = lab.rings[1].listen(b"new").unwrap();
-    assert_eq!(names(&lab), ["cxl.ring.doors", "living", "new", "somebody's"]);
+    assert_eq!(names(&lab), ["cxl.ring.doors", "living", "new", "other's"]);
     lab.rings[1].listen(b"tested").unwrap().close().unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| lab.rings[1].connect(b"living", PATIENCE_MS).unwrap());
@@ -254,10 +264,10 @@ fn names_of_listeners_that_are_gone_make_room_for_another() {
     assert_eq!(names(&lab), full, "what is no listener's is not touched");
 }
 
-/// A line of the manager that cannot be read holds nobody up: those who wait go by what they see otherwise, and who must know is told so.
+/// A line of the manager that cannot be read holds no call up: those that wait go by what they see otherwise, and who must know is told so.
 #[test]
-fn a_fence_that_cannot_be_read_holds_nobody_up() {
-    // Whoever waited for that line would wait for this long.
+fn a_fence_that_cannot_be_read_holds_no_call_up() {
+    // A call that waited for that line would wait for this long.
     let lab = Lab::with(HostConfig { suspect_ms: 2 * PATIENCE_MS, ..HostConfig::default() });
     let mut listener = lab.rings[0].listen(b"tested").unwrap();
     let (mut here, mut there) = lab.connect(&mut listener);
@@ -293,7 +303,7 @@ fn a_fence_that_cannot_be_read_holds_nobody_up() {
     flip();
 }
 
-/// Somebody has the lock of the chunks and does not give it back, and there is no memory left here without it.
+/// A host has the lock of the chunks and does not give it back, and there is no memory left here without it.
 #[test]
 fn who_connects_waits_for_memory_no_longer_than_it_wants_to() {
     let lab = Lab::new();

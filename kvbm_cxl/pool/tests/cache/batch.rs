@@ -3,7 +3,7 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{BlockKey, Pinned, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Pinned, PublishRequest, Pulled, Reservation, Reserved};
 use cxl_pool::copy::{LocalPlace, LocalRange};
 use cxl_pool::metrics::MissReason;
 use std::ptr::NonNull;
@@ -17,20 +17,20 @@ fn halves(block: &mut [u8]) -> [LocalRange; 2] {
 }
 
 fn pull(member: &Member, keys: &[BlockKey], blocks: &mut [Vec<u8>]) -> cxl_pool::Result<Vec<Pulled>> {
-    // SAFETY: every block is a vector of its own, and nobody else uses them.
+    // SAFETY: every block is a vector of its own, and no other thread uses them.
     unsafe { member.cache.pull_all_raw(SPACE, keys, LocalPlace::Host, |place, _| halves(&mut blocks[place])) }
 }
 
 fn publish(member: &Member, numbers: std::ops::Range<u64>, len_bytes: usize) {
-    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: len_bytes as u64 };
-    let reserved = member.cache.reserve_all(&numbers.clone().map(wish).collect::<Vec<_>>()).unwrap();
+    let request = |number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: len_bytes as u64 };
+    let reserved = member.cache.reserve_all(&numbers.clone().map(request).collect::<Vec<_>>()).unwrap();
     let cell = |reserved| match reserved {
         Reserved::Cell(reservation) => reservation,
         _ => panic!("a block was not reserved"),
     };
     let mut reservations: Vec<Reservation> = reserved.into_iter().map(cell).collect();
     let mut blocks: Vec<Vec<u8>> = numbers.map(|number| bytes(number, len_bytes)).collect();
-    // SAFETY: nobody writes to the blocks before the call returns.
+    // SAFETY: no thread writes to the blocks before the call returns.
     unsafe { Reservation::fill_all_raw(&mut reservations, LocalPlace::Host, |place| halves(&mut blocks[place])) }.unwrap();
     member.cache.commit_all(reservations).unwrap();
 }
@@ -114,16 +114,20 @@ fn one_destination_for_two_pieces_is_refused() {
 fn blocks_that_do_not_fit_their_reservations_are_refused_before_any_is_written() {
     let bench = Bench::new(&[(1024, 64)]);
     let (member, other) = (bench.member(1), bench.member(2));
-    let reserve =
-        |member: &Member, number| match member.cache.reserve(&Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 10 }) {
-            Ok(Reserved::Cell(reservation)) => reservation,
-            _ => panic!("a block was not reserved"),
-        };
+    let reserve = |member: &Member, number| match member.cache.reserve(&PublishRequest {
+        namespace: SPACE,
+        key: key(number),
+        parent: None,
+        len_bytes: 10,
+    }) {
+        Ok(Reserved::Cell(reservation)) => reservation,
+        _ => panic!("a block was not reserved"),
+    };
     let mut block = bytes(7, 11);
     let mut range = |len_bytes| LocalRange { address: NonNull::from(&mut block[..]).cast(), len_bytes };
     let (ten, eleven) = ([range(10)], [range(11)]);
     let mut two = [reserve(&member, 0), reserve(&member, 1)];
-    // SAFETY: nobody writes to the block.
+    // SAFETY: no thread writes to the block.
     let refused = unsafe { Reservation::fill_all_raw(&mut two, LocalPlace::Host, |place| if place == 0 { ten } else { eleven }) };
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     let mut strangers = [reserve(&member, 2), reserve(&other, 3)];

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools with hosts in this process. Nobody runs the upkeep of a cache but the test itself.
+//! Pools with hosts in this process. The test itself runs the upkeep of the caches.
 
+use crate::load;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pulled, chain};
 use cxl_pool::coherence::CoherenceOptions;
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
+use cxl_pool::line::Line;
 use cxl_pool::machine::{Machine, State};
+use cxl_pool::media::Region;
 use cxl_pool::platform::MachineId;
 use cxl_pool::pool::{CellArea, FormatOptions, OpenOptions, Pool, Share};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for anything: it only ends a test that hangs.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A pool in a file.
 pub struct Bench {
@@ -35,7 +38,7 @@ pub fn machine_id(number: u8) -> MachineId {
 }
 
 pub fn host_config() -> HostConfig {
-    HostConfig { heartbeat_ms: 10, suspect_ms: 300, poll_us: 500, ..HostConfig::default() }
+    HostConfig { heartbeat_ms: 10, suspect_ms: load::ms(300), damage_ms: load::ms(300), poll_us: 500, ..HostConfig::default() }
 }
 
 /// Checks bytes, has locks for a while, and does all of its upkeep in every round.
@@ -85,7 +88,7 @@ impl Bench {
         let state = State::open(&self.state_directory(), pool.superblock().uuid(), machine_id(machine)).unwrap();
         let machine = Arc::new(Machine::new(machine_id(machine), state).unwrap());
         let config = HostConfig { seats: pool.superblock().seats(), slot, ..host_config() };
-        let host = Host::join(pool.lines().clone(), machine, config).unwrap();
+        let host = cxl_pool::pool::join(pool.lines().clone(), machine, config).unwrap();
         (pool, host)
     }
 
@@ -128,7 +131,7 @@ impl Member {
         }
     }
 
-    /// Publishes blocks `range` of `len_bytes` bytes, which nobody has published.
+    /// Publishes blocks `range` of `len_bytes` bytes, which are not published yet.
     pub fn publish(&self, range: std::ops::Range<u64>, len_bytes: usize) {
         for number in range {
             let published = self.cache.publish(SPACE, key(number), None, &bytes(number, len_bytes));
@@ -161,6 +164,23 @@ pub fn await_fence(observer: &Member, slot: u16, incarnation: u32) {
         assert!(Instant::now() < deadline, "a silent host was not fenced");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Leaves a line as a writer does that stops in the middle of it; returns what it was.
+pub fn tear(member: &Member, region: Region, index: u64) -> Line {
+    let offset = member.pool.layout().line_offset(region, index).unwrap();
+    let whole = member.pool.lines().fetch_raw(offset).unwrap();
+    let mut torn = whole;
+    torn.0[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
+    mend(member, region, index, &torn);
+    whole
+}
+
+/// Writes a line as it is.
+pub fn mend(member: &Member, region: Region, index: u64, line: &Line) {
+    let memory = member.pool.lines().memory();
+    memory.write_line(member.pool.layout().line_offset(region, index).unwrap(), line).unwrap();
+    memory.fence_stores();
 }
 
 /// The namespace of most tests.

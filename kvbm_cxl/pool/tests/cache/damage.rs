@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Damage to payload and descriptors: a miss for whoever meets it, and no harm to anybody else.
+//! Damage to payload and descriptors: a miss for the reader that meets it, and no harm to others.
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{CacheConfig, Pulled, Reserved, Wish};
+use cxl_pool::cache::{CacheConfig, PublishRequest, Pulled, Reserved};
 use cxl_pool::line::Line;
 use cxl_pool::media::{CellClaim, Region};
 use cxl_pool::metrics::MissReason;
@@ -32,7 +32,7 @@ fn a_flipped_bit_is_a_miss_where_checksums_are_on() {
         assert!(member.has(0, 4000));
     }
     assert_eq!(member.cache.metrics().misses_total.of(MissReason::Checksum).get(), 5);
-    // Whoever does not look cannot tell.
+    // A reader that does not look cannot tell.
     memory.copy_in(offset, &[bytes(0, 4000)[0] ^ 1]).unwrap();
     memory.fence_stores();
     assert_eq!(blind.cache.pull(SPACE, key(0), &mut found).unwrap(), Pulled::Hit { len_bytes: 4000 });
@@ -70,7 +70,7 @@ fn a_damaged_descriptor_is_a_miss_and_the_block_can_be_published_again() {
 }
 
 #[test]
-fn poisoned_payload_is_a_miss_for_whoever_meets_it() {
+fn poisoned_payload_is_a_miss_for_its_readers() {
     // The range marked bad is 2 MiB, so the cells have to be many enough for one that holds nothing else.
     const LEN: usize = 60_000;
     let bench = Bench::new(&[(64 << 10, 112)]);
@@ -78,8 +78,8 @@ fn poisoned_payload_is_a_miss_for_whoever_meets_it() {
     let start = (member.pool.layout().cells_offset()).next_multiple_of(2 << 20);
     let (mut bad, mut good) = (None, None);
     for number in 0..100 {
-        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
-        let Reserved::Cell(mut reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+        let request = PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
+        let Reserved::Cell(mut reservation) = member.cache.reserve(&request).unwrap() else { panic!("no cell") };
         let range = reservation.offset()..reservation.offset() + LEN as u64;
         if start <= range.start && range.end <= start + (2 << 20) {
             bad = bad.or(Some(number));
@@ -115,7 +115,7 @@ fn cells_in_poisoned_memory_are_not_used_again() {
     let lost = (0..CELLS).filter(|&number| is_bad(number) == Some(true)).count() as u64;
     assert!((1..CELLS / 2).contains(&lost));
     member.pool.faults().mark_poisoned(bad).unwrap();
-    // Every cell is used, so each of these takes one that somebody had; twice round, so that all have had their turn.
+    // Every cell is used, so each of these takes one that was used; twice round, so that all have had their turn.
     for number in CELLS..3 * CELLS {
         member.publish(number..number + 1, LEN);
         assert_eq!(is_bad(number), Some(false), "block {number}");
@@ -141,11 +141,11 @@ fn a_cell_that_is_given_up_in_poisoned_memory_does_not_keep_its_key() {
     let mut in_bad = Vec::new();
     let mut elsewhere = Vec::new();
     for number in 0..60 {
-        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
-        let Reserved::Cell(reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+        let request = PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
+        let Reserved::Cell(reservation) = member.cache.reserve(&request).unwrap() else { panic!("no cell") };
         let range = reservation.offset()..reservation.offset() + LEN as u64;
         let is_bad = bad < range.end && range.start < bad + GRANULE;
-        // As whoever fills it in place does.
+        // As a caller that fills it in place does.
         assert!(reservation.address().is_some());
         if is_bad { in_bad.push((number, reservation)) } else { elsewhere.push((number, reservation)) }
     }
@@ -189,14 +189,14 @@ fn a_batch_that_fails_takes_no_cells() {
     let freed: Vec<u64> = (0..112).filter(|&number| !is_bad(number)).take(3).collect();
     assert!(freed.iter().all(|&number| member.cache.evict(SPACE, key(number)).unwrap()));
     // Finds out that there is no chunk left to claim, as long as that can be read.
-    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
-    drop(member.cache.reserve_all(&(200..204).map(wish).collect::<Vec<_>>()).unwrap());
+    let request = |number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN as u64 };
+    drop(member.cache.reserve_all(&(200..204).map(request).collect::<Vec<_>>()).unwrap());
     let before = member.cache.usage();
     assert!(before.free >= 3);
     // More than are free: the others are looked up before anything goes for them, in memory that is bad.
     member.pool.faults().mark_poisoned(bad).unwrap();
-    let wishes: Vec<Wish> = (300..301 + before.free).map(wish).collect();
-    assert!(matches!(member.cache.reserve_all(&wishes), Err(Error::Poisoned { .. })));
+    let requests: Vec<PublishRequest> = (300..301 + before.free).map(request).collect();
+    assert!(matches!(member.cache.reserve_all(&requests), Err(Error::Poisoned { .. })));
     assert_eq!(member.cache.usage(), before);
 }
 
@@ -205,8 +205,8 @@ fn a_block_is_committed_or_given_up_where_a_fence_cannot_be_told() {
     let bench = Bench::new(&[(1024, 28)]);
     let member = bench.member(1);
     let reserve = |number| {
-        let wish = Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
-        let Reserved::Cell(mut reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+        let request = PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+        let Reserved::Cell(mut reservation) = member.cache.reserve(&request).unwrap() else { panic!("no cell") };
         reservation.fill([&bytes(number, 1000)[..]]).unwrap();
         reservation
     };
@@ -216,11 +216,12 @@ fn a_block_is_committed_or_given_up_where_a_fence_cannot_be_told() {
     while begun.elapsed() < Duration::from_millis(2) {
         std::thread::yield_now();
     }
-    let whole = tear(&member, Region::Fence, 0);
-    assert!(matches!(committed.commit(), Err(Error::BadLine { region: Region::Fence, .. })));
+    // The row of a seat whose machine is not there to write it again.
+    let whole = tear(&member, Region::Fence, 2);
+    assert!(matches!(committed.commit(), Err(Error::BadLine { region: "Fence", .. })));
     aborted.abort().unwrap();
     drop(dropped);
-    mend(&member, Region::Fence, 0, &whole);
+    mend(&member, Region::Fence, 2, &whole);
     // What was made visible is the process's like any other, and nothing else is left.
     assert!(member.has(0, 1000));
     assert_eq!((member.cache.usage().ready, member.cache.usage().free), (1, member.cache.usage().owned - 1));
@@ -231,23 +232,6 @@ fn a_block_is_committed_or_given_up_where_a_fence_cannot_be_told() {
 /// The line with a host's claims.
 fn claims_of(member: &Member) -> u64 {
     u64::from(member.host.slot()) * member.pool.layout().geometry().cell_claim_lines()
-}
-
-/// Leaves a line as a writer does that stops in the middle of it; returns what it was.
-fn tear(member: &Member, region: Region, index: u64) -> Line {
-    let offset = member.pool.layout().line_offset(region, index).unwrap();
-    let whole = member.pool.lines().fetch_raw(offset).unwrap();
-    let mut torn = whole;
-    torn.0[..4].iter_mut().for_each(|byte| *byte ^= 0xff);
-    mend(member, region, index, &torn);
-    whole
-}
-
-/// Writes a line as it is.
-fn mend(member: &Member, region: Region, index: u64, line: &Line) {
-    let memory = member.pool.lines().memory();
-    memory.write_line(member.pool.layout().line_offset(region, index).unwrap(), line).unwrap();
-    memory.fence_stores();
 }
 
 /// Leaves the claims of a host as a writer does that stops in the middle of the line.
@@ -263,7 +247,7 @@ fn chunks_of_a_host_that_stopped_in_the_middle_of_its_claims_are_taken_over_once
     member.publish(0..8, 1000);
     other.publish(100..107, 1000);
     tear_claims(&member);
-    // While it may be there, all that nobody else has is its own.
+    // While it may be there, all that no other host has is its own.
     for _ in 0..20 {
         other.cache.service_round().unwrap();
     }

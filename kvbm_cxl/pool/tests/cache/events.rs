@@ -3,7 +3,7 @@
 
 use crate::bench::*;
 use cxl_pool::cache::events::{Change, Received};
-use cxl_pool::cache::{Published, Wish};
+use cxl_pool::cache::{PublishRequest, Published};
 use cxl_pool::metrics::{EvictionReason, MissReason, RefusalReason};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,7 +47,7 @@ fn listeners_are_told_in_order() {
     }
     // What is not stored is not told, nor what other hosts do.
     assert_eq!(member.cache.publish(SPACE, key(0), None, &bytes(0, 900)).unwrap(), Published::Exists);
-    drop(member.cache.reserve(&Wish { namespace, key: key(50), parent: None, len_bytes: 9 }).unwrap());
+    drop(member.cache.reserve(&PublishRequest { namespace, key: key(50), parent: None, len_bytes: 9 }).unwrap());
     assert_eq!((changes(&events), changes(&others)), (vec![], vec![]));
 
     let cells = member.pool.layout().geometry().cell_count();
@@ -138,7 +138,7 @@ fn everything_is_counted() {
 }
 
 #[test]
-fn a_mirror_has_what_is_there_whoever_comes_in_between() {
+fn a_mirror_has_what_is_there_when_others_come_in_between() {
     const KEYS: u64 = 200;
     let bench = Bench::new(&[(64, 112)]);
     let member = bench.member(1);
@@ -188,18 +188,18 @@ fn a_re_join_tells_what_is_lost_and_an_adoption_what_is_won() {
         [&other, &member].iter().for_each(|who| who.host.suspect(member.host.slot(), incarnation).unwrap());
         incarnation
     };
-    // Nobody adopts them: they are where they were.
+    // No host adopts them: they are where they were.
     member.serve_until_rejoined(suspect());
     assert_eq!((member.cache.usage().ready, changes(&events), changes(&others)), (7, vec![], vec![]));
     // The host cannot join again before its operations have ended, so there is time to adopt.
-    let wish = Wish { namespace: SPACE, key: key(50), parent: None, len_bytes: 9 };
-    let reservation = member.cache.reserve(&wish).unwrap();
+    let request = PublishRequest { namespace: SPACE, key: key(50), parent: None, len_bytes: 9 };
+    let reservation = member.cache.reserve(&request).unwrap();
     let incarnation = suspect();
     let deadline = Instant::now() + PATIENCE;
     while other.cache.usage().ready < 7 {
         // One that is taken for dead as well on a busy machine joins again, and goes on.
         let _ = other.cache.service_round();
-        assert!(Instant::now() < deadline, "nobody adopts: {:?}", other.cache.usage());
+        assert!(Instant::now() < deadline, "no host adopts: {:?}", other.cache.usage());
         std::thread::sleep(Duration::from_millis(2));
     }
     let won = changes(&others).into_iter().map(|change| match change {

@@ -3,14 +3,14 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{CacheConfig, Published, Reserved, Wish};
+use cxl_pool::cache::{CacheConfig, PublishRequest, Published, Reserved};
 use cxl_pool::lock::FIRST_STRIPE_LOCK;
 use std::time::{Duration, Instant};
 
 #[test]
 fn a_publish_that_waits_for_a_lock_gives_way_to_the_re_join() {
     let bench = Bench::new(&[(1024, 56)]);
-    let mut member = bench.member_with(2, CacheConfig { lock_timeout_ms: 60_000, ..config() });
+    let mut member = bench.member_with(2, CacheConfig { lock_timeout_ms: 20 * PATIENCE.as_millis() as u64, ..config() });
     let other = bench.member(1);
     member.publish(0..8, 1000);
     let stripes = member.pool.layout().geometry().stripes;
@@ -34,7 +34,7 @@ fn a_publish_that_waits_for_a_lock_gives_way_to_the_re_join() {
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(held);
-    // Under its new incarnation it has what it had, or what nobody else took meanwhile.
+    // Under its new incarnation it has what it had, or what no other host took meanwhile.
     member.publish(200..201, 1000);
     assert_eq!(member.cache.metrics().rejoins_total.get(), 1);
     assert_eq!(other.count(0..8, 1000), 8);
@@ -42,19 +42,19 @@ fn a_publish_that_waits_for_a_lock_gives_way_to_the_re_join() {
 }
 
 #[test]
-fn blocks_of_a_fenced_host_are_misses_until_somebody_adopts_them() {
+fn blocks_of_a_fenced_host_are_misses_until_they_are_adopted() {
     let bench = Bench::new(&[(1024, 56)]);
     let mut member = bench.member(2);
     let other = bench.member(1);
     member.publish(0..8, 1000);
-    let wish = Wish { namespace: SPACE, key: key(50), parent: None, len_bytes: 1000 };
-    let Reserved::Cell(mut reservation) = member.cache.reserve(&wish).unwrap() else { panic!("no cell") };
+    let request = PublishRequest { namespace: SPACE, key: key(50), parent: None, len_bytes: 1000 };
+    let Reserved::Cell(mut reservation) = member.cache.reserve(&request).unwrap() else { panic!("no cell") };
     let (slot, incarnation) = (member.host.slot(), member.host.incarnation());
     drop(member.service.take());
     await_fence(&other, slot, incarnation);
     assert_eq!(other.count(0..8, 1000), 0, "the word of a fenced host counts");
     other.serve_until("adoption", || other.count(0..8, 1000) == 8);
-    // What it was writing stays apart, for it may still write; its key is anybody's.
+    // What it was writing stays apart, for it may still write; its key is free.
     assert_eq!(other.cache.usage().quarantined, 1);
     assert_eq!(other.cache.publish(SPACE, key(50), None, &bytes(50, 1000)).unwrap(), Published::Stored);
     // The zombie goes on: it fills its cell and finds at the commit that it is fenced.
@@ -115,7 +115,7 @@ fn a_suspected_host_that_still_beats_is_fenced_and_joins_again() {
     let suspect = bench.member(2);
     suspect.publish(0..4, 1000);
     let (slot, incarnation) = (suspect.host.slot(), suspect.host.incarnation());
-    // Of an incarnation that is over, or of nobody: no effect, or an error.
+    // Of an incarnation that is over, or that never was: no effect, or an error.
     manager.host.suspect(slot, incarnation - 1).unwrap();
     assert!(matches!(manager.host.suspect(4, 1), Err(Error::Invalid(_))));
     assert!(matches!(manager.host.suspect(slot, u32::MAX), Err(Error::Invalid(_))));

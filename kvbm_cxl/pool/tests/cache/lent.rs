@@ -94,7 +94,7 @@ pub fn run_if_child() {
         for block in 0..BLOCKS {
             lender.region.take_back(&[block]).unwrap();
             lender.write(block, &version(block.into(), round));
-            // A reader may have pinned the reference to the version before; then nobody can pull this one.
+            // A reader may have pinned the reference to the version before; then no reader can pull this one.
             let _ = lender.lend(block, block.into());
         }
         if round == 1 {
@@ -211,7 +211,7 @@ fn a_lent_block_is_pulled_into_memory_of_the_readers_own_region() {
     from.write(1, &version(7, 1));
     assert_eq!(from.lend(1, 7), Lending::Lent);
     let pieces = to.region.pieces(4).unwrap();
-    // SAFETY: memory of the region of this test alone, in a block that is not lent and that nobody else uses.
+    // SAFETY: memory of the region of this test alone, in a block that is not lent and that no other thread uses.
     let pulled = unsafe { two.cache.pull_raw(SPACE, key(7), &pieces) }.unwrap();
     assert_eq!(pulled, Pulled::Hit { len_bytes: LEN as u64 });
     from.region.take_back_all().unwrap();
@@ -229,7 +229,7 @@ fn nothing_is_pulled_into_a_lent_block_nor_lent_while_it_is_filled() {
         from.write(block, &version(block.into(), 1));
         assert_eq!(from.lend(block, block.into()), Lending::Lent);
     }
-    // SAFETY: blocks of the region of this test alone, which nobody else uses.
+    // SAFETY: blocks of the region of this test alone, which no other thread uses.
     let pull_into = |keys: &[u64], blocks: &[u32]| unsafe {
         to.region.pull(SPACE, &keys.iter().map(|&number| key(number)).collect::<Vec<_>>(), blocks)
     };
@@ -389,7 +389,7 @@ fn written_again(coherence: &str) {
     let state = cxl_pool::machine::State::open(&bench.state_directory(), pool.superblock().uuid(), machine_id(1)).unwrap();
     let machine = Arc::new(cxl_pool::machine::Machine::new(machine_id(1), state).unwrap());
     let host_config = cxl_pool::host::HostConfig { seats: pool.superblock().seats(), ..host_config() };
-    let host = Host::join(pool.lines().clone(), machine, host_config).unwrap();
+    let host = cxl_pool::pool::join(pool.lines().clone(), machine, host_config).unwrap();
     let service: Service = host.serve().unwrap();
     let cache = Cache::open(&host, config()).unwrap();
     let reader = Member { pool, host, service: Some(service), cache };
@@ -451,7 +451,7 @@ fn what_a_killed_process_lent_is_served_until_its_memory_is_reaped() {
         reap(&member.host, &allocator).unwrap();
         (0..u64::from(BLOCKS)).filter(|&number| pull(&member, number) == Ok(1)).count() == BLOCKS as usize
     });
-    assert_eq!(allocator.usage().kept_bytes, 0, "nobody has its chunks before its death is proven");
+    assert_eq!(allocator.usage().kept_bytes, 0, "no host has its chunks before its death is proven");
     member.host.declare_dead(slot, 1).unwrap();
     member.serve_until("the memory of a dead host", || {
         let _ = allocator.adopt_dead();

@@ -3,16 +3,16 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{Published, Pulled, Reserved, Wish};
+use cxl_pool::cache::{PublishRequest, Published, Pulled, Reserved};
 use cxl_pool::copy::LocalRange;
 use std::ptr::NonNull;
 
-fn wish(number: u64, len_bytes: u64) -> Wish {
-    Wish { namespace: SPACE, key: key(number), parent: None, len_bytes }
+fn request(number: u64, len_bytes: u64) -> PublishRequest {
+    PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes }
 }
 
 fn reserved(member: &Member, number: u64, len_bytes: u64) -> cxl_pool::cache::Reservation {
-    match member.cache.reserve(&wish(number, len_bytes)).unwrap() {
+    match member.cache.reserve(&request(number, len_bytes)).unwrap() {
         Reserved::Cell(reservation) => reservation,
         _ => panic!("no cell for block {number}"),
     }
@@ -29,9 +29,9 @@ fn a_chain_of_ten_thousand_blocks() {
     let (member, other) = (bench.member(1), bench.member(2));
     let keys: Vec<_> = (0..BLOCKS + 1).map(key).collect();
     for first in (0..BLOCKS).step_by(1000) {
-        let wishes: Vec<Wish> = (first..first + 1000).map(|number| wish(number, 64)).collect();
+        let requests: Vec<PublishRequest> = (first..first + 1000).map(|number| request(number, 64)).collect();
         let mut filled = Vec::new();
-        for (number, answer) in (first..).zip(member.cache.reserve_all(&wishes).unwrap()) {
+        for (number, answer) in (first..).zip(member.cache.reserve_all(&requests).unwrap()) {
             let Reserved::Cell(mut reservation) = answer else { panic!("no cell for block {number}") };
             reservation.fill([&bytes(number, 64)[..]]).unwrap();
             filled.push(reservation);
@@ -76,12 +76,12 @@ fn a_block_of_sixteen_thousand_pieces_at_unaligned_addresses() {
     }
     let pieces = |buffer: &mut [u8]| -> Vec<LocalRange> { places.iter().map(|&(at, len)| range(&mut buffer[at..at + len])).collect() };
     let mut reservation = reserved(&member, 5, total as u64);
-    // SAFETY: the ranges lie in `spread`, which nobody writes to meanwhile.
+    // SAFETY: the ranges lie in `spread`, which no thread writes to meanwhile.
     unsafe { reservation.fill_raw(pieces(&mut spread)) }.unwrap();
     reservation.commit().unwrap();
     let mut found = vec![0xee_u8; spread.len()];
     let list = pieces(&mut found);
-    // SAFETY: the ranges lie in `found`, which nobody else uses meanwhile.
+    // SAFETY: the ranges lie in `found`, which no other thread uses meanwhile.
     let pulled = unsafe { other.cache.pull_raw(SPACE, key(5), &list) }.unwrap();
     assert_eq!(pulled, Pulled::Hit { len_bytes: total as u64 });
     assert!(found == spread, "bytes at the wrong place, or beside the pieces");
@@ -97,8 +97,8 @@ fn lengths_that_cannot_be() {
         Err(Error::Invalid(text)) => assert!(text.contains("4097") && text.contains("4096"), "{text}"),
         other => panic!("{other:?}"),
     }
-    // One wish that cannot be is an error, and the others get nothing.
-    assert!(matches!(member.cache.reserve_all(&[wish(1, 100), wish(2, 0)]), Err(Error::Invalid(_))));
+    // One request that cannot be is an error, and the others get nothing.
+    assert!(matches!(member.cache.reserve_all(&[request(1, 100), request(2, 0)]), Err(Error::Invalid(_))));
     assert_eq!(member.cache.lookup(SPACE, key(1)).unwrap(), None);
     assert_eq!(member.cache.publish(SPACE, key(0), None, &[7; 4096]).unwrap(), Published::Stored);
     assert!(member.cache.reserve_all(&[]).unwrap().is_empty());
@@ -145,7 +145,7 @@ fn destinations_that_do_not_fit() {
     assert!(matches!(pin.copy_to(&mut small), Err(Error::Invalid(_))));
     let mut halves = [vec![0; 500], vec![0; 499]];
     let list = halves.each_mut().map(|half| range(half));
-    // SAFETY: the ranges are the vectors above, which nobody else uses.
+    // SAFETY: the ranges are the vectors above, which no other thread uses.
     assert!(matches!(unsafe { member.cache.pull_raw(SPACE, key(0), &list) }, Err(Error::Invalid(_))));
     // A longer one keeps what is behind the block.
     let mut long = vec![0xee; 1500];
@@ -164,7 +164,7 @@ fn destinations_that_overlap_are_refused() {
     member.publish(0..1, 1000);
     let mut buffer = vec![0xee_u8; 1000];
     let (one, two) = (range(&mut buffer[..600]), range(&mut buffer[500..900]));
-    // SAFETY: the ranges lie in `buffer`, which nobody else uses.
+    // SAFETY: the ranges lie in `buffer`, which no other thread uses.
     let refused = unsafe { member.cache.pull_raw(SPACE, key(0), &[one, two]) };
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert!(buffer.iter().all(|&byte| byte == 0xee), "something was copied nevertheless");

@@ -8,8 +8,11 @@ mod bench;
 mod damage;
 mod events;
 mod fences;
+mod heal;
 mod lent;
 mod lists;
+#[path = "../common/load.rs"]
+mod load;
 mod processes;
 mod publish;
 mod quota;

@@ -2,7 +2,7 @@
 //! Processes and hosts that end, with and without a word, and those that come after them.
 
 use crate::bench::*;
-use cxl_pool::cache::{Cache, Reserved, Wish};
+use cxl_pool::cache::{Cache, PublishRequest, Reserved};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::pool::{OpenOptions, Pool};
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ pub fn run_if_child() {
             for number in numbers[0]..numbers[0] + numbers[1] {
                 cache.publish(SPACE, key(number), None, &bytes(number, LEN)).unwrap();
             }
-            let wish = Wish { namespace: SPACE, key: key(1_000), parent: None, len_bytes: LEN as u64 };
-            if let Reserved::Cell(mut reservation) = cache.reserve(&wish).unwrap() {
+            let request = PublishRequest { namespace: SPACE, key: key(1_000), parent: None, len_bytes: LEN as u64 };
+            if let Reserved::Cell(mut reservation) = cache.reserve(&request).unwrap() {
                 reservation.write(0, &bytes(1_000, LEN)[..500]).unwrap();
                 half = Some(reservation);
             }
@@ -156,7 +156,7 @@ fn a_killed_host_finds_its_blocks_when_it_starts_again() {
     let bench = Bench::new(&[(1024, 28)]);
     let watcher = bench.member(2);
     Process::start(&bench, 1, "publish 0 9").kill();
-    // At once, or after it was fenced: it makes no difference, as long as nobody adopts.
+    // At once, or after it was fenced: it makes no difference, as long as no host adopts.
     let member = bench.member(1);
     assert_eq!(member.cache.usage().ready, 9);
     assert_eq!((member.count(0..9, LEN), watcher.count(0..9, LEN)), (9, 9));

@@ -3,16 +3,16 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{Cache, Published, Reservation, Reserved, Wish};
+use cxl_pool::cache::{Cache, PublishRequest, Published, Reservation, Reserved};
 use cxl_pool::media::Descriptor;
 use cxl_pool::metrics::RefusalReason;
 
-fn wish(number: u64) -> Wish {
-    Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 }
+fn request(number: u64) -> PublishRequest {
+    PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 }
 }
 
 fn reserved(member: &Member, number: u64) -> Reservation {
-    match member.cache.reserve(&wish(number)).unwrap() {
+    match member.cache.reserve(&request(number)).unwrap() {
         Reserved::Cell(reservation) => reservation,
         _ => panic!("no cell for block {number}"),
     }
@@ -24,7 +24,7 @@ fn a_block_that_is_there_or_being_written_exists() {
     let (one, two) = (bench.member(1), bench.member(2));
     let mut reservation = reserved(&one, 0);
     let publish = |member: &Member| member.cache.publish(SPACE, key(0), None, &bytes(0, 1000)).unwrap();
-    // Nobody waits for a writer, and nobody sees what it writes.
+    // No reader waits for a writer, and none sees what it writes.
     assert_eq!((publish(&two), publish(&one)), (Published::Exists, Published::Exists));
     assert!(!two.has(0, 1000));
     reservation.fill([&bytes(0, 1000)[..]]).unwrap();
@@ -58,7 +58,7 @@ fn a_block_that_is_about_to_go_is_busy() {
 fn a_key_twice_in_a_batch_gets_one_cell() {
     let bench = Bench::new(&[(1024, 28)]);
     let member = bench.member(1);
-    let mut answers = member.cache.reserve_all(&[wish(0), wish(1), wish(0), wish(1), wish(0)]).unwrap();
+    let mut answers = member.cache.reserve_all(&[request(0), request(1), request(0), request(1), request(0)]).unwrap();
     use Reserved::{Cell, Exists};
     assert!(matches!(answers[..], [Cell(_), Cell(_), Exists, Exists, Exists]));
     let filled: Vec<Reservation> = (0..2u64)
@@ -104,7 +104,7 @@ fn a_block_that_is_there_is_not_reserved_again() {
     let bench = Bench::new(&[(1024, 28)]);
     let member = bench.member(1);
     member.publish(0..1, 1000);
-    assert!(matches!(member.cache.reserve(&wish(0)).unwrap(), Reserved::Exists));
+    assert!(matches!(member.cache.reserve(&request(0)).unwrap(), Reserved::Exists));
     assert_eq!(member.cache.metrics().publish_aborted_total.get(), 0);
 }
 

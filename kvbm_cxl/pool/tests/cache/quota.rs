@@ -3,7 +3,7 @@
 
 use crate::bench::*;
 use cxl_pool::Error;
-use cxl_pool::cache::{CacheConfig, Namespace, Published, Reserved, Share, Wish};
+use cxl_pool::cache::{CacheConfig, Namespace, PublishRequest, Published, Reserved, Share};
 use cxl_pool::metrics::{EvictionReason, RefusalReason};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -59,8 +59,8 @@ fn nothing_goes_for_a_block_that_another_host_has() {
     other.publish(10..14, 1000);
     member.publish(0..2, 1000);
     assert_eq!(publish(&member, SPACE, 10, 1000).unwrap(), Published::Exists);
-    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
-    let answers = member.cache.reserve_all(&[wish(11), wish(12), wish(2), wish(13)]).unwrap();
+    let request = |number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+    let answers = member.cache.reserve_all(&[request(11), request(12), request(2), request(13)]).unwrap();
     assert!(matches!(answers[..], [Reserved::Exists, Reserved::Exists, Reserved::Cell(_), Reserved::Exists]));
     assert_eq!(member.cache.metrics().evictions_total.of(EvictionReason::Quota).get(), 1);
 }
@@ -69,19 +69,19 @@ fn nothing_goes_for_a_block_that_another_host_has() {
 fn blocks_of_others_in_a_batch_do_not_count() {
     let bench = Bench::new(&[(1024, 56)]);
     let member = bench.member_with(1, with_quota(2 << 10));
-    let wish = |namespace, number| Wish { namespace, key: key(number), parent: None, len_bytes: 1000 };
-    let wishes: Vec<Wish> = (0..8).map(|number| wish(if number < 6 { OTHER_SPACE } else { SPACE }, number)).collect();
-    let answers = member.cache.reserve_all(&wishes).unwrap();
+    let request = |namespace, number| PublishRequest { namespace, key: key(number), parent: None, len_bytes: 1000 };
+    let requests: Vec<PublishRequest> = (0..8).map(|number| request(if number < 6 { OTHER_SPACE } else { SPACE }, number)).collect();
+    let answers = member.cache.reserve_all(&requests).unwrap();
     assert!(answers.iter().all(|answer| matches!(answer, Reserved::Cell(_))), "six blocks of another namespace took the quota");
     drop(answers);
     // A batch of more than the quota gets the quota.
-    let wishes: Vec<Wish> = (10..14).map(|number| wish(SPACE, number)).collect();
-    let answers = member.cache.reserve_all(&wishes).unwrap();
+    let requests: Vec<PublishRequest> = (10..14).map(|number| request(SPACE, number)).collect();
+    let answers = member.cache.reserve_all(&requests).unwrap();
     assert!(matches!(answers[..], [Reserved::Cell(_), Reserved::Cell(_), Reserved::OverQuota, Reserved::OverQuota]));
 }
 
 fn reserve(member: &Member, namespace: Namespace, number: u64) -> Reserved {
-    member.cache.reserve(&Wish { namespace, key: key(number), parent: None, len_bytes: 1000 }).unwrap()
+    member.cache.reserve(&PublishRequest { namespace, key: key(number), parent: None, len_bytes: 1000 }).unwrap()
 }
 
 #[test]
@@ -99,8 +99,8 @@ fn open_reservations_count() {
     assert!(!has(&member, SPACE, 0));
     assert!(matches!(reserve(&member, SPACE, 13), Reserved::OverQuota));
     assert!(matches!(reserve(&member, OTHER_SPACE, 13), Reserved::Cell(_)));
-    let wish = |number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
-    let answers = member.cache.reserve_all(&[wish(14), wish(15)]).unwrap();
+    let request = |number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: 1000 };
+    let answers = member.cache.reserve_all(&[request(14), request(15)]).unwrap();
     assert!(matches!(answers[..], [Reserved::OverQuota, Reserved::OverQuota]));
     // What is given up is room again, and what is committed counts once.
     drop(open.pop());
@@ -110,10 +110,10 @@ fn open_reservations_count() {
     member.publish(20..21, 1000);
     assert_eq!(member.cache.shares(), [(SPACE, Share { blocks: 3, cell_bytes: 3 << 10 })]);
     assert_eq!(member.count(10..12, 1000), 2);
-    // Wishes that got no cell leave nothing behind.
-    let answers = member.cache.reserve_all(&[wish(10), wish(11), wish(20)]).unwrap();
+    // Requests that got no cell leave nothing behind.
+    let answers = member.cache.reserve_all(&[request(10), request(11), request(20)]).unwrap();
     assert!(answers.iter().all(|answer| matches!(answer, Reserved::Exists)));
-    let answers = member.cache.reserve_all(&[wish(30), wish(31), wish(32)]).unwrap();
+    let answers = member.cache.reserve_all(&[request(30), request(31), request(32)]).unwrap();
     assert!(answers.iter().all(|answer| matches!(answer, Reserved::Cell(_))));
 }
 
@@ -127,14 +127,14 @@ fn threads_that_publish_together_stay_within_the_quota() {
             let (member, most) = (&member, &most);
             scope.spawn(move || {
                 for round in 0..200 {
-                    let wish = |number: u64| Wish {
+                    let request = |number: u64| PublishRequest {
                         namespace: SPACE,
                         key: key(thread << 32 | round << 8 | number),
                         parent: None,
                         len_bytes: 1000,
                     };
                     // Two of each of four threads are what there is room for, and nothing is pinned.
-                    for answer in member.cache.reserve_all(&[wish(0), wish(1)]).unwrap() {
+                    for answer in member.cache.reserve_all(&[request(0), request(1)]).unwrap() {
                         let Reserved::Cell(mut reservation) = answer else { panic!("refused, and nothing is pinned") };
                         reservation.fill([&bytes(round, 1000)[..]]).unwrap();
                         reservation.commit().unwrap();

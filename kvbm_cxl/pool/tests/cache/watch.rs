@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which blocks of a namespace are there, whoever published them, and what changes.
+//! Which blocks of a namespace are there, of any publisher, and what changes.
 
 use crate::bench::*;
 use cxl_pool::Error;
@@ -56,7 +56,7 @@ fn blocks_of_all_hosts_are_listed_by_namespace_and_size() {
     assert!(matches!(member.cache.list(SPACE, 1 << 32), Err(Error::Invalid(_))));
     assert!(matches!(member.cache.watch(SPACE, u64::MAX, &[]), Err(Error::Invalid(_))));
     other.leave();
-    assert_eq!(member.cache.list(SPACE, 1).unwrap().len(), 1500, "blocks of a host that left are there until somebody evicts them");
+    assert_eq!(member.cache.list(SPACE, 1).unwrap().len(), 1500, "blocks of a host that left are there until they are evicted");
     member.leave();
 }
 
@@ -73,7 +73,7 @@ fn a_look_tells_what_came_and_went_since_the_last_one() {
     assert!(other.cache.evict(SPACE, key(0)).unwrap() && other.cache.evict(SPACE, key(1)).unwrap());
     publish(&other, SPACE, 9, SMALL);
     assert_eq!(sorted(watch.look(&member.cache).unwrap()), changes(9..10, 0..2, 0..0));
-    // Whoever begins later is told everything.
+    // A watch that begins later is told everything.
     let mut late = other.cache.watch(SPACE, SMALL as u64, &[]).unwrap();
     assert_eq!(sorted(late.look(&other.cache).unwrap()), changes(2..10, 0..0, 0..0));
 }

@@ -24,7 +24,7 @@ const COUNTS: u64 = 3000;
 const MEET_AFTER: u64 = 50;
 
 /// How long a host waits for the other before it says so: long where all is well, short where a bug makes the wait vain.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 const IMPATIENCE: Duration = Duration::from_secs(3);
 /// How long a buggy host is paused where the bug can show.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -332,7 +332,7 @@ fn steps_take_effect_at_their_fence_and_not_before() {
     let line = Line([7; 64]);
     writer.write_line(64, &line).unwrap();
     assert_eq!(writer.load_line(64).unwrap(), line, "a host sees its own writes");
-    assert_eq!(fetch(&reader, 64), Line::ZERO, "a write without a fence is nobody else's yet");
+    assert_eq!(fetch(&reader, 64), Line::ZERO, "a write without a fence is not visible to others yet");
     writer.fence_loads();
     assert_eq!(fetch(&reader, 64), Line::ZERO, "a load fence is no store fence");
     writer.fence_stores();
@@ -488,7 +488,7 @@ fn stores_in_place_arrive_also_where_they_are_what_the_host_saw_before() {
     second.memory.copy_in(DATA, &[7; 256]).unwrap();
     second.memory.fence_all();
     let at = first.memory.address_for_stores(DATA, 129).unwrap();
-    // SAFETY: the range is in the first host's view, and nobody else uses it.
+    // SAFETY: the range is in the first host's view, and no other thread uses it.
     unsafe { at.as_ptr().write_bytes(0, 129) };
     first.flush(DATA, 129);
     let mut seen = [0; 256];

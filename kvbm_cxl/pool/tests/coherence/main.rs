@@ -3,7 +3,13 @@
 
 mod emulated;
 mod native;
+#[cfg(target_arch = "x86_64")]
+mod order;
+#[cfg(target_arch = "x86_64")]
+mod recorder;
 mod sigbus;
+#[cfg(target_arch = "x86_64")]
+mod steps;
 mod support;
 
 /// Not a test of its own: where a process started by another test begins.

@@ -9,7 +9,7 @@ use cxl_pool::line::Line;
 use std::sync::Arc;
 
 /// Every choice of every role, one at a time, in both coherence modes.
-fn variants() -> Vec<(Instructions, bool)> {
+pub fn variants() -> Vec<(Instructions, bool)> {
     let best = Instructions::best().unwrap();
     let mut all = vec![best];
     all.extend(LineWrite::available().into_iter().map(|write| Instructions { write, ..best }));
@@ -20,8 +20,8 @@ fn variants() -> Vec<(Instructions, bool)> {
     all.into_iter().flat_map(|instructions| [(instructions, false), (instructions, true)]).collect()
 }
 
-fn native(instructions: Instructions, hardware: bool) -> Native {
-    Native::new(Arc::new(FaultMap::new(map_new(MIB)).unwrap()), instructions, hardware).unwrap()
+pub fn native(instructions: Instructions, hardware: bool, len_bytes: u64) -> Native {
+    Native::new(Arc::new(FaultMap::new(map_new(len_bytes)).unwrap()), instructions, hardware).unwrap()
 }
 
 fn contents(memory: &dyn Coherence) -> Vec<u8> {
@@ -39,7 +39,7 @@ fn every_role_has_a_choice() {
 #[test]
 fn lines_come_back_as_written() {
     for (instructions, hardware) in variants() {
-        let memory = native(instructions, hardware);
+        let memory = native(instructions, hardware, MIB);
         let mut expected = vec![0; MIB as usize];
         let last = MIB - LINE_BYTES as u64;
         for (seed, offset) in [0, 64, 4096, 4096 + 192, last].into_iter().enumerate() {
@@ -61,7 +61,7 @@ fn lines_come_back_as_written() {
 #[test]
 fn copies_of_every_head_and_tail_change_their_range_only() {
     for (instructions, hardware) in variants() {
-        let memory = native(instructions, hardware);
+        let memory = native(instructions, hardware, MIB);
         let mut expected = pattern(1000, 1024);
         memory.copy_in(0, &expected).unwrap();
         let mut seed = 0;
@@ -90,7 +90,7 @@ fn copies_of_every_head_and_tail_change_their_range_only() {
 fn streams_of_every_length_deliver_all_of_their_range_and_nothing_else() {
     const AROUND: usize = 4096;
     for copy in LineCopy::available() {
-        let memory = native(Instructions { copy, ..Instructions::best().unwrap() }, false);
+        let memory = native(Instructions { copy, ..Instructions::best().unwrap() }, false, MIB);
         let source = pattern(7, MIB as usize);
         memory.copy_in(0, &source).unwrap();
         memory.fence_stores();

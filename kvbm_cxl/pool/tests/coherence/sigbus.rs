@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory that goes bad under a mapping: typed errors, a living process, and nobody else's signals taken.
+//! Memory that goes bad under a mapping: typed errors, a living process, and no signals of others taken.
 
 use crate::support::{BAD_ROLE, MIB, child, finish, map_files, map_new, new_file, pattern};
 use cxl_pool::coherence::*;
@@ -161,7 +161,7 @@ fn poison_marks_and_replaces_the_granule() {
     assert_eq!(unsafe { (at(STRIPE).read_volatile(), at(2 * STRIPE - 1).read_volatile()) }, (0, 0));
     assert_eq!(pool.memory.load_line(STRIPE - 64).unwrap(), before);
     assert_eq!(pool.faults.lost_devices(), []);
-    // An early notice marks, but leaves alone what nobody has touched.
+    // An early notice marks, but leaves alone what was not touched.
     // SAFETY: inside the mapping.
     let kept = unsafe { at(3 * STRIPE).read_volatile() };
     send_fault(BUS_MCEERR_AO, at(3 * STRIPE), 21);

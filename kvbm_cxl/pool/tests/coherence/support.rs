@@ -81,7 +81,7 @@ pub fn child(role: &str) -> Command {
 /// Runs a child to its end, which comes soon or never.
 pub fn finish(mut command: Command) -> ExitStatus {
     let mut child = command.spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(240);
     loop {
         match child.try_wait().unwrap() {
             Some(status) => return status,

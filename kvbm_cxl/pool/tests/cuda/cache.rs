@@ -6,7 +6,7 @@ use crate::device::{Gpu, Memory};
 use crate::fake::{Fake, Kind};
 use crate::scenes::on;
 use cxl_pool::Error;
-use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, PublishRequest, Pulled, Reservation, Reserved};
 use cxl_pool::copy::{ByPlace, CopyConfig, CpuEngine, CudaConfig, LocalRange};
 use cxl_pool::host::Host;
 use cxl_pool::metrics::{Engine, MissReason};
@@ -41,17 +41,17 @@ fn paged(slot_of: impl Fn(u64) -> usize, seed: u64) -> Vec<u8> {
 }
 
 fn reserve(cache: &Cache, numbers: std::ops::Range<u64>) -> Vec<Reservation> {
-    let wishes: Vec<Wish> =
-        numbers.map(|number| Wish { namespace: SPACE, key: key(number), parent: None, len_bytes: BLOCK_BYTES as u64 }).collect();
+    let requests: Vec<PublishRequest> =
+        numbers.map(|number| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: BLOCK_BYTES as u64 }).collect();
     let cell = |answer| match answer {
         Reserved::Cell(reservation) => reservation,
         _ => panic!("no cell"),
     };
-    cache.reserve_all(&wishes).unwrap().into_iter().map(cell).collect()
+    cache.reserve_all(&requests).unwrap().into_iter().map(cell).collect()
 }
 
 fn fill(reservations: &mut [Reservation], pieces: &[Vec<LocalRange>]) -> cxl_pool::Result<()> {
-    // SAFETY: the memory of the tests stays, and nobody uses it meanwhile; the same below.
+    // SAFETY: the memory of the tests stays, and no other thread uses it meanwhile; the same below.
     unsafe { Reservation::fill_all_raw(reservations, on(0), |place| pieces[place].clone()) }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA driver over ordinary memory, for tests. What a stream is given happens late: when somebody is told that it has. It notes what a
+// A CUDA driver over ordinary memory, for tests. What a stream is given happens late: when a caller is told that it has. It notes what a
 // real driver would not have put up with, and fails where it is told to. Addresses of its devices are none that a CPU could follow.
 //
 // Variants: FAKE_BATCH=0 has no batched copy, 12 that of CUDA 12.8, 13 both that and the one of CUDA 13; FAKE_WITHOUT_EVENTS lacks a
@@ -29,7 +29,7 @@ enum {
 };
 enum { max_devices = 4, max_names = 16, max_depth = 16 };
 
-// Non-canonical: whoever loads from it is ended by the CPU.
+// Non-canonical: the CPU ends a process that loads from it.
 static const uint64_t device_bit = UINT64_C(1) << 62;
 
 typedef enum { device_memory, registered, pinned } Kind;
@@ -334,6 +334,11 @@ DRIVER void fake_hold(void* handle, int is_held) {
     pthread_mutex_unlock(&mutex);
 }
 
+// The stream that was made last.
+DRIVER void* fake_newest_stream(void) {
+    return streams;
+}
+
 DRIVER void fake_finish(void) {
     pthread_mutex_lock(&mutex);
     for (Stream* stream = streams; stream; stream = stream->next)
@@ -571,6 +576,16 @@ DRIVER int cuMemFree_v2(uint64_t address) {
     if (!remove_range(device_memory, address, "memory of the device freed under a copy"))
         END(invalid_value);
     free(memory(address));
+    END(0);
+}
+
+DRIVER int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+    BEGIN_IN_CONTEXT("cuPointerGetAttribute");
+    Range* range = range_at(device_memory, address, 1);
+    if (!range || (attribute != 2 && attribute != 9))
+        END(invalid_value);
+    // What kind of memory it is (2: a device's), and of which device.
+    *(int*)value = attribute == 2 ? 2 : range->device;
     END(0);
 }
 

@@ -29,7 +29,7 @@ pub const KINDS: [Kind; 3] = [Kind::New, Kind::Older, Kind::Old];
 fn compiled(kind: Kind) -> PathBuf {
     static COMPILED: Mutex<Option<HashMap<Kind, PathBuf>>> = Mutex::new(None);
     let compile = || {
-        // One place for all runs, where each puts its own under the name once it is whole: nobody would remove more of them.
+        // One place for all runs, where each puts its own under the name once it is whole: more of them would stay.
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-cuda");
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join(format!("{kind:?}.so"));

@@ -7,9 +7,12 @@ mod copies;
 mod device;
 mod failures;
 mod fake;
+#[path = "../common/load.rs"]
+mod load;
 mod order;
 mod real;
 mod scenes;
+mod started;
 
 #[path = "../cache/bench.rs"]
 #[allow(dead_code)] // The tests of the cache use the rest.

@@ -6,6 +6,7 @@ use crate::fake::{Fake, Kind};
 use crate::scenes::*;
 use cxl_pool::Result;
 use cxl_pool::coherence::Coherence;
+use cxl_pool::copy::cuda::{Direction, GpuPiece, HostPlace};
 use cxl_pool::copy::{Checksum, CopyEngine, CudaEngine};
 use cxl_pool::line::Line;
 use std::cell::RefCell;
@@ -160,6 +161,70 @@ fn through_buffers_the_steps_are_those_of_the_cpu() {
         vec![FenceLoads],
     ];
     assert_eq!(read, expected.concat());
+}
+
+/// The steps of copies that were started, which this thread then looks after: as of one call.
+#[test]
+fn copies_that_were_started_make_the_same_steps() {
+    let fake = Fake::new(Kind::New);
+    fake.hook(copied);
+    let gpu = Gpu::open(fake.path(), 0);
+    let [host, _] = hosts("native");
+    let host: Arc<dyn Coherence> = Arc::new(Watched { memory: host, is_mapped: true });
+    let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
+    let memory = gpu.memory(&pattern(1, 1000));
+    let piece = |at, offset, len_bytes| GpuPiece { gpu: memory.address + at, host: HostPlace::Pool(offset), len_bytes };
+    let pieces = [piece(200, 8192, 128), piece(0, 4126, 60), piece(70, 4186, 40)];
+    let steps = |direction, is_buffered| {
+        take_steps();
+        // SAFETY: the memory is there until the end, and no other uses it.
+        let copy = unsafe { engine.start(direction, &pieces, is_buffered) }.unwrap();
+        copy.wait(60_000).unwrap().unwrap();
+        take_steps()
+    };
+    let moved = vec![Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)];
+    let (edges, flushes) = (
+        vec![Flush(4126, 1), Flush(4185, 1), Flush(4186, 1), Flush(4225, 1), FenceAll],
+        vec![Flush(4126, 60), Flush(4186, 40), Flush(8192, 128)],
+    );
+    assert_eq!(steps(Direction::ToHost, false), [edges, moved.clone(), flushes.clone(), vec![FenceStores]].concat());
+    assert_eq!(steps(Direction::FromHost, false), [flushes.clone(), vec![FenceAll], moved.clone(), vec![FenceLoads]].concat());
+    let written = vec![CopyIn(4126, 100), CopyIn(8192, 128), FenceStores];
+    assert_eq!(steps(Direction::ToHost, true), [moved.clone(), written].concat());
+    let read = vec![FenceAll, CopyOut(4126, 60), CopyOut(4186, 40), CopyOut(8192, 128)];
+    assert_eq!(steps(Direction::FromHost, true), [flushes, read, moved, vec![FenceLoads]].concat());
+}
+
+/// Between two looks, of which each may be another thread's, nothing is left that only the thread itself could fence.
+#[test]
+fn a_look_leaves_no_flush_and_no_store_without_a_fence() {
+    let fake = Fake::new(Kind::New);
+    fake.set("queries_until_done", 2);
+    let gpu = Gpu::open(fake.path(), 0);
+    let [host, _] = hosts("native");
+    let host: Arc<dyn Coherence> = Arc::new(Watched { memory: host, is_mapped: true });
+    let engine = Arc::new(CudaEngine::open(&fake.config(), 0, host.clone()).unwrap());
+    let len_bytes = 100_000;
+    let memory = gpu.memory(&pattern(1, len_bytes));
+    for direction in [Direction::ToHost, Direction::FromHost] {
+        take_steps();
+        let piece = GpuPiece { gpu: memory.address, host: HostPlace::Pool(4096), len_bytes };
+        // SAFETY: as above.
+        let copy = unsafe { engine.start(direction, &[piece], true) }.unwrap();
+        let mut looks = 0;
+        loop {
+            let steps = take_steps();
+            let is_open = |step: &Step| matches!(step, Flush(..) | CopyIn(..));
+            let is_fence = |step: &Step| matches!(step, FenceAll | FenceStores);
+            let open = steps.iter().rposition(is_open);
+            assert!(open.is_none_or(|open| steps[open..].iter().any(is_fence)), "{direction:?}: {steps:?}");
+            if copy.poll().is_some_and(|ending| ending.is_ok()) {
+                break;
+            }
+            looks += 1;
+        }
+        assert!(looks > 6, "{looks}");
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Block {
     }
 
     pub fn write_list(&self, memory: &Memory<'_>, place: LocalPlace) -> WriteList<'static> {
-        // SAFETY: the memory outlives every call with the list, and nobody uses it meanwhile; the same below.
+        // SAFETY: the memory outlives every call with the list, and no other thread uses it meanwhile; the same below.
         let (mut list, mut at) = (unsafe { WriteList::lying_on(place) }, self.offset);
         for &(start, len) in &self.pieces {
             // SAFETY: as above.
@@ -100,7 +100,7 @@ fn content(memory: &dyn Coherence) -> Vec<u8> {
 }
 
 /// Publishes from the GPU for another host, then pulls what that host has published instead. The answers of both calls; whatever was
-/// answered well is looked at byte by byte, and everything that is nobody's is as it was.
+/// answered well is looked at byte by byte, and everything else is as it was.
 pub fn there_and_back(
     gpu: &Gpu,
     device: u32,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One function for each parser: it takes any bytes, and panics when the parser breaks its promise. The fuzz targets in `fuzz/` and the
-//! smoke test next to this file run the same functions.
+//! One function for each parser: it takes any bytes, and panics when the parser breaks its promise. The fuzz targets in
+//! `kvbm_cxl/fuzz` and the smoke test next to this file run the same functions.
 
 use cxl_pool::coherence::Coherence;
 use cxl_pool::device::{PoolSpec, parse_size};
 use cxl_pool::limits::{CELL_CLASSES, DEVICE_HEADER_BYTES};
-use cxl_pool::line::{Line, Lines};
+use cxl_pool::line::{Line, Lines, verify_line};
 use cxl_pool::media::*;
 use cxl_pool::platform::MachineId;
 use cxl_pool::{Error, Result};
@@ -176,6 +176,9 @@ pub fn lines(data: &[u8]) {
     check_line::<PinLine>(index, &line);
     check_line::<CellClaim>(index, &line);
     check_line::<Ask>(index, &line);
+    check_line::<Splitter>(index, &line);
+    check_line::<Claimant>(index, &line);
+    check_line::<SeatClaim>(index, &line);
 }
 
 fn check_line<T: MediaLine>(index: u64, line: &Line) {
@@ -220,6 +223,9 @@ pub fn sealed_lines(words: [u64; 8], index: u64, other_index: u64) {
     check_sealed::<PinLine>(words, index, other_index);
     check_sealed::<CellClaim>(words, index, other_index);
     check_sealed::<Ask>(words, index, other_index);
+    check_sealed::<Splitter>(words, index, other_index);
+    check_sealed::<Claimant>(words, index, other_index);
+    check_sealed::<SeatClaim>(words, index, other_index);
 }
 
 fn check_sealed<T: MediaLine>(words: [u64; 8], index: u64, other_index: u64) {
@@ -247,8 +253,10 @@ fn check_sealed<T: MediaLine>(words: [u64; 8], index: u64, other_index: u64) {
     for region in Region::ALL.into_iter().filter(|region| *region != T::REGION) {
         assert!(verify_line(lines, region, index, &sealed).is_err(), "{:?} passes for {region:?}", T::REGION);
     }
-    let elsewhere = Lines::new(lines.memory().clone(), lines.layout().clone(), &[8; 16]);
-    assert!(elsewhere.open::<T>(index, &sealed).is_err());
+    for (uuid, incarnation) in [([8; 16], 1), ([7; 16], 2)] {
+        let elsewhere = Lines::new(lines.memory().clone(), lines.layout().clone(), &uuid, incarnation);
+        assert!(elsewhere.open::<T>(index, &sealed).is_err(), "{uuid:?} {incarnation}");
+    }
 }
 
 fn check_outcome<T>(outcome: Result<T>) {
@@ -268,7 +276,7 @@ pub fn pool_spec(data: &[u8]) {
 /// Lines of a pool without memory: enough to seal and to open.
 fn no_lines() -> &'static Lines {
     static LINES: OnceLock<Lines> = OnceLock::new();
-    LINES.get_or_init(|| Lines::new(Arc::new(NoMemory), Arc::new(Layout::new(Geometry::with_len(1 << 30)).unwrap()), &[7; 16]))
+    LINES.get_or_init(|| Lines::new(Arc::new(NoMemory), Arc::new(Layout::new(Geometry::with_len(1 << 30)).unwrap()), &[7; 16], 1))
 }
 
 struct NoMemory;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool of its own for each test, hosts of this process on it, and messages that are all different.
 
+use crate::load;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
@@ -11,8 +12,8 @@ use cxl_pool::ring::{RingConfig, Rings};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Longest wait for anything that has to happen, in milliseconds.
-pub const PATIENCE_MS: u64 = 30_000;
+/// Longest wait for anything that has to happen, in milliseconds: it only ends a test that hangs.
+pub const PATIENCE_MS: u64 = 180_000;
 
 pub struct Lab {
     pub directory: TempDir,
@@ -32,7 +33,7 @@ pub fn ring_config() -> RingConfig {
 }
 
 pub fn host_config(pool: &Pool) -> HostConfig {
-    HostConfig { seats: pool.superblock().seats(), heartbeat_ms: 10, suspect_ms: 300, poll_us: 500, ..HostConfig::default() }
+    HostConfig { seats: pool.superblock().seats(), heartbeat_ms: 10, suspect_ms: load::ms(300), poll_us: 500, ..HostConfig::default() }
 }
 
 fn machine(number: u8) -> MachineId {
@@ -55,7 +56,7 @@ impl Lab {
         let pool = Pool::open(&spec, &OpenOptions::default()).unwrap();
         let state = State::open(&self.directory.path().join("state"), pool.superblock().uuid(), machine(number)).unwrap();
         let machine = Machine::new(machine(number), state).unwrap();
-        let host = Host::join(pool.lines().clone(), Arc::new(machine), host_config(&pool)).unwrap();
+        let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(machine), host_config(&pool)).unwrap();
         let service = host.serve().unwrap();
         let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host).unwrap(), AllocConfig::default()).unwrap());
         let rings = Rings::new(&host, allocator.clone(), ring_config()).unwrap();

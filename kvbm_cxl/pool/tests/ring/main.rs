@@ -3,6 +3,8 @@
 //! stopped, on plain memory and on emulated memory without coherence.
 
 mod lab;
+#[path = "../common/load.rs"]
+mod load;
 mod processes;
 mod threads;
 mod worker;

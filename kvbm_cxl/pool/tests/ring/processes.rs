@@ -2,7 +2,8 @@
 //! A server and a caller as processes of their own, killed and stopped in the middle of their calls.
 
 use crate::lab::PATIENCE_MS;
-use crate::worker::{self, PEER_TIMEOUT_MS};
+use crate::load;
+use crate::worker::{self, peer_timeout_ms};
 use cxl_pool::alloc::audit;
 use cxl_pool::device::PoolSpec;
 use cxl_pool::machine::{ENV_MACHINE_ID, ENV_STATE_DIR};
@@ -14,9 +15,14 @@ use std::time::{Duration, Instant};
 
 /// Longest time until the death of a process that can only be seen to be silent has to be noticed, in milliseconds: the tests share the
 /// machine with others.
-const NOTICED_MS: u64 = PEER_TIMEOUT_MS + 4_000;
+fn noticed_ms() -> u64 {
+    peer_timeout_ms() + load::ms(4_000)
+}
+
 /// The same where the process can be seen to have ended.
-const SEEN_MS: u64 = PEER_TIMEOUT_MS;
+fn seen_ms() -> u64 {
+    peer_timeout_ms()
+}
 
 /// The machines; the first has the pool's first seat.
 const ONE: u8 = 1;
@@ -56,6 +62,7 @@ impl Field {
             .env(worker::LOG, &log)
             .env(worker::STOP, self.directory.path().join("stop"))
             .env(worker::NUMBER, self.started.to_string())
+            .env(load::ENV_FACTOR, load::factor().to_string())
             .env(ENV_STATE_DIR, self.directory.path().join("state"))
             .env(ENV_MACHINE_ID, MachineId([machine; 16]).to_string())
             .env_remove("CXL_COHERENCE")
@@ -64,7 +71,7 @@ impl Field {
         Running { child: command.spawn().unwrap(), log }
     }
 
-    /// Ends everybody in good order and looks at what is left.
+    /// Ends all processes in good order and looks at what is left.
     fn end(self, running: impl IntoIterator<Item = Running>) {
         std::fs::write(self.directory.path().join("stop"), "").unwrap();
         for mut process in running {
@@ -166,17 +173,17 @@ fn server_is_killed(coherence: Option<&'static str>, machine: u8, within_ms: u64
 
 #[test]
 fn a_killed_server_is_noticed_on_another_host() {
-    server_is_killed(None, TWO, NOTICED_MS);
+    server_is_killed(None, TWO, noticed_ms());
 }
 
 #[test]
 fn a_killed_server_is_noticed_on_its_own_host_at_once() {
-    server_is_killed(None, ONE, SEEN_MS);
+    server_is_killed(None, ONE, seen_ms());
 }
 
 #[test]
 fn a_killed_server_is_noticed_without_coherence() {
-    server_is_killed(Some("emulated:seed=3,noise=4"), TWO, NOTICED_MS);
+    server_is_killed(Some("emulated:seed=3,noise=4"), TWO, noticed_ms());
 }
 
 fn caller_is_killed(coherence: Option<&'static str>) {
@@ -188,7 +195,7 @@ fn caller_is_killed(coherence: Option<&'static str>) {
         caller.await_calls(300);
         caller.kill();
         let noticed = took_ms(&server.await_lines(&["gone", "closed"], round));
-        assert!(noticed <= NOTICED_MS, "noticed after {noticed} ms");
+        assert!(noticed <= noticed_ms(), "noticed after {noticed} ms");
     }
     let mut caller = field.start("call", TWO);
     caller.await_calls(500);
@@ -211,9 +218,9 @@ fn stopped_and_continued(coherence: Option<&'static str>) {
     server.await_lines(&["listening"], 1);
     let mut caller = field.start("call", TWO);
     caller.await_calls(300);
-    // For a moment: nobody minds.
+    // For a moment: no process notices.
     server.signal(libc::SIGSTOP);
-    std::thread::sleep(Duration::from_millis(PEER_TIMEOUT_MS / 6));
+    std::thread::sleep(Duration::from_millis(peer_timeout_ms() / 6));
     server.signal(libc::SIGCONT);
     caller.await_calls(300);
     assert!(!caller.text().contains("gone"), "{}", caller.text());

@@ -8,7 +8,7 @@ use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Line;
 use cxl_pool::objects::Objects;
 use cxl_pool::ring::rpc::{Client, Server};
-use cxl_pool::ring::{Alive, Connection, Listener, RingConfig, Rings};
+use cxl_pool::ring::{Alive, Connection, Listener, Presence, RingConfig, Rings};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,7 @@ fn a_close_in_good_order_loses_nothing_and_a_drop_says_that_it_may() {
     assert!(matches!(at_a.recv(&mut got, 0), Err(Error::PeerClosed { .. })));
     drop(at_a);
 
-    // Dropped with two messages that nobody has received: they are there or the loss is told, never a clean end without them.
+    // Dropped with two messages that were not received: they are there or the loss is told, never a clean end without them.
     let (mut at_a, mut at_b) = reconnect(&mut listener, &b);
     at_b.send(b"one", 0).unwrap();
     at_b.send(b"two", 0).unwrap();
@@ -144,7 +144,10 @@ fn a_name_has_one_living_listener_and_is_taken_over_from_a_dead_one() {
     let first = a.rings.listen(b"name").unwrap();
     let beating = a.rings.serve().unwrap();
     assert!(matches!(b.rings.listen(b"name"), Err(Error::Exists(_))));
+    let presences = || [&a, &b].map(|at| at.rings.presence(b"name").unwrap());
+    assert_eq!(presences(), [Presence::Listens; 2]);
     drop((first, beating));
+    assert!(presences().iter().all(|seen| matches!(seen, Presence::Ended(_))), "{:?}", presences());
     assert!(matches!(a.rings.connect(b"name", 100), Err(Error::PeerGone { .. })));
     let mut second = b.rings.listen(b"name").unwrap();
     let ends = std::thread::scope(|scope| {
@@ -152,10 +155,13 @@ fn a_name_has_one_living_listener_and_is_taken_over_from_a_dead_one() {
         (second.accept(PATIENCE_MS).unwrap(), connecting.join().unwrap())
     });
     drop(ends);
-    // Nobody accepts.
+    // No process accepts.
     assert!(matches!(a.rings.connect(b"name", 50), Err(Error::Timeout { .. })));
     assert!(matches!(second.accept(50), Err(Error::Timeout { .. })));
+    // It is there all the same, whether it answers or not.
+    assert_eq!(presences(), [Presence::Listens; 2]);
     second.close().unwrap();
+    assert_eq!(presences(), [Presence::Ended("it has stopped listening"); 2]);
     assert!(matches!(a.rings.listen(&[b'x'; 25]), Err(Error::Invalid(_))));
 }
 
@@ -174,6 +180,7 @@ fn a_name_that_is_no_listeners_is_not_taken() {
         let bound = of_b.get(name, PATIENCE_MS).unwrap();
         assert!(matches!(b.rings.listen(name), Err(Error::Exists(_))), "{name:?}");
         assert!(matches!(b.rings.connect(name, 50), Err(Error::PeerGone { .. })), "{name:?}");
+        assert!(matches!(b.rings.presence(name).unwrap(), Presence::InDoubt(_)), "{name:?}");
         assert_eq!(of_a.get(name, PATIENCE_MS).unwrap(), bound);
     }
     // Rings go on, for those who come later as well.
@@ -385,7 +392,7 @@ fn a_trace_tells_when_the_other_end_has_let_go() {
     drop(at_sibling);
     assert!(trace.has_let_go(&a.rings).unwrap());
 
-    // Its memory is somebody else's.
+    // Its memory is another owner's.
     let (at_a, at_b) = reconnect(&mut listener, &b);
     let trace = at_a.probe().trace().unwrap();
     let (start, chunk_bytes) = (lab.pool.layout().data_offset(), lab.pool.layout().geometry().chunk_bytes);

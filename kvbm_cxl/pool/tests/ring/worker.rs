@@ -2,6 +2,7 @@
 //! A child process: it serves or calls until it is told to stop, and says in a log what it lives through.
 
 use crate::lab::{PATIENCE_MS, host_config, message};
+use crate::load;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::device::PoolSpec;
 use cxl_pool::pool::{OpenOptions, Pool};
@@ -25,8 +26,10 @@ pub const STOP: &str = "RING_STOP";
 /// Number that makes this child's messages its own.
 pub const NUMBER: &str = "RING_NUMBER";
 
-/// Time after which a process that was not seen alive counts as gone, in milliseconds.
-pub const PEER_TIMEOUT_MS: u64 = 1_500;
+/// Time after which a process that was not seen alive counts as gone, in milliseconds: longer than a live one waits for a core.
+pub fn peer_timeout_ms() -> u64 {
+    load::ms(1_500)
+}
 const NAME: &[u8] = b"service";
 /// Calls under way at a time.
 const DEPTH: usize = 8;
@@ -62,7 +65,7 @@ fn run(spec: &str, file: &mut File) -> Result<()> {
     let host = pool.join(cxl_pool::host::HostConfig { suspect_ms: 1_200, ..host_config(&pool) })?;
     let service = host.serve()?;
     let allocator = Arc::new(again(|| Allocator::attach(&host, LocalArea::of(&host)?, AllocConfig::default()))?);
-    let config = RingConfig { ring_bytes: 8192, beat_ms: 20, peer_timeout_ms: PEER_TIMEOUT_MS, ..RingConfig::default() };
+    let config = RingConfig { ring_bytes: 8192, beat_ms: 20, peer_timeout_ms: peer_timeout_ms(), ..RingConfig::default() };
     let rings = again(|| Rings::new(&host, allocator.clone(), config.clone()))?;
     match std::env::var(ROLE).as_deref() {
         Ok("serve") => serve(&rings, file)?,

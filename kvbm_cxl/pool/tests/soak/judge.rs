@@ -31,7 +31,7 @@ fn wait(cache: &Cache, what: &str, is_done: impl Fn() -> bool) {
     }
 }
 
-/// Cells of the chunks that anybody claims.
+/// Cells of the chunks with a claim.
 fn claimed(pool: &Pool) -> u64 {
     let geometry = pool.layout().geometry();
     let mut bits = [0; CHUNKS_PER_CELL_CLAIM / 8];
@@ -44,7 +44,7 @@ fn claimed(pool: &Pool) -> u64 {
     u64::from(chunks) * u64::from(geometry.cells_per_chunk)
 }
 
-/// States the death of everybody who is not here any more. No process but this one runs.
+/// States the death of every host that is not here any more. No process but this one runs.
 fn declare_dead(pool: &Pool, host: &Host) -> u32 {
     let slots = pool.layout().geometry().slots;
     let mut dead = 0;
@@ -58,25 +58,25 @@ fn declare_dead(pool: &Pool, host: &Host) -> u32 {
     dead
 }
 
-/// Judges a pool that nobody uses any more; says what was found in good order.
+/// Judges a pool that is not used any more; says what was found in good order.
 pub fn judge(pool: &Pool, number: u8, state_directory: &Path) -> String {
     let state = State::open(state_directory, pool.superblock().uuid(), machine_id(number)).unwrap();
     let machine = Arc::new(Machine::new(machine_id(number), state).unwrap());
     let config = HostConfig { seats: pool.superblock().seats(), ..host_config() };
-    let host = Host::join(pool.lines().clone(), machine, config).unwrap();
+    let host = cxl_pool::pool::join(pool.lines().clone(), machine, config).unwrap();
     let service = host.serve().unwrap();
     let dead = declare_dead(pool, &host);
     let cells = pool.layout().geometry().cell_count();
     let cache = Cache::open(&host, CacheConfig { checksums: true, upkeep_ms: 1, ..CacheConfig::default() }).unwrap();
 
-    // What hosts gave back is nobody's until it is needed.
+    // What hosts gave back has no owner until it is needed.
     wait(&cache, "cells of others that were not adopted", || cache.usage().owned == claimed(pool) && cache.usage().quarantined == 0);
     let usage = cache.usage();
-    assert_eq!(usage.free + usage.ready, usage.owned, "cells in nobody's list: {usage:?}");
+    assert_eq!(usage.free + usage.ready, usage.owned, "cells in no list: {usage:?}");
     let adopted = usage.ready;
     let removed = cache.clear(None).unwrap();
     assert_eq!((removed as u64, cache.usage().free), (adopted, usage.owned), "blocks that cannot be evicted: {:?}", cache.usage());
-    assert_eq!(cache.shares(), [], "blocks that nobody has");
+    assert_eq!(cache.shares(), [], "blocks without an owner");
 
     let filled = fill(&cache, pool);
     // A window of the hint table that happens to be full keeps a block out.

@@ -3,7 +3,7 @@
 //! for all their keys, while they are killed, stopped for longer and shorter than a lease, restarted, and come and go as they please.
 //!
 //! Every byte that a pull calls a hit is compared with what its publication wrote: **not one may be wrong**. A pinned cell must keep its
-//! bytes as long as the host that pinned it is not fenced. Afterwards everybody who is healthy must get on, and one host that is left
+//! bytes as long as the host that pinned it is not fenced. Afterwards every healthy host must get on, and one host that is left
 //! alone must be able to own, fill and empty every cell. `SOAK_SECONDS` sets how long each soak lasts, `SOAK_SEED` which one.
 
 mod judge;

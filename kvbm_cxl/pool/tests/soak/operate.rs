@@ -3,7 +3,7 @@
 
 use crate::payload::{self, CELL_BYTES, Random};
 use crate::worker::Shared;
-use cxl_pool::cache::{BlockKey, Namespace, Pinned, Published, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Namespace, Pinned, PublishRequest, Published, Pulled, Reservation, Reserved};
 use cxl_pool::copy::LocalRange;
 use cxl_pool::{Error, Result};
 use std::ptr::NonNull;
@@ -176,23 +176,23 @@ impl Operator {
             let publication = self.next_publication(aborted);
             let parent = index.checked_sub(1).map(|before| keys[before]).or(parent);
             let len_bytes = payload::len_bytes(publication) as u64;
-            plans.push((Wish { namespace, key, parent, len_bytes }, publication, aborted));
+            plans.push((PublishRequest { namespace, key, parent, len_bytes }, publication, aborted));
         }
-        let wishes: Vec<Wish> = plans.iter().map(|plan| plan.0).collect();
-        let answers = shared.cache.reserve_all(&wishes)?;
-        if answers.len() != wishes.len() {
-            shared.bad(&format!("{} answers for {} wishes", answers.len(), wishes.len()));
+        let requests: Vec<PublishRequest> = plans.iter().map(|plan| plan.0).collect();
+        let answers = shared.cache.reserve_all(&requests)?;
+        if answers.len() != requests.len() {
+            shared.bad(&format!("{} answers for {} requests", answers.len(), requests.len()));
         }
         let mut filled = Vec::with_capacity(answers.len());
-        for (answer, (wish, publication, aborted)) in answers.into_iter().zip(&plans) {
+        for (answer, (request, publication, aborted)) in answers.into_iter().zip(&plans) {
             let Reserved::Cell(mut reservation) = answer else {
                 count(&shared.counts.not_stored, 1);
                 continue;
             };
-            if reservation.key() != wish.key || reservation.len_bytes() != wish.len_bytes {
-                shared.bad(&format!("a cell of {} bytes for {}: asked for {wish:?}", reservation.len_bytes(), reservation.key()));
+            if reservation.key() != request.key || reservation.len_bytes() != request.len_bytes {
+                shared.bad(&format!("a cell of {} bytes for {}: asked for {request:?}", reservation.len_bytes(), reservation.key()));
             }
-            self.fill(&mut reservation, &payload::bytes(namespace, wish.key, *publication))?;
+            self.fill(&mut reservation, &payload::bytes(namespace, request.key, *publication))?;
             if *aborted {
                 count(&shared.counts.aborted, 1);
                 // Both ways of giving up.
@@ -222,7 +222,7 @@ impl Operator {
             }
             _ => {
                 let Some(address) = reservation.address() else { return reservation.fill([bytes]) };
-                // SAFETY: the range is that of the reservation, which nobody else writes to, and the pool stays mapped while it lives.
+                // SAFETY: the range is that of the reservation, which no other thread writes to, and the pool stays mapped while it lives.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address.as_ptr(), bytes.len()) };
                 Ok(())
             }
@@ -256,7 +256,7 @@ impl Operator {
         let mut halves = [vec![0; cut], vec![0; len - cut]];
         let pieces = halves.each_mut().map(|half| LocalRange { address: NonNull::from(&mut half[..]).cast(), len_bytes: half.len() });
         count(&self.shared.counts.pulls, 1);
-        // SAFETY: the pieces are the vectors above, which nobody touches until the call returns.
+        // SAFETY: the pieces are the vectors above, which no thread touches until the call returns.
         match unsafe { self.shared.cache.pull_raw(namespace, key, &pieces) } {
             Ok(Pulled::Hit { .. }) => {
                 self.verify(namespace, key, &halves.concat(), "pull in pieces");

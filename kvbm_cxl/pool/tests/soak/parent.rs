@@ -47,7 +47,7 @@ struct Field<'s> {
 }
 
 /// Longest wait for anything once the storm is over.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(240);
 
 fn seconds() -> u64 {
     std::env::var("SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(30)
@@ -165,7 +165,7 @@ impl<'s> Field<'s> {
         if self.places[index].child.is_none() || self.places[index].stopped_until.is_some() {
             return;
         }
-        // Sometimes all processes of a machine at once, so that nobody keeps its heart beating.
+        // Sometimes all processes of a machine at once, so that no process keeps its heartbeat going.
         let machine = self.places[index].machine;
         let all = self.random.below(3) == 0;
         let is_struck = |place: &Place| place.machine == machine && place.child.is_some() && place.stopped_until.is_none();
@@ -259,7 +259,7 @@ impl<'s> Field<'s> {
         }
     }
 
-    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that nobody has to leave a
+    /// Half of the children leave, then the others end without a word: those of machine 0 are among these, so that no host has to leave a
     /// pool in which no machine with a seat is left.
     fn end_all(&mut self) {
         let leaving: Vec<usize> =

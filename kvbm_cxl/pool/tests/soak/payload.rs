@@ -13,7 +13,7 @@ pub const CHAIN_BLOCKS: usize = 40;
 /// Sizes of the pool's cells, in bytes.
 pub const CELL_BYTES: [u64; 2] = [4 << 10, 16 << 10];
 
-/// Bit of a publication's number that says that it is given up before its commit: nobody may ever see it.
+/// Bit of a publication's number that says that it is given up before its commit: no reader may ever see it.
 const ABORTED: u64 = 1;
 
 fn mix(state: u64, word: u64) -> u64 {
@@ -64,7 +64,7 @@ impl Names {
     }
 }
 
-/// What a block's lines have in common, whoever published it.
+/// What a block's lines have in common, of any publisher.
 fn identity(namespace: Namespace, key: BlockKey) -> u64 {
     let words: [u64; 4] = bytemuck::cast([namespace.0, key.0]);
     words.into_iter().fold(0x50a4, mix)

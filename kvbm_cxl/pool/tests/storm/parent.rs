@@ -44,7 +44,7 @@ struct Field<'s> {
 
 const POOL_BYTES: u64 = 96 << 20;
 /// Longest wait for anything once the storm is over.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 fn seconds() -> u64 {
     std::env::var("STORM_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(30)
@@ -260,7 +260,7 @@ impl<'s> Field<'s> {
         let mut value = [0; 8];
         pool.lines().memory().copy_out(counter.offset, &mut value).unwrap();
         let value = u64::from_le_bytes(value);
-        // A child that is killed between the count and its log leaves a value that nobody claims; nothing else may.
+        // A child that is killed between the count and its log leaves a value without an owner; nothing else may.
         let unclaimed = value - summary.counted.len() as u64;
         assert!(summary.counted.keys().all(|counted| *counted <= value), "counts beyond the counter");
         assert!(unclaimed <= self.kills, "{unclaimed} counts are lost, with {} kills", self.kills);

@@ -229,7 +229,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads somebody's object; what is still published after the copy must have its bytes.
+    /// Reads an object of any process; what is still published after the copy must have its bytes.
     fn verify_some(&mut self) -> Result<()> {
         let all: Vec<Object> = self.objects.list(TIMEOUT_MS)?.into_iter().filter(|object| object.name != COUNTER).collect();
         if all.is_empty() {
@@ -271,7 +271,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A block of our own for a moment: nobody else may write it.
+    /// A block of our own for a moment: no other process may write it.
     fn scratch(&mut self) -> Result<()> {
         let len_bytes = 64 + self.random(30_000);
         let block = self.allocator.alloc(len_bytes)?;
@@ -285,7 +285,7 @@ impl Worker {
         memory.fence_all();
         memory.copy_out(block.offset, &mut back)?;
         if back != bytes {
-            self.tell(&Event::Wrong(format!("scratch block at {:#x} (+{len_bytes}) was written by somebody else", block.offset)))?;
+            self.tell(&Event::Wrong(format!("scratch block at {:#x} (+{len_bytes}) was written by another process", block.offset)))?;
         }
         again(|| self.allocator.free(block.offset))
     }

@@ -2,10 +2,10 @@
 //! Processes of several hosts allocate, keep, hand over and free blocks while hosts and processes crash, restart, are fenced, and one
 //! machine may be gone for good.
 //!
-//! Checked: no block overlaps one that somebody has (V7): a scratch block is somebody's while its process lives, a kept one until somebody
-//! begins to free it. Nobody else writes to it meanwhile (P3), neither late nor out of a cache, where those who had the memory before often
-//! leave what they have stored. At the end, with every death proven and every free delivered, exactly the kept blocks are kept: none is
-//! lost, and without a crash none is left over.
+//! Checked: no block overlaps one in use (V7): a scratch block is in use while its process lives, a kept one until a process
+//! begins to free it. No other process writes to it meanwhile (P3), neither late nor out of a cache, where those who had the memory before
+//! often leave what they have stored. At the end, with every death proven and every free delivered, exactly the kept blocks are kept: none
+//! is lost, and without a crash none is left over.
 
 use super::setup::{Cluster, join};
 use crate::{Env, Failure, Fault, Planned, SimHost, SimProcess, Stats, When, WritePath};
@@ -20,13 +20,13 @@ use std::rc::Rc;
 
 /// Operations of each start of a process.
 const OPERATIONS: usize = 25;
-/// Rounds of every process within which a free arrives that is in nobody's list: sender, receiver, and the process that has the chunk.
+/// Rounds of every process within which a free arrives that is in no list: sender, receiver, and the process that has the chunk.
 const HANDS: u64 = 4;
 /// Bytes of a block that are written at most.
 const WRITTEN_BYTES: u64 = 512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum KeepState {
     Scratch,
     /// A keep was begun and its end not seen.
     Doubtful,
@@ -34,19 +34,19 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct LedgerEntry {
     block: Block,
     process: SimProcess,
-    state: State,
-    /// What the memory holds of it, once somebody has written it past the caches: its first bytes, all alike.
+    state: KeepState,
+    /// What the memory holds of it, once its owner has written it past the caches: its first bytes, all alike.
     byte: Option<u8>,
 }
 
 /// Who has what, as the callers know it.
 #[derive(Default)]
 struct Ledger {
-    entries: BTreeMap<u64, Entry>,
-    /// Kept blocks that somebody began to free.
+    entries: BTreeMap<u64, LedgerEntry>,
+    /// Kept blocks that a process began to free.
     freed: Vec<Block>,
     /// Keeps whose process died before they ended.
     doubtful: Vec<Block>,
@@ -67,8 +67,8 @@ type Shared = Rc<RefCell<Ledger>>;
 
 impl Ledger {
     fn drop_dead(&mut self, env: &Env) {
-        let dead = |entry: &Entry| entry.state != State::Kept && !env.view(|view| view.is_alive(entry.process));
-        for entry in self.entries.values().filter(|entry| dead(entry) && entry.state == State::Doubtful) {
+        let dead = |entry: &LedgerEntry| entry.state != KeepState::Kept && !env.view(|view| view.is_alive(entry.process));
+        for entry in self.entries.values().filter(|entry| dead(entry) && entry.state == KeepState::Doubtful) {
             self.doubtful.push(entry.block);
         }
         self.entries.retain(|_, entry| !dead(entry));
@@ -83,15 +83,15 @@ impl Ledger {
         {
             env.fail(format!("V7: {:?} was given {block:?}, which overlaps {other:?}", env.process()));
         }
-        self.entries.insert(block.offset, Entry { block, process: env.process(), state: State::Scratch, byte: None });
+        self.entries.insert(block.offset, LedgerEntry { block, process: env.process(), state: KeepState::Scratch, byte: None });
     }
 
-    fn pick(&self, env: &Env, wanted: impl Fn(&Entry) -> bool) -> Option<Block> {
+    fn pick(&self, env: &Env, wanted: impl Fn(&LedgerEntry) -> bool) -> Option<Block> {
         let found: Vec<Block> = self.entries.values().filter(|entry| wanted(entry)).map(|entry| entry.block).collect();
         (!found.is_empty()).then(|| found[env.below(found.len())])
     }
 
-    fn set(&mut self, offset: u64, state: State) {
+    fn set(&mut self, offset: u64, state: KeepState) {
         if let Some(entry) = self.entries.get_mut(&offset) {
             entry.state = state;
         }
@@ -123,11 +123,11 @@ fn write(env: &Env, ledger: &Shared, block: Block) -> Result<()> {
 
 /// Looks whether the memory still holds what was written to this process's blocks and to kept ones.
 fn check(env: &Env, ledger: &Ledger) {
-    for entry in ledger.entries.values().filter(|entry| entry.process == env.process() || entry.state == State::Kept) {
+    for entry in ledger.entries.values().filter(|entry| entry.process == env.process() || entry.state == KeepState::Kept) {
         let (Some(byte), block) = (entry.byte, entry.block) else { continue };
         let is_whole = |offset: u64| env.view(|view| view.line(offset).0.iter().all(|&found| found == byte));
         if let Some(offset) = (block.offset..block.offset + written(block)).step_by(LINE_BYTES).find(|&offset| !is_whole(offset)) {
-            env.fail(format!("P3: somebody else wrote to {offset:#x} in {entry:?}"));
+            env.fail(format!("P3: another process wrote to {offset:#x} in {entry:?}"));
         }
     }
 }
@@ -191,14 +191,14 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     Ok(stats)
 }
 
-/// What must hold when everybody is through.
+/// What must hold when all hosts are through.
 fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Result<(), Failure> {
     let fail = |reason: String| Err(cluster.world.failure(reason));
     if ledger.allocated == 0 {
-        return fail("nobody ever allocated: nothing was tested".into());
+        return fail("no process ever allocated: nothing was tested".into());
     }
     let lines = cluster.world.inspector();
-    let kept: Vec<Block> = ledger.entries.values().filter(|entry| entry.state == State::Kept).map(|entry| entry.block).collect();
+    let kept: Vec<Block> = ledger.entries.values().filter(|entry| entry.state == KeepState::Kept).map(|entry| entry.block).collect();
     for &block in &kept {
         match block_of(&lines, block.offset) {
             Ok(Some(found)) if found == block => {}
@@ -218,7 +218,7 @@ fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Resu
     if let Some(finding) = audit.findings.iter().find(wrong) {
         return fail(format!("audit: {finding:?}"));
     }
-    let doubtful = ledger.entries.values().filter(|entry| entry.state == State::Doubtful).count() + ledger.doubtful.len();
+    let doubtful = ledger.entries.values().filter(|entry| entry.state == KeepState::Doubtful).count() + ledger.doubtful.len();
     // A crash may lose frees that were under way.
     let left_over = if stats.crashes == 0 { 0 } else { ledger.freed.len() };
     let most = (kept.len() + doubtful + left_over) as u64;
@@ -257,11 +257,17 @@ fn main(env: &Env, ledger: &Shared, config: &HostConfig, index: usize) -> Result
     settle(env, ledger, &host, &allocator)
 }
 
-/// Repeats what a fence cut short.
+/// Whether what cut an operation short ends by itself: a fence, or claims of another host that is stopped in the middle of them, so that
+/// this host cannot tell which chunks are its own.
+fn is_passing(error: &Error) -> bool {
+    matches!(error, Error::Fenced { .. } | Error::BadLine { region: "Claim", .. })
+}
+
+/// Repeats what was cut short.
 fn again<T>(env: &Env, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..200 {
         match work() {
-            Err(Error::Fenced { .. }) => env.platform().sleep_ns(500_000),
+            Err(error) if is_passing(&error) => env.platform().sleep_ns(500_000),
             other => return other,
         }
     }
@@ -287,7 +293,7 @@ fn round(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
 }
 
 fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
-    let mine = |entry: &Entry| entry.process == env.process();
+    let mine = |entry: &LedgerEntry| entry.process == env.process();
     match env.below(10) {
         0..4 => {
             let chunk_bytes = env.lines().layout().geometry().chunk_bytes;
@@ -298,46 +304,47 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
                     ledger.borrow_mut().allocated(env, block);
                     write(env, ledger, block)?;
                 }
-                Err(Error::Full { .. } | Error::Fenced { .. }) => {}
+                Err(Error::Full { .. }) => {}
+                Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         4..6 => {
-            let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == State::Scratch);
+            let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == KeepState::Scratch);
             let Some(block) = block else { return Ok(()) };
-            ledger.borrow_mut().set(block.offset, State::Doubtful);
+            ledger.borrow_mut().set(block.offset, KeepState::Doubtful);
             // Others may find it from now on.
             env.memory().flush_range(block.offset, written(block))?;
             env.memory().fence_all();
             match allocator.keep(block.offset) {
-                Ok(()) => ledger.borrow_mut().set(block.offset, State::Kept),
-                Err(Error::Fenced { .. }) => {}
+                Ok(()) => ledger.borrow_mut().set(block.offset, KeepState::Kept),
+                Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         6 => {
-            let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == State::Scratch);
+            let block = ledger.borrow().pick(env, |entry| mine(entry) && entry.state == KeepState::Scratch);
             let Some(block) = block else { return Ok(()) };
             let entry = ledger.borrow_mut().entries.remove(&block.offset);
             match allocator.free(block.offset) {
-                // Nobody can have got it before this thread goes on: it is the only one of this process that allocates.
+                // No thread can have got it before this thread goes on: it is the only one of this process that allocates.
                 Ok(()) if env.below(4) != 0 || matches!(allocator.free(block.offset), Err(Error::NotFound(_))) => {}
                 Ok(()) => env.fail(format!("{block:?} was freed twice")),
-                Err(Error::Fenced { .. }) => ledger.borrow_mut().entries.extend(entry.map(|entry| (block.offset, entry))),
+                Err(error) if is_passing(&error) => ledger.borrow_mut().entries.extend(entry.map(|entry| (block.offset, entry))),
                 Err(error) => return Err(error),
             }
         }
         7..9 => {
             let picked = {
                 let mut ledger = ledger.borrow_mut();
-                let block = ledger.pick(env, |entry| entry.state == State::Kept);
+                let block = ledger.pick(env, |entry| entry.state == KeepState::Kept);
                 block.and_then(|block| ledger.entries.remove(&block.offset))
             };
             let Some(entry) = picked else { return Ok(()) };
             ledger.borrow_mut().freed.push(entry.block);
             match allocator.free(entry.block.offset) {
                 Ok(()) => {}
-                Err(Error::Fenced { .. }) => {
+                Err(error) if is_passing(&error) => {
                     // It is still kept.
                     let mut ledger = ledger.borrow_mut();
                     ledger.freed.retain(|&block| block != entry.block);
@@ -353,7 +360,7 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
     Ok(())
 }
 
-/// Waits until everybody is through and everything under way has arrived, and takes over what machines left that are gone for good.
+/// Waits until all hosts are through and everything under way has arrived, and takes over what machines left that are gone for good.
 fn settle(env: &Env, ledger: &Shared, host: &Host, allocator: &Allocator) -> Result<()> {
     let mut quiet_since: Option<BTreeMap<SimProcess, u64>> = None;
     loop {
@@ -370,7 +377,7 @@ fn settle(env: &Env, ledger: &Shared, host: &Host, allocator: &Allocator) -> Res
             quiet_since = None;
             continue;
         }
-        // What somebody had in hand at that moment passes through the hands of others before it is freed.
+        // What a process had in hand at that moment passes through other hosts before it is freed.
         let since = quiet_since.get_or_insert_with(|| rounds.clone());
         if rounds.iter().all(|(process, rounds)| since.get(process).is_some_and(|since| rounds - since >= HANDS)) {
             return Ok(());
@@ -391,7 +398,7 @@ fn gone(env: &Env, ledger: &Ledger) -> Option<(u16, u32)> {
     Some((slot, env.view(|view| view.peek::<Identity>(slot.into()).incarnation)))
 }
 
-/// Whether everybody who is left is through, and every message to them is taken.
+/// Whether all that are left are through, and every message to them is taken.
 fn is_quiet(env: &Env, ledger: &Ledger) -> bool {
     env.view(|view| {
         let is_gone = |host: &SimHost| ledger.victim == Some(*host) && !view.is_up(*host);

@@ -9,6 +9,7 @@ use crate::{Env, Failure, Fault, Planned, SimHost, SimProcess, Stats, When};
 use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea, block_of};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::limits::LINE_BYTES;
+use cxl_pool::media::{Claim, MediaLine};
 use cxl_pool::{Error, Result};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,6 +21,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("m3_host_is_gone_before_it_tells_of_a_free", block_freed_here),
     ("m4_host_is_gone_before_it_tells_of_a_free_passed_on", block_passed_on),
     ("m5_host_of_a_process_that_died_is_gone_before_it_tells_of_a_free", block_of_the_dead),
+    ("m6_line_of_claims_is_damaged", line_of_claims),
 ];
 /// Visited by each run in which memory of one host went to the other.
 pub const PLAYED: &str = "alloc_scene.played";
@@ -63,7 +65,7 @@ fn store_everywhere(env: &Env, host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Gets the memory, writes to it past its caches, and sees whether anybody else does.
+/// Gets the memory, writes to it past its caches, and sees whether another process does.
 fn next_owner(env: &Env, config: &HostConfig, progress: &Progress) -> Result<()> {
     let host = join(env, config)?;
     let allocator = allocator(&host)?;
@@ -86,7 +88,7 @@ fn next_owner(env: &Env, config: &HostConfig, progress: &Progress) -> Result<()>
     for _ in 0..100 {
         for offset in blocks.iter().flat_map(|block| (block.offset..block.offset + CHUNK_BYTES).step_by(LINE_BYTES)) {
             if env.view(|view| view.line(offset).0 != [0x99; LINE_BYTES]) {
-                env.fail(format!("P3: somebody wrote to {offset:#x}, which is this process's"));
+                env.fail(format!("P3: another process wrote to {offset:#x}, which is this process's"));
             }
         }
         env.platform().sleep_ns(20_000);
@@ -169,8 +171,8 @@ fn machine_joins_again(seed: u64) -> std::result::Result<Stats, Failure> {
     cluster.world.run()
 }
 
-/// M3 to M5: a host frees a block that another one sent, and its machine is gone for good before it has said so. Whoever adopts its chunks
-/// frees what was sent to it: by then the block must not have been given to anybody else.
+/// M3 to M5: a host frees a block that another one sent, and its machine is gone for good before it has said so. The host that adopts its
+/// chunks frees what was sent to it: by then the block must not have been given to another process.
 ///
 /// M3: the process that has the chunk works the message off itself.
 fn block_freed_here(seed: u64) -> std::result::Result<Stats, Failure> {
@@ -245,7 +247,7 @@ const TAKEN: &str = "alloc.box_taken";
 struct Scene {
     /// Slot and incarnation of the block's owner, and the block, once it is kept.
     kept: Cell<Option<(u16, u32, Block)>>,
-    /// Whether the block was sent to be freed, so long ago that somebody has it in hand.
+    /// Whether the block was sent to be freed, so long ago that a process has it in hand.
     is_taken: Cell<bool>,
     /// Whether its owner allocated and kept it anew.
     is_kept_again: Cell<bool>,
@@ -308,4 +310,40 @@ fn send_and_adopt(env: &Env, config: &HostConfig, scene: &Scene, owner: SimHost)
     }
     env.point(PLAYED);
     Ok(())
+}
+
+/// M6: the device loses the line with the claims of a host that goes on. It may say anything, so it counts as a claim of every chunk.
+fn line_of_claims(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut cluster = cluster(seed);
+    let (hosts, config, progress) = (cluster.hosts.clone(), cluster.host_config.clone(), Progress::default());
+    let (of, with) = (Rc::clone(&progress), config.clone());
+    cluster.world.spawn(hosts[0], "another", move |env| {
+        let host = join(&env, &with)?;
+        let allocator = allocator(&host)?;
+        until(&env, || of.get() >= STORED);
+        allocator.adopt_dead()?;
+        match allocator.alloc(CHUNK_BYTES) {
+            Err(Error::Full { .. }) => {}
+            Err(error) => return Err(error),
+            Ok(block) => env.fail(format!("V7: {block:?} is another host's, whose claims cannot be read")),
+        }
+        of.set(LOOKED);
+        env.point(PLAYED);
+        Ok(())
+    });
+    let (of, with) = (progress, config);
+    cluster.world.spawn(hosts[1], "owner", move |env| {
+        let host = join(&env, &with)?;
+        let allocator = allocator(&host)?;
+        for _ in 0..CHUNKS {
+            allocator.alloc(CHUNK_BYTES)?;
+        }
+        let layout = env.lines().layout().clone();
+        let offset = layout.line_offset(Claim::REGION, u64::from(host.slot()) * layout.claim_lines())?;
+        env.inflict(env.host(), Fault::LoseLine { offset });
+        of.set(STORED);
+        until(&env, || of.get() >= LOOKED);
+        Ok(())
+    });
+    cluster.world.run()
 }

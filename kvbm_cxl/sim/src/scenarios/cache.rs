@@ -4,15 +4,15 @@
 //!
 //! Checked, at every few steps and at every answer, are the invariants of protocols/CACHE.md section 8: P1 what a pull accepts, and what a
 //! READY cell holds, is one publication of its key, complete; P2 a confirmed pin holds; P3 one writer, and one owner, per cell. At the end,
-//! with every death proven: P4 each cell is in exactly one list and nobody has a pin; what nobody claims can be claimed. Without faults: P5
-//! every block is found through its hint, no key is READY twice, and what was stored stays while nobody takes it away.
+//! with every death proven: P4 each cell is in exactly one list and no host has a pin; what is not claimed can be claimed. Without faults:
+//! P5 every block is found through its hint, no key is READY twice, and what was stored stays while no host takes it away.
 
 use super::cache_ledger::{Ledger, Name, Shared};
 use super::cache_ops::{Habits, Worker};
 use super::setup::{Cluster, join};
 use crate::{Chances, Env, Failure, Fault, Planned, Random, SimProcess, Stats, When, WritePath};
 use cxl_pool::cache::policy::PolicyKind;
-use cxl_pool::cache::{Cache, CacheConfig, Reserved, Wish};
+use cxl_pool::cache::{Cache, CacheConfig, PublishRequest, Reserved};
 use cxl_pool::copy::CopyConfig;
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::media::CellClass;
@@ -24,7 +24,7 @@ use std::rc::Rc;
 /// Steps between two looks at every cell, and between two looks at those that are pinned.
 const LOOK_STEPS: u64 = 256;
 const PIN_LOOK_STEPS: u64 = 16;
-/// Rounds of everybody's upkeep within which all that was left behind is taken over.
+/// Rounds of the upkeep of all hosts within which all that was left behind is taken over.
 const SETTLING_ROUNDS: u64 = 200;
 /// Times that a process asks for a cell while there is a chunk for it.
 const CLAIMING_ROUNDS: usize = 100;
@@ -156,7 +156,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
         }
     }
     if !calm {
-        // Who leaves may leave the only seat to the machine that is gone for good soon after, and nobody could join again.
+        // Who leaves may leave the only seat to the machine that is gone for good soon after, and no host could join again.
         plan_faults(&mut cluster, &ledger, may_crash && !plan.restless);
     }
     // A publisher that meets a line half written for longer than a suspicion takes the hint on it for stale.
@@ -209,7 +209,7 @@ fn plan_faults(cluster: &mut Cluster, ledger: &Shared, may_lose: bool) {
 fn watch(cluster: &mut Cluster, ledger: &Shared, whole: bool) {
     let (ledger, lines) = (Rc::clone(ledger), cluster.world.inspector());
     cluster.world.check_always(move |view| {
-        // Whoever has it just now records something, and the next look is near.
+        // The process that has it just now records something, and the next look is near.
         let Ok(mut ledger) = ledger.try_borrow_mut() else { return Ok(()) };
         if view.step().is_multiple_of(PIN_LOOK_STEPS) {
             ledger.pins_hold(view, &lines)?;
@@ -237,9 +237,9 @@ fn explained(mut failure: Failure, ledger: &Shared) -> Failure {
     failure
 }
 
-/// What must hold when everybody is through.
+/// What must hold when all hosts are through.
 fn judge(cluster: &Cluster, ledger: &Ledger) -> std::result::Result<(), Failure> {
-    if ledger.counts.0 == 0 && cluster.world.view(|view| ledger.nobody_failed(view)) {
+    if ledger.counts.0 == 0 && cluster.world.view(|view| ledger.no_host_failed(view)) {
         return Err(cluster.world.failure("no cell was ever written: nothing was tested"));
     }
     Ok(())
@@ -378,7 +378,7 @@ fn leave_and_join(env: &Env, ledger: &Shared, plan: &Plan, host: Host) -> Result
     Ok(host)
 }
 
-/// Waits until everybody is through and all that was left behind is taken over. Checks P4.
+/// Waits until all hosts are through and all that was left behind is taken over. Checks P4.
 fn settle(env: &Env, ledger: &Shared) -> Result<()> {
     let lines = env.lines();
     let mut since: Option<BTreeMap<SimProcess, u64>> = None;
@@ -401,13 +401,13 @@ fn settle(env: &Env, ledger: &Shared) -> Result<()> {
         }
         let since = since.iter().flatten();
         if rounds.values().zip(since).all(|(now, (_, then))| now - then >= SETTLING_ROUNDS) {
-            env.fail(format!("P4: after {SETTLING_ROUNDS} rounds of everybody: {waits}"));
+            env.fail(format!("P4: after {SETTLING_ROUNDS} rounds of all hosts: {waits}"));
         }
         ledger.borrow_mut().waits = Some(waits);
     }
 }
 
-/// What nobody claims can be claimed by whoever needs it.
+/// What is not claimed can be claimed by a host that needs it.
 fn claim_what_is_left(env: &Env, ledger: &Shared, plan: &Plan, open: &Open) -> Result<()> {
     let (lines, Some(cache)) = (env.lines(), open.get()) else { return Ok(()) };
     let geometry = *lines.layout().geometry();
@@ -415,15 +415,15 @@ fn claim_what_is_left(env: &Env, ledger: &Shared, plan: &Plan, open: &Open) -> R
         let unclaimed = env.view(|view| ledger.borrow().unclaimed(view, class));
         let Some(chunk) = unclaimed else { continue };
         let name = Name(200, 1000 + class as u16);
-        let wish = Wish { namespace: name.namespace(), key: name.key(), parent: None, len_bytes: cells.cell_bytes };
+        let request = PublishRequest { namespace: name.namespace(), key: name.key(), parent: None, len_bytes: cells.cell_bytes };
         let mut rounds = 0;
-        while matches!(again(env, plan, || cache.reserve(&wish))?, Reserved::NoCell) {
+        while matches!(again(env, plan, || cache.reserve(&request))?, Reserved::NoCell) {
             let still = env.view(|view| ledger.borrow().unclaimed(view, class)) == Some(chunk);
             if !still {
                 break;
             }
             if rounds == CLAIMING_ROUNDS {
-                env.fail(format!("P4: chunk {chunk} is nobody's, and {:?} has no cell", env.process()));
+                env.fail(format!("P4: chunk {chunk} has no owner, and {:?} has no cell", env.process()));
             }
             rounds += 1;
             env.platform().sleep_ns(2_000_000);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the processes of a run published, pinned and filled, and the invariants over it (protocols/CACHE.md section 8).
 //!
-//! Every publication has bytes of its own, in every line of it, so that whoever reads a mix of two, or the right bytes of another key, is
+//! Every publication has bytes of its own, in every line of it, so that a reader of a mix of two, or the right bytes of another key, is
 //! found out. The memory is looked at between two steps: the rules are about what it holds, not about what some host believes.
 
 use crate::{Env, Random, SimHost, SimProcess, View};
@@ -163,7 +163,7 @@ impl Ledger {
                 |publication: &&Publication| publication.bytes.get(index * 64..index * 64 + line.len()).is_some_and(|of| of == line);
             match self.publications.iter().find(holds) {
                 Some(found) => format!("line {index} of {:?} (committing: {})", found.name, found.committing),
-                None => format!("line {index} of nobody"),
+                None => format!("line {index} of no publication"),
             }
         };
         bytes.chunks(64).enumerate().map(of_line).collect::<Vec<_>>().join(", ")
@@ -275,8 +275,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether up to now nobody was fenced and nothing crashed.
-    pub fn nobody_failed(&self, view: &View<'_>) -> bool {
+    /// Whether up to now no host was fenced and nothing crashed.
+    pub fn no_host_failed(&self, view: &View<'_>) -> bool {
         let geometry = *view.layout().geometry();
         let lines = u64::from(geometry.seats) * geometry.fence_lines();
         !self.restarted
@@ -302,7 +302,7 @@ impl Ledger {
         living.map(|&process| (process, self.rounds.get(&process).copied().unwrap_or(0))).collect()
     }
 
-    /// P4: what is still to be done before every cell is in one list and nobody has a pin; `None` when all is at rest.
+    /// P4: what is still to be done before every cell is in one list and no host has a pin; `None` when all is at rest.
     pub fn unsettled(&self, view: &View<'_>, lines: &Lines) -> Option<String> {
         let geometry = *view.layout().geometry();
         let living = self.looks.keys().filter(|process| view.is_alive(**process)).count();
@@ -333,7 +333,7 @@ impl Ledger {
         self.claims_fit(view, &owners).or_else(|| pins_left(view, geometry.slots.into()))
     }
 
-    /// Every claimed chunk is in somebody's table, and everybody's table is claimed.
+    /// Every claimed chunk is in the table of a process, and all chunks of the tables are claimed.
     fn claims_fit(&self, view: &View<'_>, owners: &BTreeMap<u64, (SimProcess, u16)>) -> Option<String> {
         let geometry = *view.layout().geometry();
         let per_chunk = u64::from(geometry.cells_per_chunk);
@@ -347,7 +347,7 @@ impl Ledger {
                 Some((process, slot)) if !claimants.contains(&u64::from(*slot)) => {
                     return Some(format!("chunk {chunk} of {process:?} is claimed by {claimants:?}"));
                 }
-                None if !claimants.is_empty() => return Some(format!("chunk {chunk} is claimed by {claimants:?} and nobody's")),
+                None if !claimants.is_empty() => return Some(format!("chunk {chunk} is claimed by {claimants:?} and in no table")),
                 _ => {}
             }
         }
@@ -357,7 +357,7 @@ impl Ledger {
     /// P5: as long as nothing fails every block is reachable through its hint, and no key is READY twice.
     pub fn hints_reach(&self, view: &View<'_>, lines: &Lines) -> Result<(), String> {
         let Some(look) = self.looks.values().find(|look| look.owned().is_some()) else { return Ok(()) };
-        if !self.nobody_failed(view) {
+        if !self.no_host_failed(view) {
             return Ok(());
         }
         let hints = |index| lines.open::<HintLine>(index, &view.line(view.layout().line_offset(HintLine::REGION, index)?));
@@ -383,7 +383,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A chunk of a class that nobody claims.
+    /// A chunk of a class that is not claimed.
     pub fn unclaimed(&self, view: &View<'_>, class: usize) -> Option<u64> {
         let geometry = *view.layout().geometry();
         let claimed = |chunk: u64, slot: u64| {

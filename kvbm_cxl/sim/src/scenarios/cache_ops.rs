@@ -3,7 +3,7 @@
 
 use super::cache_ledger::{Name, Shared};
 use crate::Env;
-use cxl_pool::cache::{Cache, Pinned, Published, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{Cache, Pinned, PublishRequest, Published, Pulled, Reservation, Reserved};
 use cxl_pool::host::Host;
 use cxl_pool::metrics::MissReason;
 use cxl_pool::{Error, Result};
@@ -17,7 +17,7 @@ pub struct Habits {
     pub namespaces: u8,
     /// Largest cell, in bytes.
     pub most_bytes: usize,
-    /// Nobody takes a block away, and there is room for all: what was stored is found, as long as nobody is fenced.
+    /// No host takes a block away, and there is room for all: what was stored is found, as long as no host is fenced.
     pub roomy: bool,
     /// Blocks come and go, and little else happens.
     pub tight: bool,
@@ -133,20 +133,20 @@ impl Worker<'_> {
     fn publish_batch(&mut self, cache: &Cache) -> Result<()> {
         let first = self.name();
         let count = 1 + self.env.below(self.habits.batch);
-        let (mut wishes, mut tried) = (Vec::new(), Vec::new());
+        let (mut requests, mut tried) = (Vec::new(), Vec::new());
         for step in 0..count as u16 {
             let name = Name(first.0, (first.1 + step) % self.habits.keys);
             let parent = (step > 0).then(|| Name(first.0, (first.1 + step - 1) % self.habits.keys).key());
             let (number, bytes) = self.shared.borrow_mut().publication(name, self.len_bytes());
-            wishes.push(Wish { namespace: name.namespace(), key: name.key(), parent, len_bytes: bytes.len() as u64 });
+            requests.push(PublishRequest { namespace: name.namespace(), key: name.key(), parent, len_bytes: bytes.len() as u64 });
             tried.push((name, number, bytes));
         }
-        let answers = match cache.reserve_all(&wishes) {
+        let answers = match cache.reserve_all(&requests) {
             Ok(answers) => answers,
             Err(error) => return self.tolerate(error),
         };
-        if answers.len() != wishes.len() {
-            self.env.fail(format!("{} wishes have {} answers", wishes.len(), answers.len()));
+        if answers.len() != requests.len() {
+            self.env.fail(format!("{} requests have {} answers", requests.len(), answers.len()));
         }
         let mut begun = Vec::new();
         for (answer, (name, number, bytes)) in answers.into_iter().zip(tried) {
@@ -215,7 +215,7 @@ impl Worker<'_> {
     fn is_calm(&self) -> bool {
         let ledger = self.shared.borrow();
         // A line whose writer stands still in the middle of it is no block for the time being.
-        !ledger.moved && !self.habits.half_written && self.env.view(|view| ledger.nobody_failed(view))
+        !ledger.moved && !self.habits.half_written && self.env.view(|view| ledger.no_host_failed(view))
     }
 
     /// Whether a block must be there: it was stored before, and nothing takes blocks away.
@@ -226,7 +226,7 @@ impl Worker<'_> {
     /// Fails the run for a block that must be there and is not.
     fn missed(&self, must_be: bool, name: Name, how: &str) {
         if must_be && self.is_calm() {
-            self.env.fail(format!("P5: {name:?} was stored, nobody evicts, but a {how} misses it"));
+            self.env.fail(format!("P5: {name:?} was stored and not evicted, but a {how} misses it"));
         }
     }
 

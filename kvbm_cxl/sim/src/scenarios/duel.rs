@@ -62,7 +62,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     }
     let stats = cluster.world.run()?;
     if history.borrow().entered == 0 {
-        return Err(cluster.world.failure("nobody ever entered a critical section: nothing was tested"));
+        return Err(cluster.world.failure("no host ever entered a critical section: nothing was tested"));
     }
     Ok(stats)
 }
@@ -94,8 +94,8 @@ fn order_faults(cluster: &mut Cluster, path: WritePath) {
                 cluster.world.plan(at("manager.before_grant", visit, None, slow));
             }
         }
-        // The manager stands still with a grant that nobody will accept; its successor goes on from there and stands still in turn, so that
-        // a third one chooses between the two.
+        // The manager stands still with a grant that no host will accept; its successor goes on from there and stands still in turn, so
+        // that a third one chooses between the two.
         4 => {
             let planned = [
                 at("manager.before_grant", random.between(1, 8), None, Fault::PauseHost { for_ns: random.between(8 * MS, 14 * MS) }),

@@ -16,7 +16,7 @@ use std::rc::Rc;
 pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut sizes = crate::Random::new(seed);
     let hosts = sizes.pick(&[2, 3, 3, 4, 5, 8]);
-    // Machine 0 never leaves, so that somebody can bind the others.
+    // Machine 0 never leaves, so that a manager can bind the others.
     let slots = sizes.between(2, hosts as u64) as usize;
     let mut cluster = Cluster::new(seed, hosts, slots, |config, _| no_line_half_done(config, seed));
     let history = History::shared();
@@ -33,7 +33,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     }
     let stats = cluster.world.run()?;
     if history.borrow().entered == 0 {
-        return Err(cluster.world.failure("nobody ever entered a critical section: nothing was tested"));
+        return Err(cluster.world.failure("no host ever entered a critical section: nothing was tested"));
     }
     Ok(stats)
 }

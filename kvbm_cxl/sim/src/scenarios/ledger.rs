@@ -23,7 +23,7 @@ pub enum Known {
     Accepted,
 }
 
-/// A value that is final for whoever comes after grant `grant`.
+/// A value that is final for every holder after grant `grant`.
 #[derive(Clone, Copy, Debug)]
 struct Final {
     grant: u32,
@@ -56,7 +56,7 @@ impl Ledger {
     }
 
     /// Whether `value` is what was final before, or was made of it under no lower a grant. What was written earlier and is only seen now
-    /// was absent when somebody looked.
+    /// was absent at a look.
     fn descends(&self, mut value: u64, from: &Final) -> bool {
         while value != from.value {
             match self.commits.get(&value) {

@@ -3,8 +3,8 @@
 //! pull them, and blocks of the same keys are published, evicted and lent elsewhere; hosts and processes crash, stand still, are fenced
 //! wrongly; regions are closed, and those of dead processes reaped.
 //!
-//! Checked: P1 what a pull accepts is what one process lent, or published, under that key, complete; P3 nobody writes to memory that was
-//! given back: not a late store, not a line out of a cache; and, where nothing crashes, that every region's memory is given back once.
+//! Checked: P1 what a pull accepts is what one process lent, or published, under that key, complete; P3 no process writes to memory that
+//! was given back: not a late store, not a line out of a cache; and, where nothing crashes, that every region's memory is given back once.
 
 use super::cache_ledger::{Name, Shared};
 use super::setup::{Cluster, join, no_line_half_done};
@@ -103,18 +103,30 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     let stats = cluster.world.run()?;
     let kept = audit(&cluster.world.inspector()).map_or(0, |audit| audit.kept_blocks);
     if stats.crashes == 0 && kept > 0 {
-        return Err(cluster.world.failure(format!("P4: {kept} regions were never given back, and nobody crashed")));
+        return Err(cluster.world.failure(format!("P4: {kept} regions were never given back, and no process crashed")));
     }
     Ok(stats)
 }
 
 /// Hosts for a choreography, in which nothing fails by chance: over a pool with so many chunks for the allocator, and cells of 64 bytes for
 /// the cache, so many of them in each of so many chunks. The first machine has the only seat.
-pub(super) fn stage(seed: u64, hosts: usize, (cells_per_chunk, cell_chunks): (u32, u64), chunks: u64) -> Cluster {
-    let mut cluster = Cluster::new(seed, hosts, hosts, |config, _| {
+pub(super) fn stage(seed: u64, hosts: usize, cells: (u32, u64), chunks: u64) -> Cluster {
+    stage_with(seed, hosts, (hosts, None), cells, chunks)
+}
+
+/// The same with another number of slots than of machines, and with so many seats where a number is given.
+pub(super) fn stage_with(
+    seed: u64,
+    hosts: usize,
+    (slots, seats): (usize, Option<u32>),
+    (cells_per_chunk, cell_chunks): (u32, u64),
+    chunks: u64,
+) -> Cluster {
+    let mut cluster = Cluster::new(seed, hosts, slots, |config, _| {
         config.chances = Chances::default();
         config.write_path = if seed.is_multiple_of(2) { WritePath::OneUnit } else { WritePath::StoresAndFlush };
         let geometry = &mut config.geometry;
+        geometry.seats = seats.unwrap_or(geometry.seats);
         (geometry.cells_per_chunk, geometry.stripes, geometry.chunk_bytes) = (cells_per_chunk, 1, CHUNK_BYTES);
         geometry.cells[0] = CellClass { cell_bytes: 64, chunks: cell_chunks };
         geometry.len_bytes = len_bytes_of(*geometry, chunks);
@@ -266,7 +278,7 @@ fn lend(env: &Env, plan: &Plan, offers: &Offers, busy: &Cell<bool>) -> Result<()
     Ok(())
 }
 
-/// Uses and gives back memory of the pool: whoever still writes to what was given back is seen here.
+/// Uses and gives back memory of the pool: a process that still writes to what was given back is seen here.
 fn recycle(env: &Env, plan: &Plan, allocator: &Allocator) -> Result<()> {
     for round in 0..RECYCLED {
         env.platform().sleep_ns(1 + env.below(2_000_000) as u64);
@@ -282,7 +294,7 @@ fn recycle(env: &Env, plan: &Plan, allocator: &Allocator) -> Result<()> {
         for offset in offsets() {
             let found = lines.fetch_raw(offset)?;
             if found != line(offset) && !plan.half_written {
-                env.fail(format!("P3: somebody wrote to {offset:#x}, which is this process's: {found:?}"));
+                env.fail(format!("P3: another process wrote to {offset:#x}, which is this process's: {found:?}"));
             }
         }
         tolerated(env, plan, allocator.free(block.offset))?;
@@ -332,7 +344,7 @@ impl Engine<'_> {
 
     fn close(&mut self) -> Result<()> {
         let Some(region) = self.region.take() else { return Ok(()) };
-        // Whoever lends from it gives it up first.
+        // A process that lends from it gives it up first.
         while Rc::strong_count(&region) > 1 {
             self.env.platform().sleep_ns(100_000);
         }
@@ -379,7 +391,7 @@ impl Engine<'_> {
         if let Some(answers) = tolerated(self.env, self.plan, region.lend(offer))?
             && answers.contains(&Lending::TakenBack)
         {
-            self.env.fail("P5: a block was not lent because it was taken back, and nobody did");
+            self.env.fail("P5: a block was not lent because it was taken back, and it was not");
         }
         Ok(())
     }

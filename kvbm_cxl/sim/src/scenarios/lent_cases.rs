@@ -85,7 +85,7 @@ impl Play {
             let silent = Rc::clone(&silent);
             env.spawn("main", move |env| {
                 let memory = Arc::new(Halting { memory: env.memory(), env: env.clone() });
-                let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID);
+                let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID, crate::POOL_INCARNATION);
                 let host = join_over(&env, lines, &config, move || silent.get() == Some(host))?;
                 let actor = Actor::enter(&env, host, ledger, stage, checksums)?;
                 script(&actor)?;
@@ -433,7 +433,7 @@ fn reaper_on_another_machine(seed: u64) -> std::result::Result<Stats, Failure> {
         for _ in 0..20 {
             for offset in offsets() {
                 if me.env.lines().fetch_raw(offset)? != line(offset) {
-                    me.env.fail(format!("P3: somebody wrote to {offset:#x}, which is this process's"));
+                    me.env.fail(format!("P3: another process wrote to {offset:#x}, which is this process's"));
                 }
             }
         }

@@ -59,7 +59,7 @@ fn work(env: &Env, host: &Host, history: &Shared) -> Result<()> {
     while done < SECTIONS {
         rounds += 1;
         let lock = if env.below(2) == 0 { LOCK_TABLE } else { FIRST_USER_LOCK };
-        // Once in a while somebody gives up, so that grants arrive for requests that are void.
+        // Once in a while a waiter gives up, so that grants arrive for requests that are void.
         let timeout_ms = if env.below(4) == 0 && rounds < 20 { 0 } else { 500_000 };
         match section(env, host, history, lock, timeout_ms) {
             Ok(()) => done += 1,

@@ -12,6 +12,7 @@ pub mod cache_ledger;
 pub mod cache_ops;
 pub mod cache_stage;
 pub mod copy;
+pub mod damage;
 pub mod directed;
 pub mod duel;
 pub mod history;
@@ -27,12 +28,19 @@ pub mod order;
 pub mod patience;
 pub mod rebind;
 pub mod records;
+pub mod reformat;
 pub mod ring;
+pub mod ring_ends;
 pub mod seal;
+pub mod seats;
 pub mod setup;
 pub mod stall;
 pub mod stats;
 pub mod sticky;
+pub mod tier;
+pub mod tier_cases;
+pub mod tier_memory;
+pub mod witness_cases;
 pub mod zombie;
 
 use crate::{Failure, Stats};
@@ -47,18 +55,27 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("lock", lock::run),
     ("join", join::run),
     ("duel", duel::run),
+    ("damage", damage::run),
+    ("damage_of_claimed_seats", damage::run_with_claimed_seats),
     ("zombie", zombie::run),
     ("rebind", rebind::run),
+    ("seats", seats::run),
     ("stall", stall::run),
     ("patience", patience::run),
     ("sticky", sticky::run),
     ("alloc", alloc::run),
     ("records", records::run),
+    ("reformat", reformat::run),
     ("objects", objects::run),
     ("seal", seal::run),
     ("stats", stats::run),
     ("ring", ring::run),
+    ("ring_ends", ring_ends::run),
     ("names", names::run),
+    ("closes_late", names::closes_late),
+    ("takes_over_late", names::takes_over_late),
+    ("forgets_late", names::forgets_late),
     ("cache", cache::run),
     ("lent", lent::run),
+    ("tier", tier::run),
 ];

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Processes listen under a few names in a table with room for fewer, close or leave them, and take over what others left, while each of
-//! them may stand still between a look at a name and the change that follows from it. One more name is a root, which nobody listens under.
+//! them may stand still between a look at a name and the change that follows from it. One more name is a root, under which no process
+//! listens.
 //!
-//! Checked: a listener that was never silent keeps its name until it closes; the root stays bound to what it was bound to, whoever asks for
-//! its name or for the room that it takes.
+//! Checked: a listener that was never silent keeps its name until it closes; the root stays bound to what it was bound to, whichever
+//! process asks for its name or for the room that it takes.
 
 use super::directed::{self, MS, at};
 use super::setup::join;
@@ -13,7 +14,7 @@ use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::objects::Objects;
 use cxl_pool::ring::{Listener, RingConfig, Rings};
 use cxl_pool::{Error, Result};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -33,7 +34,7 @@ const POINTS: [&str; 4] = ["ring.unlistening", "ring.taking_over", "ring.forgett
 /// What the processes have done.
 #[derive(Default)]
 struct Ledger {
-    /// Where the root is, once somebody has bound it.
+    /// Where the root is, once it is bound.
     root: Option<u64>,
     listened: u64,
 }
@@ -81,9 +82,157 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     }
     let stats = cluster.world.run()?;
     if ledger.borrow().listened == 0 {
-        return Err(cluster.world.failure("nobody ever listened: nothing was tested"));
+        return Err(cluster.world.failure("no process ever listened: nothing was tested"));
     }
     Ok(stats)
+}
+
+/// One listener stands still in the middle of its close, for longer than the others wait for it, and another one takes its name over.
+pub fn closes_late(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut cluster = super::setup::Cluster::new(seed, 2, 2, |config, _| {
+        config.write_path = directed::write_path(seed);
+        config.chances = crate::Chances::default();
+    });
+    let [closer, heir] = [cluster.hosts[0], cluster.hosts[1]];
+    cluster.world.plan(at("ring.unlistening", 1, Some(closer), Fault::PauseThread { for_ns: u64::MAX }));
+    let (listens, closed) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    for (host, is_closer) in [(closer, true), (heir, false)] {
+        let (config, listens, closed) = (cluster.host_config.clone(), Rc::clone(&listens), Rc::clone(&closed));
+        cluster.world.spawn(host, "main", move |env| {
+            let wait = |cue: &Cell<bool>| {
+                while !cue.get() {
+                    env.platform().sleep_ns(MS / 4);
+                }
+            };
+            let host = join(&env, &config)?;
+            let rings = rings(&env, &host)?;
+            if is_closer {
+                let listener = listen_at_last(&env, &rings)?;
+                listens.set(true);
+                _ = tolerated(listener.close())?;
+                closed.set(true);
+                return Ok(());
+            }
+            wait(&listens);
+            let _listener = listen_at_last(&env, &rings)?;
+            env.resume(closer);
+            wait(&closed);
+            match Objects::new(&host).get(NAMES[0], 500_000) {
+                Err(Error::NotFound(_)) => env.fail("N1: a listener has lost its name to one that was closing"),
+                other => _ = tolerated(other)?,
+            }
+            Ok(())
+        });
+    }
+    cluster.world.run()
+}
+
+/// One process stands still between its look at a name that was left and its taking that over, and another one takes it over meanwhile.
+pub fn takes_over_late(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut cluster = super::setup::Cluster::new(seed, 3, 3, |config, _| {
+        config.write_path = directed::write_path(seed);
+        config.chances = crate::Chances::default();
+    });
+    // A host that is fenced cannot say that it lives.
+    cluster.host_config.suspect_ms = 10_000;
+    let [leaver, late, heir] = [cluster.hosts[0], cluster.hosts[1], cluster.hosts[2]];
+    cluster.world.plan(at("ring.taking_over", 1, Some(late), Fault::PauseThread { for_ns: u64::MAX }));
+    let (left, asked) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    for host in [leaver, late, heir] {
+        let (config, left, asked) = (cluster.host_config.clone(), Rc::clone(&left), Rc::clone(&asked));
+        cluster.world.spawn(host, "main", move |env| {
+            let host = join(&env, &config)?;
+            let rings = rings(&env, &host)?;
+            if env.host() == leaver {
+                drop(listen_at_last(&env, &rings)?);
+                left.set(true);
+                return Ok(());
+            }
+            let is_late = env.host() == late;
+            let stands = || env.view(|view| view.visits_by(late, "ring.taking_over")) > 0;
+            while !left.get() || !(is_late || stands()) {
+                env.platform().sleep_ns(MS / 4);
+            }
+            if is_late {
+                if tolerated(rings.listen(NAMES[0]))?.is_some() {
+                    env.fail("N1: a listener that was never silent has lost its name");
+                }
+                asked.set(true);
+                return Ok(());
+            }
+            let mut listener = listen_at_last(&env, &rings)?;
+            env.resume(late);
+            while !asked.get() {
+                _ = tolerated(listener.try_accept())?;
+                env.platform().sleep_ns(MS / 4);
+            }
+            Ok(())
+        });
+    }
+    cluster.world.run()
+}
+
+/// One process stands still between its look at a name that was left and its unbinding that to make room, and another one takes it over
+/// meanwhile.
+pub fn forgets_late(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut cluster = super::setup::Cluster::new(seed, 3, 3, |config, _| {
+        config.write_path = directed::write_path(seed);
+        config.chances = crate::Chances::default();
+        // The doors, and room for one listener.
+        config.geometry.objects = 2;
+    });
+    // A host that is fenced cannot say that it lives.
+    cluster.host_config.suspect_ms = 10_000;
+    let [leaver, late, heir] = [cluster.hosts[0], cluster.hosts[1], cluster.hosts[2]];
+    cluster.world.plan(at("ring.forgetting", 1, Some(late), Fault::PauseThread { for_ns: u64::MAX }));
+    let (left, asked) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    for host in [leaver, late, heir] {
+        let (config, left, asked) = (cluster.host_config.clone(), Rc::clone(&left), Rc::clone(&asked));
+        cluster.world.spawn(host, "main", move |env| {
+            let host = join(&env, &config)?;
+            let rings = rings(&env, &host)?;
+            if env.host() == leaver {
+                drop(listen_at_last(&env, &rings)?);
+                left.set(true);
+                return Ok(());
+            }
+            let is_late = env.host() == late;
+            let stands = || env.view(|view| view.visits_by(late, "ring.forgetting")) > 0;
+            while !left.get() || !(is_late || stands()) {
+                env.platform().sleep_ns(MS / 4);
+            }
+            if is_late {
+                // Whether it finds room does not matter here: only whose it is.
+                while !stands() {
+                    _ = tolerated(rings.listen(NAMES[1]))?;
+                }
+                asked.set(true);
+                return Ok(());
+            }
+            let mut listener = listen_at_last(&env, &rings)?;
+            env.resume(late);
+            while !asked.get() {
+                _ = tolerated(listener.try_accept())?;
+                env.platform().sleep_ns(MS / 4);
+            }
+            match Objects::new(&host).get(NAMES[0], 500_000) {
+                Err(Error::NotFound(_)) => env.fail("N1: a listener that was never silent has lost its name"),
+                other => _ = tolerated(other)?,
+            }
+            Ok(())
+        });
+    }
+    cluster.world.run()
+}
+
+/// Listens under the first name as soon as that can be had.
+fn listen_at_last(env: &Env, rings: &Rings) -> Result<Listener> {
+    loop {
+        if let Some(listener) = tolerated(rings.listen(NAMES[0]))? {
+            return Ok(listener);
+        }
+        env.platform().sleep_ns(MS / 4);
+    }
 }
 
 /// What a fence, a full table, another's name or a writer that stands still may do to any call.
@@ -97,22 +246,15 @@ fn tolerated<T>(result: Result<T>) -> Result<Option<T>> {
 
 fn main(env: &Env, ledger: &Shared, config: &HostConfig) -> Result<()> {
     let host = join(env, config)?;
-    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: 1 };
-    let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, alloc_config)?);
+    let allocator = allocator(&host)?;
     bind_root(env, ledger, &host, &allocator)?;
-    let ring_config = RingConfig { ring_bytes: 1024, beat_ms: 1, peer_timeout_ms: PEER_TIMEOUT_MS, check_ms: 1, names_timeout_ms: 500_000 };
-    let rings = loop {
-        match tolerated(Rings::new(&host, Arc::clone(&allocator), ring_config.clone()))? {
-            Some(rings) => break rings,
-            None => env.platform().sleep_ns(MS),
-        }
-    };
+    let rings = rings_over(env, &host, &allocator)?;
     while env.global_ns() < UNTIL_NS {
         let began_ns = env.global_ns();
         let name = if env.below(6) == 0 { ROOT } else { NAMES[env.below(NAMES.len())] };
         if let Some(listener) = tolerated(rings.listen(name))? {
             if name == ROOT {
-                env.fail("N2: somebody listens under the name of a root");
+                env.fail("N2: a process listens under the name of a root");
             }
             ledger.borrow_mut().listened += 1;
             listen(env, &host, &rings, listener, began_ns)?;
@@ -123,7 +265,26 @@ fn main(env: &Env, ledger: &Shared, config: &HostConfig) -> Result<()> {
     Ok(())
 }
 
-/// Binds the root if nobody has, to a block that stays.
+fn rings(env: &Env, host: &Host) -> Result<Rings> {
+    rings_over(env, host, &allocator(host)?)
+}
+
+fn allocator(host: &Host) -> Result<Arc<Allocator>> {
+    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: 1 };
+    Ok(Arc::new(Allocator::attach(host, LocalArea::of(host)?, alloc_config)?))
+}
+
+fn rings_over(env: &Env, host: &Host, allocator: &Arc<Allocator>) -> Result<Rings> {
+    let ring_config = RingConfig { ring_bytes: 1024, beat_ms: 1, peer_timeout_ms: PEER_TIMEOUT_MS, check_ms: 1, names_timeout_ms: 500_000 };
+    loop {
+        match tolerated(Rings::new(host, Arc::clone(allocator), ring_config.clone()))? {
+            Some(rings) => return Ok(rings),
+            None => env.platform().sleep_ns(MS),
+        }
+    }
+}
+
+/// Binds the root if it is not bound, to a block that stays.
 fn bind_root(env: &Env, ledger: &Shared, host: &Host, allocator: &Allocator) -> Result<()> {
     if ledger.borrow().root.is_some() {
         return Ok(());
@@ -150,7 +311,7 @@ fn look_at_root(env: &Env, ledger: &Shared, host: &Host) -> Result<()> {
     }
 }
 
-/// Listens for a while; whoever looks in again and again is never silent.
+/// Listens for a while; a listener that looks in again and again is never silent.
 fn listen(env: &Env, host: &Host, rings: &Rings, mut listener: Listener, began_ns: u64) -> Result<()> {
     let incarnation = host.incarnation();
     let (until_ns, mut last_ns) = (env.global_ns() + env.below(8 * MS as usize) as u64, began_ns);

@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 /// Operations that each start of a process wants to get through.
 const OPERATIONS: usize = 12;
-/// The hosts go on until then, so that a zombie that wakes up meets somebody.
+/// The hosts go on until then, so that a zombie that wakes up meets live hosts.
 const UNTIL_NS: u64 = 60_000_000;
 /// Names in use; with as few cells as there are, their probes collide.
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
@@ -83,7 +83,7 @@ impl Effect for Hand {
 struct History {
     names: Operations<Bind>,
     locks: Operations<Hand>,
-    /// Locks that somebody got and nobody began to free.
+    /// Locks that a host got and none began to free.
     held: Vec<LockId>,
     bindings: u64,
 }
@@ -137,7 +137,7 @@ fn plan_zombies(cluster: &mut Cluster) {
     }
 }
 
-/// What must hold when everybody is through.
+/// What must hold when all hosts are through.
 fn judge(cluster: &Cluster, history: &History) -> std::result::Result<(), String> {
     if history.names.confirmed() + history.locks.confirmed() == 0 {
         return Err("nothing was ever confirmed: nothing was tested".into());
@@ -249,10 +249,10 @@ fn destroy(env: &Env, objects: &Objects, history: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// The effect of having seen `object`, which must be one that somebody bound.
+/// The effect of having seen `object`, which must be one that a host bound.
 fn shown(env: &Env, object: &Object) -> Bind {
     if object.offset != env.lines().layout().data_offset() + object.len_bytes {
-        env.fail(format!("nobody ever bound {object:?}"));
+        env.fail(format!("no host ever bound {object:?}"));
     }
     Bind::Shows(object.offset)
 }
@@ -289,12 +289,12 @@ fn list(env: &Env, objects: &Objects, history: &Shared) -> Result<()> {
         found.for_each(|object| history.names.also(operation, number as u64, shown(env, object)));
     }
     if let Some(object) = listed.iter().find(|object| !NAMES.contains(&object.name.as_slice())) {
-        env.fail(format!("nobody ever bound {object:?}"));
+        env.fail(format!("no host ever bound {object:?}"));
     }
     Ok(())
 }
 
-/// A lock: mostly one that somebody got, else any.
+/// A lock: mostly one that is allocated, else any.
 fn any_lock(env: &Env, held: &[LockId]) -> LockId {
     match held.len() {
         len if len > 0 && env.below(4) != 0 => held[env.below(len)],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Suspicion is as quick as its time-out says and no hastier (V9): nobody is suspected for a time in which nobody was there to hear it, and
+//! Suspicion is as quick as its time-out says and no hastier (V9): no host is suspected for a time in which none was there to hear it, and
 //! who dies again and again is given up as soon as the first time.
 
 use super::directed::{self, LONG_MS, MS, SUSPECT_MS, at};
@@ -38,7 +38,7 @@ fn all_stand_still(seed: u64) -> std::result::Result<Stats, Failure> {
             while joined.get() < 3 {
                 env.platform().sleep_ns(MS / 10);
             }
-            // For everybody to be heard by the manager.
+            // For all hosts to be heard by the manager.
             env.platform().sleep_ns(SUSPECT_MS * MS / 2);
             let before = (host.incarnation(), epoch(&env));
             env.point("patience.together");
@@ -61,7 +61,7 @@ fn epoch(env: &Env) -> u32 {
 /// One host dies while it holds a lock, is fenced, and comes back to die once more.
 fn one_dies_again(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut cluster = directed::cluster(seed, 2, 2, 2, WritePath::OneUnit);
-    // Nobody gives a lock back unasked.
+    // No host gives a lock back unasked.
     cluster.host_config.idle_release_ms = LONG_MS;
     let (died_ns, complaints) = (Rc::new(Cell::new(None)), Rc::new(RefCell::new(Vec::new())));
     let [heir, mortal]: [SimHost; 2] = [cluster.hosts[0], cluster.hosts[1]];

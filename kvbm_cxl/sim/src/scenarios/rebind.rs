@@ -52,16 +52,19 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
         Some(planned) => cluster.plan_beside(planned, "rebind.inside"),
         None => order_faults(&mut cluster, path),
     }
-    if cluster.random.one_in(3) {
-        // The other seat is bound while the pool runs.
-        cluster.host_config.seats.truncate(1);
+    match cluster.random.below(6) {
+        // The other seat is claimed while the pool runs.
+        0 | 1 => cluster.host_config.seats.truncate(1),
+        // As a pool that is formatted for no machine: the first that comes claims a seat.
+        2 => cluster.host_config.seats.clear(),
+        _ => {}
     }
     let history = History::shared();
     history.borrow_mut().one_process = true;
     let first = cluster.world.machine_id(cluster.hosts[0]);
     for (index, host) in cluster.hosts.clone().into_iter().enumerate() {
         let (history, config) = (Rc::clone(&history), cluster.host_config.clone());
-        // Machine 0 never leaves, so that somebody can bind the others; with room for one more, nor does the other machine with a seat.
+        // Machine 0 never leaves, so that a manager can bind the others; with room for one more, nor does the other machine with a seat.
         let stays = index == 0 || (index == 1 && slots > 2);
         cluster.world.start(host, move |env| {
             let (history, config) = (Rc::clone(&history), config.clone());
@@ -70,7 +73,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
     }
     let stats = cluster.world.run()?;
     if history.borrow().entered == 0 {
-        return Err(cluster.world.failure("nobody ever entered a critical section: nothing was tested"));
+        return Err(cluster.world.failure("no host ever entered a critical section: nothing was tested"));
     }
     Ok(stats)
 }
@@ -84,7 +87,7 @@ fn order_faults(cluster: &mut Cluster, path: WritePath) {
             let pause = Fault::PauseHost { for_ns: random.between(5 * MS, 30 * MS) };
             vec![at("manager.before_bind", random.between(1, 4), None, pause)]
         }
-        // Somebody who has a slot goes away and comes back, or only seems to go away.
+        // A host that has a slot goes away and comes back, or only seems to go away.
         2 => {
             let point = random.pick(&["rebind.inside", "join.live", "join.accepted", "leave.released"]);
             vec![at(point, random.between(1, 4), None, crash)]
@@ -171,7 +174,7 @@ fn bindings_of(env: &Env, slot: u64) -> Option<(Binding, Option<Binding>)> {
     })
 }
 
-/// Leaves boxes as a former life of machine `first` may have, one that read the binding of a manager that nobody followed.
+/// Leaves boxes as a former life of machine `first` may have, one that read the binding of a manager without followers.
 ///
 /// That machine never leaves its slot for good, so what such a box names as the previous owner will never be the owner, and the box must
 /// stay without effect for ever.

@@ -3,8 +3,8 @@
 //! crash, restart, stand still and are fenced. Every process also uses and gives back blocks of the size of the rings' own.
 //!
 //! Checked: every message is the next one that the other end sent, byte for byte; a connection that ends in good order has lost none; each
-//! connection is accepted once; each response is that of its own request; nobody writes to memory that was given back; whoever waits for
-//! an end that is gone is told; and every block of the rings is given back once.
+//! connection is accepted once; each response is that of its own request; no end writes to memory that was given back; a call that waits
+//! for an end that is gone is told; and every block of the rings is given back once.
 
 use super::setup::{Cluster, join, no_line_half_done};
 use crate::{Env, Failure, Fault, Planned, SimProcess, Stats, WritePath};
@@ -47,7 +47,7 @@ struct Ledger {
     /// The last start of the server, and connections that it is through with.
     server: Option<SimProcess>,
     given_up: u64,
-    /// The server has ended: nobody answers any more.
+    /// The server has ended: no call is answered any more.
     over: bool,
     received: u64,
     answered: u64,
@@ -180,7 +180,7 @@ fn beside(env: &Env, busy: &Rc<RefCell<usize>>, name: &str, work: impl FnOnce(&E
     });
 }
 
-/// Uses and gives back blocks of the size of a half: whoever still writes to memory that is not its own any more is seen here.
+/// Uses and gives back blocks of the size of a half: a process that still writes to memory that is not its own any more is seen here.
 fn recycle(env: &Env, allocator: &Arc<Allocator>, busy: &Rc<RefCell<usize>>) {
     let allocator = Arc::clone(allocator);
     beside(env, busy, "recycler", move |env| {
@@ -200,7 +200,7 @@ fn recycle(env: &Env, allocator: &Arc<Allocator>, busy: &Rc<RefCell<usize>>) {
             env.platform().sleep_ns(env.below(300_000) as u64);
             for offset in offsets() {
                 if lines.fetch_raw(offset)? != line(offset) {
-                    env.fail(format!("R4: somebody wrote to {offset:#x}, which was given back"));
+                    env.fail(format!("R4: another process wrote to {offset:#x}, which was given back"));
                 }
             }
             allocator.free(block.offset)?;

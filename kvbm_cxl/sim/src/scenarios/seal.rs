@@ -37,7 +37,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     cluster.world.spawn(successor, "successor", move |env| if dies { watch(&env, &config) } else { bind(&env, &config) });
     let stats = cluster.world.run()?;
     if !stats.points.contains_key("record.sealed") {
-        return Err(cluster.world.failure("nobody sealed: nothing was tested"));
+        return Err(cluster.world.failure("no host sealed: nothing was tested"));
     }
     let report = fsck::check(&cluster.world.inspector(), &[]).map_err(|error| cluster.world.failure(error.to_string()))?;
     match report.findings.iter().find(|finding| finding.rule.starts_with("object.")) {
@@ -96,7 +96,7 @@ fn watch(env: &Env, config: &HostConfig) -> Result<()> {
         look()?;
         env.platform().sleep_ns(100_000);
     }
-    // Whoever writes next repairs. A cell is free, whatever the other host got done.
+    // The next writer repairs. A cell is free, whatever the other host got done.
     objects.put(b"a", env.lines().layout().data_offset(), 0, LONG_MS)?;
     look()
 }

@@ -60,7 +60,7 @@ impl Cluster {
         let seats = config.geometry.seats as usize;
         let mut world = World::formatted(seed, config);
         let hosts: Vec<SimHost> = (0..hosts).map(|_| world.add_host()).collect();
-        // Either the table names every seat, or only the formatting machine has one and the others are bound while the pool runs.
+        // Either the table reserves every seat, or one alone and the others are claimed while the pool runs.
         let named = if random.one_in(2) { seats.min(hosts.len()) } else { 1 };
         let seats = hosts.iter().take(named).map(|host| world.machine_id(*host)).collect::<Vec<MachineId>>();
         let host_config = HostConfig {
@@ -69,6 +69,8 @@ impl Cluster {
             join_timeout_ms: 200_000,
             heartbeat_ms: 1,
             suspect_ms: random.pick(&[3, 10]),
+            // A line of a host that stands still looks damaged: what the runs end with is that it goes on.
+            damage_ms: 200_000,
             poll_us: 100,
             idle_release_ms: random.pick(&[1, 50]),
         };
@@ -83,7 +85,7 @@ pub fn join(env: &Env, config: &HostConfig) -> Result<Host> {
 
 /// As [`join`], over `lines`, with a service that stands still while `is_silent` says so.
 pub fn join_over(env: &Env, lines: Lines, config: &HostConfig, is_silent: impl Fn() -> bool + 'static) -> Result<Host> {
-    let host = Host::join(lines, env.platform(), config.clone())?;
+    let host = cxl_pool::pool::join(lines, env.platform(), config.clone())?;
     let service = host.clone();
     env.spawn_daemon("service", move |env| serve(&env, &service, is_silent));
     Ok(host)

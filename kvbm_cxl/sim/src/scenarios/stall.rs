@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Progress: a machine goes away for good, or somebody keeps a lock that others want. Everybody else gets through all the same (V9).
+//! Progress: a machine goes away for good, or a host keeps a lock that others want. All others get through all the same (V9).
 //!
 //! What can stop a lock: the manager is gone, the holder is gone, the holder does not know that others wait. Under a lock of mode S a
 //! holder that is gone for good blocks the others until an operator says that it is.
@@ -25,7 +25,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     let hosts = sizes.pick(&[2, 3]);
     // A line that its writer left half written for good would block what it is part of, until an operator acts.
     let mut cluster = directed::cluster(seed, hosts, hosts, hosts, WritePath::OneUnit);
-    // Nobody gives a lock back unasked.
+    // No host gives a lock back unasked.
     cluster.host_config.idle_release_ms = LONG_MS;
     let gone = Fault::CrashMachine { restart_after_ns: None };
     let point = sizes.pick(&["", "stall.inside", "stall.inside", "manager.granted", "manager.before_grant", "manager.claimed"]);
@@ -54,7 +54,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
 
 fn main(env: &Env, history: &Shared, config: &HostConfig, lock: u32, all: Vec<Machine>) -> Result<Host> {
     let host = join(env, config)?;
-    // A lock of mode T has to pass on without anybody's word.
+    // A lock of mode T has to pass on without any statement.
     if mode_of(host.lines().layout().geometry(), lock) == LockMode::Safe {
         let operator = host.clone();
         env.spawn_daemon("operator", move |env| state_deaths(&env, &operator, &all));
@@ -69,7 +69,7 @@ fn main(env: &Env, history: &Shared, config: &HostConfig, lock: u32, all: Vec<Ma
     Ok(host)
 }
 
-/// Somebody who sees that a machine is off says so.
+/// An operator who sees that a machine is off says so.
 fn state_deaths(env: &Env, host: &Host, all: &[Machine]) -> Result<()> {
     loop {
         env.platform().sleep_ns(5 * MS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A grant stays with the host that used it until nobody there has for `idle_release_ms`, from its first use on: whoever publishes seldom
-//! would otherwise pay the way to the manager and back each time (LOCKS.md section 3, release when idle for long).
+//! A grant stays with the host that used it until it is unused there for `idle_release_ms`, from its first use on: a host that publishes
+//! seldom would otherwise pay the way to the manager and back each time (LOCKS.md section 3, release when idle for long).
 
 use super::directed::{self, LONG_MS, MS};
 use super::setup::join;

@@ -83,7 +83,7 @@ fn order_faults(cluster: &mut Cluster, path: WritePath, habits: &mut Habits) {
     let zombie = at(place, random.between(1, 6), None, Fault::PauseHost { for_ns: random.between(5 * MS, 30 * MS) });
     let planned = match random.below(8) {
         0 => vec![zombie],
-        // Who fenced it stands still as well, so that somebody else passes the lock on.
+        // Who fenced it stands still as well, so that another manager passes the lock on.
         1 => vec![zombie, at("manager.fenced", 1, None, Fault::PauseHost { for_ns: random.between(10 * MS, 60 * MS) })],
         // The next holder stands still in the middle of its repair.
         2 | 3 => {

@@ -73,7 +73,7 @@ fn open(name: &str) -> io::Result<File> {
         None => OpenOptions::new().read(true).write(true).open(name),
         Some(number) => {
             let number = number.parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-            // SAFETY: whoever starts the agent with `fd:N` gives it that descriptor, and nothing else in this process uses it.
+            // SAFETY: the caller that starts the agent with `fd:N` gives it that descriptor, and nothing else in this process uses it.
             Ok(unsafe { File::from_raw_fd(number) })
         }
     }

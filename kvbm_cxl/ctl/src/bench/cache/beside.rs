@@ -8,8 +8,8 @@
 
 use super::ucx::Peer;
 use super::{Lab, Member, NAMESPACE, alone, fill, join, key, refuse_emulated};
-use crate::bench::{Bench, wrong};
 use crate::stats::{Estimate, median};
+use crate::{Bench, wrong};
 use cxl_pool::cache::Pulled;
 use cxl_pool::copy::ReadList;
 use cxl_pool::{Error, Result};

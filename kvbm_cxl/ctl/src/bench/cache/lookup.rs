@@ -6,11 +6,11 @@
 //! same way for both sides.
 
 use super::{Lab, Member, NAMESPACE, alone, fill, join, key, refuse_emulated};
-use crate::bench::{Bench, Grid, wrong};
 use crate::stats::{Estimate, median, quantile, time_text};
+use crate::{Bench, Grid, wrong};
 use cxl_pool::Result;
 use cxl_pool::cache::survey::CacheView;
-use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, PublishRequest, Reserved};
 use cxl_pool::coherence::Bare;
 use cxl_pool::media::Region;
 use std::hint::black_box;
@@ -33,7 +33,7 @@ const CHAINS: [u64; 2] = [64, 10_000];
 
 /// What one fill gave, in nanoseconds.
 #[derive(Default)]
-struct Taken {
+struct LookupTimes {
     new: Vec<f64>,
     known: Vec<f64>,
     missing: Vec<f64>,
@@ -73,7 +73,7 @@ pub fn run(batches: u64) -> Result<Bench> {
         let wanted = CELLS * fill / 100;
         publish(&owner.cache, published..wanted)?;
         published = wanted;
-        let mut taken = Taken::default();
+        let mut taken = LookupTimes::default();
         for batch in 0..batches.max(3) {
             single(&new.cache, &known.cache, &bare, published, batch, &mut taken)?;
         }
@@ -114,10 +114,10 @@ fn publish(cache: &Cache, numbers: std::ops::Range<u64>) -> Result<()> {
     let numbers: Vec<u64> = numbers.collect();
     let mut bytes = [0; CELL_BYTES as usize];
     for group in numbers.chunks(TOGETHER) {
-        let wish = |&number: &u64| Wish { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: len_bytes(number) };
-        let wishes: Vec<Wish> = group.iter().map(wish).collect();
-        let mut filled = Vec::with_capacity(wishes.len());
-        for (reserved, &number) in cache.reserve_all(&wishes)?.into_iter().zip(group) {
+        let request = |&number: &u64| PublishRequest { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: len_bytes(number) };
+        let requests: Vec<PublishRequest> = group.iter().map(request).collect();
+        let mut filled = Vec::with_capacity(requests.len());
+        for (reserved, &number) in cache.reserve_all(&requests)?.into_iter().zip(group) {
             let Reserved::Cell(mut reservation) = reserved else { return Err(wrong(format!("block {number} got no cell"))) };
             fill(&mut bytes, number);
             reservation.fill([&bytes[..len_bytes(number) as usize]])?;
@@ -146,7 +146,7 @@ fn look(cache: &Cache, keys: &[(BlockKey, u64)]) -> Result<f64> {
     Ok(taken_ns)
 }
 
-fn single(new: &Cache, known: &Cache, bare: &Bare, published: u64, batch: u64, taken: &mut Taken) -> Result<()> {
+fn single(new: &Cache, known: &Cache, bare: &Bare, published: u64, batch: u64, taken: &mut LookupTimes) -> Result<()> {
     let keys: Vec<(BlockKey, u64)> = numbers(batch, published).map(|number| (key(number), len_bytes(number))).collect();
     let missing: Vec<(BlockKey, u64)> = numbers(batch, CELLS).map(|number| (key(number + CELLS), 0)).collect();
     let cells: Vec<u64> = numbers(batch, published).collect();
@@ -172,7 +172,7 @@ fn chain(
     known: &Cache,
     bare: &Bare,
     (published, length, batch): (u64, u64, u64),
-    (taken, place): (&mut Taken, usize),
+    (taken, place): (&mut LookupTimes, usize),
 ) -> Result<()> {
     // A chain that ends within the blocks that are there; one that is longer than they are ends behind the last.
     let first = if length < published { (batch * 2477) % (published - length) } else { 0 };
@@ -200,7 +200,7 @@ fn chain(
     Ok(())
 }
 
-fn row(lab: &Lab, fill: u64, published: u64, taken: &Taken) -> Result<Vec<String>> {
+fn row(lab: &Lab, fill: u64, published: u64, taken: &LookupTimes) -> Result<Vec<String>> {
     let summary = CacheView::load(lab.pool().lines())?.summary(true)?;
     let hints = summary.hints.unwrap_or_default();
     if summary.served != published || hints.unreachable_blocks > 0 {

@@ -7,11 +7,11 @@
 //! Every block that is pulled is compared byte by byte with what its key stands for.
 
 use super::{Lab, Member, NAMESPACE, alone, fill, join, key};
-use crate::bench::hosts::Lab as Pools;
-use crate::bench::{Bench, Grid, wrong};
+use crate::hosts::Lab as Pools;
 use crate::peer::Peer;
 use crate::stats::{median, quantile, time_text};
-use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Pulled, Reservation, Reserved, Wish};
+use crate::{Bench, Grid, wrong};
+use cxl_pool::cache::{BlockKey, Cache, CacheConfig, PublishRequest, Pulled, Reservation, Reserved};
 use cxl_pool::device::parse_size;
 use cxl_pool::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -118,7 +118,7 @@ fn ask(cache: &Cache, load: &Load, host: u8, requests: u64) -> Result<Side> {
             let began = Instant::now();
             if place >= there || !matches!(cache.pull(NAMESPACE, block, &mut found)?, Pulled::Hit { .. }) {
                 let parent = place.checked_sub(1).map(|before| keys[before]);
-                missing.push((number, Wish { namespace: NAMESPACE, key: block, parent, len_bytes: load.block }));
+                missing.push((number, PublishRequest { namespace: NAMESPACE, key: block, parent, len_bytes: load.block }));
                 continue;
             }
             side.pull_ns.push(began.elapsed().as_nanos() as f64);
@@ -140,7 +140,7 @@ fn ask(cache: &Cache, load: &Load, host: u8, requests: u64) -> Result<Side> {
 }
 
 /// Publishes blocks together; returns how long it took to make their bytes.
-fn publish(cache: &Cache, missing: &[(u64, Wish)], side: &mut Side) -> Result<Duration> {
+fn publish(cache: &Cache, missing: &[(u64, PublishRequest)], side: &mut Side) -> Result<Duration> {
     let making = Instant::now();
     let made = missing.iter().map(|&(number, wish)| {
         let mut bytes = vec![0; wish.len_bytes as usize];
@@ -149,7 +149,7 @@ fn publish(cache: &Cache, missing: &[(u64, Wish)], side: &mut Side) -> Result<Du
     });
     let blocks: Vec<Vec<u8>> = made.collect();
     let making = making.elapsed();
-    let wishes: Vec<Wish> = missing.iter().map(|&(_, wish)| wish).collect();
+    let wishes: Vec<PublishRequest> = missing.iter().map(|&(_, wish)| wish).collect();
     let began = Instant::now();
     let mut cells: Vec<Reservation> = Vec::with_capacity(wishes.len());
     for (reserved, block) in cache.reserve_all(&wishes)?.into_iter().zip(&blocks) {
@@ -218,7 +218,7 @@ fn together(load: &Load, hosts: u8, requests: u64) -> Result<Vec<Side>> {
     let member: Member = join(lab.pool(), &lab.state(), 0, CacheConfig { checksums: true, ..alone() }, true)?;
     let mut peers = Vec::new();
     for host in 1..hosts {
-        let mut arguments: Vec<String> = ["bench", "mixed"].map(String::from).to_vec();
+        let mut arguments: Vec<String> = vec!["mixed".into()];
         arguments.extend(["--block".into(), load.block.to_string(), "--cells".into(), load.cells.to_string()]);
         arguments.extend(["--pause-ms".into(), load.pause_ms.to_string(), "--peer".into()]);
         arguments.extend([lab.path().display().to_string(), lab.state().display().to_string(), host.to_string(), requests.to_string()]);

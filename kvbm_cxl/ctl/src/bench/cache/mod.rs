@@ -7,6 +7,7 @@
 
 mod accesses;
 mod beside;
+pub mod list_of_one;
 pub mod lookup;
 pub mod mixed;
 pub mod pool;
@@ -142,7 +143,7 @@ pub fn alone() -> CacheConfig {
 
 /// Joins as machine `number`. Without `upkeep` nothing runs beside what is measured, except the host's own service.
 pub fn join(pool: &Pool, state: &Path, number: u8, config_of: CacheConfig, upkeep: bool) -> Result<Member> {
-    let host = Host::join(pool.lines().clone(), Arc::new(real_machine(pool, state, number)?), config(pool))?;
+    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(real_machine(pool, state, number)?), config(pool))?;
     let service = host.serve()?;
     // Pages that this process never touched would be found one by one, in the middle of what is measured.
     for offset in (pool.layout().cells_offset()..pool.layout().data_offset()).step_by(4096) {

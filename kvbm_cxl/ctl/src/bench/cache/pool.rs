@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Publish, pull and lookup in one run, and pulls beside reads of NIXL UCX.
 
-use super::{beside, lookup, publish, pull};
-use crate::bench::Bench;
+use super::{beside, list_of_one, lookup, publish, pull};
+use crate::Bench;
 use cxl_pool::Result;
 
 /// Options of `bench pool`.
@@ -15,7 +15,7 @@ pub struct Args {
 
 /// Measures.
 pub fn run(args: &Args, batches: u64) -> Result<Bench> {
-    let mut parts = vec![publish::run(batches)?, pull::run(batches)?, lookup::run(batches)?];
+    let mut parts = vec![publish::run(batches)?, pull::run(batches)?, lookup::run(batches)?, list_of_one::run(batches)?];
     if let Some(command) = &args.ucx {
         parts.push(beside::run(command, batches)?);
     }

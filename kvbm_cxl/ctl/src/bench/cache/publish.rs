@@ -9,10 +9,10 @@
 
 use super::accesses::Accesses;
 use super::{BLOCKS, Lab, Member, NAMESPACE, Names, SIZES, alone, fill, join, key, place, refuse_emulated, uncache};
-use crate::bench::{Bench, wrong};
 use crate::stats::{Estimate, median, quantile};
+use crate::{Bench, wrong};
 use cxl_pool::Result;
-use cxl_pool::cache::{BlockKey, CacheConfig, Published, Reservation, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, CacheConfig, PublishRequest, Published, Reservation, Reserved};
 use cxl_pool::copy::{LocalPlace, LocalRange};
 use cxl_pool::limits::LINE_BYTES;
 use std::hint::black_box;
@@ -213,15 +213,18 @@ fn together(batches: u64, size: usize) -> Result<Batches> {
 }
 
 /// Publishes blocks as those of one step of an engine.
-fn publish_together(member: &Member, keys: &[BlockKey], blocks: &[Vec<u8>]) -> Result<()> {
-    let wish = |(block, &key): (&Vec<u8>, &BlockKey)| Wish { namespace: NAMESPACE, key, parent: None, len_bytes: block.len() as u64 };
-    let wishes: Vec<Wish> = blocks.iter().zip(keys).map(wish).collect();
-    let cells = member.cache.reserve_all(&wishes)?.into_iter().map(|reserved| match reserved {
+pub fn publish_together<B: AsRef<[u8]>>(member: &Member, keys: &[BlockKey], blocks: &[B]) -> Result<()> {
+    let request = |(block, &key): (&B, &BlockKey)| {
+        let len_bytes = block.as_ref().len() as u64;
+        PublishRequest { namespace: NAMESPACE, key, parent: None, len_bytes }
+    };
+    let requests: Vec<PublishRequest> = blocks.iter().zip(keys).map(request).collect();
+    let cells = member.cache.reserve_all(&requests)?.into_iter().map(|reserved| match reserved {
         Reserved::Cell(reservation) => Ok(reservation),
         _ => Err(wrong("a new block got no cell")),
     });
     let mut cells = cells.collect::<Result<Vec<_>>>()?;
-    let range = |block: &Vec<u8>| LocalRange { address: NonNull::from(block.as_slice()).cast(), len_bytes: block.len() };
+    let range = |block: &B| LocalRange { address: NonNull::from(block.as_ref()).cast(), len_bytes: block.as_ref().len() };
     // SAFETY: the blocks are borrowed until this returns, and memory of this process.
     unsafe { Reservation::fill_all_raw(&mut cells, LocalPlace::Host, |index| blocks.get(index).map(range)) }?;
     member.cache.commit_all(cells)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pulling one block that another host has published beside the fastest of the bare loops that are safe on memory without coherence
-//! (those of `cxlctl bench copy`), over the very same lines; and beside that loop with the other accesses of a pull around it.
+//! (those of `cxl-bench copy`), over the very same lines; and beside that loop with the other accesses of a pull around it.
 //!
 //! The lines of the block are in no cache. Destinations go round a buffer much larger than the second-level cache.
 
 use super::accesses::Accesses;
 use super::{BLOCKS, Lab, NAMESPACE, Names, SIZES, alone, fill, join, key, place, refuse_emulated, uncache};
-use crate::bench::copy::{LOOPS, bare_pull};
-use crate::bench::{Bench, wrong};
+use crate::copy::{LOOPS, bare_pull};
 use crate::stats::{Estimate, median, quantile};
+use crate::{Bench, wrong};
 use cxl_pool::Result;
 use cxl_pool::cache::{CacheConfig, Pulled};
 use cxl_pool::limits::LINE_BYTES;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Hit rates of the eviction policies on synthetic requests, by cache size.
 //!
-//! Counted, not timed: a seed gives the same figures wherever it runs. What is counted is in [`replay`], what is asked for in [`workload`].
+//! Counted, not timed: a seed gives the same figures wherever it runs. What is counted is in [`mod@replay`], what is asked for in
+//! [`workload`].
 
-mod random;
 mod replay;
-mod svg;
 #[cfg(test)]
 mod tests;
 mod workload;
@@ -142,8 +141,9 @@ fn csv(studies: &[Study], seed: u64) -> String {
 }
 
 fn picture(studies: &[Study]) -> String {
-    use svg::{Curve, Key, Panel, Style};
-    let key = |contender: Contender, meaning, style| (contender, Key { name: contender.name(), meaning, style });
+    use ctl_common::svg::{self, Curve, Key, Panel, Style};
+    let key =
+        |contender: Contender, meaning, style| (contender, Key { name: contender.name().into(), meaning: String::from(meaning), style });
     // Without LRU told backwards, which is the curve of leaves first.
     let (drawn, keys): (Vec<Contender>, Vec<Key>) = [
         key(Contender::Optimal, "Belady's, which knows the future", Style("#1a1a1a", "2 3", 1.6)),
@@ -158,8 +158,15 @@ fn picture(studies: &[Study]) -> String {
     let curve = |study: &Study, contender| Curve {
         points: study.rows.iter().map(|row| (row.cache_percent as f64, row.rates(contender).prefix * 100.0)).collect(),
     };
-    let panel =
-        |study: &Study| Panel { title: study.title.into(), curves: drawn.iter().map(|&contender| curve(study, contender)).collect() };
+    let panel = |study: &Study| Panel {
+        title: study.title.into(),
+        x_label: "cache size, % of the working set".into(),
+        x_marks: vec![1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0],
+        y_label: "prefix hit rate, %".into(),
+        y_from: None,
+        y_step: 10.0,
+        curves: drawn.iter().map(|&contender| curve(study, contender)).collect(),
+    };
     svg::draw("Prefix hit rate by cache size and eviction policy", &studies.iter().map(panel).collect::<Vec<_>>(), &keys)
 }
 

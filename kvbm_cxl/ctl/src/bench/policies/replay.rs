@@ -5,14 +5,14 @@
 //! no room. The first quarter of the requests fills the cache and is not counted.
 
 use super::workload::Trace;
-use cxl_pool::cache::policy::{Entry, EvictionPolicy, Place, PolicyKind, Verdict};
+use ctl_common::counted::CountedCache;
+use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::{Error, Result};
 use serde::Serialize;
 use std::collections::BinaryHeap;
 
 /// Requests per tick of the pool.
 const TICK_REQUESTS: usize = 50;
-const NAMESPACE: [u8; 16] = [1; 16];
 
 /// What decides about eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -103,8 +103,7 @@ impl Tally {
 pub fn replay(trace: &Trace, room: usize, contender: Contender) -> Result<Rates> {
     match contender {
         Contender::Optimal => optimal(trace, room),
-        _ => Cache { trace, policy: contender.kind().build(room as u64), cells: Vec::new(), room, holds: vec![None; trace.blocks.len()] }
-            .serve(contender),
+        _ => count(trace, &mut CountedCache::new(contender.kind(), room, trace.blocks.len()), contender),
     }
 }
 
@@ -112,80 +111,32 @@ fn damaged() -> Error {
     Error::Invalid("the trace names a block that it does not have".into())
 }
 
-struct Cache<'a> {
-    trace: &'a Trace,
-    policy: Box<dyn EvictionPolicy>,
-    /// The block in each cell.
-    cells: Vec<u32>,
-    room: usize,
-    /// The cell of each block.
-    holds: Vec<Option<u32>>,
-}
-
-impl Cache<'_> {
-    fn serve(&mut self, contender: Contender) -> Result<Rates> {
-        let (touches, backwards) = (contender != Contender::Fifo, contender == Contender::LruBackwards);
-        let mut tally = Tally::new(self.trace);
-        let mut found = Vec::new();
-        for (number, chain) in self.trace.requests().enumerate() {
-            let tick = 7 + (number / TICK_REQUESTS) as u32;
-            if backwards {
-                chain.iter().rev().for_each(|&block| self.touch(block, tick));
+fn count(trace: &Trace, cache: &mut CountedCache, contender: Contender) -> Result<Rates> {
+    let (touches, backwards) = (contender != Contender::Fifo, contender == Contender::LruBackwards);
+    let mut tally = Tally::new(trace);
+    let mut found = Vec::new();
+    for (number, chain) in trace.requests().enumerate() {
+        let tick = 7 + (number / TICK_REQUESTS) as u32;
+        if backwards {
+            chain.iter().rev().for_each(|&block| cache.touch(block, tick));
+        }
+        found.clear();
+        for &block in chain {
+            let is_here = cache.has(block);
+            found.push(is_here);
+            if !is_here {
+                let named = trace.blocks.get(block as usize).ok_or_else(damaged)?;
+                cache.insert(block, named.key, named.parent, tick)?;
+            } else if touches && !backwards {
+                cache.touch(block, tick);
             }
-            found.clear();
-            for &block in chain {
-                let is_here = self.holds.get(block as usize).is_some_and(Option::is_some);
-                found.push(is_here);
-                if !is_here {
-                    self.insert(block, tick)?;
-                } else if touches && !backwards {
-                    self.touch(block, tick);
-                }
-            }
-            if backwards {
-                chain.iter().rev().for_each(|&block| self.touch(block, tick));
-            }
-            tally.request(&found);
         }
-        Ok(tally.rates())
-    }
-
-    fn touch(&mut self, block: u32, tick: u32) {
-        if let Some(&Some(cell)) = self.holds.get(block as usize) {
-            self.policy.touched(cell.into(), tick);
+        if backwards {
+            chain.iter().rev().for_each(|&block| cache.touch(block, tick));
         }
+        tally.request(&found);
     }
-
-    fn insert(&mut self, block: u32, tick: u32) -> Result<()> {
-        let cell = if self.cells.len() < self.room {
-            self.cells.push(block);
-            self.cells.len() as u32 - 1
-        } else {
-            let Some(cell) = self.evict(tick)? else { return Ok(()) };
-            cell
-        };
-        let (Some(holder), Some(held)) = (self.cells.get_mut(cell as usize), self.holds.get_mut(block as usize)) else {
-            return Err(damaged());
-        };
-        (*holder, *held) = (block, Some(cell));
-        let named = self.trace.blocks.get(block as usize).ok_or_else(damaged)?;
-        let entry = Entry { cell: cell.into(), key: named.key, namespace: NAMESPACE, parent: named.parent };
-        self.policy.inserted(&entry, Place::Young, tick)
-    }
-
-    fn evict(&mut self, tick: u32) -> Result<Option<u32>> {
-        let mut out = Vec::with_capacity(1);
-        self.policy.victims(1, tick, &mut out);
-        let Some(candidate) = out.first() else { return Ok(None) };
-        if !self.policy.settle(candidate.cell, Verdict::Evicted) {
-            return Err(Error::Invalid(format!("the policy does not let go of cell {}, which it offered", candidate.cell)));
-        }
-        let evicted = self.cells.get(candidate.cell as usize).copied().ok_or_else(damaged)?;
-        if let Some(held) = self.holds.get_mut(evicted as usize) {
-            *held = None;
-        }
-        Ok(Some(candidate.cell as u32))
-    }
+    Ok(tally.rates())
 }
 
 /// Never again.

@@ -15,7 +15,7 @@
 //!
 //! Only full blocks are cached. Answers are cached when the next turn brings them in as input.
 
-use super::random::{LogNormal, Random, Zipf, mix};
+use ctl_common::random::{LogNormal, Random, Zipf, mix};
 use std::collections::HashMap;
 
 /// Tokens of a block, as in TraCT section 4.2.
@@ -83,7 +83,7 @@ impl Trace {
         Trace { name, title, blocks, accesses, ends, numbers: HashMap::new(), last_piece: 0, tokens }
     }
 
-    /// A text that nobody has asked for yet.
+    /// A text that was not asked for yet.
     pub fn fresh(&mut self, tokens: u64) -> Piece {
         self.last_piece += 1;
         Piece { text: self.last_piece, tokens }

@@ -41,7 +41,7 @@ fn numbered(party: &Party, writer: Role, number: u64) -> Message {
     Message::new(words)
 }
 
-/// Stands for the number of a line that is whole and holds what nobody published in this trial.
+/// Stands for the number of a line that is whole and holds what neither side published in this trial.
 const WRONG: u64 = u64::MAX;
 
 /// Fetches a line of a series once: its number, or [`WRONG`], or `None` for one that is half written.

@@ -47,7 +47,7 @@ pub struct Litmus {
 }
 
 impl Litmus {
-    /// Role A: runs `trials` with whoever has role B.
+    /// Role A: runs `trials` with the holder of role B.
     pub fn lead(party: &mut Party, trials: &[Trial], rounds: u64, chosen: Instructions) -> Litmus {
         let mut litmus = Litmus::default();
         for trial in trials {

@@ -119,7 +119,7 @@ pub enum Violation {
     Stale,
     /// Neither side saw the other.
     NeitherSaw,
-    /// A line verified but holds what nobody published, or one's own published line is not there.
+    /// A line verified but holds what neither side published, or one's own published line is not there.
     WrongLine,
     /// A payload differs from what its flag names.
     WrongPayload,
@@ -145,7 +145,7 @@ impl Violation {
             Violation::OutOfOrder => "lines were seen out of order",
             Violation::Stale => "a published line was not seen",
             Violation::NeitherSaw => "neither side saw the other's line",
-            Violation::WrongLine => "a line holds what nobody published",
+            Violation::WrongLine => "a line holds what neither side published",
             Violation::WrongPayload => "a payload differs from what its flag names",
         }
     }

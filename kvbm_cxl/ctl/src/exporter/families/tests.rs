@@ -33,8 +33,8 @@ fn the_page_lists_what_is_exported() {
         })
         .collect();
     assert!(rows.len() > Stat::ALL.len());
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operating/metrics.md")).unwrap();
     let section = page.split_once("\n## What the exporter tells\n").expect("the heading").1.split("\n## ").next().unwrap_or_default();
     let table: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
-    assert!(table == rows, "docs/METRICS.md has to hold these rows:\n{}\n", rows.join("\n"));
+    assert!(table == rows, "docs/operating/metrics.md has to hold these rows:\n{}\n", rows.join("\n"));
 }

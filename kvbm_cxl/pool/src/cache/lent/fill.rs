@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pulls into blocks of a region. A block is either filled or promised to readers, never both: whoever would pull into a lent block is
-//! refused before a byte is written, and so is whoever would lend one that is being filled.
+//! Pulls into blocks of a region. A block is either filled or promised to readers, never both: a pull into a lent block is
+//! refused before a byte is written, and so is a lend of one that is being filled.
 
 use super::super::{BlockKey, Namespace, Pulled};
 use super::LentRegion;
-use super::lend::State;
+use super::lend::LentBlockState;
 use crate::copy::{LocalPlace, LocalRange};
 use crate::error::{Error, Result};
 
@@ -17,7 +17,7 @@ struct Filling<'a> {
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
         let mut states = self.region.states();
-        self.blocks.iter().for_each(|&block| states.set(block, State::Held));
+        self.blocks.iter().for_each(|&block| states.set(block, LentBlockState::Held));
     }
 }
 
@@ -26,7 +26,7 @@ impl LentRegion {
     /// block of another length than the region's is a miss.
     ///
     /// # Safety
-    /// Until this returns nobody else of this process uses these blocks.
+    /// Until this returns no other thread of this process uses these blocks.
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is no such block, one is lent, offered or being filled already (take it back first), or the parts were
@@ -38,19 +38,19 @@ impl LentRegion {
         let pieces: Vec<Vec<LocalRange>> = blocks.iter().map(|&block| self.pieces(block)).collect::<Result<_>>()?;
         let _filling = self.fill(blocks)?;
         // SAFETY: the pieces are mapped memory of this process's region. They are of blocks that are not lent, nor will be before
-        // `_filling` is dropped, and that nobody else uses, as this function demands.
+        // `_filling` is dropped, and that no other thread uses, as this function demands.
         unsafe { self.cache.pull_all_raw(namespace, keys, LocalPlace::Host, |place, _| pieces[place].iter().copied()) }
     }
 
     fn fill<'a>(&'a self, blocks: &'a [u32]) -> Result<Filling<'a>> {
         let mut states = self.states();
         for (place, &block) in blocks.iter().enumerate() {
-            if states.get(block) != State::Held {
-                blocks[..place].iter().for_each(|&before| states.set(before, State::Held));
+            if states.get(block) != LentBlockState::Held {
+                blocks[..place].iter().for_each(|&before| states.set(before, LentBlockState::Held));
                 let advice = "take it back before something is pulled into it, and name it once";
                 return Err(Error::Invalid(format!("block {block} is lent, about to be, or being filled: {advice}")));
             }
-            states.set(block, State::Filling);
+            states.set(block, LentBlockState::Filling);
         }
         Ok(Filling { region: self, blocks })
     }

@@ -6,7 +6,7 @@
 //! least as new, and what is left to know is that they are no newer.
 
 use super::super::{BlockKey, Few, Inner, Namespace, Pinned};
-use super::lines::{Reference, Standing};
+use super::lines::{LentLine, Reference};
 use super::shape::Shape;
 use crate::copy::{Outcome, ReadList, checksum_of};
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ struct Followed {
     shape: Arc<Shape>,
     reference: Reference,
     /// The line of the block as long as it is lent.
-    lent: Standing,
+    lent: LentLine,
 }
 
 impl Inner {
@@ -110,7 +110,7 @@ impl Inner {
         self.lines().fetch_raw_many(offsets, &mut standings)?;
         let is_lent = |((_, of), line): (&(usize, Followed), &Line)| {
             let lines = self.lines();
-            let found = match lines.open_in::<Standing>(of.shape.place.seal(lines), of.reference.block.into(), line) {
+            let found = match lines.open_in::<LentLine>(of.shape.place.seal(lines), of.reference.block.into(), line) {
                 Ok(found) => Some(found),
                 // Perhaps in the middle of being written.
                 Err(_) => of.shape.standing(lines, of.reference.block)?,
@@ -133,7 +133,7 @@ impl Followed {
     }
 
     /// Whether a line says that the block is lent as the reference says.
-    fn is_of(&self, found: &Standing) -> bool {
+    fn is_of(&self, found: &LentLine) -> bool {
         let (one, other) = (found, &self.lent);
         if mutant!("lent.generation_not_compared") {
             return (one.state, one.key, one.namespace) == (other.state, other.key, other.namespace);
@@ -141,7 +141,7 @@ impl Followed {
         if mutant!("lent.key_not_compared") {
             return one.state == other.state;
         }
-        Standing { crc: 0, ..*found } == self.lent
+        LentLine { crc: 0, ..*found } == self.lent
     }
 }
 

@@ -2,15 +2,14 @@
 //! Lending and taking back (LENT.md section 3).
 //!
 //! A block that is lent is in the memory before its line says LENT, and its line says LENT before its reference can be seen. A block
-//! that is taken back has a line that says HELD before the engine's first store. Whoever finds LENT in the line after a copy has
-//! therefore copied bytes that nobody wrote to.
+//! that is taken back has a line that says HELD before the engine's first store. A reader that finds LENT in the line after a copy has
+//! therefore copied bytes that were not written to.
 
-use super::super::cells::{Found, State as CellState};
+use super::super::cells::{FoundBlock, OwnedCellState as CellState};
 use super::super::publish::Form;
-use super::super::{BlockKey, Namespace, Reservation, Reserved, Wish};
+use super::super::{BlockKey, Namespace, PublishRequest, Reservation, Reserved};
 use super::lines::Reference;
 use super::{LentRegion, held_line};
-use crate::background::held;
 use crate::copy::Running;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
@@ -28,7 +27,7 @@ pub struct Lend {
     pub namespace: Namespace,
     /// Its key.
     pub key: BlockKey,
-    /// Key of the block before it in its chain, as in [`Wish`].
+    /// Key of the block before it in its chain, as in [`PublishRequest`].
     pub parent: Option<BlockKey>,
 }
 
@@ -61,7 +60,7 @@ pub(super) struct Listed {
 
 /// How a block stands, in this process's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum LentBlockState {
     /// The engine's.
     Held,
     /// Being pulled into.
@@ -80,7 +79,7 @@ pub(super) enum State {
 
 /// How all of them stand.
 pub(super) struct States {
-    pub of: Box<[State]>,
+    pub of: Box<[LentBlockState]>,
     /// Number of the last call that lends.
     calls: u64,
     generation: u64,
@@ -90,14 +89,14 @@ pub(super) struct States {
 
 impl States {
     pub fn new(blocks: u32) -> Self {
-        States { of: vec![State::Held; blocks as usize].into(), calls: 0, generation: 0, stale: Vec::new() }
+        States { of: vec![LentBlockState::Held; blocks as usize].into(), calls: 0, generation: 0, stale: Vec::new() }
     }
 
-    pub fn get(&self, block: u32) -> State {
-        self.of.get(block as usize).copied().unwrap_or(State::Held)
+    pub fn get(&self, block: u32) -> LentBlockState {
+        self.of.get(block as usize).copied().unwrap_or(LentBlockState::Held)
     }
 
-    pub fn set(&mut self, block: u32, state: State) {
+    pub fn set(&mut self, block: u32, state: LentBlockState) {
         if let Some(of) = self.of.get_mut(block as usize) {
             *of = state;
         }
@@ -109,10 +108,10 @@ impl States {
 /// One that is dropped leaves them as they are: take them back to offer them again.
 #[derive(Debug)]
 pub struct Offer {
-    wishes: Vec<Lend>,
+    requests: Vec<Lend>,
     call: u64,
     /// What each was lent as before: only its reference may have gone since.
-    before: Vec<Option<State>>,
+    before: Vec<Option<LentBlockState>>,
 }
 
 /// A block on its way to being lent.
@@ -126,22 +125,22 @@ struct Begun {
 }
 
 impl LentRegion {
-    /// Lends several blocks, with shared fences; one answer for each wish, in order. As [`LentRegion::offer`] and [`LentRegion::lend`].
+    /// Lends several blocks, with shared fences; one answer for each request, in order. As [`LentRegion::offer`] and [`LentRegion::lend`].
     ///
     /// # Errors
     /// Those of the two.
-    pub fn lend_all(&self, wishes: &[Lend]) -> Result<Vec<Lending>> {
-        self.lend(self.offer(wishes)?)
+    pub fn lend_all(&self, requests: &[Lend]) -> Result<Vec<Lending>> {
+        self.lend(self.offer(requests)?)
     }
 
-    /// Promises that nobody writes to these blocks from now on until they are taken back. Nothing in the pool changes: whoever decides to
-    /// lend does this, and hands the rest to another thread. Taking a block back ends the promise, whatever that thread is at.
+    /// Promises that no thread writes to these blocks from now on until they are taken back. Nothing in the pool changes: the code that
+    /// decides to lend does this, and hands the rest to another thread. Taking a block back ends the promise, whatever that thread is at.
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is no such block, the parts were not told, or a block is lent or offered already, but for one that is
     /// lent under the same key.
-    pub fn offer(&self, wishes: &[Lend]) -> Result<Offer> {
-        wishes.iter().try_for_each(|wish| self.check_block(wish.block))?;
+    pub fn offer(&self, requests: &[Lend]) -> Result<Offer> {
+        requests.iter().try_for_each(|request| self.check_block(request.block))?;
         self.shape()?;
         // What this thread has stored past the caches is in no cache that the thread which lends could flush.
         if !mutant!("lent.offered_unfenced") {
@@ -150,27 +149,27 @@ impl LentRegion {
         let mut states = self.states();
         states.calls += 1;
         let call = states.calls;
-        let mut before = Vec::with_capacity(wishes.len());
-        for wish in wishes {
-            match states.get(wish.block) {
-                State::Held => {
-                    states.set(wish.block, State::Lending(call));
+        let mut before = Vec::with_capacity(requests.len());
+        for request in requests {
+            match states.get(request.block) {
+                LentBlockState::Held => {
+                    states.set(request.block, LentBlockState::Lending(call));
                     before.push(None);
                 }
-                lent @ State::Lent { listed, .. } if (listed.namespace, listed.key) == (wish.namespace, wish.key) => {
+                lent @ LentBlockState::Lent { listed, .. } if (listed.namespace, listed.key) == (request.namespace, request.key) => {
                     before.push(Some(lent));
                 }
                 _ => {
                     drop(states);
-                    self.settle(wishes, call);
+                    self.settle(requests, call);
                     return Err(Error::Invalid(format!(
                         "block {} is lent already, about to be, or being filled: take it back first",
-                        wish.block
+                        request.block
                     )));
                 }
             }
         }
-        Ok(Offer { wishes: wishes.to_vec(), call, before })
+        Ok(Offer { requests: requests.to_vec(), call, before })
     }
 
     /// Lends what was offered, but for blocks that were taken back since; one answer for each, in order. Blocks that are not lent are the
@@ -181,34 +180,39 @@ impl LentRegion {
     pub fn lend(&self, offer: Offer) -> Result<Vec<Lending>> {
         // A reference to what was taken back would be in the way of the same key.
         let result = self.tidy().and_then(|_| self.lend_offered(&offer));
-        self.settle(&offer.wishes, offer.call);
+        self.settle(&offer.requests, offer.call);
         result
     }
 
     /// Blocks that a call has not lent are the engine's again.
-    fn settle(&self, wishes: &[Lend], call: u64) {
+    fn settle(&self, requests: &[Lend], call: u64) {
         let mut states = self.states();
-        for wish in wishes {
-            if states.get(wish.block) == State::Lending(call) {
-                states.set(wish.block, State::Held);
+        for request in requests {
+            if states.get(request.block) == LentBlockState::Lending(call) {
+                states.set(request.block, LentBlockState::Held);
             }
         }
     }
 
     fn lend_offered(&self, offer: &Offer) -> Result<Vec<Lending>> {
-        let Offer { wishes, call, before } = offer;
+        let Offer { requests, call, before } = offer;
         let block_bytes = self.block_bytes();
-        let asked: Vec<Wish> = wishes
+        let asked: Vec<PublishRequest> = requests
             .iter()
-            .map(|wish| Wish { namespace: wish.namespace, key: wish.key, parent: wish.parent, len_bytes: block_bytes })
+            .map(|request| PublishRequest {
+                namespace: request.namespace,
+                key: request.key,
+                parent: request.parent,
+                len_bytes: block_bytes,
+            })
             .collect();
-        let mut answers = vec![Lending::TakenBack; wishes.len()];
-        let mut begun = Vec::with_capacity(wishes.len());
+        let mut answers = vec![Lending::TakenBack; requests.len()];
+        let mut begun = Vec::with_capacity(requests.len());
         for (index, reserved) in self.cache.reserve_as(&asked, Form::Reference)?.into_iter().enumerate() {
             answers[index] = match reserved {
                 Reserved::Cell(reservation) => {
                     let again = match before.get(index) {
-                        Some(Some(State::Lent { generation, checksum, .. })) => Some((*generation, *checksum)),
+                        Some(Some(LentBlockState::Lent { generation, checksum, .. })) => Some((*generation, *checksum)),
                         _ => None,
                     };
                     begun.push(Begun { index, reservation, again, checksum: None, generation: 0 });
@@ -221,17 +225,17 @@ impl LentRegion {
                 Reserved::OverQuota => Lending::OverQuota,
             };
         }
-        self.write_back(wishes, &mut begun)?;
-        let begun = self.publish_lent(wishes, *call, begun, &mut answers)?;
-        self.list(wishes, begun)?;
+        self.write_back(requests, &mut begun)?;
+        let begun = self.publish_lent(requests, *call, begun, &mut answers)?;
+        self.list(requests, begun)?;
         Ok(answers)
     }
 
     /// Brings blocks out of this host's caches, and sums them before; the fence comes with their lines.
-    fn write_back(&self, wishes: &[Lend], begun: &mut [Begun]) -> Result<()> {
+    fn write_back(&self, requests: &[Lend], begun: &mut [Begun]) -> Result<()> {
         let (shape, memory) = (self.shape()?, self.lines().memory());
         for one in begun.iter_mut().filter(|one| one.again.is_none()) {
-            let block = wishes[one.index].block;
+            let block = requests[one.index].block;
             if self.cache.config().checksums {
                 one.checksum = Some(self.checksum_of(block)?);
             }
@@ -260,24 +264,24 @@ impl LentRegion {
         Ok(sum.finish())
     }
 
-    /// Publishes the lines of the blocks that nobody has taken back since; the reservations of the others go.
-    fn publish_lent(&self, wishes: &[Lend], call: u64, begun: Vec<Begun>, answers: &mut [Lending]) -> Result<Vec<Begun>> {
+    /// Publishes the lines of the blocks that were not taken back since; the reservations of the others go.
+    fn publish_lent(&self, requests: &[Lend], call: u64, begun: Vec<Begun>, answers: &mut [Lending]) -> Result<Vec<Begun>> {
         let (lines, seal) = (self.lines(), self.place().seal(self.lines()));
         let mut lent = Vec::with_capacity(begun.len());
         let mut gone = Vec::new();
         {
             let mut states = self.states();
             for mut one in begun {
-                let Lend { block, namespace, key, .. } = wishes[one.index];
+                let Lend { block, namespace, key, .. } = requests[one.index];
                 let listed = Listed { namespace, key, cell: one.reservation.cell() };
                 match (states.get(block), one.again) {
-                    (State::Lending(of), None) if of == call => {
+                    (LentBlockState::Lending(of), None) if of == call => {
                         states.generation += 1;
                         one.generation = states.generation;
                         let line = Reference { block, nonce: self.place().nonce, generation: one.generation, ..Reference::default() };
                         lines.write_in(seal, block.into(), self.place().standing(block), line.lent(namespace, key))?;
                     }
-                    (State::Lent { generation, .. }, Some((of, checksum))) if of == generation => {
+                    (LentBlockState::Lent { generation, .. }, Some((of, checksum))) if of == generation => {
                         (one.generation, one.checksum) = (of, checksum);
                     }
                     _ => {
@@ -287,7 +291,7 @@ impl LentRegion {
                     }
                 }
                 let (generation, checksum) = (one.generation, one.checksum);
-                states.set(block, State::Lent { generation, checksum, listed, is_listed: false });
+                states.set(block, LentBlockState::Lent { generation, checksum, listed, is_listed: false });
                 lent.push(one);
             }
             // Behind the blocks, in front of the references, and before another thread of this process may take one of them back.
@@ -301,11 +305,11 @@ impl LentRegion {
     }
 
     /// Publishes the references. A block that is taken back meanwhile leaves one that is stale.
-    fn list(&self, wishes: &[Lend], begun: Vec<Begun>) -> Result<()> {
+    fn list(&self, requests: &[Lend], begun: Vec<Begun>) -> Result<()> {
         let mut reservations = Vec::with_capacity(begun.len());
         let mut done = Vec::with_capacity(begun.len());
         for Begun { index, mut reservation, checksum, generation, .. } in begun {
-            let Lend { block, namespace, key, .. } = wishes[index];
+            let Lend { block, namespace, key, .. } = requests[index];
             let reference = Reference {
                 magic: Reference::MAGIC,
                 block,
@@ -329,8 +333,8 @@ impl LentRegion {
         let mut states = self.states();
         for (block, generation, listed) in done {
             match states.get(block) {
-                State::Lent { generation: now, checksum, .. } if now == generation => {
-                    states.set(block, State::Lent { generation, checksum, listed, is_listed: true });
+                LentBlockState::Lent { generation: now, checksum, .. } if now == generation => {
+                    states.set(block, LentBlockState::Lent { generation, checksum, listed, is_listed: true });
                 }
                 _ => states.stale.push(listed),
             }
@@ -362,10 +366,10 @@ impl LentRegion {
         let mut taken = Vec::new();
         for block in blocks {
             match states.get(block) {
-                State::Held | State::Filling => {}
+                LentBlockState::Held | LentBlockState::Filling => {}
                 // The call that lends it finds that out before its line says LENT.
-                State::Lending(_) => states.set(block, State::Held),
-                State::Lent { generation, listed, is_listed, .. } => {
+                LentBlockState::Lending(_) => states.set(block, LentBlockState::Held),
+                LentBlockState::Lent { generation, listed, is_listed, .. } => {
                     if !mutant!("lent.not_taken_back") {
                         let line = held_line(self.place().nonce, block, generation);
                         lines.write_in(seal, block.into(), self.place().standing(block), line)?;
@@ -382,15 +386,15 @@ impl LentRegion {
         }
         point!("lent.taken_back");
         for (block, listed) in &taken {
-            states.set(*block, State::Held);
+            states.set(*block, LentBlockState::Held);
             states.stale.extend(listed);
         }
         self.cache.metrics().taken_back_total.add(taken.len() as u64);
         Ok(taken.len())
     }
 
-    /// Removes the references to blocks that were taken back, which are misses to whoever follows them; returns how many went. To be called
-    /// now and then. One that somebody has pinned stays for the next time.
+    /// Removes the references to blocks that were taken back, which are misses to the readers that follow them; returns how many went. To
+    /// be called now and then. One that is pinned stays for the next time.
     ///
     /// # Errors
     /// [`Error::Fenced`], those of the memory.
@@ -401,15 +405,15 @@ impl LentRegion {
         }
         let inner = &self.cache.inner;
         let find = |listed: &Listed| {
-            let found = held(&inner.cells).ready(listed.cell);
+            let found = inner.store.cells().ready(listed.cell);
             found
                 .filter(|found| (found.key, found.namespace, found.kind) == (listed.key.0, listed.namespace.0, Descriptor::REFERENCE))
-                .map(|found| Found::new(listed.cell, &found))
+                .map(|found| FoundBlock::new(listed.cell, &found))
         };
         let removed = inner.remove_found(stale.iter().filter_map(find).collect());
         let (mut told, mut left) = (Ok(()), Vec::new());
         for listed in stale {
-            let state = held(&inner.cells).state(listed.cell);
+            let state = inner.store.cells().state(listed.cell);
             let stays = match state {
                 Some(state) => state == CellState::Busy || find(&listed).is_some(),
                 // A cell of which another process is the owner by now: it is asked, once.

@@ -21,7 +21,7 @@ macro_rules! sized {
     };
 }
 
-/// First line of a region: whose it is, and how much lies behind. Sealed with its pool offset alone, so that whoever comes to own the block
+/// First line of a region: whose it is, and how much lies behind. Sealed with its pool offset alone, so that the next owner of the block
 /// can tell that it is a region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -69,7 +69,8 @@ impl BlockLine for Head {
     fn check(&self) -> Result<(), &'static str> {
         match self {
             head if head.version != Head::VERSION => Err("another version of a region"),
-            head if head.parts > head.parts_most || head.blocks == 0 || head.len_bytes == 0 => Err("a region that cannot be"),
+            head if head.parts > head.parts_most => Err("a region with more parts of a block than it has room for"),
+            head if head.blocks == 0 || head.len_bytes == 0 => Err("a region of no blocks, or of no bytes"),
             _ => Ok(()),
         }
     }
@@ -106,14 +107,14 @@ impl BlockLine for PartLine {
 /// How one block stands. Memory that was never one of this region's lines does not verify, and says so: not lent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub(super) struct Standing {
+pub(super) struct LentLine {
     /// CRC32C of the line.
     pub crc: u32,
     /// The block.
     pub block: u32,
     /// Counts up with every lending in the region and is never used again.
     pub generation: u64,
-    /// [`Standing::HELD`] or [`Standing::LENT`].
+    /// [`LentLine::HELD`] or [`LentLine::LENT`].
     pub state: u32,
     /// Zero.
     pub reserved: u32,
@@ -124,17 +125,17 @@ pub(super) struct Standing {
     /// Of the region.
     pub nonce: u64,
 }
-sized!(Standing { crc @ 0, block @ 4, generation @ 8, state @ 16, reserved @ 20, key @ 24, namespace @ 40, nonce @ 56 });
+sized!(LentLine { crc @ 0, block @ 4, generation @ 8, state @ 16, reserved @ 20, key @ 24, namespace @ 40, nonce @ 56 });
 
-impl BlockLine for Standing {
+impl BlockLine for LentLine {
     const KIND: u32 = FIRST_BLOCK_KIND + 0x12;
 
     fn check(&self) -> Result<(), &'static str> {
-        if matches!(self.state, Standing::HELD | Standing::LENT) { Ok(()) } else { Err("unknown state of a block") }
+        if matches!(self.state, LentLine::HELD | LentLine::LENT) { Ok(()) } else { Err("unknown state of a block") }
     }
 }
 
-impl Standing {
+impl LentLine {
     /// Its memory is the engine's to write.
     pub const HELD: u32 = 1;
     /// Its memory does not change.
@@ -169,15 +170,15 @@ impl Reference {
     pub const MAGIC: u32 = u32::from_le_bytes(*b"LNT1");
 
     /// The line in which the block stands, if it is lent as this says, under this name.
-    pub fn lent(&self, namespace: Namespace, key: BlockKey) -> Standing {
-        Standing {
+    pub fn lent(&self, namespace: Namespace, key: BlockKey) -> LentLine {
+        LentLine {
             block: self.block,
             generation: self.generation,
-            state: Standing::LENT,
+            state: LentLine::LENT,
             key: key.0,
             namespace: namespace.0,
             nonce: self.nonce,
-            ..Standing::default()
+            ..LentLine::default()
         }
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory of a region: it is kept before it is first written, and freed only when nobody uses it and no store to it can still come.
+//! The memory of a region: it is kept before it is first written, and freed only when it is unused and no store to it can still come.
 //!
 //! It stands apart from the region, because an engine may use it longer than the cache: tensors of a KV cache outlive the connector that
 //! published its blocks.
 
 use super::super::Cache;
 use super::lines::Head;
-use super::shape::{MAX_PARTS, Place, head_seal, refused};
+use super::shape::{MAX_PARTS, RegionPlace, head_seal, refused};
 use super::{RegionSize, flush, reap, void};
 use crate::alloc::Allocator;
 use crate::error::{Error, Result};
@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Tries to keep the block of a region while this host is fenced again and again.
 const KEEP_TRIES: usize = 16;
 
-/// Memory of the pool that this process alone writes. Dropped without [`RegionMemory::free`] it is nobody's until this process ends.
+/// Memory of the pool that this process alone writes. Dropped without [`RegionMemory::free`] it has no user until this process ends.
 pub struct RegionMemory {
     host: Host,
     allocator: Arc<Allocator>,
-    place: Place,
+    place: RegionPlace,
     head: Head,
     is_freed: AtomicBool,
 }
@@ -36,12 +36,12 @@ impl RegionMemory {
         let parts_most = parts_most.ok_or_else(|| Error::Invalid(format!("a block has 1 to {MAX_PARTS} parts, not {}", size.parts)))?;
         let (host, lines) = (cache.host(), cache.host().lines());
         let nonce = host.platform().random();
-        let place = |region| Place { region, nonce, blocks: size.blocks, parts_most, len_bytes: size.len_bytes };
+        let place = |region| RegionPlace { region, nonce, blocks: size.blocks, parts_most, len_bytes: size.len_bytes };
         place(lines.layout().chunk_offset(0)?).check(lines.layout()).map_err(refused)?;
         reap(host, allocator)?;
         let block = allocator.alloc(place(0).wanted_bytes())?;
         let place = place(block.offset);
-        // Kept before the first store: what this process leaves in its host's caches must not meet the data of whoever has the memory next.
+        // Kept before the first store: what this process leaves in its host's caches must not meet the data of the memory's next owner.
         if let Err(error) = keep(cache, allocator, block.offset) {
             // It may be kept, and has no head by which a reaper would know it.
             allocator.free_or_later(block.offset);
@@ -76,7 +76,7 @@ impl RegionMemory {
         self.host.lines()
     }
 
-    pub(super) fn place(&self) -> &Place {
+    pub(super) fn place(&self) -> &RegionPlace {
         &self.place
     }
 
@@ -100,14 +100,14 @@ impl RegionMemory {
         self.place.len_bytes
     }
 
-    /// Where this process maps the memory; `None` where there is no mapping. Nobody else writes to it, and this process writes with plain
-    /// stores, to blocks that are not lent.
+    /// Where this process maps the memory; `None` where there is no mapping. No other process writes to it, and this process writes with
+    /// plain stores, to blocks that are not lent.
     pub fn address(&self) -> Option<NonNull<u8>> {
         self.lines().memory().address(self.offset(), self.len_bytes())
     }
 
-    /// Gives the memory back to the pool: nobody of this process uses it any more, and no block of it is being lent. Blocks that are still
-    /// lent are misses from now on. Once it is back, a further call does nothing.
+    /// Gives the memory back to the pool: no thread of this process uses it any more, and no block of it is being lent. Blocks that are
+    /// still lent are misses from now on. Once it is back, a further call does nothing.
     ///
     /// # Errors
     /// [`Error::Fenced`], [`Error::Timeout`], those of the memory: to be called again; [`Error::NotFound`] when it is not this process's
@@ -119,7 +119,7 @@ impl RegionMemory {
         void(self.lines(), &self.place)?;
         let freed = self.allocator.free(self.place.region);
         match freed {
-            // Nobody's, or another process's.
+            // Without an owner, or another process's.
             Ok(()) | Err(Error::NotFound(_)) => self.is_freed.store(true, Ordering::Release),
             // Still allocated: by its head it can be told what it is, until the next try.
             Err(_) => self.publish_head(self.head)?,

@@ -4,13 +4,13 @@
 //!
 //! The memory is a *region*: one kept block of the allocator, which one process writes, with plain stores. To publish a block of it the
 //! process *lends* it: it promises not to write to it. Readers on any host copy it from where it lies. Before the engine writes to the
-//! block again the process *takes it back*, which is one line and no wait for anybody. In the cache's index a lent block is an ordinary one
-//! whose cell holds a reference of 64 bytes; so format the pool with some small cells beside the large ones.
+//! block again the process *takes it back*, which is one line and no wait for any reader. In the cache's index a lent block is an ordinary
+//! one whose cell holds a reference of 64 bytes; so format the pool with some small cells beside the large ones.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `lines`, `shape` | the lines of a region; where its blocks lie |
-//! | `memory` | the memory of a region, as long as anybody uses it |
+//! | `memory` | the memory of a region, as long as it is used |
 //! | `lend` | lending and taking back |
 //! | `fill` | pulls into blocks of a region |
 //! | `follow` | a pull of a lent block |
@@ -36,9 +36,9 @@ use crate::copy::LocalRange;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::line::Lines;
-use lend::State;
-use lines::Standing;
-use shape::{Place, Shape, refused};
+use lend::LentBlockState;
+use lines::LentLine;
+use shape::{RegionPlace, Shape, refused};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 /// How large a region is.
@@ -54,9 +54,9 @@ pub struct RegionSize {
 
 /// Blocks of memory of the pool that this process alone writes, and can lend.
 ///
-/// All methods may be called from any thread. The memory outlives the region as long as somebody holds it ([`LentRegion::memory`]). A
+/// All methods may be called from any thread. The memory outlives the region as long as a caller holds it ([`LentRegion::memory`]). A
 /// region that is dropped without [`LentRegion::close`] stays what it is until this process ends: lent blocks can be pulled, and the
-/// memory is nobody else's.
+/// memory has no other user.
 pub struct LentRegion {
     cache: Cache,
     memory: Arc<RegionMemory>,
@@ -65,7 +65,7 @@ pub struct LentRegion {
 }
 
 impl LentRegion {
-    /// Makes a region, which outlives this process until somebody [reaps](reap) it.
+    /// Makes a region, which outlives this process until another process [reaps](reap) it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size that cannot be meant; [`Error::Full`] when the pool has no room; [`Error::Fenced`],
@@ -80,11 +80,11 @@ impl LentRegion {
         self.cache.host().lines()
     }
 
-    fn place(&self) -> &Place {
+    fn place(&self) -> &RegionPlace {
         self.memory.place()
     }
 
-    /// The memory that the blocks lie in. Whoever holds it frees it in the end, or this process's end does.
+    /// The memory that the blocks lie in. Its last holder frees it, or this process's end does.
     pub fn memory(&self) -> &Arc<RegionMemory> {
         &self.memory
     }
@@ -120,7 +120,7 @@ impl LentRegion {
     }
 
     /// The parts of a block by address, in order, for copies into a block of one's own ([`Cache::pull_raw`]). As long as it is not lent
-    /// and nobody else of this process uses it, it is memory like any other to them.
+    /// and no other thread of this process uses it, it is memory like any other to them.
     ///
     /// # Errors
     /// [`Error::Invalid`] when there is no such block, the parts were not told, or there is no mapping.
@@ -156,7 +156,7 @@ impl LentRegion {
 
     /// Blocks that are lent now.
     pub fn lent(&self) -> usize {
-        self.states().of.iter().filter(|state| matches!(state, State::Lent { .. })).count()
+        self.states().of.iter().filter(|state| matches!(state, LentBlockState::Lent { .. })).count()
     }
 
     /// Takes every block back and gives the memory back to the pool. The engine does not use it any more.
@@ -170,15 +170,15 @@ impl LentRegion {
     }
 }
 
-fn flush(lines: &Lines, place: &Place) -> Result<()> {
+fn flush(lines: &Lines, place: &RegionPlace) -> Result<()> {
     lines.memory().flush_range(place.region, place.end() - place.region)?;
     lines.memory().fence_all();
     Ok(())
 }
 
-/// Makes memory of a region ordinary memory again: no block of it is lent, whoever looks, and no cache of this host holds anything of it
+/// Makes memory of a region ordinary memory again: no block of it is lent, to any reader, and no cache of this host holds anything of it
 /// that could be written back onto what comes next. The head goes last, since by it another process can do the rest.
-fn void(lines: &Lines, place: &Place) -> Result<()> {
+fn void(lines: &Lines, place: &RegionPlace) -> Result<()> {
     if !mutant!("lent.freed_while_lent") {
         for block in 0..place.blocks {
             lines.memory().write_line(place.standing(block), &crate::line::Line::ZERO)?;
@@ -186,7 +186,7 @@ fn void(lines: &Lines, place: &Place) -> Result<()> {
         lines.memory().fence_all();
     }
     point!("lent.voided");
-    // Before the head goes: if the block is not freed any more, nobody knows whose stores may lie in this machine's caches.
+    // Before the head goes: if the block is not freed any more, no process knows whose stores may lie in this machine's caches.
     flush(lines, place)?;
     point!("lent.flushed");
     lines.memory().write_line(place.region, &crate::line::Line::ZERO)?;
@@ -202,6 +202,6 @@ impl std::fmt::Debug for LentRegion {
 }
 
 /// A block that stands like this may be written.
-fn held_line(nonce: u64, block: u32, generation: u64) -> Standing {
-    Standing { state: Standing::HELD, block, generation, nonce, ..Standing::default() }
+fn held_line(nonce: u64, block: u32, generation: u64) -> LentLine {
+    LentLine { state: LentLine::HELD, block, generation, nonce, ..LentLine::default() }
 }

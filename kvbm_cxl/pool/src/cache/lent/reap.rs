@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Regions whose process is gone (LENT.md section 5). What was lent stays lent, and right, until somebody frees the memory.
+//! Regions whose process is gone (LENT.md section 5). What was lent stays lent, and right, until the memory is freed.
 //!
 //! A process that died has left stores in the caches of its machine, which may be written back at any later time. So memory of a region is
-//! freed by a process of the same machine, which can bring them out, or by anybody once that machine is stated to be off. And only by the
-//! process that the allocator gave the dead one's chunk to: there is one of these in the whole pool.
+//! freed by a process of the same machine, which can bring them out, or by any process once that machine is stated to be off. And only by
+//! the process that the allocator gave the dead one's chunk to: there is one of these in the whole pool.
 
 use super::lines::Head;
 use super::shape::{head_seal, place_of};
@@ -11,7 +11,7 @@ use super::void;
 use crate::alloc::Allocator;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::host::{Host, fence};
+use crate::host::Host;
 use crate::platform::ProcessId;
 
 /// Frees the regions of dead processes among the kept blocks that this process has from them; returns how many. To be called now and then
@@ -55,5 +55,5 @@ fn is_over(host: &Host, head: &Head) -> Result<bool> {
     if head.machine == host.platform().machine().0 {
         return Ok(!host.platform().is_alive(ProcessId { pid: head.pid, start: head.start }));
     }
-    Ok(mutant!("lent.reaps_from_afar") || fence::dead_up_to(host.lines(), head.slot.into())? >= head.incarnation)
+    Ok(mutant!("lent.reaps_from_afar") || host.inner.dead_up_to(head.slot.into())? >= head.incarnation)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where everything of a region lies: its lines at the start of its block, its memory behind them, and the parts of each block in it.
 
-use super::lines::{Head, PARTS_PER_LINE, PartLine, PartWords, Standing};
+use super::lines::{Head, LentLine, PARTS_PER_LINE, PartLine, PartWords};
 use crate::background::held;
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
@@ -35,7 +35,7 @@ pub struct Part {
 
 /// Where a region lies, as its head says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RegionPlace {
     pub region: u64,
     pub nonce: u64,
     pub blocks: u32,
@@ -43,7 +43,7 @@ pub(super) struct Place {
     pub len_bytes: u64,
 }
 
-impl Place {
+impl RegionPlace {
     fn part_lines(&self) -> u64 {
         u64::from(self.parts_most).div_ceil(PARTS_PER_LINE)
     }
@@ -84,7 +84,7 @@ impl Place {
     pub fn check(&self, layout: &Layout) -> std::result::Result<(), &'static str> {
         let most = layout.chunks().saturating_mul(layout.geometry().chunk_bytes);
         if self.blocks == 0 || self.blocks > MAX_BLOCKS || self.len_bytes == 0 || self.len_bytes > most {
-            return Err("a region that cannot be");
+            return Err("a region of no blocks, of too many, or of a size that the pool does not have");
         }
         let inside = |offset| layout.chunk_of(offset).is_some();
         if !self.region.is_multiple_of(LINE_BYTES as u64) || !inside(self.region) || !inside(self.end() - 1) {
@@ -102,7 +102,7 @@ pub(super) fn head_seal(lines: &Lines, region: u64) -> Seal {
 /// A region whose parts are known.
 #[derive(Debug)]
 pub(super) struct Shape {
-    pub place: Place,
+    pub place: RegionPlace,
     parts: Vec<Part>,
     /// Where each part begins in a block whose parts follow one another, and the length of the block.
     starts: Vec<u64>,
@@ -110,7 +110,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// The shape of a region whose blocks have these parts.
-    pub fn new(place: Place, parts: Vec<Part>) -> std::result::Result<Shape, &'static str> {
+    pub fn new(place: RegionPlace, parts: Vec<Part>) -> std::result::Result<Shape, &'static str> {
         if parts.is_empty() || parts.len() > usize::from(place.parts_most) {
             return Err("no parts, or more than there is room for");
         }
@@ -200,14 +200,14 @@ impl Shape {
     }
 
     /// Fetches how a block stands now; `None` where the line is not one of this region.
-    pub fn standing(&self, lines: &Lines, block: u32) -> Result<Option<Standing>> {
+    pub fn standing(&self, lines: &Lines, block: u32) -> Result<Option<LentLine>> {
         Ok(lines.fetch_in(self.place.seal(lines), block.into(), self.place.standing(block))?.ok())
     }
 }
 
 /// Where the region lies that a head speaks of.
-pub(super) fn place_of(region: u64, head: &Head) -> Place {
-    Place { region, nonce: head.nonce, blocks: head.blocks, parts_most: head.parts_most, len_bytes: head.len_bytes }
+pub(super) fn place_of(region: u64, head: &Head) -> RegionPlace {
+    RegionPlace { region, nonce: head.nonce, blocks: head.blocks, parts_most: head.parts_most, len_bytes: head.len_bytes }
 }
 
 /// Shapes of regions that a process has pulled from, by pool offset and nonce: they never change.
@@ -245,8 +245,8 @@ mod tests {
     use super::*;
     use crate::media::Geometry;
 
-    fn place(blocks: u32, parts_most: u16, len_bytes: u64) -> Place {
-        Place { region: 64, nonce: 1, blocks, parts_most, len_bytes }
+    fn place(blocks: u32, parts_most: u16, len_bytes: u64) -> RegionPlace {
+        RegionPlace { region: 64, nonce: 1, blocks, parts_most, len_bytes }
     }
 
     fn part(start_bytes: u64, stride_bytes: u64, len_bytes: u64) -> Part {
@@ -285,16 +285,16 @@ mod tests {
     fn shapes_that_cannot_be_are_refused() {
         let layout = Layout::new(Geometry::with_len(64 << 20)).unwrap();
         let region = layout.data_offset();
-        let fits = Place { region, ..place(4, 2, 1000) };
+        let fits = RegionPlace { region, ..place(4, 2, 1000) };
         assert!(fits.check(&layout).is_ok());
         for bad in [
-            Place { region: 64, ..fits },
-            Place { region: region + 1, ..fits },
-            Place { blocks: 0, ..fits },
-            Place { blocks: u32::MAX, ..fits },
-            Place { len_bytes: 0, ..fits },
-            Place { len_bytes: u64::MAX, ..fits },
-            Place { len_bytes: 64 << 20, ..fits },
+            RegionPlace { region: 64, ..fits },
+            RegionPlace { region: region + 1, ..fits },
+            RegionPlace { blocks: 0, ..fits },
+            RegionPlace { blocks: u32::MAX, ..fits },
+            RegionPlace { len_bytes: 0, ..fits },
+            RegionPlace { len_bytes: u64::MAX, ..fits },
+            RegionPlace { len_bytes: 64 << 20, ..fits },
         ] {
             assert!(bad.check(&layout).is_err(), "{bad:?}");
         }

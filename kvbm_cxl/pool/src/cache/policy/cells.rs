@@ -13,7 +13,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// What the policy has done with a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum State {
+pub(super) enum ListState {
     /// Not followed.
     #[default]
     Absent,
@@ -34,7 +34,7 @@ pub(super) struct Node<X> {
     pub younger: u32,
     /// Tick of the last known use, 0 for none.
     pub tick: u32,
-    pub state: State,
+    pub state: ListState,
     /// The policy's own: uses counted, or flags.
     pub mark: u8,
     /// The policy's own: which of its lists.
@@ -45,7 +45,7 @@ pub(super) struct Node<X> {
 
 impl<X: Default> Default for Node<X> {
     fn default() -> Self {
-        Node { older: NONE, younger: NONE, tick: 0, state: State::Absent, mark: 0, queue: 0, extra: X::default() }
+        Node { older: NONE, younger: NONE, tick: 0, state: ListState::Absent, mark: 0, queue: 0, extra: X::default() }
     }
 }
 
@@ -91,13 +91,13 @@ impl<X: Copy + Default> Cells<X> {
     /// The node of a cell that is followed.
     pub fn get(&self, cell: u32) -> Option<&Node<X>> {
         let page = self.pages.get(cell as usize / PAGE_CELLS)?.as_ref()?;
-        page.get(cell as usize % PAGE_CELLS).filter(|node| node.state != State::Absent)
+        page.get(cell as usize % PAGE_CELLS).filter(|node| node.state != ListState::Absent)
     }
 
     /// The node of a cell that is followed.
     pub fn get_mut(&mut self, cell: u32) -> Option<&mut Node<X>> {
         let page = self.pages.get_mut(cell as usize / PAGE_CELLS)?.as_mut()?;
-        page.get_mut(cell as usize % PAGE_CELLS).filter(|node| node.state != State::Absent)
+        page.get_mut(cell as usize % PAGE_CELLS).filter(|node| node.state != ListState::Absent)
     }
 
     /// Follows a cell, which is in no list yet.
@@ -114,8 +114,8 @@ impl<X: Copy + Default> Cells<X> {
         let page = self.pages.get_mut(index).ok_or_else(outside)?;
         let page = page.get_or_insert_with(|| Box::new([Node::default(); PAGE_CELLS]));
         let node = page.get_mut(number as usize % PAGE_CELLS).ok_or_else(outside)?;
-        self.len += usize::from(node.state == State::Absent);
-        *node = Node { tick, extra, state: State::Listed, ..Node::default() };
+        self.len += usize::from(node.state == ListState::Absent);
+        *node = Node { tick, extra, state: ListState::Listed, ..Node::default() };
         Ok(number)
     }
 

@@ -12,7 +12,7 @@
 //! Bytes per cell: a node of 32 beside the inner policy's, and 30 to 60 for its name in the hash table, which doubles as it grows.
 
 use super::cells::{Cells, List, NONE, Node};
-use super::{Candidate, Entry, EvictionPolicy, Place, Verdict, fingerprint};
+use super::{Candidate, Entry, EvictionPolicy, QueueEnd, Verdict, fingerprint};
 use crate::error::Result;
 use std::collections::HashMap;
 
@@ -168,7 +168,7 @@ impl<P: EvictionPolicy> LeafFirst<P> {
 }
 
 impl<P: EvictionPolicy> EvictionPolicy for LeafFirst<P> {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) -> Result<()> {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
         self.removed(entry.cell);
         let own = fingerprint(&entry.namespace, &entry.key);
         let parent = entry.parent.map(|key| fingerprint(&entry.namespace, &key)).filter(|&parent| parent != own);

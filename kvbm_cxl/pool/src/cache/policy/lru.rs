@@ -5,9 +5,9 @@
 //! last cycle and one for all before it: a cell goes to the young end of the list of its tick in one step. When a tick falls out of the
 //! cycle its list is appended to the old one.
 
-use super::cells::{Cells, List, State};
+use super::cells::{Cells, List, ListState};
 use super::tick::CYCLE_TICKS;
-use super::{Candidate, Entry, EvictionPolicy, Place, Verdict};
+use super::{Candidate, Entry, EvictionPolicy, QueueEnd, Verdict};
 use crate::error::Result;
 
 /// Least recently used first: this process's uses in their exact order, those of other hosts by tick.
@@ -45,7 +45,7 @@ impl Lru {
     /// Puts a cell that is in no list at the young end of its tick.
     fn use_at(&mut self, cell: u32, tick: u32) {
         if let Some(node) = self.cells.get_mut(cell) {
-            (node.tick, node.state) = (tick, State::Listed);
+            (node.tick, node.state) = (tick, ListState::Listed);
             let (cells, list) = self.list(tick);
             cells.push_young(list, cell);
         }
@@ -53,7 +53,7 @@ impl Lru {
 
     fn push_old(&mut self, cell: u32) {
         if let Some(node) = self.cells.get_mut(cell) {
-            node.state = State::Listed;
+            node.state = ListState::Listed;
             let tick = node.tick;
             let (cells, list) = self.list(tick);
             cells.push_old(list, cell);
@@ -61,7 +61,7 @@ impl Lru {
     }
 
     fn unlink(&mut self, cell: u32) {
-        if let Some(tick) = self.cells.get(cell).filter(|node| node.state == State::Listed).map(|node| node.tick) {
+        if let Some(tick) = self.cells.get(cell).filter(|node| node.state == ListState::Listed).map(|node| node.tick) {
             let (cells, list) = self.list(tick);
             cells.unlink(list, cell);
         }
@@ -82,13 +82,13 @@ impl Lru {
 }
 
 impl EvictionPolicy for Lru {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) -> Result<()> {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
         self.advance(tick);
         self.removed(entry.cell);
         let cell = self.cells.follow(entry.cell, 0, ())?;
         match place {
-            Place::Young => self.use_at(cell, self.now),
-            Place::Old => self.push_old(cell),
+            QueueEnd::Young => self.use_at(cell, self.now),
+            QueueEnd::Old => self.push_old(cell),
         }
         Ok(())
     }
@@ -97,7 +97,7 @@ impl EvictionPolicy for Lru {
         self.advance(tick);
         let Some(cell) = self.cells.find(cell) else { return };
         match self.cells.get_mut(cell) {
-            Some(node) if node.state != State::Listed => (node.tick, node.state) = (self.now, State::Recalled),
+            Some(node) if node.state != ListState::Listed => (node.tick, node.state) = (self.now, ListState::Recalled),
             _ => {
                 self.unlink(cell);
                 self.use_at(cell, self.now);
@@ -117,7 +117,7 @@ impl EvictionPolicy for Lru {
         for _ in 0..count {
             let Some(cell) = self.pop() else { return };
             if let Some(node) = self.cells.get_mut(cell) {
-                node.state = State::Offered;
+                node.state = ListState::Offered;
                 out.push(Candidate { cell: cell.into(), tick: node.tick });
             }
         }
@@ -125,8 +125,8 @@ impl EvictionPolicy for Lru {
 
     fn settle(&mut self, cell: u64, verdict: Verdict) -> bool {
         let Some(number) = self.cells.find(cell) else { return false };
-        let (state, known) = self.cells.get(number).map_or((State::Absent, 0), |node| (node.state, node.tick));
-        if state == State::Listed {
+        let (state, known) = self.cells.get(number).map_or((ListState::Absent, 0), |node| (node.state, node.tick));
+        if state == ListState::Listed {
             return false;
         }
         match verdict {
@@ -136,7 +136,7 @@ impl EvictionPolicy for Lru {
                 self.advance(tick);
                 self.use_at(number, tick.max(known));
             }
-            Verdict::Kept if state == State::Recalled => self.use_at(number, known),
+            Verdict::Kept if state == ListState::Recalled => self.use_at(number, known),
             Verdict::Kept => self.push_old(number),
         }
         verdict == Verdict::Evicted

@@ -19,18 +19,18 @@
 //! reads when it already has a candidate. So eviction is a dialogue:
 //!
 //! ```
-//! use cxl_pool::cache::policy::{Candidate, Entry, EvictionPolicy, Place, PolicyKind, Verdict};
+//! use cxl_pool::cache::policy::{Candidate, Entry, EvictionPolicy, PolicyKind, QueueEnd, Verdict};
 //! # fn main() -> cxl_pool::Result<()> {
 //! let mut policy = PolicyKind::Lru.build(1 << 20);
 //! let now = 7; // ticks seen by this process, see TickClock
 //! for cell in 0..4 {
-//!     policy.inserted(&Entry { cell, key: [cell as u8; 16], namespace: [0; 16], parent: None }, Place::Young, now)?;
+//!     policy.inserted(&Entry { cell, key: [cell as u8; 16], namespace: [0; 16], parent: None }, QueueEnd::Young, now)?;
 //! }
 //! policy.touched(0, now + 1);
 //! let mut candidates: Vec<Candidate> = Vec::new();
 //! policy.victims(2, now + 2, &mut candidates);
 //! assert_eq!(candidates.iter().map(|candidate| candidate.cell).collect::<Vec<_>>(), [1, 2]);
-//! // Cell 1 was used by another host at tick 8, which is younger than the 7 known here. Nobody has cell 2.
+//! // Cell 1 was used by another host at tick 8, which is younger than the 7 known here. No host has cell 2.
 //! assert!(!policy.settle(1, Verdict::Younger { tick: 8 }));
 //! assert!(policy.settle(2, Verdict::Evicted));
 //! # Ok(())
@@ -73,7 +73,7 @@ pub struct Entry {
 
 /// Where a block enters the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum QueueEnd {
     /// As just used.
     Young,
     /// As never used: what was adopted from another host, or found after a restart. It goes first unless some host has used it lately.
@@ -113,7 +113,7 @@ pub trait EvictionPolicy: Send {
     ///
     /// # Errors
     /// [`Error::Invalid`] where the number of the cell is not below the number of cells that the policy was made for.
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) -> Result<()>;
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()>;
 
     /// A block was found and used by this process.
     fn touched(&mut self, cell: u64, tick: u32);
@@ -125,7 +125,7 @@ pub trait EvictionPolicy: Send {
     fn victims(&mut self, count: usize, tick: u32, out: &mut Vec<Candidate>);
 
     /// Answers for a candidate, in the order in which candidates were given. True where this ends the following of the cell, and the caller
-    /// is to free it. False where it stays, or was [`removed`](Self::removed) by somebody else meanwhile.
+    /// is to free it. False where it stays, or was [`removed`](Self::removed) by another thread meanwhile.
     ///
     /// A policy can refuse [`Verdict::Evicted`]: one that offers a block because it has just offered the block that continues it keeps it
     /// where that one was kept. So settle before the descriptor says FREE.

@@ -9,8 +9,8 @@
 //! the ghost remembers nine tenths of that number. A use by another host, learnt at eviction, brings a block to the young end of the main
 //! queue: its uses were not counted, and that there are some is what the small queue was to find out.
 
-use super::cells::{Cells, List, Node, State};
-use super::{Candidate, Entry, EvictionPolicy, Place, Verdict, fingerprint};
+use super::cells::{Cells, List, ListState, Node};
+use super::{Candidate, Entry, EvictionPolicy, QueueEnd, Verdict, fingerprint};
 use crate::error::Result;
 use std::collections::{HashMap, VecDeque};
 
@@ -80,13 +80,13 @@ impl S3Fifo {
     }
 
     /// Puts a cell that is in no list into a queue. At the young end its uses count from here.
-    fn push(&mut self, cell: u32, queue: u8, place: Place) {
+    fn push(&mut self, cell: u32, queue: u8, place: QueueEnd) {
         if let Some(node) = self.cells.get_mut(cell) {
-            (node.queue, node.state) = (queue, State::Listed);
+            (node.queue, node.state) = (queue, ListState::Listed);
             let (cells, list) = self.list(queue);
             match place {
-                Place::Young => cells.push_young(list, cell),
-                Place::Old => cells.push_old(list, cell),
+                QueueEnd::Young => cells.push_young(list, cell),
+                QueueEnd::Old => cells.push_old(list, cell),
             }
         }
     }
@@ -104,26 +104,26 @@ impl S3Fifo {
                 (MAIN, 1..) => node.mark -= 1,
                 _ => return Some(cell),
             }
-            self.push(cell, MAIN, Place::Young);
+            self.push(cell, MAIN, QueueEnd::Young);
         }
     }
 
     fn use_by_another(&mut self, cell: u32, tick: u32) {
         if let Some(node) = self.cells.get_mut(cell) {
             (node.mark, node.tick) = (0, node.tick.max(tick));
-            self.push(cell, MAIN, Place::Young);
+            self.push(cell, MAIN, QueueEnd::Young);
         }
     }
 }
 
 impl EvictionPolicy for S3Fifo {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) -> Result<()> {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
         self.now = self.now.max(tick);
         self.removed(entry.cell);
         let name = fingerprint(&entry.namespace, &entry.key);
-        let tick = if place == Place::Young { self.now } else { 0 };
+        let tick = if place == QueueEnd::Young { self.now } else { 0 };
         let cell = self.cells.follow(entry.cell, tick, [name as u32, (name >> 32) as u32])?;
-        let queue = if place == Place::Young && self.ghost.take(name) { MAIN } else { SMALL };
+        let queue = if place == QueueEnd::Young && self.ghost.take(name) { MAIN } else { SMALL };
         self.push(cell, queue, place);
         Ok(())
     }
@@ -133,15 +133,15 @@ impl EvictionPolicy for S3Fifo {
         let now = self.now;
         if let Some(node) = self.cells.find(cell).and_then(|cell| self.cells.get_mut(cell)) {
             (node.tick, node.mark) = (now, (node.mark + 1).min(MAX_USES));
-            if node.state == State::Offered {
-                node.state = State::Recalled;
+            if node.state == ListState::Offered {
+                node.state = ListState::Recalled;
             }
         }
     }
 
     fn removed(&mut self, cell: u64) {
         if let Some(cell) = self.cells.find(cell) {
-            if let Some(queue) = self.cells.get(cell).filter(|node| node.state == State::Listed).map(|node| node.queue) {
+            if let Some(queue) = self.cells.get(cell).filter(|node| node.state == ListState::Listed).map(|node| node.queue) {
                 let (cells, list) = self.list(queue);
                 cells.unlink(list, cell);
             }
@@ -154,7 +154,7 @@ impl EvictionPolicy for S3Fifo {
         for _ in 0..count {
             let Some(cell) = self.next() else { return };
             if let Some(node) = self.cells.get_mut(cell) {
-                node.state = State::Offered;
+                node.state = ListState::Offered;
                 out.push(Candidate { cell: cell.into(), tick: node.tick });
             }
         }
@@ -163,7 +163,7 @@ impl EvictionPolicy for S3Fifo {
     fn settle(&mut self, cell: u64, verdict: Verdict) -> bool {
         let Some(number) = self.cells.find(cell) else { return false };
         let Some(&Node { state, queue, extra: [low, high], .. }) = self.cells.get(number) else { return false };
-        if state == State::Listed {
+        if state == ListState::Listed {
             return false;
         }
         match verdict {
@@ -177,7 +177,7 @@ impl EvictionPolicy for S3Fifo {
             Verdict::InUse => self.use_by_another(number, self.now),
             Verdict::Younger { tick } => self.use_by_another(number, tick),
             // A use since the offer is counted and decides when the queue's turn comes.
-            Verdict::Kept => self.push(number, queue, Place::Old),
+            Verdict::Kept => self.push(number, queue, QueueEnd::Old),
         }
         verdict == Verdict::Evicted
     }

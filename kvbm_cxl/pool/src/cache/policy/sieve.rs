@@ -9,8 +9,8 @@
 //! Where we differ: a candidate that another host has used goes back to the place just behind the hand, as if the hand had found its flag.
 //! Blocks to be evicted first enter right where the hand is.
 
-use super::cells::{Cells, List, NONE, State};
-use super::{Candidate, Entry, EvictionPolicy, Place, Verdict};
+use super::cells::{Cells, List, ListState, NONE};
+use super::{Candidate, Entry, EvictionPolicy, QueueEnd, Verdict};
 use crate::error::Result;
 
 const USED: u8 = 1;
@@ -77,14 +77,14 @@ impl Sieve {
 }
 
 impl EvictionPolicy for Sieve {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) -> Result<()> {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
         self.now = self.now.max(tick);
         self.removed(entry.cell);
-        let tick = if place == Place::Young { self.now } else { 0 };
+        let tick = if place == QueueEnd::Young { self.now } else { 0 };
         let cell = self.cells.follow(entry.cell, tick, ())?;
         match place {
-            Place::Young => self.push_young(cell),
-            Place::Old => self.push_at_hand(cell),
+            QueueEnd::Young => self.push_young(cell),
+            QueueEnd::Old => self.push_at_hand(cell),
         }
         Ok(())
     }
@@ -94,15 +94,15 @@ impl EvictionPolicy for Sieve {
         let now = self.now;
         if let Some(node) = self.cells.find(cell).and_then(|cell| self.cells.get_mut(cell)) {
             (node.tick, node.mark) = (now, USED);
-            if node.state == State::Offered {
-                node.state = State::Recalled;
+            if node.state == ListState::Offered {
+                node.state = ListState::Recalled;
             }
         }
     }
 
     fn removed(&mut self, cell: u64) {
         if let Some(cell) = self.cells.find(cell) {
-            if self.cells.get(cell).is_some_and(|node| node.state == State::Listed) {
+            if self.cells.get(cell).is_some_and(|node| node.state == ListState::Listed) {
                 self.unlink(cell);
             }
             self.cells.forget(cell);
@@ -114,7 +114,7 @@ impl EvictionPolicy for Sieve {
         for _ in 0..count {
             let Some(cell) = self.next() else { return };
             if let Some(node) = self.cells.get_mut(cell) {
-                node.state = State::Offered;
+                node.state = ListState::Offered;
                 out.push(Candidate { cell: cell.into(), tick: node.tick });
             }
         }
@@ -123,12 +123,12 @@ impl EvictionPolicy for Sieve {
     fn settle(&mut self, cell: u64, verdict: Verdict) -> bool {
         let Some(number) = self.cells.find(cell) else { return false };
         let now = self.now;
-        let Some(node) = self.cells.get_mut(number).filter(|node| node.state != State::Listed) else { return false };
+        let Some(node) = self.cells.get_mut(number).filter(|node| node.state != ListState::Listed) else { return false };
         if verdict == Verdict::Evicted {
             self.cells.forget(number);
             return true;
         }
-        node.state = State::Listed;
+        node.state = ListState::Listed;
         match verdict {
             Verdict::InUse => {
                 (node.tick, node.mark) = (now, 0);

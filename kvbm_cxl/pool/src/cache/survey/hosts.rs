@@ -17,12 +17,12 @@ pub struct Claimant {
 
 /// How an incarnation of a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Standing {
-    /// The line is as the format wrote it: it is of nobody.
-    Nobody,
-    /// Neither fenced nor over. It may be that its machine is gone and nobody has noticed yet.
+pub enum OwnerStatus {
+    /// The line is as the format wrote it: no host wrote it.
+    NoHost,
+    /// Neither fenced nor over. It may be that its machine is gone and that this is not noticed yet.
     Live,
-    /// It left or was taken over without being fenced, and every operation of it has ended: what it published is served until somebody
+    /// It left or was taken over without being fenced, and every operation of it has ended: what it published is served until a process
     /// adopts it.
     Left,
     /// Fenced, and it may still write: what it published is void.
@@ -35,34 +35,34 @@ pub enum Standing {
     Unknown,
 }
 
-impl Standing {
+impl OwnerStatus {
     /// In a word.
     pub fn name(self) -> &'static str {
         match self {
-            Standing::Nobody => "nobody",
-            Standing::Live => "live",
-            Standing::Left => "left",
-            Standing::Fenced => "fenced",
-            Standing::Over => "over",
-            Standing::Never => "never joined",
-            Standing::Unknown => "unknown",
+            OwnerStatus::NoHost => "no host",
+            OwnerStatus::Live => "live",
+            OwnerStatus::Left => "left",
+            OwnerStatus::Fenced => "fenced",
+            OwnerStatus::Over => "over",
+            OwnerStatus::Never => "never joined",
+            OwnerStatus::Unknown => "unknown",
         }
     }
 
     /// What it claims or pins counts: it is not known to be fenced or over.
     pub fn is_there(self) -> bool {
-        matches!(self, Standing::Live | Standing::Never)
+        matches!(self, OwnerStatus::Live | OwnerStatus::Never)
     }
 
     /// Every operation of it has ended: nothing of it turns up any more.
     pub fn has_ended(self) -> bool {
-        matches!(self, Standing::Left | Standing::Over)
+        matches!(self, OwnerStatus::Left | OwnerStatus::Over)
     }
 }
 
 /// One slot.
 #[derive(Clone, Copy, Default)]
-struct Slot {
+struct HostSlot {
     /// Fenced up to here, over all rows that verify.
     fenced: u32,
     /// A row that would tell of it does not verify.
@@ -73,13 +73,13 @@ struct Slot {
 
 /// Every slot.
 pub(super) struct Hosts {
-    slots: Vec<Slot>,
+    slots: Vec<HostSlot>,
 }
 
 impl Hosts {
     pub fn load(lines: &Lines) -> Result<Self> {
         let geometry = lines.layout().geometry();
-        let mut slots = vec![Slot::default(); geometry.slots as usize];
+        let mut slots = vec![HostSlot::default(); geometry.slots as usize];
         let rows: Vec<u64> = (0..u64::from(geometry.seats) * geometry.fence_lines()).collect();
         let fences: Vec<Option<FenceLine>> = fetch_all(lines, &rows)?;
         let deaths: Vec<Option<DeathLine>> = fetch_all(lines, &rows)?;
@@ -98,7 +98,7 @@ impl Hosts {
         Ok(Hosts { slots })
     }
 
-    /// Whether anybody can have written lines of the slot.
+    /// Whether any host can have written lines of the slot.
     pub fn was_joined(&self, slot: u16) -> bool {
         self.slots.get(usize::from(slot)).is_some_and(|slot| slot.identity.is_none_or(|identity| identity.incarnation > 0))
     }
@@ -119,10 +119,10 @@ impl Hosts {
         self.slots.get(usize::from(slot)).is_none_or(|slot| slot.is_fence_hidden || slot.fenced >= incarnation)
     }
 
-    pub fn standing(&self, Claimant { slot, incarnation }: Claimant) -> Standing {
-        let Some(slot) = self.slots.get(usize::from(slot)) else { return Standing::Never };
+    pub fn standing(&self, Claimant { slot, incarnation }: Claimant) -> OwnerStatus {
+        let Some(slot) = self.slots.get(usize::from(slot)) else { return OwnerStatus::Never };
         if incarnation == 0 {
-            return Standing::Nobody;
+            return OwnerStatus::NoHost;
         }
         let has_ended = slot.dead >= incarnation
             || slot.identity.is_some_and(|identity| {
@@ -130,14 +130,14 @@ impl Hosts {
                 left || identity.acknowledged.max(identity.drained) >= incarnation
             });
         match (slot.fenced >= incarnation, has_ended) {
-            (true, true) => Standing::Over,
-            (true, false) => Standing::Fenced,
-            _ if slot.is_fence_hidden => Standing::Unknown,
-            (false, true) => Standing::Left,
+            (true, true) => OwnerStatus::Over,
+            (true, false) => OwnerStatus::Fenced,
+            _ if slot.is_fence_hidden => OwnerStatus::Unknown,
+            (false, true) => OwnerStatus::Left,
             (false, false) => match slot.identity {
-                None => Standing::Unknown,
-                Some(identity) if identity.incarnation < incarnation => Standing::Never,
-                Some(_) => Standing::Live,
+                None => OwnerStatus::Unknown,
+                Some(identity) if identity.incarnation < incarnation => OwnerStatus::Never,
+                Some(_) => OwnerStatus::Live,
             },
         }
     }

@@ -25,7 +25,7 @@ pub struct Listed {
 }
 
 impl CacheView {
-    /// Blocks of a namespace that a pull may get, in cells of one class, in the order of their cells. Cells that nobody claims are not
+    /// Blocks of a namespace that a pull may get, in cells of one class, in the order of their cells. Cells without a claim are not
     /// read: it costs a line for each cell in use, whatever the size of the pool.
     ///
     /// # Errors

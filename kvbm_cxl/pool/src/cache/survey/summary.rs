@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The whole cache in numbers.
 
-use super::{BATCH, CacheView, CellInfo, CellState, ChunkInfo, ChunkState, Claimant, Standing, fetch_all};
+use super::{BATCH, CacheView, CellInfo, CellState, ChunkInfo, ChunkState, Claimant, OwnerStatus, fetch_all};
 use crate::cache::Namespace;
 use crate::error::Result;
 use crate::media::{Descriptor, HINTS_PER_LINE, Hint, HintLine, Region};
@@ -48,11 +48,11 @@ pub struct ClassInfo {
 pub struct ChunkCounts {
     /// A host that is there has them.
     pub claimed: u64,
-    /// Nobody claims them.
+    /// They have no claim.
     pub unclaimed: u64,
-    /// Their hosts are fenced or gone, and anybody may adopt them.
+    /// Their hosts are fenced or gone, and any host may adopt them.
     pub abandoned: u64,
-    /// Their hosts are fenced or gone, and nobody may adopt them before all of these are proven to have ended.
+    /// Their hosts are fenced or gone, and no host may adopt them before all of these are proven to have ended.
     pub waiting: u64,
     /// Several hosts that are there claim them, which cannot be.
     pub contested: u64,
@@ -77,7 +77,7 @@ pub struct OwnerInfo {
     /// Slot and incarnation.
     pub owner: Claimant,
     /// How it stands.
-    pub standing: Standing,
+    pub standing: OwnerStatus,
     /// Cells whose descriptors it wrote.
     pub cells: StateCounts,
     /// Bytes of blocks among them.
@@ -116,13 +116,13 @@ pub struct HintInfo {
     pub unreachable_blocks: u64,
 }
 
-/// Cells that cannot be used before somebody is proven to have ended.
+/// Cells that cannot be used before a host is proven to have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitInfo {
     /// Whose end is to be proven.
     pub awaited: Claimant,
     /// How it stands.
-    pub standing: Standing,
+    pub standing: OwnerStatus,
     /// Cells that wait for it, perhaps among others.
     pub cells: u64,
     /// Their bytes.
@@ -144,7 +144,7 @@ pub struct CacheSummary {
     pub namespaces: Vec<NamespaceInfo>,
     /// Blocks that a pull may get.
     pub served: u64,
-    /// Cells that anybody has pinned.
+    /// Cells that any host has pinned.
     pub pinned: u64,
     /// Slots whose hosts have pinned cells, and how many.
     pub pins: Vec<(u16, u64)>,
@@ -152,7 +152,7 @@ pub struct CacheSummary {
     pub hints: Option<HintInfo>,
     /// Who is waited for.
     pub waits: Vec<WaitInfo>,
-    /// Bytes of cells that wait for anybody.
+    /// Bytes of cells that wait for a proof.
     pub waiting_bytes: u64,
 }
 
@@ -202,8 +202,8 @@ impl CacheView {
         }
         for (owner, (cells, len_bytes, chunks)) in sums.owners {
             let standing = self.hosts.standing(owner);
-            // What the format wrote is of nobody.
-            if standing != Standing::Nobody {
+            // What the format wrote has no author.
+            if standing != OwnerStatus::NoHost {
                 summary.owners.push(OwnerInfo { owner, standing, cells, len_bytes, chunks });
             }
         }

@@ -5,7 +5,7 @@ use super::*;
 use crate::cache::{Cache, CacheConfig};
 use crate::coherence::CoherenceOptions;
 use crate::device::PoolSpec;
-use crate::host::{Host, HostConfig};
+use crate::host::HostConfig;
 use crate::machine::{Machine, State};
 use crate::media::{FenceLine, Identity, Region};
 use crate::platform::MachineId;
@@ -150,7 +150,7 @@ fn a_hit_tells_cell_owner_length_and_pins() {
     assert!(told.is_hit());
     assert_eq!((info.cell, info.descriptor.owner, info.descriptor.len_bytes, info.cell_bytes), (5, 1, 1005, 4096));
     assert_eq!((&info.pinned_by[..], info.ticks), (&[1][..], 1 << 3));
-    assert_eq!(info.standing, Standing::Live);
+    assert_eq!(info.standing, OwnerStatus::Live);
     // A pin of an incarnation that is fenced is none.
     bench.lines().publish(bench.geometry().pin_lines(), PinLine { incarnation: 1, ..pins }).unwrap();
     bench.fence(1, 1);
@@ -195,7 +195,7 @@ fn a_block_longer_than_its_cell_is_no_hit() {
 }
 
 #[test]
-fn a_fenced_owner_makes_a_miss_and_it_is_told_whether_somebody_has_the_chunk() {
+fn a_fenced_owner_makes_a_miss_and_it_is_told_whether_a_host_has_the_chunk() {
     let bench = joined();
     bench.describe(5, Descriptor::READY, 0, NAMESPACE, key(1));
     bench.hint(NAMESPACE, key(1), 0, 5);
@@ -203,18 +203,18 @@ fn a_fenced_owner_makes_a_miss_and_it_is_told_whether_somebody_has_the_chunk() {
     bench.claim(0, 2, &[chunk]);
     bench.fence(0, 2);
     assert_eq!(bench.answer(false), Some(Verdict::FencedOwner { is_claimed: false }));
-    assert_eq!(bench.view().cells(5, 1).unwrap()[0].standing, Standing::Fenced);
+    assert_eq!(bench.view().cells(5, 1).unwrap()[0].standing, OwnerStatus::Fenced);
     assert_eq!(bench.view().chunk(chunk).unwrap().state, ChunkState::Abandoned);
     bench.claim(1, 2, &[chunk]);
     assert_eq!(bench.answer(false), Some(Verdict::FencedOwner { is_claimed: true }));
     assert_eq!(bench.view().chunk(chunk).unwrap().state, ChunkState::Claimed(Claimant { slot: 1, incarnation: 2 }));
-    // The adopter is fenced as well: nobody may take the chunk before both are proven to have ended.
+    // The adopter is fenced as well: no host may take the chunk before both are proven to have ended.
     bench.fence(1, 2);
     assert_eq!(bench.view().chunk(chunk).unwrap().state, ChunkState::Waiting);
     bench.end(0);
     bench.end(1);
     assert_eq!(bench.view().chunk(chunk).unwrap().state, ChunkState::Abandoned);
-    assert_eq!(bench.view().cells(5, 1).unwrap()[0].standing, Standing::Over);
+    assert_eq!(bench.view().cells(5, 1).unwrap()[0].standing, OwnerStatus::Over);
     bench.damage(Region::Fence, 1);
     assert_eq!(bench.answer(false), Some(Verdict::FencesUnknown));
 }
@@ -275,8 +275,8 @@ fn the_summary_counts_states_owners_chunks_hints_and_who_is_waited_for() {
     assert_eq!(summary.classes[1].cells.of(CellState::Ready), 1);
     assert_eq!((summary.chunks.claimed, summary.chunks.unclaimed), (3, bench.geometry().cell_chunks() - 3));
     let owner = |slot| summary.owners.iter().find(|found| found.owner == Claimant { slot, incarnation: 2 }).copied().unwrap();
-    assert_eq!((owner(0).standing, owner(0).chunks, owner(0).cells.of(CellState::Writing)), (Standing::Fenced, 1, 1));
-    assert_eq!((owner(1).standing, owner(1).chunks, owner(1).cells.of(CellState::Ready)), (Standing::Live, 3, 3));
+    assert_eq!((owner(0).standing, owner(0).chunks, owner(0).cells.of(CellState::Writing)), (OwnerStatus::Fenced, 1, 1));
+    assert_eq!((owner(1).standing, owner(1).chunks, owner(1).cells.of(CellState::Ready)), (OwnerStatus::Live, 3, 3));
     assert_eq!(owner(1).len_bytes, 3 * 1000 + 1 + per_chunk + first_large);
     assert_eq!(summary.served, 3);
     let largest = summary.namespaces[0];
@@ -302,7 +302,7 @@ fn a_cache_in_use_is_told_as_it_is() {
     let state = State::open(bench.folder.path(), bench.pool.superblock().uuid(), MachineId([1; 16])).unwrap();
     let config = HostConfig { seats: bench.pool.superblock().seats(), ..HostConfig::default() };
     let machine = Arc::new(Machine::new(MachineId([1; 16]), state).unwrap());
-    let host = Host::join(bench.lines().clone(), machine, config).unwrap();
+    let host = crate::pool::join(bench.lines().clone(), machine, config).unwrap();
     let _service = host.serve().unwrap();
     let cache = Cache::open(&host, CacheConfig { checksums: true, ..CacheConfig::default() }).unwrap();
     for number in 0..20 {

@@ -25,7 +25,7 @@ pub enum Verdict {
     Damaged,
     /// The cell is free: the hint is stale.
     Free,
-    /// Somebody is just publishing the block.
+    /// A process is just publishing the block.
     Writing,
     /// The block is just being evicted.
     Evicting,

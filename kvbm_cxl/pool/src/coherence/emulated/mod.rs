@@ -2,7 +2,7 @@
 //! A host without coherence, emulated: one process, its own view of the pool, whole-line write-backs.
 //!
 //! Real programs, C++ and Python included, run on it unchanged as long as every flush, fence and non-temporal copy goes through
-//! [`Coherence`]: [`Coherence::address`] points into the view, where plain loads and stores run at full speed and reach nobody else.
+//! [`Coherence`]: [`Coherence::address`] points into the view, where plain loads and stores run at full speed and reach no other host.
 //!
 //! What is emulated
 //! - One process is one host; its threads share one coherent view. Two processes never do, so those of one machine that are to share a slot
@@ -17,9 +17,9 @@
 //!
 //! What is not emulated
 //! - Plain loads of a line never touched: the view holds the pool's content at the time of opening up to [`EmulatorOptions::copy_mib`];
-//!   behind that it holds zeros, as a cache might from before the first write. Nobody who fetches can tell.
+//!   behind that it holds zeros, as a cache might from before the first write. No fetch can tell.
 //! - Plain stores of what the view holds already: they change nothing, so the line is not known to be dirty and is not written back.
-//!   Whoever stores in place to lines that others wrote before gets their address from [`Coherence::address_for_stores`].
+//!   A caller that stores in place to lines that others wrote before gets their address from [`Coherence::address_for_stores`].
 //! - Missing [`Coherence::fence_loads`], and fences made by instructions of the caller's own.
 //! - Whole-line atomicity on CPUs without 64-byte loads and stores: there a line may rarely be seen torn.
 
@@ -30,10 +30,9 @@ pub use options::EmulatorOptions;
 
 use super::faultmap::FaultMap;
 use super::instructions::Instructions;
-use super::{Coherence, arch, lines_of};
+use super::{Coherence, Line, arch, lines_of};
 use crate::error::Result;
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -322,6 +321,10 @@ impl Coherence for Emulated {
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.shared.enter(offset, len_bytes).ok()?;
         NonNull::new(self.view.address(offset))
+    }
+
+    fn keeps_lines_whole(&self) -> bool {
+        self.view.keeps_lines_whole()
     }
 
     fn address_for_stores(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {

@@ -4,12 +4,11 @@
 //! Three copies of every line: the *view*, which the host's plain loads and stores touch; the *twin*, the view's content when it last
 //! agreed with the memory as far as this host knows; and the shared memory itself. A line is dirty where view and twin differ.
 
-use crate::coherence::arch;
 use crate::coherence::faultmap::FaultMap;
 use crate::coherence::instructions::LineLoad;
+use crate::coherence::{Line, arch};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
-use crate::line::Line;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,6 +56,11 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
+    /// Whether a line is loaded, and so stored, by one instruction.
+    pub(super) fn keeps_lines_whole(&self) -> bool {
+        self.load == LineLoad::Avx512
+    }
+
     /// A view that holds the first `copy_bytes` of the memory as they are now, and zeros behind.
     pub(super) fn new(shared: Arc<FaultMap>, load: LineLoad, copy_bytes: u64) -> Result<Self> {
         let len_bytes = shared.len_bytes();

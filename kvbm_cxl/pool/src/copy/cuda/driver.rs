@@ -19,12 +19,22 @@ pub(super) const ERROR_NOT_READY: c_int = 600;
 pub(super) const ERROR_ALREADY_REGISTERED: c_int = 712;
 pub(super) const ERROR_OUT_OF_MEMORY: c_int = 2;
 
+/// Whether an error stays: the driver's reference says of these that the process gets the same one from every further call.
+pub(super) fn is_lasting(code: c_int) -> bool {
+    // Uncorrectable ECC error; illegal address; launch timeout; context destroyed; assert; errors of the hardware to launch failed.
+    matches!(code, 214 | 700 | 702 | 709 | 710 | 714..=719)
+}
+
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// Pinned for every context.
 pub(super) const HOST_PORTABLE: c_uint = 1;
 /// What is registered is memory of a device: its pages are looked up, not held.
 pub(super) const REGISTER_IO_MEMORY: c_uint = 4;
+
+pub(super) const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
+pub(super) const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
+pub(super) const MEMORY_TYPE_DEVICE: c_int = 2;
 
 /// How a batch reads its sources (`CUmemcpyAttributes`): in the order of the stream. The hints where memory lies are for managed memory.
 #[repr(C)]
@@ -114,6 +124,7 @@ functions! {
     host_unregister = "cuMemHostUnregister"(*mut c_void);
     host_allocate = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost"(*mut c_void);
+    pointer_attribute = "cuPointerGetAttribute"(*mut c_void, c_int, Address);
     copy = "cuMemcpyAsync"(Address, Address, usize, Handle);
     error_name = "cuGetErrorName"(c_int, *mut *const c_char);
 }
@@ -124,7 +135,7 @@ struct Library(*mut c_void);
 impl Library {
     fn open(name: &str) -> std::result::Result<Library, String> {
         let path = CString::new(name).map_err(|_| format!("{name:?} is no name of a library"))?;
-        // SAFETY: a terminated string. What a library does when it is loaded is for whoever named it to answer for.
+        // SAFETY: a terminated string. What a library does when it is loaded is the responsibility of the caller that named it.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE) };
         if !handle.is_null() {
             return Ok(Library(handle));

@@ -2,7 +2,8 @@
 //! One GPU: its primary context, which frameworks such as PyTorch use as well, and the calls that need it to be current.
 
 use super::driver::{
-    Address, Batch, BatchAttributes, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING, HOST_PORTABLE, Handle, STREAM_NON_BLOCKING, SUCCESS,
+    ATTRIBUTE_DEVICE_ORDINAL, ATTRIBUTE_MEMORY_TYPE, Address, Batch, BatchAttributes, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING,
+    HOST_PORTABLE, Handle, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
 };
 use crate::error::{Error, Result};
 use std::ffi::{c_int, c_uint, c_void};
@@ -92,7 +93,7 @@ pub(super) struct Entered<'g> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut popped = null_mut();
-        // SAFETY: pushed by `enter` on this thread, and whoever pushed another meanwhile has popped it.
+        // SAFETY: pushed by `enter` on this thread, and code that pushed another meanwhile has popped it.
         unsafe { (self.gpu.driver.context_pop)(&mut popped) };
     }
 }
@@ -118,7 +119,7 @@ impl From<c_int> for Progress {
 
 /// Calls that need the context. Handles are those of this GPU that were made and not destroyed.
 impl Entered<'_> {
-    fn answer(&self, code: c_int, what: impl std::fmt::Display) -> Result<()> {
+    pub(super) fn answer(&self, code: c_int, what: impl std::fmt::Display) -> Result<()> {
         if code == SUCCESS { Ok(()) } else { Err(self.gpu.failed(what, code)) }
     }
 
@@ -144,12 +145,13 @@ impl Entered<'_> {
         NonNull::new(buffer.cast()).ok_or_else(|| self.gpu.failed("allocating pinned memory gave none", SUCCESS))
     }
 
+    /// The driver's answer.
+    ///
     /// # Safety
     /// The event and the stream, each ours or the caller's of the copy, are there.
-    pub(super) unsafe fn record(&self, event: Handle, stream: Handle) -> Result<()> {
+    pub(super) unsafe fn record(&self, event: Handle, stream: Handle) -> c_int {
         // SAFETY: as this function demands.
-        let code = unsafe { (self.gpu.driver.event_record)(event, stream) };
-        self.answer(code, "recording an event")
+        unsafe { (self.gpu.driver.event_record)(event, stream) }
     }
 
     /// # Safety
@@ -206,6 +208,18 @@ impl Entered<'_> {
         // SAFETY: as this function demands.
         let code = unsafe { (self.gpu.driver.copy)(destination, source, len_bytes, stream) };
         self.answer(code, format_args!("copying {len_bytes} bytes from {source:#x} to {destination:#x}"))
+    }
+
+    /// Whether an address lies in memory of this GPU, as far as the driver knows.
+    pub(super) fn is_own(&self, address: Address) -> bool {
+        let attribute = |attribute: c_int| {
+            let mut value: c_int = -1;
+            // SAFETY: both attributes are of four bytes. The driver looks the address up in its own tables alone.
+            let code = unsafe { (self.gpu.driver.pointer_attribute)((&raw mut value).cast(), attribute, address) };
+            (code == SUCCESS).then_some(value)
+        };
+        attribute(ATTRIBUTE_MEMORY_TYPE) == Some(MEMORY_TYPE_DEVICE)
+            && attribute(ATTRIBUTE_DEVICE_ORDINAL).and_then(|ordinal| u32::try_from(ordinal).ok()) == Some(self.gpu.number)
     }
 
     /// Registers memory of this process; the driver's answer.

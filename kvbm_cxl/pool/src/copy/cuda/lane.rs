@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What one call of the engine has for itself: a stream beside the caller's, events, and two pinned buffers.
 
-use super::driver::{Address, Handle};
+use super::driver::{Address, Handle, SUCCESS, is_lasting};
 use super::gpu::{Entered, Gpu, Progress};
-use crate::copy::place::After;
+use crate::copy::list::After;
 use crate::error::{Error, Result};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
@@ -40,22 +40,22 @@ pub(super) struct Lane {
     stream: Handle,
     /// Recorded on streams of callers.
     mark: Handle,
-    slots: [Slot; 2],
+    slots: [LaneSlot; 2],
 }
 
-struct Slot {
+struct LaneSlot {
     event: Handle,
     buffer: Option<NonNull<u8>>,
     /// False while the event stands for nothing that was given: then the end is that of the stream.
     is_recorded: bool,
 }
 
-// SAFETY: handles and buffers are used by whoever has the lane, on any thread.
+// SAFETY: handles and buffers are used by the lane's holder, on any thread.
 unsafe impl Send for Lane {}
 
 impl Lane {
     pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
-        let slot = || Slot { event: null_mut(), buffer: None, is_recorded: false };
+        let slot = || LaneSlot { event: null_mut(), buffer: None, is_recorded: false };
         // Made one by one, so that what was made is given back when the next one fails.
         let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()] };
         lane.stream = entered.make_stream()?;
@@ -66,7 +66,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// The pinned buffer of a slot, made when it is first used.
+    /// The pinned buffer of a slot, made when it is first asked for.
     pub(super) fn buffer(&mut self, entered: &Entered<'_>, slot: usize, len_bytes: usize) -> Result<NonNull<u8>> {
         let slot = &mut self.slots[slot % 2];
         match slot.buffer {
@@ -87,7 +87,7 @@ impl Lane {
                 After::Nothing => Ok(()),
                 After::Event(event) => entered.wait(self.stream, handle(event)),
                 After::Stream(stream) => {
-                    entered.record(self.mark, handle(stream))?;
+                    entered.answer(entered.record(self.mark, handle(stream)), "recording an event")?;
                     entered.wait(self.stream, self.mark)
                 }
             }
@@ -104,8 +104,15 @@ impl Lane {
             let mut sources: Vec<Address> = moves.iter().map(|part| part.source).collect();
             let mut lens_bytes: Vec<usize> = moves.iter().map(|part| part.len_bytes).collect();
             // SAFETY: as this function demands.
-            if unsafe { entered.copy_batch(&mut destinations, &mut sources, &mut lens_bytes, self.stream) } == Some(0) {
-                return Vec::new();
+            match unsafe { entered.copy_batch(&mut destinations, &mut sources, &mut lens_bytes, self.stream) } {
+                Some(SUCCESS) => return Vec::new(),
+                Some(code) if is_lasting(code) => {
+                    let lists = moves.chunk_by(|one, other| one.list == other.list).filter_map(|run| run.first());
+                    let refused =
+                        |first: &Move| (first.list, self.gpu.failed(format_args!("copying a batch of {} pieces", moves.len()), code));
+                    return lists.map(refused).collect();
+                }
+                _ => {}
             }
         }
         // One by one: the driver has no batches, not for this device, or not of these. Which copies of a refused batch are under way is not
@@ -124,25 +131,38 @@ impl Lane {
     }
 
     /// Marks the end of what was given so far as that of a slot.
-    pub(super) fn mark(&mut self, entered: &Entered<'_>, slot: usize) {
+    ///
+    /// # Errors
+    /// An error of the driver that stays. After another one the end of the whole stream stands for that of the slot.
+    pub(super) fn mark(&mut self, entered: &Entered<'_>, slot: usize) -> std::result::Result<(), c_int> {
         let slot = &mut self.slots[slot % 2];
-        // SAFETY: both are of this lane. Where it fails, the end of the whole stream is waited for.
-        slot.is_recorded = unsafe { entered.record(slot.event, self.stream) }.is_ok();
+        // SAFETY: both are of this lane.
+        let code = unsafe { entered.record(slot.event, self.stream) };
+        slot.is_recorded = code == SUCCESS;
+        if is_lasting(code) { Err(code) } else { Ok(()) }
+    }
+
+    /// How far the GPU is with what was given up to the mark of a slot.
+    pub(super) fn progress(&self, entered: &Entered<'_>, slot: usize) -> Progress {
+        let slot = &self.slots[slot % 2];
+        // SAFETY: both are of this lane.
+        unsafe { if slot.is_recorded { entered.event_progress(slot.event) } else { entered.stream_progress(self.stream) } }
+    }
+
+    /// How far the GPU is with all that the lane was given.
+    pub(super) fn progress_of_all(&self, entered: &Entered<'_>) -> Progress {
+        // SAFETY: of this lane.
+        unsafe { entered.stream_progress(self.stream) }
     }
 
     /// Waits until what was given up to the mark of a slot has ended.
     pub(super) fn wait(&self, entered: &Entered<'_>, slot: usize, deadline: Instant) -> Ended {
-        let slot = &self.slots[slot % 2];
-        // SAFETY: both are of this lane.
-        until(deadline, || unsafe {
-            if slot.is_recorded { entered.event_progress(slot.event) } else { entered.stream_progress(self.stream) }
-        })
+        until(deadline, || self.progress(entered, slot))
     }
 
     /// Waits until the GPU is done with all that the lane was given.
     pub(super) fn drain(&self, entered: &Entered<'_>, deadline: Instant) -> Ended {
-        // SAFETY: of this lane.
-        until(deadline, || unsafe { entered.stream_progress(self.stream) })
+        until(deadline, || self.progress_of_all(entered))
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Copies between the pool and the memory of a GPU (DESIGN.md section 9; TraCT section 4.2, Beluga section 6.1).
+//! Copies between the pool and the memory of a GPU (docs/internals/design.md section 9; TraCT section 4.2, Beluga section 6.1).
 //!
 //! **This has never run on a GPU.** It was tested against a driver of our own that copies late, fails where it is told to, and complains of
 //! what a real one would not put up with. Speed was not measured.
@@ -10,7 +10,8 @@
 //! **One call is one batch.** All pieces of all lists are given to the GPU together, in one batched copy where the driver has that (CUDA
 //! 12.8), on a stream beside the caller's. They come after what the lists name ([`After`](super::After)), and the call returns when they
 //! have ended: whatever the caller does afterwards comes after the copy, on any stream. Threads that call at the same time have a stream
-//! each. Waiting sleeps.
+//! each. Waiting sleeps. For a caller that has no thread to wait with, [`CudaEngine::start`] returns at once, and [`GpuCopy::poll`] goes on
+//! with the same steps: so the NIXL plugin copies, over the C interface.
 //!
 //! **Two ways.** Without checksums the GPU reaches the pool itself, which is registered with the driver for that:
 //! - publish: the lines that the pieces touch only in part are dropped from this host's caches, so that the GPU does not complete them with
@@ -31,16 +32,19 @@
 //! are used again. The drop of an engine waits for what is late once more; if it has not ended then, nothing of it is ever given back.
 //!
 //! An emulated host ([`Emulated`](crate::coherence::Emulated)) is such a host whose I/O always goes through its caches: the view is what is
-//! registered, and what a copy wrote there nobody sees before the flush.
+//! registered, and no host sees what a copy wrote there before the flush.
 
 mod config;
 mod driver;
 mod gpu;
 mod lane;
 mod registered;
+mod started;
 mod transfer;
+mod windows;
 
 pub use config::{CudaConfig, LIBRARY_ENVIRONMENT, TIMEOUT_ENVIRONMENT};
+pub use started::{Ending, GpuCopy, GpuPiece, HostPlace};
 
 use super::counters::Counters;
 use super::cpu::count;
@@ -50,12 +54,12 @@ use crate::background::held;
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
 use driver::Driver;
-use gpu::{Entered, Gpu};
+use gpu::{Entered, Gpu, Progress};
 use lane::{Ended, Lane};
 use registered::Registered;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use transfer::{Direction, Transfer};
+use transfer::Transfer;
 
 /// Streams that are kept for later calls.
 const MAX_IDLE_LANES: usize = 4;
@@ -63,6 +67,23 @@ const MAX_IDLE_LANES: usize = 4;
 const MAX_LATE_LANES: usize = 4;
 /// Between two looks at whether what is late has ended.
 const PAUSE: Duration = Duration::from_micros(500);
+
+/// Which way bytes go between a GPU and the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the GPU to the pool, or other memory of the host.
+    ToHost,
+    /// From there to the GPU.
+    FromHost,
+}
+
+/// GPUs that the driver in `library` lets this process see.
+///
+/// # Errors
+/// [`Error::NotFound`] when there is no driver, it is too old, or it has no GPU.
+pub fn devices(library: &str) -> Result<u32> {
+    Ok(Driver::load(library)?.devices())
+}
 
 /// Copies between the pool and the memory of one GPU.
 pub struct CudaEngine {
@@ -160,9 +181,9 @@ impl CudaEngine {
     }
 
     /// Copies lists, and says what became of each.
-    fn run(&self, mut transfer: Transfer<'_>) -> Vec<Outcome> {
+    fn run(&self, memory: &dyn Coherence, mut transfer: Transfer<'_>) -> Vec<Outcome> {
         if transfer.has_work()
-            && let Err(error) = self.try_run(&mut transfer)
+            && let Err(error) = self.try_run(memory, &mut transfer)
         {
             transfer.fail_all(|| self.gpu.failed_again(&error));
         }
@@ -171,19 +192,19 @@ impl CudaEngine {
 
     /// # Errors
     /// What keeps every list from being copied, before the GPU was given any of them or after it has ended.
-    fn try_run(&self, transfer: &mut Transfer<'_>) -> Result<()> {
+    fn try_run(&self, memory: &dyn Coherence, transfer: &mut Transfer<'_>) -> Result<()> {
         let timeout_ms = self.config.timeout_ms;
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         let entered = self.gpu.enter()?;
         let mut lane = self.take_lane(&entered)?;
-        let registered = self.registered.as_ref().filter(|registered| transfer.is_reached(registered, &entered));
-        // SAFETY: the lists, which the caller holds, name events and streams that are there, and memory of this GPU that may be used.
-        let mut ended = unsafe {
-            transfer.come_after(&lane, &entered).and_then(|()| match registered {
-                Some(registered) => Ok(transfer.direct(&mut lane, &entered, registered, deadline)),
-                None => transfer.bounce(&mut lane, &entered, self.config.buffer_bytes, deadline),
-            })
-        };
+        let registered = self.registered.as_ref().filter(|registered| transfer.is_reached(memory, registered, &entered));
+        // SAFETY: the lists, which the caller holds, name events and streams that are there.
+        let mut ended = unsafe { transfer.come_after(&lane, &entered) }
+            .and_then(|()| transfer.begin(memory, &mut lane, &entered, registered, self.config.buffer_bytes))
+            .map(|()| {
+                // SAFETY: the lists name memory of this GPU that may be used.
+                unsafe { Self::finish(memory, transfer, &mut lane, &entered, deadline) }
+            });
         let is_well = matches!(ended, Ok(Ended::Done));
         // Whatever went wrong, nothing is used again before the stream is known to be idle.
         if !is_well && lane.drain(&entered, deadline) == Ended::Late {
@@ -193,16 +214,14 @@ impl CudaEngine {
             let written = if registered.is_some() { transfer.written() } else { Vec::new() };
             held(&self.late).push(Late { lane, written });
             let what = format!("GPU {}: a copy, or the work that it comes after,", self.gpu.number());
-            match registered.is_some() || transfer.is_from_pool() {
+            match registered.is_some() || transfer.is_from_host() {
                 true => transfer.fail_given(|| Error::Timeout { what: what.clone(), timeout_ms }),
                 // Buffers of ours are all that the GPU may still write.
                 false => return Err(Error::Gpu { device: self.gpu.number(), what: format!("not done within {timeout_ms} ms") }),
             }
             return Ok(());
         }
-        if registered.is_some() {
-            transfer.leave();
-        }
+        transfer.leave(memory);
         match ended {
             Ok(Ended::Failed(code)) => Err(self.gpu.failed("copying", code)),
             Ok(_) => {
@@ -210,6 +229,30 @@ impl CudaEngine {
                 Ok(())
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Has the GPU make all steps of a transfer, and waits for them.
+    ///
+    /// # Safety
+    /// As [`Transfer::advance`].
+    unsafe fn finish(
+        memory: &dyn Coherence,
+        transfer: &mut Transfer<'_>,
+        lane: &mut Lane,
+        entered: &Entered<'_>,
+        deadline: Instant,
+    ) -> Ended {
+        loop {
+            // SAFETY: as this function demands.
+            match unsafe { transfer.advance(memory, lane, entered) } {
+                Progress::Done => return Ended::Done,
+                Progress::Failed(code) => return Ended::Failed(code),
+                Progress::UnderWay => match lane.wait(entered, transfer.awaited(), deadline) {
+                    Ended::Done => {}
+                    ended => return ended,
+                },
+            }
         }
     }
 }
@@ -223,7 +266,7 @@ impl CopyEngine for CudaEngine {
         let order = Order::now();
         let gpu = Some(self.gpu.number());
         let checked = lists.iter().map(|list| (list.check_on(gpu, memory.len_bytes(), checksum.is_on()), list.place().after()));
-        let outcomes = self.run(Transfer::new(memory, Direction::ToPool, order, checksum, checked));
+        let outcomes = self.run(memory, Transfer::new(Direction::ToHost, order, checksum, checked));
         order.published(memory);
         count(&outcomes, lists.iter().map(WriteList::len_bytes), |bytes| self.counters.published(bytes), &self.counters);
         outcomes
@@ -233,7 +276,7 @@ impl CopyEngine for CudaEngine {
         let order = Order::now();
         let gpu = Some(self.gpu.number());
         let checked = lists.iter().map(|list| (list.check_on(gpu, memory.len_bytes(), checksum.is_on()), list.place().after()));
-        let outcomes = self.run(Transfer::new(memory, Direction::FromPool, order, checksum, checked));
+        let outcomes = self.run(memory, Transfer::new(Direction::FromHost, order, checksum, checked));
         order.pulled(memory, false);
         count(&outcomes, lists.iter().map(ReadList::len_bytes), |bytes| self.counters.pulled(bytes), &self.counters);
         outcomes

@@ -122,7 +122,7 @@ impl Registered {
             ranges.insert(key, Range { gpu: self.gpu.clone(), users: 1 });
             return Granule::Registered;
         }
-        // Registered by somebody else, it could be unregistered under a copy: not relied upon.
+        // Registered by other code, it could be unregistered under a copy: not relied upon.
         let what = format!("registering {len_bytes} bytes of the pool at offset {:#x}", index * self.granule_bytes);
         held(&self.refusal).get_or_insert(self.gpu.failed(what, code).to_string());
         Granule::Refused

@@ -1,36 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lists of one call on their way: cut, given to the GPU, and with the steps of order that the memory needs on either side.
+//! The lists of one call on their way: cut, given to the GPU step by step, and with the steps of order that the memory needs on either
+//! side. Nothing here waits: who drives a transfer looks again, or waits for the step that is under way.
 
+use super::Direction;
 use super::driver::Address;
-use super::gpu::Entered;
-use super::lane::{Ended, Lane, Move};
+use super::gpu::{Entered, Progress};
+use super::lane::{Lane, Move};
 use super::registered::Registered;
+use super::windows::{self, Window};
 use crate::coherence::Coherence;
 use crate::copy::checksum::Running;
-use crate::copy::cpu::write_pieces;
-use crate::copy::list::Piece;
+use crate::copy::list::{After, Piece};
 use crate::copy::order::Order;
-use crate::copy::place::After;
 use crate::copy::{Checksum, Outcome};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use std::borrow::Cow;
+use std::ffi::c_int;
 use std::ptr::NonNull;
-use std::time::Instant;
 
-/// Bytes that are copied out and summed in turn, while they are in the first-level cache.
-const SUMMED_BYTES: usize = 16 << 10;
+/// Steps that the GPU has at a time: it makes one while the CPU is at the other.
+const STEPS_UNDER_WAY: usize = 2;
 
-/// Which way the bytes go.
+/// What the memory of the GPU is copied to or from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    ToPool,
-    FromPool,
+pub(super) enum Side {
+    /// The pool: the offsets of the pieces are the pool's.
+    Pool,
+    /// Other memory of this process: the offsets of the pieces are its addresses.
+    Process,
 }
 
 /// One list. Its answer is an error as soon as there is one, and nothing more is done for it.
-struct List<'t> {
+pub(super) struct List<'t> {
     pieces: Cow<'t, [Piece]>,
+    side: Side,
     after: After,
     error: Option<Error>,
     /// Whether the GPU was given any of it.
@@ -38,30 +42,63 @@ struct List<'t> {
     sum: Option<Running>,
 }
 
-/// A part of a piece that goes through a buffer, `at` bytes in.
-#[derive(Clone, Copy)]
-struct Part {
-    list: usize,
-    piece: Piece,
-    at: usize,
+impl List<'_> {
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    pub(super) fn side(&self) -> Side {
+        self.side
+    }
+
+    pub(super) fn is_well(&self) -> bool {
+        self.error.is_none()
+    }
+
+    pub(super) fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+    }
+
+    pub(super) fn sum(&mut self) -> Option<&mut Running> {
+        self.sum.as_mut()
+    }
 }
 
-/// What goes through a buffer at a time.
-type Window = Vec<Part>;
+/// The two pinned buffers of the lane.
+struct Buffers([NonNull<u8>; STEPS_UNDER_WAY]);
+
+// SAFETY: memory that the holder of the lane has to itself, on whatever thread.
+unsafe impl Send for Buffers {}
+
+/// How the bytes go.
+enum Way {
+    /// The GPU reaches the pool itself, in one step.
+    Direct(Vec<Move>),
+    /// Through buffers, a window at a step.
+    Buffers(Vec<Window>, Buffers),
+}
 
 /// The lists of one call.
 pub(super) struct Transfer<'t> {
-    memory: &'t dyn Coherence,
     direction: Direction,
     order: Order,
     checksum: Checksum,
     lists: Vec<List<'t>>,
+    way: Way,
+    /// Steps that the GPU was given, and those of them that have ended.
+    given: usize,
+    ended: usize,
+    /// Whether what the next step reads is flushed, and the flush fenced.
+    is_ready: bool,
+    /// Nothing more is to be given.
+    is_stopped: bool,
+    /// Flushes and stores of this thread that it has not fenced.
+    is_unfenced: bool,
 }
 
 impl<'t> Transfer<'t> {
     /// Of lists as they were found when they were checked, each with what it comes after.
     pub(super) fn new(
-        memory: &'t dyn Coherence,
         direction: Direction,
         order: Order,
         checksum: Checksum,
@@ -72,9 +109,28 @@ impl<'t> Transfer<'t> {
                 Ok(pieces) => (pieces, None),
                 Err(error) => (Cow::Borrowed(&[][..]), Some(error)),
             };
-            List { pieces, after, error, is_given: false, sum: checksum.start() }
+            List { pieces, side: Side::Pool, after, error, is_given: false, sum: checksum.start() }
         };
-        Transfer { memory, direction, order, checksum, lists: checked.map(list).collect() }
+        Self::of(direction, order, checksum, checked.map(list).collect())
+    }
+
+    /// Of pieces of the pool and of other memory of this process.
+    pub(super) fn of_pieces(direction: Direction, pool: Vec<Piece>, process: Vec<Piece>) -> Self {
+        let list = |(pieces, side): (Vec<Piece>, Side)| List {
+            pieces: Cow::Owned(pieces),
+            side,
+            after: After::Nothing,
+            error: None,
+            is_given: false,
+            sum: None,
+        };
+        let lists = [(pool, Side::Pool), (process, Side::Process)].into_iter().filter(|(pieces, _)| !pieces.is_empty());
+        Self::of(direction, Order::now(), Checksum::Off, lists.map(list).collect())
+    }
+
+    fn of(direction: Direction, order: Order, checksum: Checksum, lists: Vec<List<'t>>) -> Self {
+        let way = Way::Direct(Vec::new());
+        Transfer { direction, order, checksum, lists, way, given: 0, ended: 0, is_ready: false, is_stopped: false, is_unfenced: false }
     }
 
     /// Whether there is a byte to be copied.
@@ -83,36 +139,37 @@ impl<'t> Transfer<'t> {
     }
 
     /// Whether the GPU may reach all of it in the pool itself.
-    pub(super) fn is_reached(&self, registered: &Registered, entered: &Entered<'_>) -> bool {
+    pub(super) fn is_reached(&self, memory: &dyn Coherence, registered: &Registered, entered: &Entered<'_>) -> bool {
         let is_reached = |piece: &Piece| {
             // Memory that is known to be bad is left to the CPU, which says what is wrong with it.
-            self.memory.address(piece.offset, piece.len_bytes as u64).is_some()
+            memory.address(piece.offset, piece.len_bytes as u64).is_some()
                 && registered.reach(entered, piece.offset, piece.len_bytes as u64)
         };
-        !self.checksum.is_on() && registered.is_of(self.memory) && self.pieces().all(is_reached)
+        let is_in_pool = self.lists.iter().all(|list| list.side == Side::Pool);
+        !self.checksum.is_on() && is_in_pool && registered.is_of(memory) && self.pieces().all(is_reached)
     }
 
     fn pieces(&self) -> impl Iterator<Item = &Piece> {
         self.lists.iter().flat_map(|list| list.pieces.iter())
     }
 
-    /// Pool offsets and lengths that a GPU which reaches the pool itself may write.
+    /// Pool offsets and lengths that the GPU may write itself.
     pub(super) fn written(&self) -> Vec<(u64, u64)> {
-        match self.direction {
-            Direction::ToPool => self.pieces().map(|piece| (piece.offset, piece.len_bytes as u64)).collect(),
-            Direction::FromPool => Vec::new(),
+        match (self.direction, &self.way) {
+            (Direction::ToHost, Way::Direct(_)) => self.pieces().map(|piece| (piece.offset, piece.len_bytes as u64)).collect(),
+            _ => Vec::new(),
         }
     }
 
     fn fail(&mut self, list: usize, error: Error) {
         if let Some(list) = self.lists.get_mut(list) {
-            list.error.get_or_insert(error);
+            list.fail(error);
         }
     }
 
     /// Whether lists of the GPU are what is written.
-    pub(super) fn is_from_pool(&self) -> bool {
-        self.direction == Direction::FromPool
+    pub(super) fn is_from_host(&self) -> bool {
+        self.direction == Direction::FromHost
     }
 
     /// Every list that has no other answer ends like this.
@@ -145,23 +202,45 @@ impl<'t> Transfer<'t> {
         Ok(())
     }
 
-    /// Has the GPU reach the pool itself.
+    /// Makes everything ready: the GPU reaches the pool itself where it is `registered`, which all of it then is, and has the lane's
+    /// buffers otherwise. The GPU is given nothing.
     ///
-    /// # Safety
-    /// The lists name memory of the GPU that may be used until the lane's end was seen, and all of the pool's is registered.
-    pub(super) unsafe fn direct(&mut self, lane: &mut Lane, entered: &Entered<'_>, registered: &Registered, deadline: Instant) -> Ended {
-        let (memory, order, direction) = (self.memory, self.order, self.direction);
+    /// # Errors
+    /// No memory for the buffers.
+    pub(super) fn begin(
+        &mut self,
+        memory: &dyn Coherence,
+        lane: &mut Lane,
+        entered: &Entered<'_>,
+        registered: Option<&Registered>,
+        buffer_bytes: usize,
+    ) -> Result<()> {
+        if let Some(registered) = registered {
+            self.way = Way::Direct(self.moves(memory, registered));
+            self.order.flushed(memory);
+            return Ok(());
+        }
+        let windows = windows::cut(&self.lists, buffer_bytes);
+        let first = lane.buffer(entered, 0, buffer_bytes)?;
+        let second = if windows.len() > 1 { lane.buffer(entered, 1, buffer_bytes)? } else { first };
+        self.way = Way::Buffers(windows, Buffers([first, second]));
+        self.flush(memory, 0);
+        Ok(())
+    }
+
+    /// The copies of a GPU that reaches the pool itself, for which the caches of this host are ready after a fence.
+    fn moves(&mut self, memory: &dyn Coherence, registered: &Registered) -> Vec<Move> {
+        let (order, direction) = (self.order, self.direction);
         let mut moves = Vec::new();
         for (index, list) in self.lists.iter_mut().enumerate().filter(|(_, list)| list.error.is_none()) {
             let prepare = |piece: &Piece| match direction {
-                Direction::ToPool => edges(piece).try_for_each(|offset| order.flush_edge(memory, offset)),
-                Direction::FromPool => order.flush(memory, piece.offset, piece.len_bytes as u64),
+                Direction::ToHost => edges(piece).try_for_each(|offset| order.flush_edge(memory, offset)),
+                Direction::FromHost => order.flush(memory, piece.offset, piece.len_bytes as u64),
             };
             if let Err(error) = list.pieces.iter().try_for_each(prepare) {
                 list.error = Some(error);
                 continue;
             }
-            list.is_given = true;
             for piece in list.pieces.iter() {
                 let mut done = 0;
                 while done < piece.len_bytes {
@@ -172,26 +251,147 @@ impl<'t> Transfer<'t> {
                 }
             }
         }
-        order.flushed(memory);
-        // SAFETY: as this function demands.
-        let refused = unsafe { lane.give(entered, &moves) };
-        lane.mark(entered, 0);
-        refused.into_iter().for_each(|(list, error)| self.fail(list, error));
-        lane.wait(entered, 0, deadline)
+        moves
     }
 
-    /// Behind copies to the pool that the GPU has ended, whatever became of them: what it wrote leaves this host's caches. Behind copies
-    /// from the pool: whether the memory was there all the time.
-    pub(super) fn leave(&mut self) {
-        let (memory, order, direction) = (self.memory, self.order, self.direction);
+    /// Steps in all.
+    fn steps(&self) -> usize {
+        match &self.way {
+            Way::Direct(_) => 1,
+            Way::Buffers(windows, _) => windows.len(),
+        }
+    }
+
+    /// Drops what this host's caches hold of the pool that a step will read.
+    fn flush(&mut self, memory: &dyn Coherence, step: usize) {
+        let Way::Buffers(windows, _) = &self.way else { return };
+        if self.direction == Direction::ToHost {
+            return;
+        }
+        for part in windows.get(step).into_iter().flatten() {
+            if let Some(list) = self.lists.get_mut(part.list).filter(|list| list.is_well() && list.side == Side::Pool) {
+                self.is_unfenced = true;
+                list.error = self.order.flush(memory, part.piece.offset, part.piece.len_bytes as u64).err();
+            }
+        }
+    }
+
+    /// Gives the GPU as many steps as it may have, and says how far it is with them. `Done` = with all that will be.
+    ///
+    /// # Safety
+    /// The lists name memory of the GPU, and ordinary memory of this process, that may be used until this is `Done` or the lane is drained;
+    /// the lane is that of [`Transfer::begin`].
+    pub(super) unsafe fn advance(&mut self, memory: &dyn Coherence, lane: &mut Lane, entered: &Entered<'_>) -> Progress {
+        loop {
+            // SAFETY: as this function demands.
+            if let Err(code) = unsafe { self.give_steps(memory, lane, entered) } {
+                return Progress::Failed(code);
+            }
+            if self.ended == self.given {
+                return Progress::Done;
+            }
+            match lane.progress(entered, self.ended) {
+                // SAFETY: as this function demands.
+                Progress::Done => unsafe { self.take_step(memory) },
+                other => return other,
+            }
+        }
+    }
+
+    /// The step whose end is awaited.
+    pub(super) fn awaited(&self) -> usize {
+        self.ended
+    }
+
+    /// # Safety
+    /// As [`Transfer::advance`].
+    unsafe fn give_steps(&mut self, memory: &dyn Coherence, lane: &mut Lane, entered: &Entered<'_>) -> std::result::Result<(), c_int> {
+        while self.given < self.steps() && !self.is_stopped && self.lists.iter().any(List::is_well) {
+            if !std::mem::replace(&mut self.is_ready, true) && matches!(self.way, Way::Buffers(..)) && self.is_from_host() {
+                self.order.flushed(memory);
+                self.is_unfenced = false;
+                // While the GPU is at what it has.
+                self.flush(memory, self.given + 1);
+            }
+            if self.given == self.ended + STEPS_UNDER_WAY {
+                break;
+            }
+            let moves = match &self.way {
+                Way::Direct(moves) => Cow::Borrowed(moves),
+                Way::Buffers(windows, buffers) => {
+                    let Some(window) = windows.get(self.given) else { break };
+                    let buffer = buffers.0[self.given % STEPS_UNDER_WAY];
+                    if self.direction == Direction::FromHost {
+                        // SAFETY: the buffer was the GPU's two steps ago, and memory may be read as this function demands.
+                        unsafe { windows::fill(&mut self.lists, window, memory, buffer) };
+                    }
+                    let start = buffer.as_ptr().expose_provenance() as Address;
+                    let to = |part: &windows::Part| to_move(self.direction, part.list, &part.piece, start + part.at as Address);
+                    Cow::Owned(window.iter().filter(|part| self.lists.get(part.list).is_some_and(List::is_well)).map(to).collect())
+                }
+            };
+            for run in moves.chunk_by(|one, other| one.list == other.list) {
+                if let Some(list) = run.first().and_then(|part| self.lists.get_mut(part.list)) {
+                    list.is_given = true;
+                }
+            }
+            // SAFETY: as this function demands.
+            let refused = unsafe { lane.give(entered, &moves) };
+            let slot = self.given;
+            (self.given, self.is_ready) = (self.given + 1, false);
+            refused.into_iter().for_each(|(list, error)| self.fail(list, error));
+            lane.mark(entered, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Behind a step that has ended: what lies in its buffer goes where it belongs.
+    ///
+    /// # Safety
+    /// As [`Transfer::advance`].
+    unsafe fn take_step(&mut self, memory: &dyn Coherence) {
+        if let (Way::Buffers(windows, buffers), Direction::ToHost, false) = (&self.way, self.direction, self.is_stopped)
+            && let Some(window) = windows.get(self.ended)
+        {
+            // SAFETY: the GPU has ended with the buffer, and memory may be written as this function demands.
+            unsafe { windows::empty(&mut self.lists, window, memory, buffers.0[self.ended % STEPS_UNDER_WAY]) };
+            self.is_unfenced = true;
+        }
+        self.ended += 1;
+    }
+
+    /// Another thread may go on from here: this one's flushes and stores are complete.
+    pub(super) fn rest(&mut self, memory: &dyn Coherence) {
+        if std::mem::take(&mut self.is_unfenced) {
+            memory.fence_all();
+        }
+    }
+
+    /// Has no further step given, and no buffer emptied.
+    pub(super) fn stop(&mut self) {
+        self.is_stopped = true;
+    }
+
+    /// Whether [`Transfer::stop`] came before the end. Through buffers it is not told what of it was still made.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_stopped && (matches!(self.way, Way::Buffers(..)) || self.given < self.steps())
+    }
+
+    /// Behind copies that the GPU has ended, whatever became of them. What it wrote to the pool itself leaves this host's caches; of what
+    /// it read there: whether the memory was there all the time.
+    pub(super) fn leave(&mut self, memory: &dyn Coherence) {
+        let (order, direction) = (self.order, self.direction);
+        if !matches!(self.way, Way::Direct(_)) {
+            return;
+        }
         for list in self.lists.iter_mut().filter(|list| list.is_given) {
             for piece in list.pieces.iter() {
                 let len_bytes = piece.len_bytes as u64;
                 let left = match direction {
-                    Direction::ToPool => order.flush_moved(memory, piece.offset, len_bytes),
-                    Direction::FromPool if memory.address(piece.offset, len_bytes).is_some() => Ok(()),
+                    Direction::ToHost => order.flush_moved(memory, piece.offset, len_bytes),
+                    Direction::FromHost if memory.address(piece.offset, len_bytes).is_some() => Ok(()),
                     // It is known to be bad by now: this says how.
-                    Direction::FromPool => memory.flush_range(piece.offset, len_bytes),
+                    Direction::FromHost => memory.flush_range(piece.offset, len_bytes),
                 };
                 if let Err(error) = left {
                     list.error.get_or_insert(error);
@@ -200,182 +400,11 @@ impl<'t> Transfer<'t> {
         }
     }
 
-    /// Copies through the lane's buffers.
-    ///
-    /// # Safety
-    /// The lists name memory of the GPU that may be used until the lane's end was seen.
-    pub(super) unsafe fn bounce(
-        &mut self,
-        lane: &mut Lane,
-        entered: &Entered<'_>,
-        buffer_bytes: usize,
-        deadline: Instant,
-    ) -> Result<Ended> {
-        let windows = self.windows(buffer_bytes);
+    /// The fence behind everything, [`Transfer::leave`] included.
+    pub(super) fn fence(&self, memory: &dyn Coherence) {
         match self.direction {
-            // SAFETY: as this function demands.
-            Direction::ToPool => unsafe { self.bounce_in(&windows, lane, entered, buffer_bytes, deadline) },
-            // SAFETY: as this function demands.
-            Direction::FromPool => unsafe { self.bounce_out(&windows, lane, entered, buffer_bytes, deadline) },
-        }
-    }
-
-    /// Cuts the lists into what a buffer holds; pieces are cut where a line of the pool begins, so that no line is written twice.
-    fn windows(&self, buffer_bytes: usize) -> Vec<Window> {
-        let mut windows: Vec<Window> = Vec::new();
-        let (mut window, mut filled) = (Window::new(), 0);
-        for (list, pieces) in self.lists.iter().enumerate().map(|(index, list)| (index, &list.pieces)) {
-            for piece in pieces.iter() {
-                let mut done = 0;
-                while done < piece.len_bytes {
-                    let (offset, left, room) = (piece.offset + done as u64, piece.len_bytes - done, buffer_bytes - filled);
-                    let behind = (offset + room as u64) % LINE_BYTES as u64;
-                    let taken = if left <= room { left } else { room.saturating_sub(behind as usize) };
-                    if taken > 0 {
-                        window.push(Part { list, piece: piece.part(done, taken), at: filled });
-                        (filled, done) = (filled + taken, done + taken);
-                    }
-                    if done < piece.len_bytes {
-                        windows.push(std::mem::take(&mut window));
-                        filled = 0;
-                    }
-                }
-            }
-        }
-        if !window.is_empty() {
-            windows.push(window);
-        }
-        windows
-    }
-
-    /// Gives the GPU the copies between a window's parts and a buffer.
-    ///
-    /// # Safety
-    /// As [`Transfer::bounce`], and the buffer is the lane's.
-    unsafe fn give(&mut self, window: &Window, slot: usize, buffer: NonNull<u8>, lane: &mut Lane, entered: &Entered<'_>) {
-        let start = buffer.as_ptr().expose_provenance() as Address;
-        let mut moves = Vec::with_capacity(window.len());
-        for part in window {
-            if let Some(list) = self.lists.get_mut(part.list).filter(|list| list.error.is_none()) {
-                list.is_given = true;
-                moves.push(to_move(self.direction, part.list, &part.piece, start + part.at as Address));
-            }
-        }
-        // SAFETY: as this function demands.
-        let refused = unsafe { lane.give(entered, &moves) };
-        lane.mark(entered, slot);
-        refused.into_iter().for_each(|(list, error)| self.fail(list, error));
-    }
-
-    /// # Safety
-    /// As [`Transfer::bounce`].
-    unsafe fn bounce_in(
-        &mut self,
-        windows: &[Window],
-        lane: &mut Lane,
-        entered: &Entered<'_>,
-        buffer_bytes: usize,
-        deadline: Instant,
-    ) -> Result<Ended> {
-        for slot in 0..=windows.len() {
-            if let Some(window) = windows.get(slot) {
-                let buffer = lane.buffer(entered, slot, buffer_bytes)?;
-                // SAFETY: as this function demands.
-                unsafe { self.give(window, slot, buffer, lane, entered) };
-            }
-            // While the GPU fills this buffer, the one before it is emptied.
-            let Some((before, window)) = slot.checked_sub(1).and_then(|before| Some((before, windows.get(before)?))) else { continue };
-            match lane.wait(entered, before, deadline) {
-                Ended::Done => self.empty(window, lane.buffer(entered, before, buffer_bytes)?),
-                other => return Ok(other),
-            }
-        }
-        Ok(Ended::Done)
-    }
-
-    /// Writes a window's bytes from its buffer to the pool.
-    fn empty(&mut self, window: &Window, buffer: NonNull<u8>) {
-        let start = buffer.as_ptr().expose_provenance();
-        for run in window.chunk_by(|one, other| one.list == other.list) {
-            let Some(list) = run.first().and_then(|part| self.lists.get_mut(part.list)) else { continue };
-            if list.error.is_some() {
-                continue;
-            }
-            // One behind the other in the buffer: neighbours in the pool are one piece.
-            let mut pieces: Vec<Piece> = Vec::with_capacity(run.len());
-            for part in run {
-                let piece = Piece::in_host(part.piece.offset, start + part.at, part.piece.len_bytes);
-                match pieces.last_mut() {
-                    Some(last) if last.is_before(&piece) => last.len_bytes += piece.len_bytes,
-                    _ => pieces.push(piece),
-                }
-            }
-            list.error = write_pieces(self.memory, &pieces, list.sum.as_mut()).err();
-        }
-    }
-
-    /// # Safety
-    /// As [`Transfer::bounce`].
-    unsafe fn bounce_out(
-        &mut self,
-        windows: &[Window],
-        lane: &mut Lane,
-        entered: &Entered<'_>,
-        buffer_bytes: usize,
-        deadline: Instant,
-    ) -> Result<Ended> {
-        if let Some(first) = windows.first() {
-            self.flush(first);
-        }
-        for (slot, window) in windows.iter().enumerate() {
-            self.order.flushed(self.memory);
-            if let Some(next) = windows.get(slot + 1) {
-                self.flush(next);
-            }
-            // The buffer was the GPU's two windows ago.
-            if let Some(before) = slot.checked_sub(2) {
-                match lane.wait(entered, before, deadline) {
-                    Ended::Done => {}
-                    other => return Ok(other),
-                }
-            }
-            let buffer = lane.buffer(entered, slot, buffer_bytes)?;
-            self.fill(window, buffer);
-            // SAFETY: as this function demands.
-            unsafe { self.give(window, slot, buffer, lane, entered) };
-        }
-        match windows.len().checked_sub(1) {
-            Some(last) => Ok(lane.wait(entered, last, deadline)),
-            None => Ok(Ended::Done),
-        }
-    }
-
-    fn flush(&mut self, window: &Window) {
-        let (memory, order) = (self.memory, self.order);
-        for part in window {
-            if let Some(list) = self.lists.get_mut(part.list).filter(|list| list.error.is_none()) {
-                list.error = order.flush(memory, part.piece.offset, part.piece.len_bytes as u64).err();
-            }
-        }
-    }
-
-    /// Reads a window's bytes from the pool into its buffer.
-    fn fill(&mut self, window: &Window, buffer: NonNull<u8>) {
-        for part in window {
-            let Some(list) = self.lists.get_mut(part.list).filter(|list| list.error.is_none()) else { continue };
-            // SAFETY: the part lies in the buffer, which the GPU has ended with and nobody else uses.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().add(part.at), part.piece.len_bytes) };
-            let mut offset = part.piece.offset;
-            for chunk in bytes.chunks_mut(SUMMED_BYTES) {
-                if let Err(error) = self.memory.copy_out(offset, chunk) {
-                    list.error = Some(error);
-                    break;
-                }
-                if let Some(sum) = list.sum.as_mut() {
-                    sum.add(chunk);
-                }
-                offset += chunk.len() as u64;
-            }
+            Direction::ToHost => self.order.published(memory),
+            Direction::FromHost => self.order.pulled(memory, false),
         }
     }
 
@@ -392,8 +421,8 @@ impl<'t> Transfer<'t> {
 fn to_move(direction: Direction, list: usize, piece: &Piece, host: Address) -> Move {
     let (gpu, len_bytes) = (piece.address() as Address, piece.len_bytes);
     match direction {
-        Direction::ToPool => Move { list, destination: host, source: gpu, len_bytes },
-        Direction::FromPool => Move { list, destination: gpu, source: host, len_bytes },
+        Direction::ToHost => Move { list, destination: host, source: gpu, len_bytes },
+        Direction::FromHost => Move { list, destination: gpu, source: host, len_bytes },
     }
 }
 

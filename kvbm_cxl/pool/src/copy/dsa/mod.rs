@@ -10,14 +10,14 @@
 //!   does. That a write goes past the caches is a hint to it, so a publish flushes what it wrote, then fences (I4).
 //! - A move that is not done in time is waited out by closing the queue before anything else is written in its place. From then on the CPU
 //!   copies.
-//! - One caller at a time uses the queue; whoever finds it taken has the CPU copy.
+//! - One caller at a time uses the queue; a caller that finds it taken copies by the CPU.
 
 mod descriptor;
 mod queue;
 mod transfer;
 
 pub use descriptor::{Answer, Completion, Descriptor};
-pub use queue::{Found, HardwareQueue, Limits, WorkQueue, discover};
+pub use queue::{HardwareQueue, Limits, UsableQueue, WorkQueue, discover};
 
 use super::cpu::{CpuEngine, Pull, write_pieces};
 use super::list::Piece;
@@ -66,7 +66,7 @@ impl DsaEngine {
         }
     }
 
-    /// The queue, if it is open and nobody uses it just now.
+    /// The queue, if it is open and not in use just now.
     fn queue(&self) -> Option<MutexGuard<'_, Option<Box<dyn WorkQueue>>>> {
         let queue = match self.queue.try_lock() {
             Ok(queue) => queue,

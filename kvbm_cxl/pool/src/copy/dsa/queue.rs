@@ -44,7 +44,7 @@ pub struct Limits {
 
 /// A queue that this process may be able to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct UsableQueue {
     /// Its device file.
     pub path: PathBuf,
     /// What it takes.
@@ -54,14 +54,14 @@ pub struct Found {
 }
 
 /// The enabled user queues below these roots (`/sys`, `/dev`), in the order of their names. Nothing there is no error.
-pub fn discover(sys: &Path, dev: &Path) -> Vec<Found> {
+pub fn discover(sys: &Path, dev: &Path) -> Vec<UsableQueue> {
     let Ok(entries) = std::fs::read_dir(sys.join("bus/dsa/devices")) else { return Vec::new() };
-    let mut found: Vec<Found> = entries.flatten().take(MAX_QUEUES).filter_map(|entry| look(&entry.path(), dev)).collect();
+    let mut found: Vec<UsableQueue> = entries.flatten().take(MAX_QUEUES).filter_map(|entry| look(&entry.path(), dev)).collect();
     found.sort_by(|one, other| one.path.cmp(&other.path));
     found
 }
 
-fn look(folder: &Path, dev: &Path) -> Option<Found> {
+fn look(folder: &Path, dev: &Path) -> Option<UsableQueue> {
     let name = folder.file_name()?.to_str().filter(|name| name.starts_with("wq"))?;
     let text = |attribute: &str| std::fs::read_to_string(folder.join(attribute)).ok().map(|text| text.trim().to_owned());
     let number = |attribute: &str| text(attribute)?.parse::<u64>().ok();
@@ -79,7 +79,7 @@ fn look(folder: &Path, dev: &Path) -> Option<Found> {
         in_flight: number("size")?.min(64) as u32,
         block_on_fault: number("block_on_fault") == Some(1),
     };
-    (limits.transfer_bytes >= 4096 && limits.in_flight > 0).then(|| Found { path: dev.join("dsa").join(name), limits, is_shared })
+    (limits.transfer_bytes >= 4096 && limits.in_flight > 0).then(|| UsableQueue { path: dev.join("dsa").join(name), limits, is_shared })
 }
 
 /// A queue of the hardware.
@@ -90,7 +90,7 @@ pub struct HardwareQueue {
     _file: File,
 }
 
-// SAFETY: the portal is an address of this process, whoever uses it.
+// SAFETY: the portal is an address of this process, for every thread.
 unsafe impl Send for HardwareQueue {}
 
 impl HardwareQueue {
@@ -98,7 +98,7 @@ impl HardwareQueue {
     ///
     /// # Errors
     /// [`Error::Os`] when it cannot be opened or mapped, [`Error::Invalid`] when this CPU has no instruction to submit with.
-    pub fn open(found: &Found) -> Result<Self> {
+    pub fn open(found: &UsableQueue) -> Result<Self> {
         let cpu = CpuFeatures::detect();
         let (submission, is_there) =
             if found.is_shared { (Submission::Enqueue, cpu.enqcmd) } else { (Submission::DirectStore, cpu.movdir64b) };
@@ -168,8 +168,8 @@ mod tests {
         queue(sys, "engine0.0", &[]);
         let limits = |in_flight, batch_len, block_on_fault| Limits { transfer_bytes: 2 << 20, batch_len, in_flight, block_on_fault };
         let expected = [
-            Found { path: "/dev/dsa/wq0.0".into(), limits: limits(16, 0, false), is_shared: true },
-            Found { path: "/dev/dsa/wq0.1".into(), limits: limits(8, 32, true), is_shared: false },
+            UsableQueue { path: "/dev/dsa/wq0.0".into(), limits: limits(16, 0, false), is_shared: true },
+            UsableQueue { path: "/dev/dsa/wq0.1".into(), limits: limits(8, 32, true), is_shared: false },
         ];
         assert_eq!(discover(sys, dev), expected);
     }
@@ -178,7 +178,7 @@ mod tests {
     fn a_queue_that_cannot_be_opened_is_an_error() {
         let limits = Limits { transfer_bytes: 4096, batch_len: 0, in_flight: 1, block_on_fault: false };
         for is_shared in [true, false] {
-            let found = Found { path: "/dev/dsa/wq99.99".into(), limits, is_shared };
+            let found = UsableQueue { path: "/dev/dsa/wq99.99".into(), limits, is_shared };
             assert!(HardwareQueue::open(&found).is_err());
         }
     }

@@ -25,7 +25,7 @@ fn at(lines: &Lines, of: fn(&Geometry) -> u64) -> u64 {
 planted! {
     epoch_of_another_seat: "seat.epoch", |lines| lines.publish(0, Seat { epoch: 4, machine: MACHINES[0], ..Seat::default() });
     seat_of_another_machine: "seat.machine", |lines| lines.publish(0, Seat { epoch: 3, machine: MACHINES[1], ..Seat::default() });
-    seat_of_nobody: "seat.machine", |lines| lines.publish(1, Seat { epoch: 2, machine: MACHINES[1], ..Seat::default() });
+    seat_of_no_machine: "seat.machine", |lines| lines.publish(1, Seat { epoch: 2, machine: MACHINES[1], ..Seat::default() });
     tag_above_the_epoch: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 5, ..GrantLine::default() });
     tag_of_another_seat: "copy.tag", |lines| lines.publish(1, GrantLine { tag: 2, ..GrantLine::default() });
     fence_ahead_of_every_binding: "fence.ahead", |lines| {
@@ -46,7 +46,7 @@ planted! {
         let identity = lines.fetch::<Identity>(1)?;
         lines.publish(1, Identity { machine: [9; 16], ..identity })
     };
-    lines_of_a_slot_that_nobody_has: "line.unbound", |lines| {
+    lines_of_an_unbound_slot: "line.unbound", |lines| {
         lines.publish(2 * at(lines, Geometry::summary_lines), Summary { incarnation: 1, ..Summary::default() })
     };
     grant_to_an_unbound_incarnation: "grant.unbound", |lines| {
@@ -86,7 +86,7 @@ planted! {
     claim_beyond_the_pool: "claim.range", |lines| {
         lines.publish(0, Claim { incarnation: 2, bits: [0x80; CHUNKS_PER_CLAIM / 8], ..Claim::zeroed() })
     };
-    kept_blocks_that_nobody_claims: "chunk.orphan", |lines| {
+    kept_blocks_without_a_claim: "chunk.orphan", |lines| {
         lines.publish(lines.layout().claim_lines(), Claim { incarnation: 2, ..Claim::zeroed() })
     };
     kept_blocks_of_a_fenced_host: "chunk.unadopted", |lines| {
@@ -128,13 +128,22 @@ planted! {
         lines.publish(0, fence)?;
         lines.publish(0, row)
     };
-    binding_to_nobody: "binding.nobody", |lines| lines.publish(2, Binding { tag: 3, incarnation: 1, ..Binding::default() });
+    binding_to_no_machine: "binding.unnamed", |lines| lines.publish(2, Binding { tag: 3, incarnation: 1, ..Binding::default() });
     binding_without_an_incarnation: "binding.empty", |lines| lines.publish(2, Binding { tag: 3, machine: [4; 16], ..Binding::default() });
-    binding_of_a_seat_that_is_fixed: "binding.fixed_seat", |lines| {
-        lines.publish(3, Binding { tag: 3, incarnation: 1, machine: MACHINES[1], nonce: [4; 16], ..Binding::default() })
+    ballot_of_another_place: "claimant.ballot", |lines| {
+        lines.publish(0, Claimant { ballot: 2, machine: MACHINES[1], ..Claimant::default() })
     };
-    binding_of_two_seats_to_one_machine: "binding.two_seats", |lines| {
-        lines.publish(4, Binding { tag: 3, incarnation: 1, machine: MACHINES[0], nonce: [4; 16], ..Binding::default() })
+    ballot_beyond_the_limit: "claimant.ballot", |lines| {
+        lines.publish(15, Claimant { ballot: MAX_NUMBER, machine: MACHINES[1], ..Claimant::default() })
+    };
+    owner_under_no_ballot: "seat_claim.untagged", |lines| lines.publish(1, SeatClaim { tag: 0, ..owner_of_seat_1() });
+    owner_without_a_session: "seat_claim.empty", |lines| lines.publish(1, SeatClaim { session: [0; 16], ..owner_of_seat_1() });
+    owner_under_the_ballot_of_another_place: "seat_claim.tag", |lines| lines.publish(1, SeatClaim { tag: 2, ..owner_of_seat_1() });
+    owner_above_the_ballot_of_its_place: "seat_claim.tag", |lines| lines.publish(1, owner_of_seat_1());
+    seat_ahead_of_the_vote: "seat.session", |lines| {
+        lines.publish(0, Claimant { ballot: 1, machine: MACHINES[1], ..Claimant::default() })?;
+        lines.publish(1, owner_of_seat_1())?;
+        lines.publish(1, Seat { machine: MACHINES[1], session: [9; 16], generation: 1, ..Seat::default() })
     };
     identity_without_an_incarnation: "identity.empty", |lines| lines.publish(2, Identity { machine: [4; 16], ..Identity::default() });
     identity_without_a_state: "identity.state", |lines| lines.publish(1, Identity { state: 0, ..lines.fetch::<Identity>(1)? });
@@ -206,7 +215,7 @@ planted! {
         lines.publish(6, Descriptor { len_bytes: 4097, ..block(Descriptor::READY, OTHER) })
     };
     block_of_no_bytes: "descriptor.length", |lines| lines.publish(6, Descriptor { len_bytes: 0, ..block(Descriptor::READY, OTHER) });
-    block_in_a_chunk_that_nobody_claims: "descriptor.unclaimed", |lines| lines.publish(13, block(Descriptor::READY, OTHER));
+    block_in_a_chunk_without_a_claim: "descriptor.unclaimed", |lines| lines.publish(13, block(Descriptor::READY, OTHER));
     block_of_a_host_that_does_not_claim_it: "descriptor.foreign", |lines| {
         lines.publish(6, Descriptor { owner: 0, ..block(Descriptor::READY, OTHER) })
     };

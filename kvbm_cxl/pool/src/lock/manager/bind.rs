@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Binding slots to machines that ask for one (J3's other half), and free seats to machines that joined.
+//! Binding slots to machines that ask for one (J3's other half).
 
 use super::Active;
 use super::hosts::{HostView, MAX_LENIENCY};
@@ -17,7 +17,7 @@ impl Inner {
         let indexes: Vec<u64> = (0..JOINBOXES as u64).collect();
         let mut boxes: Vec<Result<JoinBox>> = Vec::with_capacity(JOINBOXES);
         self.lines.fetch_many(&indexes, &mut boxes)?;
-        // Anybody may write a join box, so a damaged one is nothing but a request that has to be repeated.
+        // Every machine may write a join box, so a damaged one is nothing but a request that has to be repeated.
         for ask in boxes.into_iter().flatten() {
             if ask.machine != [0; 16] && ask.nonce != [0; 16] && ask.slot < self.geometry().slots {
                 self.serve_join_box(active, &ask, now_ns)?;
@@ -40,7 +40,14 @@ impl Inner {
         if !names_it || !self.is_free_for(active, ask, &bound)? {
             return Ok(());
         }
+        if bound.incarnation != 0 && bound.machine != ask.machine && !self.keep_proof_of_seat(ask.slot)? {
+            return Ok(());
+        }
         let standing = active.standings[ask.slot as usize];
+        if !active.is_whole[ask.slot as usize] {
+            // A row that cannot be read may hold the next incarnation for dead already.
+            return Ok(());
+        }
         // All three verified, so none is above the limit and this cannot wrap.
         let incarnation = bound.incarnation.max(standing.fenced).max(standing.dead).saturating_add(1);
         if incarnation >= MAX_NUMBER {
@@ -52,7 +59,7 @@ impl Inner {
         self.bind(active, ask.slot as usize, Binding { incarnation, machine: ask.machine, nonce: ask.nonce, ..Binding::default() })?;
         point!("manager.bound");
         let view = &mut active.hosts[ask.slot as usize];
-        // Whoever starts anew after an end begins with the usual patience.
+        // A host that starts anew after an end begins with the usual patience.
         let leniency = if has_survived || mutant!("patience_with_the_dead") { (view.leniency + 1).min(MAX_LENIENCY) } else { 0 };
         *view = HostView::new(self.geometry(), now_ns);
         view.leniency = leniency;
@@ -68,6 +75,10 @@ impl Inner {
     fn is_free_for(&self, active: &Active, ask: &JoinBox, bound: &Binding) -> Result<bool> {
         // The machine itself vouches through its local lock (J1) that its previous incarnation has stopped.
         if bound.incarnation == 0 || ask.machine == bound.machine {
+            return Ok(true);
+        }
+        // Another machine vouches by the word of the kernel that both run, or ran, under; the nonce that it names is the one bound.
+        if ask.vouches() && ask.previous == bound.nonce {
             return Ok(true);
         }
         let standing = active.standings[ask.slot as usize];
@@ -91,41 +102,10 @@ impl Inner {
         Ok(u32::MAX)
     }
 
-    /// Binds seats that the superblock leaves free to machines that have joined, so that the role survives this machine.
-    ///
-    /// A seat's own lines were never written before it is bound, and a binding is decided like a grant, so no line ever gets a second
-    /// writer.
-    pub(super) fn seat_machines(&self, active: &mut Active) -> Result<()> {
-        let geometry = *self.geometry();
-        let slots = geometry.slots as usize;
-        for seat in 0..geometry.seats as usize {
-            let fixed = self.config.seats.get(seat).is_some_and(|machine| !machine.is_none());
-            let Some(binding) = active.bindings[slots + seat] else { continue };
-            if fixed || binding.incarnation != 0 {
-                continue;
-            }
-            let is_seated = |machine: &[u8; 16]| {
-                self.config.seats.iter().any(|seated| seated.0 == *machine)
-                    || active.bindings[slots..].iter().flatten().any(|seated| seated.incarnation != 0 && seated.machine == *machine)
-            };
-            let candidate = (0..slots).find_map(|slot| {
-                let bound = active.bindings[slot].filter(|bound| bound.incarnation != 0)?;
-                let view = &active.hosts[slot];
-                let beats = view.has_beaten(bound.incarnation) && view.silence.still_ns() < self.config.suspect_ms * 1_000_000;
-                (beats && active.standings[slot].fenced < bound.incarnation && !is_seated(&bound.machine)).then_some(bound)
-            });
-            let Some(candidate) = candidate else { return Ok(()) };
-            let binding = Binding { incarnation: 1, machine: candidate.machine, nonce: candidate.nonce, ..Binding::default() };
-            self.bind(active, slots + seat, binding)?;
-            point!("manager.seated");
-        }
-        Ok(())
-    }
-
     fn bind(&self, active: &mut Active, index: usize, binding: Binding) -> Result<()> {
         let binding = Binding { tag: active.epoch, ..binding };
-        self.lines.publish(seat::copy_of(active.seat) * self.geometry().bindings() + index as u64, binding)?;
+        // Before it is published: from here a line that does not verify any more is written again.
         active.bindings[index] = Some(binding);
-        Ok(())
+        self.lines.publish(seat::copy_of(active.seat) * self.geometry().bindings() + index as u64, binding)
     }
 }

@@ -17,7 +17,7 @@ enum Holder {
 }
 
 impl Inner {
-    /// Looks at every lock that somebody waits for; true while any of them has a waiter left.
+    /// Looks at every lock that has waiters; true while any of them has a waiter left.
     pub(super) fn serve_locks(&self, active: &mut Active) -> Result<bool> {
         let mut waiting = false;
         for lock in 0..self.geometry().locks {
@@ -30,7 +30,7 @@ impl Inner {
 
     fn serve_lock(&self, active: &mut Active, lock: LockId) -> Result<bool> {
         let (line, place) = (lock as usize / LOCKS_PER_GRANT, lock as usize % LOCKS_PER_GRANT);
-        // A blocked line is not served: a damaged copy may hide a grant that somebody accepted.
+        // A blocked line is not served: a damaged copy may hide a grant that a host accepted.
         let Some(mut copy) = active.grants[line] else { return Ok(false) };
         let last = copy.grants[place];
         active.forget_void_waiters(lock, &last);
@@ -58,9 +58,10 @@ impl Inner {
         copy.grants[place] = grant;
         copy.tag = active.epoch;
         point!("manager.before_grant");
+        // Before it is published: from here a line that does not verify any more is written again.
+        active.grants[line] = Some(copy);
         self.lines.publish(seat::copy_of(active.seat) * self.geometry().grant_lines() + line as u64, copy)?;
         point!("manager.granted");
-        active.grants[line] = Some(copy);
         Ok(!active.queues[lock as usize].is_empty())
     }
 

@@ -3,11 +3,11 @@
 
 use super::Active;
 use crate::error::{Error, Result};
+use crate::failure_detector::FailureDetector;
 use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::limits::MAX_NUMBER;
 use crate::media::{Geometry, Grant, Identity, LOCKS_PER_GRANT, LOCKS_PER_REQUEST, Request, RequestLine, Summary, VERSIONS_PER_SUMMARY};
-use crate::silence::Silence;
 use std::sync::atomic::Ordering;
 
 /// Most doublings of the patience with one host. Without them a host that is too slow for the time-out would be fenced for ever.
@@ -20,7 +20,7 @@ pub(super) struct HostView {
     /// Heartbeat and the incarnation that it belongs to.
     heartbeat: (u32, u64),
     /// How long the heartbeat has not moved.
-    pub silence: Silence,
+    pub silence: FailureDetector,
     /// Doublings of the patience with this host: it was suspected wrongly before, so it is slow and not dead.
     pub leniency: u32,
     /// Heartbeats seen to move.
@@ -39,7 +39,7 @@ impl HostView {
     pub fn new(geometry: &Geometry, now_ns: u64) -> Self {
         HostView {
             heartbeat: (0, 0),
-            silence: Silence::since(now_ns),
+            silence: FailureDetector::since(now_ns),
             leniency: 0,
             beats: 0,
             versions: vec![None; geometry.request_lines() as usize],
@@ -47,11 +47,6 @@ impl HostView {
             requests: vec![Request::default(); geometry.locks as usize],
             next_check: 0,
         }
-    }
-
-    /// Whether a heartbeat of this incarnation was seen.
-    pub fn has_beaten(&self, incarnation: u32) -> bool {
-        self.heartbeat.0 == incarnation && self.heartbeat.1 > 0
     }
 
     /// The request of `lock` and the incarnation that made it.
@@ -88,7 +83,7 @@ impl Inner {
         let mut check = None;
         if part == 0 && view.heartbeat != (summary.incarnation, summary.heartbeat) {
             view.heartbeat = (summary.incarnation, summary.heartbeat);
-            view.silence = Silence::since(now_ns);
+            view.silence = FailureDetector::since(now_ns);
             view.beats += 1;
             if view.beats.is_multiple_of(BEATS_TO_FORGIVE) {
                 view.leniency = view.leniency.saturating_sub(1);
@@ -105,25 +100,30 @@ impl Inner {
                 changed.push(line);
             }
         }
-        let news = !changed.is_empty();
+        let mut news = false;
+        let announced = changed.len();
         changed.extend(check.filter(|line| !changed.contains(line)));
-        for line in changed {
+        for (place, line) in changed.into_iter().enumerate() {
             match self.lines.fetch::<RequestLine>(u64::from(slot) * geometry.request_lines() + line) {
-                Ok(requests) => active.note_requests(slot, line, &requests),
-                Err(Error::BadLine { .. }) => {}
+                Ok(requests) => {
+                    news |= place < announced;
+                    active.note_requests(slot, line, &requests);
+                }
+                // Looked at again until its host, or a sibling that goes on, has written it whole.
+                Err(Error::BadLine { .. }) => active.hosts[slot as usize].versions[line as usize] = None,
                 Err(other) => return Err(other),
             }
         }
         Ok(news)
     }
 
-    /// Whether somebody on this machine asked for the fence of this incarnation.
+    /// Whether a process on this machine asked for the fence of this incarnation.
     fn is_suspected(&self, slot: u32, incarnation: u32) -> bool {
         let suspected = self.segment.header().suspected.get(slot as usize);
         suspected.is_some_and(|up_to| (incarnation..MAX_NUMBER).contains(&up_to.load(Ordering::Acquire)))
     }
 
-    /// Fences every host whose heartbeat stands still for too long on this manager's clock, or that somebody on this machine suspects.
+    /// Fences every host whose heartbeat stands still for too long on this manager's clock, or that a process on this machine suspects.
     pub(super) fn suspect_hosts(&self, active: &mut Active, now_ns: u64) -> Result<()> {
         if mutant!("no_suspicion") {
             return Ok(());

@@ -6,21 +6,24 @@
 
 mod bind;
 mod grants;
+mod heal;
 mod hosts;
+mod seats;
 mod takeover;
 
 use super::seat;
 use crate::error::Result;
-use crate::fault::mutant;
-use crate::host::{Inner, Standing, fence};
+use crate::failure_detector::FailureDetector;
+use crate::fault::{mutant, point};
+use crate::host::{FenceStatus, Inner};
 use crate::limits::MAX_NUMBER;
-use crate::media::{Binding, DeathLine, FenceLine, GrantLine, MediaLine, SLOTS_PER_FENCE, Seat};
+use crate::line::if_whole;
+use crate::media::{Binding, DeathLine, FenceLine, GrantLine, Identity, MediaLine, SLOTS_PER_FENCE};
 use crate::platform::{MachineLock, MachineLockGuard};
-use crate::silence::Silence;
 use hosts::HostView;
 use std::collections::VecDeque;
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, TryLockError};
 
 /// Most doublings of the patience with managers. Without them seats too slow for the time-out would take the role from each other for ever.
 const MAX_UNREST: u32 = 6;
@@ -28,6 +31,11 @@ const MAX_UNREST: u32 = 6;
 const BEATS_TO_CALM: u64 = 64;
 /// The beat of a manager that gave the role up.
 const RESIGNED: u64 = u64::MAX;
+
+/// The beat of a seat that is not in charge, by the epoch that it claimed last; 0 = none yet.
+fn beat_at_rest(epoch: u32) -> u64 {
+    if epoch == 0 { 0 } else { RESIGNED }
+}
 
 /// This process's part in the manager role. Aligned, so that rounds of the service write to no line that operations read.
 #[derive(Default)]
@@ -38,18 +46,28 @@ pub(crate) struct Manager {
     /// The seat of this machine, once known.
     seat: Option<u64>,
     /// What was last seen of the manager in charge, and when that last changed.
-    watch: Option<Watch>,
+    watch: Option<SeatWatch>,
     /// Set while this process serves.
     active: Option<Active>,
     looked_at_ns: u64,
     /// Doublings of the patience with managers: the role moved lately, perhaps for no reason.
     unrest: u32,
+    /// When this machine, which has no seat, may claim one next; 0 = not known yet.
+    claim_at_ns: u64,
+    /// When this machine may look next for a seat whose damaged lines wait for it.
+    mend_at_ns: u64,
+    /// Attempts that failed in a row, up to a limit.
+    claim_tries: u32,
+    /// Why this machine could not claim a seat.
+    claim_problem: Option<String>,
+    /// The seat was claimed because the manager of this epoch did not serve: this machine need not wait again.
+    serves_after: Option<u32>,
 }
 
-struct Watch {
+struct SeatWatch {
     epoch: u32,
     beat: u64,
-    silence: Silence,
+    silence: FailureDetector,
 }
 
 /// A manager that has claimed and adopted.
@@ -58,20 +76,26 @@ struct Active {
     epoch: u32,
     beat: u64,
     beat_at_ns: u64,
-    /// This seat's own copies; `None` is a line that nobody may serve because a damaged copy could hide a higher tag.
+    /// This seat's own copies; `None` is a line that must not be served because a damaged copy could hide a higher tag.
     grants: Vec<Option<GrantLine>>,
     bindings: Vec<Option<Binding>>,
     /// This seat's own rows.
     fences: Vec<FenceLine>,
     deaths: Vec<DeathLine>,
     /// All seats' rows together, as of this round.
-    standings: Vec<Standing>,
+    standings: Vec<FenceStatus>,
+    /// Whether all rows of a slot verified; else more may be fenced or dead than `standings` tells.
+    is_whole: Vec<bool>,
     hosts: Vec<HostView>,
     /// Per lock the number of the last grant that was seen to end in good order, so that a later incarnation does not hide that.
     ended: Vec<u32>,
     /// Who waits, by lock, in the order of discovery.
     queues: Vec<VecDeque<u32>>,
     boxes_at_ns: u64,
+    /// The epoch of this seat before its claim, if its line verified then.
+    own_before: Option<u32>,
+    /// Where the look at the own registers goes on.
+    mended: u64,
     /// Fences that the rule "fence before grant" would have published before (only with that rule dropped).
     late_fences: Vec<(u32, u32)>,
 }
@@ -96,7 +120,7 @@ impl Inner {
             return match self.serve(active)? {
                 Some(busy) => Ok(busy),
                 None => {
-                    // Somebody took this manager for dead, and it was only slow: meet the next ones with more patience.
+                    // Another seat took this manager for dead, and it was only slow: meet the next ones with more patience.
                     manager.unrest = (manager.unrest + 1).min(MAX_UNREST);
                     manager.active = None;
                     manager.watch = None;
@@ -110,25 +134,38 @@ impl Inner {
             return Ok(false);
         }
         manager.looked_at_ns = now_ns.max(1);
+        manager.seat = self.find_seat();
         if manager.seat.is_none() {
-            manager.seat = self.find_seat()?;
+            self.claim_seat(&mut manager, now_ns)?;
         }
         let Some(seat) = manager.seat else { return Ok(false) };
+        self.learn_rows(seat)?;
         self.publish_deaths_beside_manager(&mut manager, seat)?;
-        if !self.is_manager_wanted(&mut manager, seat, now_ns)? {
+        // Only the process with the machine's lock on the role may write: the first one takes it where there is something to mend.
+        let claims_anew = self.has_own_damage(seat)? && self.take_guard(&mut manager)? && self.mend_beside_manager(seat)?;
+        let is_wanted = claims_anew || self.is_manager_wanted(&mut manager, Some(seat), now_ns)?;
+        let serves_after = manager.serves_after.take();
+        let is_same = serves_after.is_some() && manager.watch.as_ref().map(|watch| watch.epoch) == serves_after;
+        if !is_wanted && !is_same {
             return Ok(false);
         }
-        if manager.guard.is_none() {
-            manager.guard = self.platform.try_lock(MachineLock::Manager, true)?;
-            if manager.guard.is_none() {
-                return Ok(false);
-            }
-            if mutant!("restart_clears_seat_rows") {
-                self.clear_rows(seat)?;
-            }
+        let is_first = manager.guard.is_none();
+        if !self.take_guard(&mut manager)? {
+            return Ok(false);
+        }
+        if is_first && mutant!("restart_clears_seat_rows") {
+            self.clear_rows(seat)?;
         }
         manager.active = self.take_over(seat)?;
         Ok(true)
+    }
+
+    /// Takes the machine's lock on the role, under which its seat's lines are written; false while another process of the machine has it.
+    fn take_guard(&self, manager: &mut Manager) -> Result<bool> {
+        if manager.guard.is_none() {
+            manager.guard = self.platform.try_lock(MachineLock::Manager, true)?;
+        }
+        Ok(manager.guard.is_some())
     }
 
     /// Whether `seat` is this machine's (only asked where the self-grant shortcut is tried).
@@ -136,34 +173,14 @@ impl Inner {
         self.config.seats.get(seat as usize) == Some(&self.platform.machine())
     }
 
-    /// The seat of this machine: from the superblock's table, or bound while the pool runs and accepted as a slot is (J4).
-    fn find_seat(&self) -> Result<Option<u64>> {
-        let machine = self.platform.machine();
-        let geometry = self.geometry();
-        if let Some(seat) = self.config.seats.iter().take(geometry.seats as usize).position(|owner| *owner == machine) {
-            return Ok(Some(seat as u64));
-        }
-        let Some(newest) = seat::newest(&self.lines)? else { return Ok(None) };
-        let first = newest.seat * geometry.bindings() + u64::from(geometry.slots);
-        let indexes: Vec<u64> = (first..first + u64::from(geometry.seats)).collect();
-        let mut bindings: Vec<Result<Binding>> = Vec::with_capacity(indexes.len());
-        self.lines.fetch_many(&indexes, &mut bindings)?;
-        for (seat, binding) in bindings.into_iter().enumerate() {
-            let binding = binding?;
-            if binding.tag != 0 && binding.incarnation != 0 && binding.machine == machine.0 {
-                let superseded = seat::newest(&self.lines)?.is_some_and(|newest| newest.epoch > binding.tag);
-                return Ok((!superseded).then_some(seat as u64));
-            }
-        }
-        Ok(None)
-    }
-
     /// Watches the manager in charge; true when there is none, it resigned, or it has not moved for long enough on our own clock.
-    fn is_manager_wanted(&self, manager: &mut Manager, seat: u64, now_ns: u64) -> Result<bool> {
+    ///
+    /// `seat` is this machine's; `None` = it has none yet and would have to claim one.
+    fn is_manager_wanted(&self, manager: &mut Manager, seat: Option<u64>, now_ns: u64) -> Result<bool> {
         if mutant!("no_takeover") && manager.watch.as_ref().is_some_and(|watch| watch.epoch > 0) {
             return Ok(false);
         }
-        let newest = seat::newest(&self.lines)?;
+        let newest = seat::newest(self)?;
         let (epoch, beat) = newest.map_or((0, 0), |newest| (newest.epoch, newest.beat));
         let moved = manager.watch.as_ref().is_none_or(|watch| (watch.epoch, watch.beat) != (epoch, beat));
         if moved {
@@ -172,24 +189,27 @@ impl Inner {
             if beat != 0 && beat.is_multiple_of(BEATS_TO_CALM) {
                 manager.unrest = manager.unrest.saturating_sub(1);
             }
-            manager.watch = Some(Watch { epoch, beat, silence: Silence::since(now_ns) });
+            manager.watch = Some(SeatWatch { epoch, beat, silence: FailureDetector::since(now_ns) });
         }
         let unrest = manager.unrest;
         let Some(watch) = &mut manager.watch else { return Ok(false) };
         let still_ns = watch.silence.goes_on(now_ns, (self.config.suspect_ms * 1_000_000) << unrest);
-        // Higher seats wait longer and everybody a random bit, so that claimants rarely duel.
+        // Higher seats wait longer and all a random bit, so that claimants rarely duel.
         let patience_ns = |base_ms: u64| {
             let base_ns = (base_ms * 1_000_000) << unrest;
-            base_ns * (seat + 1) + self.platform.random() % (base_ns / 2 + 1)
+            base_ns * (seat.unwrap_or(0) + 1) + self.platform.random() % (base_ns / 2 + 1)
         };
         if epoch == 0 {
-            return Ok(seat == 0 || still_ns > patience_ns(self.config.suspect_ms));
+            let is_first = seat.map_or(self.config.seats.iter().all(|machine| machine.is_none()), |seat| seat == 0);
+            return Ok(is_first || still_ns > patience_ns(self.config.suspect_ms));
         }
+        let machine = self.platform.machine().0;
+        let is_own = newest.is_some_and(|newest| seat.map_or(newest.machine == machine, |seat| newest.seat == seat));
         if beat == RESIGNED {
-            return Ok(newest.is_some_and(|newest| newest.seat == seat) || still_ns > patience_ns(self.config.heartbeat_ms));
+            return Ok(is_own || still_ns > patience_ns(self.config.heartbeat_ms));
         }
         // The process that served for this very seat may have died; its lock on the machine tells, so there is nothing to wait for.
-        if newest.is_some_and(|newest| newest.seat == seat) {
+        if is_own {
             return Ok(true);
         }
         Ok(still_ns > patience_ns(self.config.suspect_ms))
@@ -197,9 +217,22 @@ impl Inner {
 
     /// One round of serving; `None` when a higher epoch ended this manager.
     fn serve(&self, active: &mut Active) -> Result<Option<bool>> {
-        let seats = seat::all(&self.lines)?;
-        if seats.iter().any(|seat| seat.epoch > active.epoch) && !mutant!("shared_grant_line") {
-            return Ok(None);
+        // A seat line that cannot be read may hide a higher epoch: to serve on is safe (M5), and hosts accept nothing meanwhile (H3).
+        let mut is_own_whole = true;
+        for (seat, line) in (0..).zip(seat::each(&self.lines)?) {
+            match if_whole(line)? {
+                Some(line) if line.epoch > active.epoch && !mutant!("shared_grant_line") => return Ok(None),
+                Some(line) if seat == active.seat && self.is_seat_lost(seat, &line) => {
+                    self.forget_seat();
+                    return Ok(None);
+                }
+                None if seat == active.seat => is_own_whole = false,
+                _ => {}
+            }
+        }
+        if !is_own_whole && self.owns_seat(active.seat)? {
+            self.publish_seat(active, active.beat)?;
+            self.damage.healed();
         }
         let now_ns = self.platform.now_ns();
         let period_ns = self.config.heartbeat_ms * 1_000_000;
@@ -208,26 +241,26 @@ impl Inner {
             active.beat += 1;
             self.publish_seat(active, active.beat)?;
             self.publish_declared_deaths(active)?;
+            self.publish_reported_deaths(active)?;
             self.adopt_blocked(active, now_ns)?;
+            self.mend_what_is_served(active)?;
         }
         for (slot, incarnation) in std::mem::take(&mut active.late_fences) {
             self.publish_fence(active, slot, incarnation)?;
         }
-        active.standings = fence::standings(&self.lines)?;
+        (active.standings, active.is_whole) = self.standings()?.into_iter().unzip();
         let news = self.look_at_hosts(active, now_ns)?;
         self.suspect_hosts(active, now_ns)?;
         if now_ns.saturating_sub(active.boxes_at_ns) >= self.config.poll_us * 1_000 {
             active.boxes_at_ns = now_ns;
             self.serve_join_boxes(active, now_ns)?;
-            self.seat_machines(active)?;
         }
         let waiting = self.serve_locks(active)?;
         Ok(Some(news || waiting))
     }
 
     fn publish_seat(&self, active: &Active, beat: u64) -> Result<()> {
-        let seat = Seat { epoch: active.epoch, beat, machine: self.platform.machine().0, ..Seat::default() };
-        self.lines.publish(active.seat, seat)
+        self.lines.publish(active.seat, self.seat_line(active.seat, active.epoch, beat))
     }
 
     /// FEN\[k\]\[slot\] = incarnation, in this seat's own row.
@@ -236,11 +269,12 @@ impl Inner {
             return Ok(());
         }
         active.standings[slot as usize].fenced = active.standings[slot as usize].fenced.max(incarnation);
+        self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
         self.publish_row(active.seat, slot, &active.fences)
     }
 
     /// What operators of this machine stated: slots with the incarnation up to which they are dead. The segment is ordinary memory that a
-    /// broken process may have written to, so a number that nobody accepts is left out.
+    /// broken process may have written to, so a number that no host accepts is left out.
     fn declared_deaths(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let declared = self.segment.header().declared_dead.iter().take(self.geometry().slots as usize);
         let stated = declared.enumerate().map(|(slot, incarnation)| (slot as u32, incarnation.load(Ordering::Acquire)));
@@ -252,7 +286,28 @@ impl Inner {
         for (slot, incarnation) in self.declared_deaths() {
             self.publish_fence(active, slot, incarnation)?;
             if raise(&mut active.deaths, slot, incarnation, |row| &mut row.dead) {
+                self.remember(&self.segment.header().death_row, slot as usize, incarnation);
                 self.publish_row(active.seat, slot, &active.deaths)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// DEAD\[k\]: what hosts without a seat report in their identity lines. A statement stays true, however old the line is.
+    fn publish_reported_deaths(&self, active: &mut Active) -> Result<()> {
+        for slot in (0..self.geometry().slots).filter(|slot| active.bound(*slot).is_some()).collect::<Vec<_>>() {
+            let Some((dead, incarnation)) = if_whole(self.lines.fetch::<Identity>(slot.into()))?.and_then(|line| line.reported()) else {
+                continue;
+            };
+            // One that is not known to have been is left for a manager that knows it.
+            if dead >= self.geometry().slots || active.bound(dead).is_none_or(|bound| incarnation > bound) {
+                continue;
+            }
+            self.publish_fence(active, dead, incarnation)?;
+            if raise(&mut active.deaths, dead, incarnation, |row| &mut row.dead) {
+                self.remember(&self.segment.header().death_row, dead as usize, incarnation);
+                self.publish_row(active.seat, dead, &active.deaths)?;
+                point!("manager.reported");
             }
         }
         Ok(())
@@ -263,19 +318,18 @@ impl Inner {
         if self.declared_deaths().next().is_none() {
             return Ok(());
         }
-        if manager.guard.is_none() {
-            manager.guard = self.platform.try_lock(MachineLock::Manager, true)?;
-            if manager.guard.is_none() {
-                // Another process of this machine writes the seat's lines, and this as well.
-                return Ok(());
-            }
+        if !self.take_guard(manager)? {
+            // Another process of this machine writes the seat's lines, and this as well.
+            return Ok(());
         }
         let (mut fences, mut deaths) = self.own_rows(seat)?;
         for (slot, incarnation) in self.declared_deaths() {
             if raise(&mut fences, slot, incarnation, |row| &mut row.fenced) {
+                self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
                 self.publish_row(seat, slot, &fences)?;
             }
             if raise(&mut deaths, slot, incarnation, |row| &mut row.dead) {
+                self.remember(&self.segment.header().death_row, slot as usize, incarnation);
                 self.publish_row(seat, slot, &deaths)?;
             }
         }
@@ -288,18 +342,23 @@ impl Inner {
         self.lines.publish(seat * self.geometry().fence_lines() + line as u64, rows[line])
     }
 
-    /// Gives the role up for good, so that another seat need not wait for a time-out.
-    pub(crate) fn resign(&self) -> Result<()> {
-        // Polled and not waited for: on simulated hosts a round of this very thread may be suspended inside the mutex.
+    /// This process's part in the role; none where a thread panicked in it. Polled and not waited for: on simulated hosts a round of this
+    /// very thread may be suspended inside the mutex.
+    fn poll_manager(&self) -> Option<MutexGuard<'_, Manager>> {
         let mut round = 0;
-        let mut manager = loop {
+        loop {
             match self.manager.try_lock() {
-                Ok(manager) => break manager,
-                Err(TryLockError::Poisoned(_)) => return Ok(()),
+                Ok(manager) => return Some(manager),
+                Err(TryLockError::Poisoned(_)) => return None,
                 Err(TryLockError::WouldBlock) => self.platform.relax(round),
             }
             round += 1;
-        };
+        }
+    }
+
+    /// Gives the role up for good, so that another seat need not wait for a time-out.
+    pub(crate) fn resign(&self) -> Result<()> {
+        let Some(mut manager) = self.poll_manager() else { return Ok(()) };
         if let Some(active) = manager.active.take() {
             self.publish_seat(&active, RESIGNED)?;
         }

@@ -5,11 +5,13 @@ use super::Active;
 use super::hosts::HostView;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::host::{Inner, Standing};
-use crate::limits::MAX_NUMBER;
+use crate::host::{FenceStatus, Inner};
+use crate::limits::{MAX_NUMBER, MAX_SEATS};
 use crate::lock::seat;
-use crate::media::{Binding, DeathLine, FenceLine, GrantLine, LOCKS_PER_GRANT, MediaLine, Seat};
+use crate::media::{Binding, GrantLine, LOCKS_PER_GRANT, MediaLine};
+use arrayvec::ArrayVec;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 /// A register line: has a tag that orders its copies.
 pub(super) trait Tagged: MediaLine {
@@ -48,26 +50,42 @@ impl Inner {
     pub(super) fn take_over(&self, seat: u64) -> Result<Option<Active>> {
         let geometry = *self.geometry();
         // M1
-        let seen = seat::all(&self.lines)?.iter().map(|seat| seat.epoch).max().unwrap_or(0);
+        let (mut seen, mut own_before) = (0, None);
+        for (number, line) in (0..).zip(seat::each(&self.lines)?) {
+            let found = match line {
+                Err(Error::BadLine { .. }) if number == seat => self.highest_own_epoch(seat)?,
+                Err(Error::BadLine { .. }) if self.is_vacant(number)? => 0,
+                line => {
+                    let epoch = line?.epoch;
+                    own_before = if number == seat { Some(epoch) } else { own_before };
+                    epoch
+                }
+            };
+            seen = found.max(seen);
+        }
         let epoch = seat::next_epoch(seat, geometry.seats.into(), seen);
         if epoch >= MAX_NUMBER.into() {
             return Err(Error::Full { what: "manager epochs", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
         }
         let epoch = epoch as u32;
         let early = if mutant!("collect_before_claim") {
-            Some((self.collect::<GrantLine>(seat, geometry.grant_lines())?, self.collect::<Binding>(seat, geometry.bindings())?))
+            Some((
+                self.collect::<GrantLine>(seat, own_before, geometry.grant_lines())?,
+                self.collect::<Binding>(seat, own_before, geometry.bindings())?,
+            ))
         } else {
             None
         };
         // M2
         point!("manager.before_claim");
+        self.segment.header().seat_epoch.fetch_max(epoch, Ordering::AcqRel);
         let beat = 1;
-        self.lines.publish(seat, Seat { epoch, beat, machine: self.platform.machine().0, ..Seat::default() })?;
+        self.lines.publish(seat, self.seat_line(seat, epoch, beat))?;
         point!("manager.claimed");
         // M3, strictly after M2
         let (grants, bindings) = match early {
             Some(early) => early,
-            None => (self.collect(seat, geometry.grant_lines())?, self.collect(seat, geometry.bindings())?),
+            None => (self.collect(seat, own_before, geometry.grant_lines())?, self.collect(seat, own_before, geometry.bindings())?),
         };
         point!("manager.collected");
         // M4
@@ -85,11 +103,14 @@ impl Inner {
             bindings,
             fences,
             deaths,
-            standings: vec![Standing::default(); geometry.slots as usize],
+            standings: vec![FenceStatus::default(); geometry.slots as usize],
+            is_whole: vec![true; geometry.slots as usize],
             hosts: (0..geometry.slots).map(|_| HostView::new(&geometry, now_ns)).collect(),
             ended: vec![0; geometry.locks as usize],
             queues: vec![VecDeque::new(); geometry.locks as usize],
             boxes_at_ns: 0,
+            mended: 0,
+            own_before,
             late_fences: Vec::new(),
         };
         self.rebuild_queues(&mut active, now_ns)?;
@@ -97,11 +118,11 @@ impl Inner {
     }
 
     /// M3: for each register the copy with the highest tag; `None` where a damaged copy may hide a higher one.
-    fn collect<T: Tagged>(&self, own_seat: u64, per_seat: u64) -> Result<Vec<Option<T>>> {
-        (0..per_seat).map(|line| self.collect_line(own_seat, per_seat, line)).collect()
+    fn collect<T: Tagged>(&self, own_seat: u64, own_before: Option<u32>, per_seat: u64) -> Result<Vec<Option<T>>> {
+        (0..per_seat).map(|line| self.collect_line(own_seat, own_before, per_seat, line)).collect()
     }
 
-    fn collect_line<T: Tagged>(&self, own_seat: u64, per_seat: u64, line: u64) -> Result<Option<T>> {
+    fn collect_line<T: Tagged>(&self, own_seat: u64, own_before: Option<u32>, per_seat: u64, line: u64) -> Result<Option<T>> {
         let seats = u64::from(self.geometry().seats);
         let indexes: Vec<u64> = if mutant!("no_collect") {
             vec![own_seat * per_seat + line]
@@ -111,10 +132,14 @@ impl Inner {
         let mut copies: Vec<Result<T>> = Vec::with_capacity(indexes.len());
         self.lines.fetch_many(&indexes, &mut copies)?;
         let mut best: Option<T> = None;
-        for copy in copies {
+        let mut hidden = ArrayVec::<u64, MAX_SEATS>::new();
+        for (&index, copy) in indexes.iter().zip(copies) {
             let copy = match copy {
                 Ok(copy) => copy,
-                Err(Error::BadLine { .. }) => return Ok(None),
+                Err(Error::BadLine { .. }) => {
+                    hidden.push(index / per_seat);
+                    continue;
+                }
                 Err(other) => return Err(other),
             };
             let better = best
@@ -124,21 +149,27 @@ impl Inner {
                 best = Some(copy);
             }
         }
+        let tag = best.map_or(0, |best| best.tag());
+        for seat in hidden {
+            if self.may_hide_more(own_seat, own_before, seat, tag)? {
+                return Ok(None);
+            }
+        }
         Ok(best)
     }
 
     /// M3 and M4 again for the registers that a damaged copy blocks: its writer may only have been stopped in the middle of it.
     pub(super) fn adopt_blocked(&self, active: &mut Active, now_ns: u64) -> Result<()> {
-        let (seat, epoch) = (active.seat, active.epoch);
+        let (seat, epoch, own_before) = (active.seat, active.epoch, active.own_before);
         for line in 0..active.grants.len() {
             if active.grants[line].is_none() {
-                active.grants[line] = self.adopt_line(seat, epoch, active.grants.len() as u64, line as u64)?;
+                active.grants[line] = self.adopt_line(seat, epoch, own_before, active.grants.len() as u64, line as u64)?;
             }
         }
         for line in 0..active.bindings.len() {
             if active.bindings[line].is_none() {
-                active.bindings[line] = self.adopt_line(seat, epoch, active.bindings.len() as u64, line as u64)?;
-                // Nobody has watched this host yet.
+                active.bindings[line] = self.adopt_line(seat, epoch, own_before, active.bindings.len() as u64, line as u64)?;
+                // This host was not watched yet.
                 if let Some(view) = active.hosts.get_mut(line) {
                     *view = HostView::new(self.geometry(), now_ns);
                 }
@@ -147,8 +178,8 @@ impl Inner {
         Ok(())
     }
 
-    fn adopt_line<T: Tagged>(&self, seat: u64, epoch: u32, per_seat: u64, line: u64) -> Result<Option<T>> {
-        let value = self.collect_line::<T>(seat, per_seat, line)?.map(|value| value.with_tag(epoch));
+    fn adopt_line<T: Tagged>(&self, seat: u64, epoch: u32, own_before: Option<u32>, per_seat: u64, line: u64) -> Result<Option<T>> {
+        let value = self.collect_line::<T>(seat, own_before, per_seat, line)?.map(|value| value.with_tag(epoch));
         if let Some(value) = value {
             self.lines.publish(seat::copy_of(seat) * per_seat + line, value)?;
         }
@@ -167,17 +198,6 @@ impl Inner {
             own.push(value);
         }
         Ok(own)
-    }
-
-    /// This seat's fence and death rows: kept for ever, so they are read back from where this machine wrote them.
-    pub(super) fn own_rows(&self, seat: u64) -> Result<(Vec<FenceLine>, Vec<DeathLine>)> {
-        let per_seat = self.geometry().fence_lines();
-        let indexes: Vec<u64> = (seat * per_seat..(seat + 1) * per_seat).collect();
-        let mut fences: Vec<Result<FenceLine>> = Vec::new();
-        self.lines.fetch_many(&indexes, &mut fences)?;
-        let mut deaths: Vec<Result<DeathLine>> = Vec::new();
-        self.lines.fetch_many(&indexes, &mut deaths)?;
-        Ok((fences.into_iter().collect::<Result<_>>()?, deaths.into_iter().collect::<Result<_>>()?))
     }
 
     /// Publishes the grant copies of `seat` empty: what a restarted seat machine must not do (only with that rule dropped).

@@ -37,7 +37,7 @@ fn members(directory: &std::path::Path) -> [Member; 2] {
         std::fs::create_dir(&state).unwrap();
         let machine = Machine::new(id, State::open(&state, pool.superblock().uuid(), id).unwrap()).unwrap();
         let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
-        let host = Host::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
+        let host = crate::pool::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
         Member { _service: host.serve().unwrap(), host }
     })
 }
@@ -90,7 +90,7 @@ fn a_failure_at_one_lock_leaves_all_of_them_free() {
             Ok(())
         });
         assert!(matches!(failed, Err(Error::Closed)), "{failed:?}");
-        // None is asked for any more, and nobody here holds one.
+        // None is asked for any more, and no thread here holds one.
         assert_eq!(each(&there, &LOCKS), LOCKS.into());
         assert_eq!(each(&here, &LOCKS), LOCKS.into());
         assert_eq!(each(&there, &LOCKS), LOCKS.into());

@@ -87,8 +87,8 @@ fn each_kind_of_wrong_has_its_own_reason() {
         (b"\x7fELF".repeat(2000), "foreign"),
         (good[..SUPERBLOCK_BYTES - 1].to_vec(), "truncated"),
         (vec![], "truncated"),
-        (altered(&good, 8, &3u16.to_le_bytes()), "version 3.1 is newer"),
-        (altered(&good, 8, &1u16.to_le_bytes()), "version 1.1 is older"),
+        (altered(&good, 8, &4u16.to_le_bytes()), "version 4.0 is newer"),
+        (altered(&good, 8, &2u16.to_le_bytes()), "version 2.0 is older"),
         (altered(&good, 56, &4u64.to_le_bytes()), "incompat bits 0x4"),
         (altered(&good, 16, &[0; 16]), "UUID or incarnation is zero"),
         (altered(&good, 32, &[0; 8]), "UUID or incarnation is zero"),
@@ -151,7 +151,7 @@ fn feature_bits_of_a_newer_minor_version() {
     let ro_compat = Superblock::decode("x", &altered(&good, 48, &2u64.to_le_bytes())).unwrap();
     assert_eq!(ro_compat.unknown_ro_compat(), 2);
     let minor = Superblock::decode("x", &altered(&good, 10, &9u16.to_le_bytes())).unwrap();
-    assert_eq!(minor.version(), (2, 9));
+    assert_eq!(minor.version(), (3, 9));
     let reserved = altered(&good, 4000, &[1, 2, 3]);
     assert_eq!(Superblock::decode("x", &reserved).unwrap().encode(), reserved);
 }
@@ -164,7 +164,7 @@ fn pools_from_before_counters_of_transfers_open_as_they_are() {
     first.layout = Layout::new(geometry).unwrap();
     let bytes = altered(&bytes_of(&Superblock::new(&first).unwrap()), 10, &0u16.to_le_bytes());
     let found = Superblock::decode("x", &bytes).unwrap();
-    assert_eq!((found.version(), found.features(), found.layout()), ((2, 0), [0; 3], &first.layout));
+    assert_eq!((found.version(), found.features(), found.layout()), ((3, 0), [0; 3], &first.layout));
     let lines = |layout: &Layout| layout.span(Region::Stats).lines;
     let now = bytes_of(&Superblock::new(&parts(1, 1)).unwrap());
     assert_eq!(lines(found.layout()) * STATS_LINES as u64, lines(&parts(1, 1).layout) * FIRST_STATS_LINES as u64);
@@ -201,7 +201,7 @@ fn parts_that_contradict_each_other_are_refused() {
 #[test]
 fn line_0_tells_the_identity() {
     let good = bytes_of(&Superblock::new(&parts(2, 2)).unwrap());
-    let mut line = crate::line::Line::ZERO;
+    let mut line = crate::coherence::Line::ZERO;
     assert_eq!(Superblock::identity_in(&line), None);
     line.0.copy_from_slice(&good[..64]);
     assert_eq!(Superblock::identity_in(&line), Some(([0x5a; 16], 77)));

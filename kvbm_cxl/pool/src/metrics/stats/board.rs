@@ -6,18 +6,19 @@
 //! | a row | the process whose tag is in it; once that is gone, the owner of the mutex |
 //! | the bases, and which of them counts | the owner of the mutex |
 //!
-//! A row is moved to the base in one step, so that neither the death of whoever does it loses counts nor takes it twice: the sum is
-//! composed in the base that does not count, one store makes it the one that counts and says which row is in it, and only then is the
-//! row emptied. Whoever comes next finishes that first.
+//! A row is moved to the base in one step, so that the death of the process that does it neither loses counts nor takes them twice: the sum
+//! is composed in the base that does not count, one store makes it the one that counts and says which row is in it, and only then is the
+//! row emptied. The next process finishes that first.
 
 use super::{STATS, Stat};
 use crate::error::{Error, Result};
 use crate::fault::point;
-use crate::host::Host;
 use crate::host::local_mutex::{Asker, LocalMutex};
+use crate::host::{Hooks, Host};
 use crate::limits::MAX_PROCESSES;
 use crate::media::{STATS_LINES, StatsLine};
 use crate::metrics::{Kind, Metrics};
+use crate::platform::LocalMemory;
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ const VERSION: u32 = 2;
 /// What one process counted, or all that are gone.
 #[repr(C, align(64))]
 struct Row {
-    /// Tag of the process; 0 = nobody's.
+    /// Tag of the process; 0 = none.
     tag: AtomicU32,
     values: [AtomicU64; STATS],
 }
@@ -85,6 +86,9 @@ pub struct StatsBoard {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
+/// What the host calls of the counters: room for the board, which has nothing in the pool's memory but lines.
+pub(crate) const HOOKS: Hooks = Hooks { name: "counters", local_bytes: |_| StatsBoard::LEN_BYTES, flush_residue: |_| Ok(()) };
+
 // SAFETY: the area is only used through atomics, and `_owner` keeps it mapped.
 unsafe impl Send for StatsBoard {}
 // SAFETY: as above.
@@ -94,25 +98,21 @@ impl StatsBoard {
     /// Bytes that a board takes; its start is aligned to 64.
     pub const LEN_BYTES: usize = size_of::<Area>();
 
-    /// The board of `host`, behind what its other layers share.
+    /// The board of `host`.
     ///
     /// # Errors
     /// [`Error::Invalid`] when another build laid it out.
     pub fn of(host: &Host) -> Result<Self> {
-        let (start, len_bytes, owner) = host.local_memory_above();
-        let before = crate::cache::local_end_bytes(host.lines().layout());
-        if len_bytes < before + Self::LEN_BYTES {
-            return Err(Error::Invalid("the local memory has no room for counters: stop the older processes of this machine".into()));
-        }
-        // SAFETY: the board lies inside the mapping, as just checked, on a multiple of 64 as its start is; nothing else uses this part.
-        unsafe { Self::at(start.byte_add(before), owner) }
+        let LocalMemory { start, owner, .. } = host.local_part(&HOOKS)?;
+        // SAFETY: the part is as long as the board, begins on a multiple of 64 as every part does, and nothing else uses it.
+        unsafe { Self::at(start, owner) }
     }
 
     /// The board at `start`, which is all zero or a board already; `owner` keeps it mapped.
     ///
     /// # Safety
     /// `start` is aligned to 64 and valid for reads and writes of [`StatsBoard::LEN_BYTES`] bytes for as long as `owner` lives, and
-    /// every process of this host, and nobody else, uses those bytes in this way.
+    /// every process of this host, and no other, uses those bytes in this way.
     ///
     /// # Errors
     /// [`Error::Invalid`] when another build laid it out.
@@ -155,7 +155,7 @@ impl StatsBoard {
     /// # Errors
     /// [`Error::Fenced`] and [`Error::Closed`] as every operation of a host; the errors of the memory.
     pub fn publish_round(&self, host: &Host, metrics: &Metrics, interval_ms: u64) -> Result<bool> {
-        // While this operation runs the host does not detach, so that nobody takes the row of this process for a dead one's.
+        // While this operation runs the host does not detach, so that no process takes the row of this one for a dead one's.
         let op = host.enter()?;
         let inner = &host.inner;
         let row = self.row(host)?;

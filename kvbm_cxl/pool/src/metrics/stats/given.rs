@@ -39,7 +39,7 @@ impl Given {
         }
     }
 
-    /// Makes every gauge zero: whoever holds something here is about to go.
+    /// Makes every gauge zero: the process that holds something here is about to go.
     pub fn let_go(&self) {
         for stat in Stat::ALL.iter().filter(|stat| stat.kind() == Kind::Gauge) {
             if let Some(place) = self.0.get(stat.place()) {

@@ -4,7 +4,7 @@
 use super::choices::Choices;
 use super::world::{NAMESPACE, World, content, key};
 use cxl_pool::cache::survey::CacheView;
-use cxl_pool::cache::{BlockKey, Cache, Published, Pulled, Reserved, Wish};
+use cxl_pool::cache::{BlockKey, Cache, PublishRequest, Published, Pulled, Reserved};
 use cxl_pool::{Error, Result};
 
 /// Numbers of the blocks.
@@ -14,7 +14,7 @@ fn cache_of(world: &World, machine: usize) -> Option<Cache> {
     world.members[machine].as_ref()?.cache.clone()
 }
 
-/// Bytes that were handed out as block `number`. Where nobody forged a line they are the block's.
+/// Bytes that were handed out as block `number`. Where no line was forged they are the block's.
 fn judge(world: &World, number: u64, bytes: &[u8]) {
     assert!(world.is_forged || bytes == content(number), "block {number} was handed out with other bytes");
 }
@@ -66,10 +66,15 @@ pub fn publish(choices: &mut Choices, world: &mut World, machine: usize) -> Resu
     if choices.one_in(3) {
         // A batch, of which some are given up.
         let numbers: Vec<u64> = (0..=choices.below(5)).map(|_| choices.below(BLOCKS)).collect();
-        let wish = |&number: &u64| Wish { namespace: NAMESPACE, key: key(number), parent: None, len_bytes: content(number).len() as u64 };
-        let wishes: Vec<Wish> = numbers.iter().map(wish).collect();
+        let request = |&number: &u64| PublishRequest {
+            namespace: NAMESPACE,
+            key: key(number),
+            parent: None,
+            len_bytes: content(number).len() as u64,
+        };
+        let requests: Vec<PublishRequest> = numbers.iter().map(request).collect();
         let mut filled = Vec::new();
-        for (number, reserved) in numbers.iter().zip(cache.reserve_all(&wishes)?) {
+        for (number, reserved) in numbers.iter().zip(cache.reserve_all(&requests)?) {
             let Reserved::Cell(mut reservation) = reserved else { continue };
             let (offset, cell_bytes) = world.lines.layout().cell(reservation.cell())?;
             assert!(offset == reservation.offset() && reservation.len_bytes() <= cell_bytes);

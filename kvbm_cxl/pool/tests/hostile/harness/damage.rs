@@ -4,7 +4,7 @@
 use super::choices::Choices;
 use super::world::{World, foreign};
 use cxl_pool::limits::MAX_NUMBER;
-use cxl_pool::line::{Line, Lines};
+use cxl_pool::line::{Line, Lines, empty_line};
 use cxl_pool::media::*;
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ fn seal(lines: &Lines, region: Region, index: u64, line: &Line) -> Line {
         Seat: Seat, Grant: GrantLine, Binding: Binding, Fence: FenceLine, Death: DeathLine, JoinBox: JoinBox, Identity: Identity,
         Summary: Summary, Request: RequestLine, Intent: Intent, Record: Record, Claim: Claim, FreeBox: FreeBox, FreeAck: FreeAck,
         ChunkHead: ChunkHead, KeepMap: KeepMap, Stats: StatsLine, Descriptor: Descriptor, Hint: HintLine, Pin: PinLine,
-        CellClaim: CellClaim, Ask: Ask
+        CellClaim: CellClaim, Ask: Ask, Splitter: Splitter, Claimant: Claimant, SeatClaim: SeatClaim
     )
 }
 
@@ -262,7 +262,7 @@ fn hostile_cells(choices: &mut Choices, world: &World) {
         let hint = match choices.below(4) {
             0 => Hint::Empty,
             1 => Hint::Tomb,
-            // As another hint of the pool has it, so that the fingerprint is one that somebody looks for.
+            // As another hint of the pool has it, so that the fingerprint is one that is looked for.
             2 => {
                 let other: HintLine = bytemuck::cast(world.line(Region::Hint, any_index(choices, world, Region::Hint)));
                 other.get(choices.below(HINTS_PER_LINE as u64) as usize)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Machines with a clock of their own making: waiting costs no time, and whoever waits lets the other hosts run.
+//! Machines with a clock of their own making: waiting costs no time, and a machine that waits lets the other hosts run.
 
 use super::choices::mix;
 use cxl_pool::Result;

@@ -8,7 +8,8 @@ use super::world::{TIMEOUT_MS, World};
 use cxl_pool::alloc::{Block, audit, block_of, owner_of};
 use cxl_pool::fsck;
 use cxl_pool::line::Lines;
-use cxl_pool::media::{Region, SUPERBLOCK_BYTES, Superblock, fetch_superblock, inspect_header};
+use cxl_pool::media::{Region, SUPERBLOCK_BYTES, Superblock};
+use cxl_pool::pool::{fetch_superblock, inspect_header};
 use cxl_pool::{Result, lock_table};
 use std::sync::Arc;
 
@@ -243,8 +244,7 @@ fn check(choices: &mut Choices, world: &World) -> Result<()> {
 /// On a copy: a repair wants the pool to itself.
 fn repair(choices: &mut Choices, world: &World) -> Result<()> {
     let memory = Arc::new(Memory::new(world.memory.image()));
-    let uuid = *b"a hostile pool!!";
-    let lines = Lines::new(memory.clone(), world.lines.layout().clone(), &uuid);
+    let lines = world.lines_over(memory.clone());
     let repaired = fsck::repair(&lines, &world.seats, choices.one_in(2))?;
     assert!(repaired.lines_written == 0 || !repaired.before.findings.is_empty());
     let superblock = memory.with(|bytes| bytes[..SUPERBLOCK_BYTES].to_vec());

@@ -12,6 +12,7 @@ use cxl_pool::line::{Line, Lines};
 use cxl_pool::media::*;
 use cxl_pool::objects::Objects;
 use cxl_pool::platform::MachineId;
+use cxl_pool::pool::{write_regions, write_superblocks};
 use std::sync::{Arc, OnceLock};
 
 /// Deadline of every call, in milliseconds of the machines' own time.
@@ -21,6 +22,7 @@ pub const CHUNK_BYTES: u64 = 64 << 10;
 /// Chunks of the pool.
 pub const CHUNKS: u64 = 24;
 const UUID: [u8; 16] = *b"a hostile pool!!";
+const INCARNATION: u64 = 7;
 
 /// A host of the pool, as a test uses it.
 pub struct Member {
@@ -44,7 +46,7 @@ pub struct World {
     pub clock: Arc<Clock>,
     pub machines: Vec<Arc<Machine>>,
     pub members: Vec<Option<Member>>,
-    /// Somebody has written lines that verify and that no host of the pool wrote: blocks may then be anything.
+    /// There are lines that verify and that no host of the pool wrote: blocks may then be anything.
     pub is_forged: bool,
 }
 
@@ -56,7 +58,7 @@ pub fn key(number: u64) -> BlockKey {
     BlockKey([number as u8; 16])
 }
 
-/// What block `number` holds, whoever publishes it: a block's key says what is in it.
+/// What block `number` holds, of any publisher: a block's key says what is in it.
 pub fn content(number: u64) -> Vec<u8> {
     (0..300 + 377 * number).map(|at| (at.wrapping_mul(2 * number + 1) >> 3) as u8 ^ number as u8).collect()
 }
@@ -95,14 +97,14 @@ fn formatted() -> &'static [u8] {
         let memory = Arc::new(Memory::new(vec![0; len_bytes as usize]));
         let superblock = Superblock::new(&SuperblockParts {
             uuid: UUID,
-            incarnation: 7,
+            incarnation: INCARNATION,
             layout: layout.clone(),
             coherence: CoherenceMode::Software,
             seats: seats(),
             devices: vec![DeviceRecord { id: [3; 16], len_bytes, name: "/dev/dax0.0".into() }],
         })
         .unwrap();
-        write_regions(&Lines::new(memory.clone(), Arc::new(layout), &UUID)).unwrap();
+        write_regions(&Lines::new(memory.clone(), Arc::new(layout), &UUID, INCARNATION)).unwrap();
         write_superblocks(&*memory, &superblock).unwrap();
         memory.image()
     })
@@ -110,17 +112,22 @@ fn formatted() -> &'static [u8] {
 
 /// `lines` of another pool laid out alike: what it seals does not verify here.
 pub fn foreign(lines: &Lines) -> Lines {
-    Lines::new(lines.memory().clone(), lines.layout().clone(), b"some other pool!")
+    Lines::new(lines.memory().clone(), lines.layout().clone(), b"some other pool!", INCARNATION)
 }
 
 impl World {
-    /// A freshly formatted pool that nobody has joined.
+    /// The lines of this pool over other memory.
+    pub fn lines_over(&self, memory: Arc<Memory>) -> Lines {
+        Lines::new(memory, self.lines.layout().clone(), &UUID, INCARNATION)
+    }
+
+    /// A freshly formatted pool without hosts.
     pub fn formatted() -> World {
         let memory = Arc::new(Memory::new(formatted().to_vec()));
         let layout = Arc::new(Layout::new(geometry()).unwrap());
         let machines: Vec<_> = (0..5).map(Machine::new).collect();
         World {
-            lines: Lines::new(memory.clone(), layout, &UUID),
+            lines: Lines::new(memory.clone(), layout, &UUID, INCARNATION),
             memory,
             seats: seats(),
             clock: Arc::default(),
@@ -181,11 +188,12 @@ impl World {
             join_timeout_ms: 2 * TIMEOUT_MS,
             heartbeat_ms: 1,
             suspect_ms: 20,
+            damage_ms: 20,
             poll_us: 200,
             idle_release_ms: 40,
         };
         let process = Process::start(&self.machines[machine], &self.clock);
-        let host = Host::join(self.lines.clone(), process, config)?;
+        let host = cxl_pool::pool::join(self.lines.clone(), process, config)?;
         self.clock.add(&host);
         let objects = Objects::new(&host);
         self.members[machine] =
@@ -193,7 +201,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends the process of a machine without a word to anybody.
+    /// Ends the process of a machine without a word to others.
     pub fn stop(&mut self, machine: usize) {
         self.clock.forget(self.machines[machine].id());
         self.members[machine] = None;

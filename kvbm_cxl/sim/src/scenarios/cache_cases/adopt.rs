@@ -17,7 +17,7 @@ fn wants_a_cell(me: &Actor) -> Result<()> {
     Ok(())
 }
 
-/// C11: the owner was about to look for pins, and somebody has one.
+/// C11: the owner was about to look for pins, and a host has one.
 pub(super) fn evicting_of_a_dead_host(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape::of(4));
     let crashes = stage.random().one_in(2);

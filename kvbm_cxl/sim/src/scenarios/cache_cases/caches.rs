@@ -42,7 +42,7 @@ fn witness(me: &Actor, dying: &Dying) -> Result<()> {
     dying.get().map_or(Ok(()), |process| me.await_death(process))
 }
 
-/// Publishes L in the cell, once nobody else may write it.
+/// Publishes L in the cell, once no other host may write it.
 fn next_publisher(me: &Actor) -> Result<()> {
     me.adopt()?;
     while me.cache().usage().quarantined > 0 {
@@ -112,12 +112,12 @@ pub(super) fn host_goes_on(seed: u64) -> std::result::Result<Stats, Failure> {
     stage.role_on(Z, 1, move |me| dies_with_stores(me, &died));
     stage.role_on(R, 1, move |me| {
         witness(me, &seen)?;
-        me.say("K is nobody's");
+        me.say("K has no owner");
         me.hear("L was pulled")
     });
     stage.role_on(A, 2, next_publisher);
     stage.role(WARDEN, |me| {
-        me.hear("K is nobody's")?;
+        me.hear("K has no owner")?;
         me.fence(R)?;
         me.env.platform().sleep_ns(5_000_000);
         me.revive(R);
@@ -162,7 +162,7 @@ pub(super) fn joined_again(seed: u64) -> std::result::Result<Stats, Failure> {
         me.hear("L was pulled")
     });
     stage.role(A, |me| {
-        me.hear("K is nobody's")?;
+        me.hear("K has no owner")?;
         me.adopt()?;
         me.say("A has adopted");
         next_publisher(me)
@@ -170,7 +170,7 @@ pub(super) fn joined_again(seed: u64) -> std::result::Result<Stats, Failure> {
     stage.role(WARDEN, |me| {
         me.hear("K is stored")?;
         me.fence(Z)?;
-        me.say("K is nobody's");
+        me.say("K has no owner");
         me.hear("A has adopted")?;
         me.kill(Z, Some(RESTART_NS))?;
         // All know that the incarnation before has ended, and the cache is not open yet, which would come upon the cell.

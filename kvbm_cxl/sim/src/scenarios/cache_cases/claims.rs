@@ -194,3 +194,116 @@ pub(super) fn releaser_dies(seed: u64) -> std::result::Result<Stats, Failure> {
     });
     stage.run()
 }
+
+/// C14 for a host that joins again: another one had the chunk meanwhile and may still write to it, and its own stray lies there.
+pub(super) fn own_stray_beside_another_claimant(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(3) });
+    stage.role(Z, |me| {
+        zombie(me)?;
+        while is_refused(me.upkeep(1))? {
+            me.env.platform().sleep_ns(1_000_000);
+        }
+        me.upkeep(3)?;
+        me.pull(K)?;
+        me.say("Z is done");
+        Ok(())
+    });
+    stage.role(A, |me| {
+        adopter(me)?;
+        me.publish(L)?;
+        me.say("L is there");
+        me.hear("Z is done")
+    });
+    stage.role(WARDEN, |me| {
+        catch_zombie(me)?;
+        me.hear("L is there")?;
+        me.fence(A)?;
+        me.let_go(Z);
+        me.hear("the stray is there")?;
+        me.revive(Z);
+        me.hear("Z is done")
+    });
+    stage.run()
+}
+
+/// Waits until the host has joined again, and looks what of its chunks is left.
+fn follow(me: &Actor) -> Result<()> {
+    while is_refused(me.reserve(M).map(drop))? {
+        me.env.platform().sleep_ns(1_000_000);
+    }
+    Ok(())
+}
+
+/// C15 after a fence: the chunk comes back to the host by another process of it than had it before, which hears of that later.
+pub(super) fn comes_back_to_another_process(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape::of(3));
+    stage.role_on(Z, 1, |me| {
+        me.publish(K)?;
+        me.say("K is there");
+        me.hear("L is there")?;
+        follow(me)?;
+        me.pull(L)?;
+        me.say("Z is done");
+        Ok(())
+    });
+    stage.role_on(R, 1, |me| {
+        me.hear("A has adopted")?;
+        follow(me)?;
+        me.say("R has followed");
+        me.hear("A has left")?;
+        me.upkeep(2)?;
+        me.publish(L)?;
+        me.say("L is there");
+        me.hear("Z is done")
+    });
+    stage.role_on(A, 2, |me| {
+        me.hear("Z is fenced")?;
+        me.adopt()?;
+        me.say("A has adopted");
+        me.hear("R has followed")?;
+        me.expect(me.evict(K)?, "no host has pinned K")?;
+        me.leave()?;
+        me.say("A has left");
+        Ok(())
+    });
+    stage.role(WARDEN, |me| {
+        me.hear("K is there")?;
+        me.fence(Z)?;
+        me.say("Z is fenced");
+        me.hear("A has adopted")?;
+        me.revive(Z);
+        me.hear("Z is done")
+    });
+    stage.run()
+}
+
+/// C22: a host that had the chunk leaves, and the only other claimant is a zombie, whose stray lies where there were other bytes since.
+pub(super) fn given_back_beside_a_zombie(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(4) });
+    stage.role(Z, |me| {
+        zombie(me)?;
+        me.hear("R is done")
+    });
+    stage.role(A, |me| {
+        adopter(me)?;
+        me.publish(L)?;
+        me.expect(me.evict(L)?, "no host has pinned L")?;
+        me.leave()?;
+        me.say("A has left");
+        Ok(())
+    });
+    stage.role(R, |me| {
+        me.hear("the stray is there")?;
+        me.upkeep(5)?;
+        me.pull(K)?;
+        me.say("R is done");
+        Ok(())
+    });
+    stage.role(WARDEN, |me| {
+        catch_zombie(me)?;
+        me.hear("A has left")?;
+        me.let_go(Z);
+        me.hear("R is done")
+    });
+    stage.run()
+}

@@ -3,14 +3,18 @@
 //! rule dropped that it is about. The model checker that found them models one line as one step; here the production code takes the same
 //! ways through the same places.
 //!
+//! Behind them come cases without a number: lines that a device damages under hosts that work.
+//!
 //! The roles: Z is the host that is taken for dead and goes on, A another publisher, B the next one, R a reader. The warden directs.
 
 mod adopt;
 mod caches;
 mod claims;
+mod damage;
 mod plain;
 mod pull;
 mod strays;
+mod window;
 mod writers;
 
 pub use writers::{abort_before_the_device_is_done, pull_with_checksum_under_a_false_proof};
@@ -53,13 +57,20 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c12_stray_on_a_line_of_its_own", strays::on_a_line_of_the_owner),
     ("c13_pinned_in_quarantine", adopt::pinned_in_quarantine),
     ("c14_stray_among_two_claimants", claims::stray_among_two_claimants),
+    ("c14_own_stray_beside_another_claimant", claims::own_stray_beside_another_claimant),
     ("c15_chunk_of_another_process", claims::chunk_of_another_process),
+    ("c15_chunk_comes_back_to_another_process", claims::comes_back_to_another_process),
     ("c16_pinned_by_two_processes", plain::pinned_by_two_processes),
+    ("c16_pinned_many_times", plain::pinned_many_times),
+    ("c16_pinned_thrice_beside_a_death", plain::pinned_thrice_beside_a_death),
+    ("c16_pinned_through_a_reaping", plain::pinned_through_a_reaping),
+    ("c16_pinned_after_a_death", plain::pinned_after_a_death),
     ("c17_gone_before_the_pin", plain::gone_before_the_pin),
     ("c17_gone_before_the_pins", plain::gone_before_the_pins),
     ("c20_abort_after_the_device", writers::abort_after_the_device),
     ("c21_manager_changes", claims::manager_changes),
     ("c22_claim_of_a_proven_host", claims::claim_of_a_proven_host),
+    ("c22_given_back_beside_a_zombie", claims::given_back_beside_a_zombie),
     ("c23_releaser_dies", claims::releaser_dies),
     ("c24_hint_line_cached_before", plain::hint_line_cached_before),
     ("c25_committed_in_place", caches::committed_in_place),
@@ -68,4 +79,9 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c27_cells_of_a_dead_filler_taken_over", caches::taken_over),
     ("c28_machine_of_a_dead_filler_joins_again", caches::joined_again),
     ("c29_host_of_a_dead_filler_leaves", caches::left),
+    ("full_window_of_own_blocks", window::of_own_blocks),
+    ("full_window_of_another_host", window::of_another_host),
+    ("damaged_line_of_pins", damage::line_of_pins),
+    ("damaged_line_of_claims", damage::line_of_claims),
+    ("damaged_line_of_claims_written_anew", damage::line_of_claims_written_anew),
 ];

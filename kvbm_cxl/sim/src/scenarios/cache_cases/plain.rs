@@ -6,6 +6,8 @@ use super::super::cache_stage::{Actor, Hold, Shape, Stage, WARDEN, Watch};
 use super::{A, K, L, M, R, Z};
 use crate::{Failure, Stats};
 use cxl_pool::Result;
+use std::cell::Cell;
+use std::rc::Rc;
 
 /// The publisher.
 const OWNER: usize = Z;
@@ -60,7 +62,7 @@ fn gone_before_a_pin(seed: u64, pin: fn(&Actor) -> Result<Option<Hold<'_>>>) -> 
         me.publish(K)?;
         me.say("K is there");
         me.hear("the reader waits")?;
-        me.expect(me.evict(K)?, "nobody has pinned K")?;
+        me.expect(me.evict(K)?, "K is not pinned")?;
         me.publish(L)?;
         me.say("L is there");
         Ok(())
@@ -109,6 +111,99 @@ pub(super) fn pinned_by_two_processes(seed: u64) -> std::result::Result<Stats, F
     stage.run()
 }
 
+/// Pins of one process in the last of these scenes: more than four bits count.
+const PINS: usize = 17;
+
+/// C16: one process has pinned a block many times, and gives all pins back but one.
+pub(super) fn pinned_many_times(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape::of(3));
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.say("K is there");
+        me.hear("one pin is left")?;
+        me.expect(!me.evict(K)?, "K is pinned")?;
+        me.say("K was to go");
+        Ok(())
+    });
+    stage.role(READER, |me| {
+        me.hear("K is there")?;
+        let mut pins = (0..PINS).filter_map(|_| me.pin(K).transpose()).collect::<Result<Vec<_>>>()?;
+        me.expect(pins.len() == PINS, "K can be pinned again and again")?;
+        pins.drain(1..).for_each(|pin| pin.release());
+        me.say("one pin is left");
+        me.hear("K was to go")?;
+        pins.iter().try_for_each(|pin| pin.read().map(drop))
+    });
+    stage.role(WARDEN, |me| me.hear("K was to go"));
+    stage.run()
+}
+
+/// C16: a process dies in the middle of a pin, while a process of the same host has `before` pins; it takes the dead process's pins out
+/// of the counts, or gives all its own back but one, or takes its first one then.
+fn pinned_beside_a_death(seed: u64, before: usize, reaps: bool) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape::of(3));
+    let dying = Rc::new(Cell::new(None));
+    let died = Rc::clone(&dying);
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.say("K is there");
+        me.hear("one pin is left")?;
+        me.expect(!me.evict(K)?, "K is pinned")?;
+        me.say("K was to go");
+        Ok(())
+    });
+    stage.role_on(READER, READER, move |me| {
+        me.hear("K is there")?;
+        // The host's line is published under this incarnation, whatever comes.
+        me.pin(K)?.into_iter().for_each(|pin| pin.release());
+        let mut pins = (0..before).filter_map(|_| me.pin(K).transpose()).collect::<Result<Vec<_>>>()?;
+        me.say("the reader has its pins");
+        me.hear("the other one is dead")?;
+        if reaps {
+            me.upkeep(2)?;
+        } else if before > 1 {
+            pins.drain(1..).for_each(|pin| pin.release());
+        } else {
+            pins.extend(me.pin(K)?);
+        }
+        me.say("one pin is left");
+        me.hear("K was to go")?;
+        pins.iter().try_for_each(|pin| pin.read().map(drop))
+    });
+    stage.role_on(OTHER, READER, move |me| {
+        dying.set(Some(me.env.process()));
+        me.hear("the reader has its pins")?;
+        me.die_at("cache.pin_counted");
+        me.pin(K)?.into_iter().for_each(|pin| pin.release());
+        Ok(())
+    });
+    stage.role(WARDEN, move |me| {
+        me.hear("the reader has its pins")?;
+        while died.get().is_none() {
+            me.env.platform().sleep_ns(100_000);
+        }
+        died.get().map_or(Ok(()), |process| me.await_death(process))?;
+        me.say("the other one is dead");
+        me.hear("K was to go")
+    });
+    stage.run()
+}
+
+/// C16: counts that are made anew hold all pins of a process that lives.
+pub(super) fn pinned_thrice_beside_a_death(seed: u64) -> std::result::Result<Stats, Failure> {
+    pinned_beside_a_death(seed, 3, false)
+}
+
+/// C16: a pin behind counts that were made anew is published, whatever the dead process had published.
+pub(super) fn pinned_after_a_death(seed: u64) -> std::result::Result<Stats, Failure> {
+    pinned_beside_a_death(seed, 0, false)
+}
+
+/// C16: who takes a dead process's pins out of the counts leaves those of the living.
+pub(super) fn pinned_through_a_reaping(seed: u64) -> std::result::Result<Stats, Failure> {
+    pinned_beside_a_death(seed, 1, true)
+}
+
 /// C7, C18, C19: one cell holds one block after the other, and a reader pulls each as soon as it is there, and the one before.
 pub(super) fn one_cell_for_all(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(3) });
@@ -154,7 +249,7 @@ pub(super) fn others_are_still_found(seed: u64) -> std::result::Result<Stats, Fa
         names.iter().try_for_each(|name| me.publish(*name))?;
         me.say("all are there");
         for (index, name) in names.iter().enumerate() {
-            me.expect(me.evict(*name)?, "nobody has pinned it")?;
+            me.expect(me.evict(*name)?, "it is not pinned")?;
             me.all_reachable(&names[index + 1..])?;
         }
         me.say("none is there");
@@ -204,7 +299,7 @@ pub(super) fn hint_line_cached_before(seed: u64) -> std::result::Result<Stats, F
         Ok(())
     });
     stage.role(READER, |me| {
-        me.expect(me.cache().lookup(K.namespace(), K.key())?.is_none(), "nobody has published K")?;
+        me.expect(me.cache().lookup(K.namespace(), K.key())?.is_none(), "K is not published")?;
         me.say("K is not there");
         me.hear("K is there")?;
         me.must_find(K)?;
@@ -225,7 +320,7 @@ pub(super) fn cell_wanted_before_its_hint_is_gone(seed: u64) -> std::result::Res
             wants_the_cell(another, M, "another has tried", "the owner has tried")
         });
         me.stop_at("cache.hint_removed");
-        me.expect(me.evict(K)?, "nobody has pinned K")?;
+        me.expect(me.evict(K)?, "K is not pinned")?;
         wants_the_cell(me, L, "the owner has tried", "another has tried")
     });
     stage.role(WARDEN, |me| {

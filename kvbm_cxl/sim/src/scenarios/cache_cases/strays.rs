@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stray: an owner was about to take an eviction back, because somebody had pinned the block, and is fenced there. Its READY lands when
+//! A stray: an owner was about to take an eviction back, because a host had pinned the block, and is fenced there. Its READY lands when
 //! the cell is another host's and holds something else (CACHE.md C2, C2a, C2b, C12).
 
 use super::super::cache_stage::{Actor, HALF_READ, Shape, Stage, WARDEN, Watch};

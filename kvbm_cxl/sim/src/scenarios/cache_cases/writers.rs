@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who may write a cell's payload: a zombie in the middle of a copy, one about to begin, a device that nobody waited for (CACHE.md C3, C6,
+//! Who may write a cell's payload: a zombie in the middle of a copy, one about to begin, a device without a waiter (CACHE.md C3, C6,
 //! C8, C20).
 
 use super::super::cache_stage::{Actor, Draft, HALF_WRITTEN, Shape, Stage, WARDEN, Watch, is_refused};
@@ -166,7 +166,7 @@ fn zombie_reserves(seed: u64, reserve: fn(&Actor) -> Result<Option<Draft<'_>>>) 
     stage.run()
 }
 
-/// C20: the contract of a reservation that a device fills. Whoever gives it up waits for the device.
+/// C20: the contract of a reservation that a device fills. The caller that gives it up waits for the device.
 pub(super) fn abort_after_the_device(seed: u64) -> std::result::Result<Stats, Failure> {
     device(seed, true)
 }

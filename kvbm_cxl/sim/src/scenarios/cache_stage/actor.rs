@@ -6,7 +6,7 @@ use super::super::directed;
 use super::{Board, JOINED_AGAIN, Marks, PLAYED, Player, REST_NS, SPOILED, Script, Shape};
 use crate::{Env, Fault, Planned, SimHost, SimProcess, When};
 use cxl_pool::cache::policy::PolicyKind;
-use cxl_pool::cache::{Cache, CacheConfig, Pinned, Pulled, Reservation, Reserved, Wish};
+use cxl_pool::cache::{Cache, CacheConfig, Pinned, PublishRequest, Pulled, Reservation, Reserved};
 use cxl_pool::copy::CopyConfig;
 use cxl_pool::host::Host;
 use cxl_pool::media::Descriptor;
@@ -78,6 +78,11 @@ impl Actor {
         self.cache.borrow().clone().expect("a script runs once the cache is open")
     }
 
+    /// The slot of its host.
+    pub fn slot(&self) -> u16 {
+        self.host.slot()
+    }
+
     /// How often this role's process was started before.
     pub fn generation(&self) -> u32 {
         self.env.generation()
@@ -98,7 +103,7 @@ impl Actor {
         }
     }
 
-    /// Tells everybody. What this thread wrote before is in the memory when others hear it.
+    /// Tells all threads. What this thread wrote before is in the memory when others hear it.
     pub fn say(&self, cue: &'static str) {
         self.env.memory().fence_all();
         self.env.note(cue);
@@ -121,6 +126,11 @@ impl Actor {
         self.hear_one_of(&[cue])
     }
 
+    /// Whether a cue was said.
+    pub fn has_heard(&self, cue: &'static str) -> bool {
+        self.board.borrow().cues.contains(cue)
+    }
+
     /// Waits for any of the cues.
     pub fn hear_one_of(&self, cues: &[&str]) -> Result<()> {
         self.wait(|marks| cues.iter().any(|cue| marks.cues.contains(cue)))
@@ -131,7 +141,7 @@ impl Actor {
         self.stop_role_at(self.role, self.env.host(), point);
     }
 
-    /// Whoever of a role's host comes to the point next stands still there, until [`Actor::let_go`].
+    /// The thread of a role's host that comes to the point next stands still there, until [`Actor::let_go`].
     pub fn stop_other_at(&self, role: usize, point: &'static str) {
         self.stop_role_at(role, self.player(role).host, point);
     }
@@ -140,6 +150,14 @@ impl Actor {
         let visit = 1 + self.env.view(|view| view.visits_by(host, point));
         self.board.borrow_mut().stops.insert(role, (point, visit));
         let fault = Fault::PauseThread { for_ns: u64::MAX };
+        self.env.plan(Planned { when: When::Point(point, visit), host: Some(host), fault });
+    }
+
+    /// This process dies at its host's next visit to the point.
+    pub fn die_at(&self, point: &'static str) {
+        let host = self.env.host();
+        let visit = 1 + self.env.view(|view| view.visits_by(host, point));
+        let fault = Fault::CrashProcess { restart_after_ns: None };
         self.env.plan(Planned { when: When::Point(point, visit), host: Some(host), fault });
     }
 
@@ -249,18 +267,28 @@ impl Actor {
 
     /// Reserves a cell for a new publication of a block; `None` when there is no cell.
     pub fn reserve(&self, name: Name) -> Result<Option<Draft<'_>>> {
-        self.reserve_by(name, |wish| self.cache().reserve(wish))
+        self.reserve_by(name, |request| self.cache().reserve(request))
+    }
+
+    /// As [`Actor::reserve`], where the hint table may have no place for the block: `None` then as well.
+    pub fn reserve_unless_refused(&self, name: Name) -> Result<Option<Draft<'_>>> {
+        self.reserve_by(name, |request| {
+            Ok(match self.cache().reserve(request)? {
+                Reserved::NoHint => Reserved::NoCell,
+                answer => answer,
+            })
+        })
     }
 
     /// As [`Actor::reserve`], with the call for several blocks.
     pub fn reserve_in_batch(&self, name: Name) -> Result<Option<Draft<'_>>> {
-        self.reserve_by(name, |wish| Ok(self.cache().reserve_all(&[*wish])?.pop().unwrap_or(Reserved::NoCell)))
+        self.reserve_by(name, |request| Ok(self.cache().reserve_all(&[*request])?.pop().unwrap_or(Reserved::NoCell)))
     }
 
-    fn reserve_by(&self, name: Name, reserve: impl FnOnce(&Wish) -> Result<Reserved>) -> Result<Option<Draft<'_>>> {
+    fn reserve_by(&self, name: Name, reserve: impl FnOnce(&PublishRequest) -> Result<Reserved>) -> Result<Option<Draft<'_>>> {
         let (number, bytes) = self.ledger.borrow_mut().publication(name, self.len_bytes);
-        let wish = Wish { namespace: name.namespace(), key: name.key(), parent: None, len_bytes: bytes.len() as u64 };
-        match reserve(&wish)? {
+        let request = PublishRequest { namespace: name.namespace(), key: name.key(), parent: None, len_bytes: bytes.len() as u64 };
+        match reserve(&request)? {
             Reserved::Cell(reservation) => {
                 if self.shape.watch.one_writer {
                     self.ledger.borrow_mut().writes(&self.env, reservation.cell(), name);
@@ -272,6 +300,24 @@ impl Actor {
         }
     }
 
+    /// Bytes of a new version of a block, which others may see from here on: for calls that reserve and commit by themselves.
+    pub fn draw_up(&self, name: Name) -> Rc<[u8]> {
+        let mut ledger = self.ledger.borrow_mut();
+        let (number, bytes) = ledger.publication(name, self.len_bytes);
+        ledger.commits(number);
+        bytes
+    }
+
+    /// Checks P1 of bytes that a call gave as those of a block.
+    pub fn accepted(&self, name: Name, bytes: &[u8], how: &str) {
+        self.ledger.borrow_mut().accepted(&self.env, name, bytes, how);
+    }
+
+    /// Bytes of a block.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
     /// Publishes a new version of a block.
     pub fn publish(&self, name: Name) -> Result<()> {
         let draft = self.reserve(name)?;
@@ -279,7 +325,7 @@ impl Actor {
         draft.map_or(Ok(()), |mut draft| draft.fill().and_then(|()| draft.commit()))
     }
 
-    /// Evicts a block of this process; false when somebody has pinned it.
+    /// Evicts a block of this process; false when a host has pinned it.
     pub fn evict(&self, name: Name) -> Result<bool> {
         self.cache().evict(name.namespace(), name.key())
     }
@@ -309,7 +355,7 @@ impl Actor {
                 found.is_ok_and(|found| (found.state, found.key) == (Descriptor::READY, name.key().0))
             };
             if !hinted.iter().any(holds) {
-                self.env.fail(format!("P5: {name:?} was stored and nobody evicted it, but a probe finds {hinted:?}"));
+                self.env.fail(format!("P5: {name:?} was stored and not evicted, but a probe finds {hinted:?}"));
             }
         }
         Ok(())
@@ -319,7 +365,7 @@ impl Actor {
     pub fn must_find(&self, name: Name) -> Result<()> {
         let chain = self.cache().lookup_chain(name.namespace(), &[name.key()])?;
         if self.cache().lookup(name.namespace(), name.key())?.is_none() || chain.is_empty() {
-            self.env.fail(format!("P5: {name:?} was stored and nobody evicted it, but a lookup does not find it"));
+            self.env.fail(format!("P5: {name:?} was stored and not evicted, but a lookup does not find it"));
         }
         Ok(())
     }

@@ -177,7 +177,7 @@ impl Stage {
                 let silent = Rc::clone(&board);
                 let on = env.host();
                 let memory = Arc::new(Halting { memory: env.memory(), env: env.clone() });
-                let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID);
+                let lines = Lines::new(memory, env.lines().layout().clone(), &crate::POOL_UUID, crate::POOL_INCARNATION);
                 let host = join_over(&env, lines, &config, move || silent.borrow().silent.contains(&on))?;
                 let actor = Actor { env, role, host, cache: RefCell::new(None), board, ledger, shape, len_bytes };
                 actor.perform(&script)

@@ -31,7 +31,7 @@ impl Letters {
                 (cell, self.holds[cell as usize].unwrap())
             }
         };
-        self.policy.inserted(&entry(cell, letter.into()), Place::Young, 7).unwrap();
+        self.policy.inserted(&entry(cell, letter.into()), QueueEnd::Young, 7).unwrap();
         self.holds[cell as usize] = Some(letter);
         evicted
     }
@@ -98,15 +98,15 @@ fn a_name_is_forgotten_after_nine_tenths_of_the_cells() {
 fn lru_fits_other_hosts_uses_in_by_tick() {
     let mut policy = Lru::new(100);
     for (cell, tick) in [(0, 10), (1, 10), (2, 11), (3, 12), (4, 13)] {
-        policy.inserted(&entry(cell, cell), Place::Young, tick).unwrap();
+        policy.inserted(&entry(cell, cell), QueueEnd::Young, tick).unwrap();
     }
     let mut out = Vec::new();
     policy.victims(2, 13, &mut out);
     assert_eq!(out, [Candidate { cell: 0, tick: 10 }, Candidate { cell: 1, tick: 10 }]);
-    // Another host used 0 at tick 11: behind 2, before 3. Somebody has 1 pinned: at the young end.
+    // Another host used 0 at tick 11: behind 2, before 3. A host has 1 pinned: at the young end.
     assert!(!policy.settle(0, Verdict::Younger { tick: 11 }));
     assert!(!policy.settle(1, Verdict::InUse));
-    policy.inserted(&entry(5, 5), Place::Old, 13).unwrap();
+    policy.inserted(&entry(5, 5), QueueEnd::Old, 13).unwrap();
     assert_eq!(std::iter::from_fn(|| evict(&mut policy, 13)).collect::<Vec<_>>(), [5, 2, 0, 3, 4, 1]);
 }
 
@@ -114,7 +114,7 @@ fn lru_fits_other_hosts_uses_in_by_tick() {
 fn a_candidate_not_looked_at_is_the_next_again() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(100);
-        (0..20).for_each(|cell| policy.inserted(&entry(cell, cell), Place::Young, 7).unwrap());
+        (0..20).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Young, 7).unwrap());
         let mut out = Vec::new();
         policy.victims(1, 9, &mut out);
         assert_eq!(cells(&out), [0]);
@@ -132,8 +132,8 @@ fn a_candidate_not_looked_at_is_the_next_again() {
 fn what_was_adopted_goes_first_unless_a_host_uses_it() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(100);
-        (0..20).for_each(|cell| policy.inserted(&entry(cell, cell), Place::Young, 30).unwrap());
-        (20..22).for_each(|cell| policy.inserted(&entry(cell, cell), Place::Old, 30).unwrap());
+        (0..20).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Young, 30).unwrap());
+        (20..22).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Old, 30).unwrap());
         let mut out = Vec::new();
         policy.victims(2, 30, &mut out);
         assert_eq!(out, [Candidate { cell: 21, tick: 0 }, Candidate { cell: 20, tick: 0 }], "{kind}");

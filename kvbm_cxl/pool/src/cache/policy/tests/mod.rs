@@ -52,7 +52,7 @@ fn compare(policy: &mut dyn EvictionPolicy, model: &mut dyn Model, seed: u64, st
         let cell = random.below(room) * 97;
         match random.below(20) {
             0..6 => {
-                let place = if random.below(5) == 0 { Place::Old } else { Place::Young };
+                let place = if random.below(5) == 0 { QueueEnd::Old } else { QueueEnd::Young };
                 let entry = entry(cell, random.below(3 * room));
                 offered.retain(|candidate| candidate.cell != cell);
                 policy.inserted(&entry, place, tick).unwrap();
@@ -134,13 +134,13 @@ fn a_cell_beyond_the_pool_is_refused_and_costs_no_memory() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(1000);
         for cell in [1000, 1 << 24, u64::from(u32::MAX), 1 << 32, u64::MAX] {
-            assert!(policy.inserted(&entry(cell, cell), Place::Young, 7).is_err(), "{kind} takes cell {cell}");
+            assert!(policy.inserted(&entry(cell, cell), QueueEnd::Young, 7).is_err(), "{kind} takes cell {cell}");
             policy.touched(cell, 7);
             policy.removed(cell);
             assert!(!policy.settle(cell, Verdict::Evicted));
         }
         assert!(policy.is_empty());
-        policy.inserted(&entry(999, 1), Place::Young, 7).unwrap();
+        policy.inserted(&entry(999, 1), QueueEnd::Young, 7).unwrap();
         assert_eq!((policy.len(), evict(&mut *policy, 7), evict(&mut *policy, 7)), (1, Some(999), None));
         assert!(!kind.build(u64::MAX).settle(u64::from(u32::MAX), Verdict::Kept));
     }
@@ -150,7 +150,7 @@ fn a_cell_beyond_the_pool_is_refused_and_costs_no_memory() {
 fn only_what_is_offered_can_be_settled() {
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(100);
-        policy.inserted(&entry(5, 5), Place::Young, 7).unwrap();
+        policy.inserted(&entry(5, 5), QueueEnd::Young, 7).unwrap();
         for verdict in [Verdict::Evicted, Verdict::InUse, Verdict::Younger { tick: 7 }, Verdict::Kept] {
             assert!(!policy.settle(5, verdict), "{kind}");
             assert_eq!(policy.len(), 1);
@@ -172,7 +172,7 @@ fn every_policy_runs_dry_when_the_evictor_trusts_the_ticks() {
         let mut policy = kind.build(1000);
         let remote: Vec<u32> = (0..500).map(|_| 14 + random.below(7) as u32).collect();
         for cell in 0..500 {
-            policy.inserted(&entry(cell, cell), if cell % 3 == 0 { Place::Old } else { Place::Young }, 14).unwrap();
+            policy.inserted(&entry(cell, cell), if cell % 3 == 0 { QueueEnd::Old } else { QueueEnd::Young }, 14).unwrap();
         }
         let (mut asked, mut evicted) = (0, Vec::new());
         while !policy.is_empty() {
@@ -201,7 +201,7 @@ fn every_policy_runs_dry_when_the_evictor_trusts_the_ticks() {
 fn a_scan_does_not_push_out_what_is_used() {
     for (kind, survivors) in [(PolicyKind::Lru, 0), (PolicyKind::S3Fifo, 60), (PolicyKind::Sieve, 60)] {
         let mut policy = kind.build(100);
-        (0..100).for_each(|cell| policy.inserted(&entry(cell, cell), Place::Young, 7).unwrap());
+        (0..100).for_each(|cell| policy.inserted(&entry(cell, cell), QueueEnd::Young, 7).unwrap());
         for _ in 0..2 {
             (0..60).for_each(|cell| policy.touched(cell, 7));
         }
@@ -209,7 +209,7 @@ fn a_scan_does_not_push_out_what_is_used() {
         for scanned in 1000..2000 {
             let cell = evict(&mut *policy, 7).unwrap();
             holds[cell as usize] = scanned;
-            policy.inserted(&entry(cell, scanned), Place::Young, 7).unwrap();
+            policy.inserted(&entry(cell, scanned), QueueEnd::Young, 7).unwrap();
         }
         assert_eq!(holds.iter().filter(|&&block| block < 60).count(), survivors, "{kind}");
     }

@@ -5,7 +5,7 @@ use super::*;
 
 /// What [`EvictionPolicy`] does, for a model.
 pub trait Model {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32);
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32);
     fn touched(&mut self, cell: u64, tick: u32);
     fn removed(&mut self, cell: u64);
     fn victims(&mut self, count: usize, tick: u32, out: &mut Vec<Candidate>);
@@ -62,12 +62,12 @@ impl LruModel {
 }
 
 impl Model for LruModel {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) {
         self.now = self.now.max(tick);
         self.removed(entry.cell);
         match place {
-            Place::Young => self.young(block(entry, 0), self.now),
-            Place::Old => self.old(block(entry, 0)),
+            QueueEnd::Young => self.young(block(entry, 0), self.now),
+            QueueEnd::Old => self.old(block(entry, 0)),
         }
     }
 
@@ -124,10 +124,10 @@ pub struct S3FifoModel {
 }
 
 impl Model for S3FifoModel {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) {
         self.now = self.now.max(tick);
         self.removed(entry.cell);
-        if place == Place::Old {
+        if place == QueueEnd::Old {
             return self.small.insert(0, block(entry, 0));
         }
         // The latest eviction of a key counts, an earlier one only takes up room.
@@ -233,12 +233,12 @@ impl SieveModel {
 }
 
 impl Model for SieveModel {
-    fn inserted(&mut self, entry: &Entry, place: Place, tick: u32) {
+    fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) {
         self.now = self.now.max(tick);
         self.removed(entry.cell);
         match place {
-            Place::Young => self.push_young(block(entry, self.now)),
-            Place::Old => self.push_at_hand(block(entry, 0)),
+            QueueEnd::Young => self.push_young(block(entry, self.now)),
+            QueueEnd::Old => self.push_at_hand(block(entry, 0)),
         }
     }
 

@@ -77,9 +77,9 @@ enum Step {
     Count(usize, u64),
     /// It dies.
     Die(usize),
-    /// Somebody folds what is dead.
+    /// A process folds what is dead.
     Fold,
-    /// Somebody begins to fold this row, if its process is dead, and dies when the base counts already.
+    /// A process begins to fold this row, if its process is dead, and dies when the base counts already.
     DieInFold(usize),
 }
 
@@ -94,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn no_count_is_lost_or_counted_twice_whoever_dies_when(steps in proptest::collection::vec(step(), 1..60)) {
+    fn no_count_is_lost_or_counted_twice_at_any_death(steps in proptest::collection::vec(step(), 1..60)) {
         let board = StatsBoard::private().unwrap();
         // Tag and count of the process in each row; a tag is never used again.
         let (mut living, mut next_tag, mut all) = ([None; 3], 1, 0);

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory of GPUs: the part of the C interface of the CXL pool that is about them. cxl_shm.h includes it, and says how its calls behave. */
+#ifndef CXL_SHM_GPU_H
+#define CXL_SHM_GPU_H
+
+#include "cxl_shm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Memory of GPUs
+ *
+ * Copies between the memory of a GPU and the pool, or ordinary memory of this process. They are started and go on beside the caller, who
+ * looks after them. The CUDA driver is loaded at run time; nothing here needs CUDA before.
+ *
+ * The GPU reaches the pool itself: its memory is registered with the driver, in parts, when a copy first needs them. It is unregistered
+ * when the GPU is closed. What the GPU reads is what other hosts have made visible before, and what it wrote is visible to them when the
+ * end of the copies is told. Ordinary memory, and memory of the pool that cannot be registered, goes through pinned buffers of the library.
+ *
+ * Ownership   The memory of copies, on both sides, is the GPU's from the call of cxl_shm_gpu_start() on until cxl_shm_gpu_wait() has said
+ *             how they ended. There is no other way to get it back: a GPU cannot be stopped, cxl_shm_gpu_cancel() and closing do not end
+ *             what it was given, and the number of copies whose end is not known cannot be released. The pool stays mapped for as long as
+ *             a GPU of it is open or copies are not released.
+ *             Copies go on while calls of cxl_shm_gpu_wait() on them are made, by any thread; without these they may stand still.
+ * Order       The caller has ordered its own work on the memory before it starts a copy. Copies are in no order among them.
+ */
+
+#define CXL_SHM_GPU_NONE 0u      /* never an open GPU */
+#define CXL_SHM_GPU_COPY_NONE 0u /* never copies of a GPU */
+#define CXL_SHM_GPU_TO_HOST 0u   /* from the GPU to `host` */
+#define CXL_SHM_GPU_FROM_HOST 1u /* from `host` to the GPU */
+#define CXL_SHM_GPU_BUFFERED 1u  /* through pinned buffers only: cancelled copies do not touch memory of the host any more */
+
+typedef uint64_t cxl_gpu_t;      /* a GPU that this process has open: never used again */
+typedef uint64_t cxl_gpu_copy_t; /* copies that were started on a GPU: never used again */
+
+typedef struct cxl_shm_gpu_options {
+    size_t struct_size;     /* sizeof(cxl_shm_gpu_options_t) */
+    const char* library;    /* the CUDA driver, "none" = there is none; NULL = CXL_CUDA_LIBRARY of the environment, else libcuda.so.1 */
+    uint64_t granule_bytes; /* of the pool that are registered at a time, a power of two; 0 = 256 MiB */
+    uint64_t buffer_bytes;  /* of a pinned buffer, a multiple of 64; copies under way have up to two; 0 = 4 MiB */
+} cxl_shm_gpu_options_t;
+
+typedef struct cxl_shm_gpu_info {
+    size_t struct_size;        /* in: sizeof(cxl_shm_gpu_info_t) */
+    uint64_t registered_bytes; /* of the pool, so far */
+    uint64_t to_pool_bytes;    /* copied from the GPU, to ordinary memory included ... */
+    uint64_t from_pool_bytes;  /* ... and to it */
+    uint64_t failed;           /* calls of cxl_shm_gpu_start() whose copies ended with an error */
+    uint32_t device;           /* number in CUDA */
+    uint32_t reserved;         /* zero */
+    char refusal[256];         /* why memory of the pool could not be registered, the first time; "" = it could. Cut if longer */
+} cxl_shm_gpu_info_t;
+
+/* A stretch to be copied. `host` lies in the blocks of the GPU's pool, or is ordinary memory, which no open pool is. */
+typedef struct cxl_shm_gpu_piece {
+    uint64_t device;  /* address of the first byte in the memory of the GPU (CUdeviceptr) */
+    void* host;       /* first byte of the host's */
+    size_t len_bytes; /* 0 = nothing is done */
+} cxl_shm_gpu_piece_t;
+
+/* How many GPUs this process sees; `library` as in the options. CXL_SHM_E_NOT_FOUND where there is no driver, it is too old, or it has no
+ * GPU; the reason says which. */
+int cxl_shm_gpu_count(const char* library, uint32_t* count);
+
+/* Opens a GPU, by its number in CUDA, for copies to and from a pool; it uses the primary context. A pool may have GPUs open several times.
+ * CXL_SHM_E_NOT_FOUND as above, and where there is no such GPU; CXL_SHM_E_GPU. */
+int cxl_shm_gpu_open(cxl_pool_t* pool, uint32_t device, const cxl_shm_gpu_options_t* options, cxl_gpu_t* gpu);
+
+/* Closes a GPU: the number is not valid any more. Copies that were started stay, and are waited for and released as before. */
+int cxl_shm_gpu_close(cxl_gpu_t gpu);
+
+/* Fills *info as far as info->struct_size goes. */
+int cxl_shm_gpu_get_info(cxl_gpu_t gpu, cxl_shm_gpu_info_t* info);
+
+/* CXL_SHM_E_INVALID unless a range, which has a byte at least, is memory of this GPU, as far as the driver knows. */
+int cxl_shm_gpu_check(cxl_gpu_t gpu, uint64_t address, size_t len_bytes);
+
+/* Starts copies and returns at once. Where two pieces have one byte as their destination, it is of one of them. On failure nothing is under
+ * way: CXL_SHM_E_INVALID or CXL_SHM_E_NOT_IN_POOL for a piece that cannot be meant, CXL_SHM_E_GPU, CXL_SHM_E_CLOSED if the pool was closed.
+ * What becomes of the copies later is told by cxl_shm_gpu_wait(). */
+int cxl_shm_gpu_start(cxl_gpu_t gpu, uint32_t direction, uint32_t flags, const cxl_shm_gpu_piece_t* pieces, size_t count,
+                      cxl_gpu_copy_t* copy);
+
+/* Goes on with copies until they end or `timeout_ms` have passed; 0 looks, and never waits for the GPU. CXL_SHM_OK if all of them were
+ * made, CXL_SHM_E_TIMEOUT if they have not ended yet, anything else if they have ended and not all were made: their destinations may hold
+ * anything. What it said of the end it says again. */
+int cxl_shm_gpu_wait(cxl_gpu_copy_t copy, uint64_t timeout_ms);
+
+/* Begins nothing more of copies; what the GPU was given goes on to its end, for which cxl_shm_gpu_wait() waits. It then says CXL_SHM_OK if
+ * they were all made nevertheless, or CXL_SHM_E_CANCELLED. Does nothing to copies that have ended. */
+int cxl_shm_gpu_cancel(cxl_gpu_copy_t copy);
+
+/* Forgets copies that have ended: the number is not valid any more. CXL_SHM_E_BUSY if they have not, as far as is known: then nothing
+ * changes, and their memory stays in use. */
+int cxl_shm_gpu_release(cxl_gpu_copy_t copy);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CXL_SHM_GPU_H */

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! GPUs and the copies that were started on them, by number.
+//!
+//! A copy stays in the table until its end is known, whatever its caller does: what the GPU may still use is never let go of.
+
+use crate::handle;
+use crate::pool::OpenPool;
+use crate::status::{Failure, Outcome, Status};
+use crate::types::{self, CxlGpu, CxlGpuCopy, CxlPool, GpuInfo, GpuOptions};
+use bytemuck::Zeroable;
+use cxl_pool::copy::CopyEngine;
+use cxl_pool::copy::cuda::{CudaConfig, CudaEngine, Direction, Ending, GpuCopy, GpuPiece, HostPlace};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An open GPU.
+struct GpuEntry {
+    engine: Arc<CudaEngine>,
+    /// The handle of the pool.
+    pool: usize,
+    timeout_ms: u64,
+}
+
+/// Copies that were started.
+struct CopyEntry {
+    copy: GpuCopy,
+    timeout_ms: u64,
+}
+
+/// What is open of a kind, each with the number of forks before it was.
+type Table<T> = Mutex<BTreeMap<u64, (usize, Arc<T>)>>;
+
+static GPUS: Table<GpuEntry> = Mutex::new(BTreeMap::new());
+static COPIES: Table<CopyEntry> = Mutex::new(BTreeMap::new());
+
+fn locked<T>(table: &'static Table<T>) -> MutexGuard<'static, BTreeMap<u64, (usize, Arc<T>)>> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
+    let number = handle::fresh_number();
+    locked(table).insert(number, (handle::forks(), Arc::new(entry)));
+    number
+}
+
+fn find<T>(table: &'static Table<T>, number: u64, what: &str) -> Outcome<Arc<T>> {
+    match locked(table).get(&number) {
+        Some((forks, entry)) if *forks == handle::forks() => Ok(entry.clone()),
+        Some(_) => Err(Failure::new(Status::E_FORKED, format!("{what} {number} is the parent process's: a GPU does not outlive a fork"))),
+        None => Err(Failure::new(Status::E_CLOSED, format!("{number} is no {what} (was it closed?)"))),
+    }
+}
+
+fn gpu(number: CxlGpu) -> Outcome<Arc<GpuEntry>> {
+    find(&GPUS, number, "open GPU")
+}
+
+fn copy(number: CxlGpuCopy) -> Outcome<Arc<CopyEntry>> {
+    find(&COPIES, number, "copy of a GPU")
+}
+
+/// What a GPU is opened with: as the caller says, then the environment.
+fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
+    let mut config = match library {
+        Some(library) => CudaConfig { library: library.to_owned(), ..CudaConfig::default() },
+        None => CudaConfig::from_env()?,
+    };
+    if options.granule_bytes != 0 {
+        config.granule_bytes = options.granule_bytes;
+    }
+    if options.buffer_bytes != 0 {
+        config.buffer_bytes =
+            usize::try_from(options.buffer_bytes).map_err(|_| Failure::invalid("buffer_bytes of cxl_shm_gpu_options_t is too large"))?;
+    }
+    Ok(config)
+}
+
+/// How many GPUs there are.
+pub fn count(library: Option<&str>) -> Outcome<u32> {
+    Ok(cxl_pool::copy::cuda::devices(&config(library, &GpuOptions::zeroed())?.library)?)
+}
+
+/// Opens a GPU for copies to and from a pool.
+pub fn open(pool: *mut CxlPool, device: u32, library: Option<&str>, options: &GpuOptions) -> Outcome<CxlGpu> {
+    let config = config(library, options)?;
+    let entry = handle::with_handle(pool, |handle, pool| {
+        let engine = CudaEngine::open(&config, device, pool.pool().lines().memory().clone())?;
+        Ok(GpuEntry { engine: Arc::new(engine), pool: handle, timeout_ms: pool.timeout_ms(types::TIMEOUT_DEFAULT) })
+    })?;
+    Ok(enter(&GPUS, entry))
+}
+
+/// Closes a GPU. What was started on it goes on.
+pub fn close(number: CxlGpu) -> Outcome<()> {
+    gpu(number)?;
+    // The engine ends without the lock, because the driver may take its time.
+    let entry = locked(&GPUS).remove(&number);
+    drop(entry);
+    Ok(())
+}
+
+/// What there is to know of a GPU.
+pub fn info(number: CxlGpu) -> Outcome<GpuInfo> {
+    let engine = &gpu(number)?.engine;
+    let (reach, copied) = (engine.reach(), engine.counters());
+    let copied = copied.first().copied().unwrap_or_default();
+    let mut info = GpuInfo {
+        struct_size: size_of::<GpuInfo>(),
+        registered_bytes: reach.registered_bytes,
+        to_pool_bytes: copied.published_bytes,
+        from_pool_bytes: copied.pulled_bytes,
+        failed: copied.failed_lists,
+        device: engine.device(),
+        ..GpuInfo::zeroed()
+    };
+    // The last byte stays zero, so that the text ends.
+    let room = info.refusal.len() - 1;
+    let text = reach.refusal.unwrap_or_default();
+    info.refusal[..room].iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+    Ok(info)
+}
+
+/// Refuses a range that is not memory of a GPU.
+pub fn check(number: CxlGpu, address: u64, len_bytes: usize) -> Outcome<()> {
+    Ok(gpu(number)?.engine.check_memory(address, len_bytes as u64)?)
+}
+
+/// Where bytes of the host lie: in the blocks of this pool, or in no pool.
+fn place(pool: &OpenPool, address: usize, len_bytes: usize) -> Outcome<HostPlace> {
+    if address == 0 {
+        return Err(Failure::invalid(format!("the pointer to {len_bytes} bytes of the host is NULL")));
+    }
+    if let Some(offset) = pool.offset_of(address) {
+        pool.check_range(offset, len_bytes)?;
+        return Ok(HostPlace::Pool(offset));
+    }
+    let last =
+        address.checked_add(len_bytes - 1).ok_or_else(|| Failure::invalid(format!("{len_bytes} bytes at {address:#x} do not exist")))?;
+    if handle::is_in_pool(address) || handle::is_in_pool(last) {
+        return Err(Failure::not_in_pool(format!("{address:#x} (+{len_bytes} bytes) does not lie in the blocks of the GPU's pool alone")));
+    }
+    Ok(HostPlace::Process(address))
+}
+
+/// Starts copies.
+///
+/// # Safety
+/// The memory of the pieces may be used until the end of the copies was told.
+pub unsafe fn start(number: CxlGpu, direction: u32, is_buffered: bool, pieces: &[types::GpuPiece]) -> Outcome<CxlGpuCopy> {
+    let direction = match direction {
+        types::GPU_TO_HOST => Direction::ToHost,
+        types::GPU_FROM_HOST => Direction::FromHost,
+        _ => return Err(Failure::invalid(format!("{direction} is no direction of a copy of a GPU"))),
+    };
+    let GpuEntry { engine, pool, timeout_ms } = &*gpu(number)?;
+    let used = pieces.iter().filter(|piece| piece.len_bytes > 0);
+    let copy = handle::with(std::ptr::without_provenance_mut(*pool), |pool| {
+        let piece = |piece: &types::GpuPiece| {
+            Ok(GpuPiece { gpu: piece.device, host: place(pool, piece.host, piece.len_bytes)?, len_bytes: piece.len_bytes })
+        };
+        let pieces = used.map(piece).collect::<Outcome<Vec<_>>>()?;
+        // SAFETY: as this function demands.
+        Ok(unsafe { engine.start(direction, &pieces, is_buffered) }?)
+    })?;
+    Ok(enter(&COPIES, CopyEntry { copy, timeout_ms: *timeout_ms }))
+}
+
+fn outcome(ending: Ending) -> Outcome<()> {
+    ending.map_err(|error| Failure::from(&*error))
+}
+
+/// Waits for the end of copies, and says how they ended.
+pub fn wait(number: CxlGpuCopy, timeout_ms: u64) -> Outcome<()> {
+    let entry = copy(number)?;
+    let timeout_ms = if timeout_ms == types::TIMEOUT_DEFAULT { entry.timeout_ms } else { timeout_ms };
+    let ending = match timeout_ms {
+        0 => entry.copy.poll(),
+        _ => entry.copy.wait(timeout_ms.min(crate::pool::MAX_TIMEOUT_MS)),
+    };
+    match ending {
+        Some(ending) => outcome(ending),
+        None => Err(Failure::new(Status::E_TIMEOUT, "the GPU has not ended with the copies yet")),
+    }
+}
+
+/// Begins nothing more.
+pub fn cancel(number: CxlGpuCopy) -> Outcome<()> {
+    copy(number)?.copy.cancel();
+    Ok(())
+}
+
+/// Forgets copies whose end is known.
+pub fn release(number: CxlGpuCopy) -> Outcome<()> {
+    if copy(number)?.copy.poll().is_none() {
+        return Err(Failure::new(Status::E_BUSY, "the GPU may still use the memory of these copies: wait for their end"));
+    }
+    locked(&COPIES).remove(&number);
+    Ok(())
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A C program with copies of GPU memory, over the pool's fake of a driver: copies that happen late or out of order, calls that fail, a
+//! driver that is not there.
+
+mod common;
+#[path = "../../pool/tests/cuda/device.rs"]
+#[allow(dead_code)] // The tests of the engine use the rest; the same below.
+mod device;
+#[path = "../../pool/tests/cuda/fake.rs"]
+#[allow(dead_code)]
+mod fake;
+
+use common::{Folder, Link, Running, finish, program, start, succeed};
+use fake::{Fake, Kind};
+use std::ffi::OsStr;
+
+/// The program on a pool of its own, and what has to be there until it ends.
+fn run(link: Link, coherence: &str, kind: Kind, role: &str) -> Option<(Running, (Folder, Fake, Fake))> {
+    let folder = Folder::new();
+    let program = program(&folder, "gpu.c", link)?;
+    let (fake, broken) = (Fake::new(kind), Fake::new(Kind::Broken));
+    let pool = folder.path("pool");
+    let args = [OsStr::new(role), pool.as_os_str(), OsStr::new(fake.path()), OsStr::new(broken.path())];
+    Some((start(&folder, &program, "one", coherence, &args), (folder, fake, broken)))
+}
+
+#[test]
+fn copies_of_gpu_memory_arrive_late_fail_and_are_held_until_their_end() {
+    for (link, coherence, kind) in [
+        (Link::Shared, "native", Kind::New),
+        (Link::Static, "native", Kind::Older),
+        (Link::Shared, "emulated:seed=5,noise=4", Kind::New),
+        (Link::Shared, "native", Kind::Old),
+        (Link::Sanitized, "native", Kind::New),
+    ] {
+        // The address sanitizer's heap does not survive a fork of a process with threads; under the emulator two processes are two hosts.
+        let role = if link == Link::Sanitized || coherence != "native" { "no-fork" } else { "all" };
+        let Some((running, _files)) = run(link, coherence, kind, role) else { return };
+        succeed(vec![running]);
+    }
+}
+
+/// A program that takes a copy for made before its end is told sees other bytes.
+#[test]
+fn a_program_that_does_not_wait_is_noticed() {
+    let Some((running, _files)) = run(Link::Shared, "native", Kind::New, "no-wait") else { return };
+    let (statuses, text) = finish(vec![running]);
+    assert!(statuses.iter().any(|status| status.code() == Some(1)) && text.contains("holds(block"), "{statuses:?}\n{text}");
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A cache that counts and holds no bytes: which blocks are in how many cells, and which of them goes by the pool's own eviction policies.
+
+use cxl_pool::cache::policy::{Candidate, Entry, EvictionPolicy, PolicyKind, QueueEnd, Verdict};
+use cxl_pool::{Error, Result};
+
+const NAMESPACE: [u8; 16] = [1; 16];
+/// In no cell.
+const NOWHERE: u32 = u32::MAX;
+
+/// Blocks by number in a limited number of cells.
+pub struct CountedCache {
+    policy: Box<dyn EvictionPolicy>,
+    /// The block in each cell that was ever used.
+    cells: Vec<u32>,
+    room: usize,
+    /// The cell of each block.
+    holds: Vec<u32>,
+    offered: Vec<Candidate>,
+}
+
+fn damaged() -> Error {
+    Error::Invalid("the cache names a block that the trace does not have".into())
+}
+
+impl CountedCache {
+    /// An empty one of `room` cells, for blocks with numbers below `blocks`. With no cell it keeps nothing.
+    pub fn new(kind: PolicyKind, room: usize, blocks: usize) -> Self {
+        // There are never more cells in use than blocks.
+        let room = room.min(blocks);
+        CountedCache { policy: kind.build(room as u64), cells: Vec::new(), room, holds: vec![NOWHERE; blocks], offered: Vec::new() }
+    }
+
+    /// The block is in a cell.
+    pub fn has(&self, block: u32) -> bool {
+        self.cell(block).is_some()
+    }
+
+    /// The cell of the block.
+    pub fn cell(&self, block: u32) -> Option<u32> {
+        self.holds.get(block as usize).copied().filter(|&cell| cell != NOWHERE)
+    }
+
+    /// Blocks in cells.
+    pub fn len(&self) -> usize {
+        self.policy.len()
+    }
+
+    /// No block is in a cell.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The block was used now; nothing where it is in no cell.
+    pub fn touch(&mut self, block: u32, tick: u32) {
+        if let Some(cell) = self.cell(block) {
+            self.policy.touched(cell.into(), tick);
+        }
+    }
+
+    /// Puts a block that is in no cell into one, and gives the block that was evicted for it. `parent` is the key of the block before it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the number of the block is too high, or the policy does not let go of what it offers.
+    pub fn insert(&mut self, block: u32, key: [u8; 16], parent: Option<[u8; 16]>, tick: u32) -> Result<Option<u32>> {
+        let (cell, evicted) = if self.cells.len() < self.room {
+            self.cells.push(block);
+            (self.cells.len() as u32 - 1, None)
+        } else {
+            let Some((cell, evicted)) = self.evict(tick)? else { return Ok(None) };
+            (cell, Some(evicted))
+        };
+        let (Some(holder), Some(held)) = (self.cells.get_mut(cell as usize), self.holds.get_mut(block as usize)) else {
+            return Err(damaged());
+        };
+        (*holder, *held) = (block, cell);
+        self.policy.inserted(&Entry { cell: cell.into(), key, namespace: NAMESPACE, parent }, QueueEnd::Young, tick)?;
+        Ok(evicted)
+    }
+
+    /// Empties a cell; none where the cache has no cell.
+    fn evict(&mut self, tick: u32) -> Result<Option<(u32, u32)>> {
+        self.offered.clear();
+        self.policy.victims(1, tick, &mut self.offered);
+        let Some(&Candidate { cell, .. }) = self.offered.first() else { return Ok(None) };
+        if !self.policy.settle(cell, Verdict::Evicted) {
+            return Err(Error::Invalid(format!("the policy does not let go of cell {cell}, which it offered")));
+        }
+        let evicted = self.cells.get(cell as usize).copied().ok_or_else(damaged)?;
+        *self.holds.get_mut(evicted as usize).ok_or_else(damaged)? = NOWHERE;
+        Ok(Some((cell as u32, evicted)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(block: u32) -> [u8; 16] {
+        [block as u8; 16]
+    }
+
+    #[test]
+    fn the_policy_decides_and_the_evicted_is_named() {
+        let mut cache = CountedCache::new(PolicyKind::Lru, 2, 5);
+        assert!(cache.is_empty());
+        assert_eq!(cache.insert(3, key(3), None, 7).unwrap(), None);
+        assert_eq!(cache.insert(1, key(1), None, 7).unwrap(), None);
+        cache.touch(3, 7);
+        cache.touch(4, 7);
+        assert_eq!(cache.insert(2, key(2), None, 7).unwrap(), Some(1));
+        assert_eq!((cache.cell(3), cache.cell(2), cache.has(1), cache.len()), (Some(0), Some(1), false, 2));
+        assert!(cache.insert(5, key(5), None, 7).is_err(), "the trace has five blocks");
+    }
+
+    #[test]
+    fn no_room_keeps_nothing_and_room_for_all_evicts_nothing() {
+        for kind in PolicyKind::ALL {
+            let mut none = CountedCache::new(kind, 0, 4);
+            let mut all = CountedCache::new(kind, usize::MAX, 4);
+            for block in 0..4 {
+                assert_eq!(none.insert(block, key(block), None, 7).unwrap(), None);
+                assert_eq!(all.insert(block, key(block), None, 7).unwrap(), None);
+            }
+            assert_eq!((none.len(), all.len(), none.has(3), all.has(0)), (0, 4, false, true), "{kind}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests that wait, read, compute and publish: a discrete-event simulation of the prefill side of a rack.
+
+pub mod caches;
+pub mod device;
+mod events;
+pub mod outcome;
+mod rack;
+
+use crate::error::Planned;
+use crate::keys::Rack;
+use crate::trace::Trace;
+use cxl_pool::cache::policy::PolicyKind;
+use outcome::Outcome;
+
+/// Nanoseconds since the first arrival: whole numbers, so that the order of events is the same on every machine.
+pub type Ns = u64;
+
+fn ns(seconds: f64) -> Ns {
+    (seconds * 1e9).round() as Ns
+}
+
+fn seconds(time: Ns) -> f64 {
+    time as f64 / 1e9
+}
+
+/// Blocks that so much memory holds.
+fn gib_blocks(gib: f64, block_bytes: f64) -> usize {
+    // A billionth more, so that memory given as a whole number of blocks holds them.
+    (gib * f64::from(1 << 30) / block_bytes * (1.0 + 1e-9)) as usize
+}
+
+/// Where KV blocks of past requests are, beside the accelerators' own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// In each instance's own DRAM.
+    Own,
+    /// In one pool for all.
+    Pool,
+    /// In each instance's own DRAM, and behind it in one pool for all.
+    PoolL2,
+}
+
+impl System {
+    /// All of them.
+    pub const ALL: [System; 3] = [System::Own, System::Pool, System::PoolL2];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            System::Own => "own",
+            System::Pool => "pool",
+            System::PoolL2 => "pool+l2",
+        }
+    }
+
+    /// It has a pool.
+    pub fn has_pool(self) -> bool {
+        self != System::Own
+    }
+
+    /// It has own DRAM.
+    pub fn has_dram(self) -> bool {
+        self != System::Pool
+    }
+}
+
+/// Which instance a request goes to when it arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// To one after the other.
+    RoundRobin,
+    /// To that with the least work, in seconds; among equals to the next in turn.
+    LeastLoaded,
+    /// To that which would have done it first, by its work and by what its caches have; the router knows both exactly.
+    PrefixAware,
+}
+
+impl Routing {
+    /// All of them.
+    pub const ALL: [Routing; 3] = [Routing::RoundRobin, Routing::LeastLoaded, Routing::PrefixAware];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Routing::RoundRobin => "round-robin",
+            Routing::LeastLoaded => "least-loaded",
+            Routing::PrefixAware => "prefix-aware",
+        }
+    }
+}
+
+/// What is simulated.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    /// The requests.
+    pub trace: &'a Trace,
+    /// Costs and sizes.
+    pub rack: &'a Rack,
+    /// Where blocks are.
+    pub system: System,
+    /// Where requests go.
+    pub routing: Routing,
+    /// What decides about eviction from the pool.
+    pub eviction: PolicyKind,
+    /// Own DRAM of an instance, if the system has it.
+    pub dram_gib: f64,
+    /// The pool, if the system has one.
+    pub pool_gib: f64,
+}
+
+impl Setup<'_> {
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> f64 {
+        self.rack.kv_kib_per_token * 1024.0 * self.trace.block_tokens as f64
+    }
+
+    /// Seconds of the computation of `new` tokens behind `cached` ones.
+    pub fn compute_s(&self, cached: u64, new: u64) -> f64 {
+        let context = cached as f64 + new as f64 / 2.0;
+        let attention = if self.rack.attention_tokens > 0.0 { context / self.rack.attention_tokens } else { 0.0 };
+        self.rack.fixed_ms / 1e3 + new as f64 / self.rack.tokens_per_s * (1.0 + attention)
+    }
+
+    /// Runs it.
+    pub fn run(&self) -> Planned<Outcome> {
+        rack::Run::new(self).run()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which machine can serve a pool: any that comes, whichever machine formatted it; and what an operator does where all seats belong to
+//! machines that are gone. Real processes, killed like a power cut.
+
+mod common;
+
+use common::{Bench, ran};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+const SURE: &str = "--i-know-it-is-gone";
+
+/// The seats as `cxlctl seats` tells them.
+fn seats(bench: &Bench) -> Value {
+    let (code, seats) = bench.json(&["seats"]);
+    assert_eq!(code, 0);
+    seats
+}
+
+/// Waits until the seats are as `is_done` wants them.
+fn wait_for(bench: &Bench, what: &str, is_done: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let seats = seats(bench);
+        if is_done(&seats) {
+            return seats;
+        }
+        assert!(Instant::now() < deadline, "{what}: {seats:#}");
+    }
+}
+
+fn owned(seats: &Value) -> usize {
+    seats["seats"].as_array().unwrap().iter().filter(|seat| seat["claim"] == "owned").count()
+}
+
+#[test]
+fn the_first_machine_that_comes_serves_a_pool_that_another_formatted() {
+    let mut bench = Bench::formatted();
+    bench.machine = "machine-b";
+    let fresh = seats(&bench);
+    assert_eq!((&fresh["managed"], &fresh["claimable"], owned(&fresh)), (&false.into(), &true.into(), 0), "{fresh:#}");
+    let mut b = bench.host("machine-b");
+    let _c = bench.host("machine-c");
+    // The one seat that is left goes to the other machine by itself.
+    let both = wait_for(&bench, "both seats owned", |seats| owned(seats) == 2);
+    assert_eq!((&both["managed"], &both["seats"][0]["role"]), (&true.into(), &"manager".into()), "{both:#}");
+    assert_ne!(both["seats"][0]["machine"], both["seats"][1]["machine"]);
+    // A machine that leaves gives its seat up, and the next one that comes has it.
+    b.order(r#""Leave""#);
+    assert!(b.reply().contains("Left"));
+    let gone = wait_for(&bench, "a released seat", |seats| seats["seats"][0]["claim"] == "released");
+    assert_eq!(gone["seats"][0]["generation"], 1);
+    let _d = bench.host("machine-d");
+    let again = wait_for(&bench, "both seats owned again", |seats| owned(seats) == 2);
+    assert_eq!(again["seats"][0]["generation"], 2, "{again:#}");
+    let (code, report) = bench.json(&["fsck"]);
+    assert_eq!(code, 0, "{report:#}");
+}
+
+#[test]
+fn seats_of_machines_that_died_are_released_by_an_operator_without_a_manager() {
+    let mut bench = Bench::formatted();
+    let (mut a, mut b) = (bench.host("machine-a"), bench.host("machine-b"));
+    let both = wait_for(&bench, "both seats owned", |seats| owned(seats) == 2);
+    let machine = |seat: usize| both["seats"][seat]["machine"].as_str().unwrap().to_owned();
+    bench.machine = "machine-c";
+    let unsure = bench.run(&["seats", "release", "--seat", "0"]);
+    assert_eq!(unsure.code, 4);
+    assert!(unsure.err.contains(SURE) && unsure.err.contains(&machine(0)), "{}", unsure.err);
+    let alive = bench.run(&["seats", "release", "--seat", "0", SURE]);
+    assert_eq!(alive.code, 4);
+    assert!(alive.err.contains("is not gone"), "{}", alive.err);
+    a.kill();
+    b.kill();
+    // No machine with a seat runs, and only a person can know that none will go on. The error says which, and what to type.
+    let declare = ["hosts", "declare-dead", "0", "--incarnation", "1", "--i-know-it-is-powered-off", "--timeout-ms", "4000"];
+    let stuck = bench.run(&declare);
+    assert_eq!(stuck.code, 1, "{}", stuck.err);
+    for told in [format!("seat 0 belongs to machine {}", machine(0)), format!("seat 1 belongs to machine {}", machine(1))] {
+        assert!(stuck.err.contains(&told), "{}", stuck.err);
+    }
+    assert!(stuck.err.contains("cxlctl seats release --seat 0"), "{}", stuck.err);
+    assert!(bench.run(&["seats"]).out.contains("cxlctl seats release"));
+    let (code, told) = bench.json(&["seats", "release", "--machine", &machine(1), SURE]);
+    assert_eq!((code, &told["released"]), (0, &serde_json::json!([1])));
+    assert_eq!(bench.run(&["seats", "release", "--seat", "1", SURE]).code, 2, "released already");
+    assert_eq!(bench.run(&["seats", "release", "--seat", "7", SURE]).code, 2, "a seat that is not");
+    assert_eq!(bench.run(&["seats", "release"]).code, 2, "which one");
+    let after = seats(&bench);
+    assert_eq!((&after["managed"], &after["claimable"]), (&false.into(), &true.into()), "{after:#}");
+    let _c = bench.host("machine-c");
+    let served = wait_for(&bench, "a manager", |seats| seats["managed"] == true);
+    assert_eq!((&served["seats"][1]["generation"], &served["seats"][1]["role"]), (&2.into(), &"manager".into()), "{served:#}");
+    // The machine of the other seat comes back: it is another session, and takes its seat over from itself.
+    let _a = bench.host("machine-a");
+    wait_for(&bench, "the seat of the machine that came back", |seats| seats["seats"][0]["generation"] == 2);
+    let (code, report) = bench.json(&["fsck"]);
+    assert_eq!(code, 0, "{report:#}");
+}
+
+#[test]
+fn the_death_of_a_host_is_the_death_of_its_seat() {
+    let bench = Bench::formatted();
+    let (_a, mut b) = (bench.host("machine-a"), bench.host("machine-b"));
+    wait_for(&bench, "both seats owned", |seats| owned(seats) == 2);
+    // They fill the pool, so that a fifth machine gets the slot of the dead one and writes the line that told of its seat.
+    let _more = (bench.host("machine-c"), bench.host("machine-d"));
+    b.kill();
+    let dead = ["hosts", "declare-dead", "1", "--incarnation", "1", "--i-know-it-is-powered-off"];
+    let stated = ran(bench.command("machine-a").args(dead).output().unwrap());
+    assert_eq!(stated.code, 0, "{}", stated.err);
+    let _e = bench.host("machine-e");
+    assert_ne!(seats(&bench)["seats"][1]["claim"], "free");
+    let given = wait_for(&bench, "the seat of the dead machine", |seats| seats["seats"][1]["generation"] == 2);
+    assert_eq!(owned(&given), 2);
+}
+
+#[test]
+fn a_seat_that_the_format_reserved_stays_with_its_machine() {
+    let reserved = "51515151515151515151515151515151";
+    let bench = Bench::formatted_with(&["--machine", reserved]);
+    let listed = seats(&bench);
+    assert_eq!((&listed["seats"][0]["claim"], &listed["seats"][0]["machine"]), (&"reserved by the format".into(), &reserved.into()));
+    let refused = bench.run(&["seats", "release", "--seat", "0", SURE]);
+    assert_eq!(refused.code, 4);
+    assert!(refused.err.contains("reserved"), "{}", refused.err);
+    // Other machines use the seats that are not.
+    let _b = bench.host("machine-b");
+    assert_eq!(wait_for(&bench, "a manager", |seats| seats["managed"] == true)["seats"][1]["claim"], "owned");
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Failure-detector timer: how long a host was silent. It ignores the time in which the observer itself was suspended.
+//!
+//! An observer that was suspended for seconds (a virtual machine that was paused or moved, a process that got no processor) finds every
+//! host's last sign old when it goes on, that of those who were suspended with it above all. So time counts only between looks that are
+//! near each other: after a pause most of the patience is left, in which the living are heard again.
+
+use crate::fault::mutant;
+
+/// Looks that a silence has to last for at least: of the time between two of them no more than this part of the patience counts.
+const LOOKS: u64 = 4;
+
+/// A silence, in nanoseconds of the listener's own clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FailureDetector {
+    looked_ns: u64,
+    still_ns: u64,
+}
+
+impl FailureDetector {
+    /// Begins now: there was a sign, or no look was taken yet.
+    pub fn since(now_ns: u64) -> FailureDetector {
+        FailureDetector { looked_ns: now_ns, still_ns: 0 }
+    }
+
+    /// There was no sign up to now either; how long the silence is. `patience_ns` is how long it may be.
+    pub fn goes_on(&mut self, now_ns: u64, patience_ns: u64) -> u64 {
+        let apart_ns = now_ns.saturating_sub(self.looked_ns);
+        let most_ns = if mutant!("pauses_are_silence") { u64::MAX } else { patience_ns / LOOKS };
+        self.still_ns = self.still_ns.saturating_add(apart_ns.min(most_ns));
+        self.looked_ns = now_ns;
+        self.still_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_often_sees_all_of_it() {
+        let mut silence = FailureDetector::since(1_000);
+        for now_ns in (1_000..=101_000).step_by(500) {
+            assert_eq!(silence.goes_on(now_ns, 100_000), now_ns - 1_000);
+        }
+    }
+
+    #[test]
+    fn a_pause_of_the_listener_is_not_the_others_silence() {
+        let mut silence = FailureDetector::since(0);
+        assert_eq!(silence.goes_on(1_000_000, 1_000), 250);
+        assert_eq!(silence.goes_on(1_000_100, 1_000), 350);
+        assert_eq!(silence.still_ns, 350);
+        // Who is silent all the same is given up in the end, however seldom the observer looks.
+        let looks = (2_000_000u64..).step_by(1_000_000).take_while(|now_ns| silence.goes_on(*now_ns, 1_000) < 1_000).count();
+        assert_eq!(looks, 2);
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_adds_nothing() {
+        let mut silence = FailureDetector::since(10);
+        assert_eq!(silence.goes_on(10, 1_000), 0);
+        assert_eq!(silence.goes_on(5, 1_000), 0);
+        assert_eq!(FailureDetector { looked_ns: 0, still_ns: u64::MAX }.goes_on(u64::MAX, u64::MAX), u64::MAX);
+    }
+}

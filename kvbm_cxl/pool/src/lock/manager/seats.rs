@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The seat of this machine: found, claimed when the pool lacks a manager or has a seat to spare, and released by the last process.
+
+use super::{Manager, beat_at_rest};
+use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
+use crate::host::Inner;
+use crate::host::segment::state;
+use crate::line::if_whole;
+use crate::lock::claim::{self, Claimed, Claimer};
+use crate::lock::seat;
+use crate::media::{Identity, Seat};
+use crate::platform::{MachineId, MachineLock};
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+
+/// Most doublings of the time between two attempts to get a seat.
+const MAX_CLAIM_BACKOFF: u32 = 6;
+/// Heartbeats between two looks for a seat whose damaged lines wait for this machine.
+const MEND_PERIODS: u64 = 8;
+
+/// What came of an attempt to get any seat.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    /// This one is had.
+    Owned(u64),
+    /// There was none to claim.
+    None,
+    /// There was, and another machine was quicker, or a line is damaged.
+    Lost,
+}
+
+impl Inner {
+    /// The seat of this machine: from the superblock's table, or the one that a process of this session claimed.
+    pub(super) fn find_seat(&self) -> Option<u64> {
+        let machine = self.platform.machine();
+        let seats = u64::from(self.geometry().seats);
+        let fixed = self.config.seats.iter().take(seats as usize).position(|owner| *owner == machine);
+        fixed.map(|seat| seat as u64).or_else(|| self.claimed_seat())
+    }
+
+    /// The seat that this session claimed.
+    fn claimed_seat(&self) -> Option<u64> {
+        let seat = u64::from(self.segment.header().seat.load(Ordering::Acquire)).checked_sub(1)?;
+        (seat < u64::from(self.geometry().seats)).then_some(seat)
+    }
+
+    fn is_fixed(&self, seat: usize) -> bool {
+        self.config.seats.get(seat).is_some_and(|machine| !machine.is_none())
+    }
+
+    /// The line of this machine's seat.
+    pub(super) fn seat_line(&self, seat: u64, epoch: u32, beat: u64) -> Seat {
+        let line = Seat { epoch, beat, machine: self.platform.machine().0, ..Seat::default() };
+        if self.claimed_seat() != Some(seat) {
+            return line;
+        }
+        Seat { session: self.segment.session(), generation: self.segment.header().seat_generation.load(Ordering::Acquire), ..line }
+    }
+
+    /// Whether the line of this session's seat says that another session writes it: a statement that this one is over was wrong.
+    pub(super) fn is_seat_lost(&self, seat: u64, line: &Seat) -> bool {
+        self.claimed_seat() == Some(seat) && line.generation != 0 && line.session != self.segment.session()
+    }
+
+    /// Gives the seat up that another session writes.
+    pub(super) fn forget_seat(&self) {
+        self.segment.header().rows_of_seat.store(0, Ordering::Release);
+        self.segment.header().seat.store(0, Ordering::Release);
+    }
+
+    /// Claims a seat for this machine, which has none, if there is a reason to: no manager serves, or a seat is to spare.
+    pub(super) fn claim_seat(&self, manager: &mut Manager, now_ns: u64) -> Result<Option<u64>> {
+        let lacks_manager = match self.is_manager_wanted(manager, None, now_ns) {
+            Ok(lacks_manager) if lacks_manager || self.state() == state::LIVE => lacks_manager,
+            // A host that joins, or that cannot tell who serves, may only have a seat whose damaged lines can be what it waits for.
+            Ok(_) => return self.claim_seat_to_mend(manager, now_ns),
+            Err(damage @ Error::BadLine { .. }) => {
+                return self.claim_seat_to_mend(manager, now_ns)?.map_or(Err(damage), |seat| Ok(Some(seat)));
+            }
+            Err(other) => return Err(other),
+        };
+        let wait_ns = self.config.suspect_ms * 1_000_000;
+        if manager.claim_at_ns == 0 {
+            // With a manager there is time: machines that see the same seat to spare must not all claim it at once.
+            manager.claim_at_ns = if lacks_manager { now_ns } else { now_ns + self.platform.random() % wait_ns };
+        }
+        if now_ns < manager.claim_at_ns {
+            return Ok(None);
+        }
+        let claimed = self.try_to_claim(manager, false)?;
+        manager.claim_tries = if claimed == Attempt::Lost { (manager.claim_tries + 1).min(MAX_CLAIM_BACKOFF) } else { 0 };
+        if let Attempt::Owned(seat) = claimed {
+            manager.serves_after = manager.watch.as_ref().filter(|_| lacks_manager).map(|watch| watch.epoch);
+            return Ok(Some(seat));
+        }
+        // A look at seats that other machines have reads every place, so it is seldom where a manager serves.
+        let base_ns = if lacks_manager { self.config.heartbeat_ms * 1_000_000 } else { 2 * wait_ns };
+        manager.claim_at_ns = now_ns + base_ns / 4 + self.platform.random() % (base_ns << manager.claim_tries).max(1);
+        Ok(None)
+    }
+
+    /// Claims a seat that [`Inner::waits_for_this_machine`], at a pace of its own: the claim of a seat in a pool without a manager is not put
+    /// off by it.
+    fn claim_seat_to_mend(&self, manager: &mut Manager, now_ns: u64) -> Result<Option<u64>> {
+        if now_ns < manager.mend_at_ns || mutant!("heal.claim_waits_for_join") {
+            return Ok(None);
+        }
+        let period_ns = MEND_PERIODS * self.config.heartbeat_ms * 1_000_000;
+        manager.mend_at_ns = now_ns + period_ns / 2 + self.platform.random() % period_ns.max(1);
+        match self.try_to_claim(manager, true)? {
+            Attempt::Owned(seat) => Ok(Some(seat)),
+            Attempt::None | Attempt::Lost => Ok(None),
+        }
+    }
+
+    /// One attempt to get a seat, which is noted.
+    fn try_to_claim(&self, manager: &mut Manager, mends_only: bool) -> Result<Attempt> {
+        let claimed = match self.claim_any_seat(manager, mends_only) {
+            Ok(claimed) => claimed,
+            // A damaged line or a full table keeps this machine from having a seat, not from using the pool under another manager.
+            Err(error @ (Error::BadLine { .. } | Error::Full { .. })) => {
+                manager.claim_problem = Some(error.to_string());
+                Attempt::Lost
+            }
+            Err(other) => return Err(other),
+        };
+        if let Attempt::Owned(seat) = claimed {
+            (manager.claim_at_ns, manager.claim_problem, manager.seat) = (0, None, Some(seat));
+        }
+        Ok(claimed)
+    }
+
+    /// Tries every seat that seems to be free; with `mends_only` those that [`Inner::waits_for_this_machine`].
+    fn claim_any_seat(&self, manager: &mut Manager, mends_only: bool) -> Result<Attempt> {
+        let mut candidates = self.seats_to_claim()?;
+        if mends_only {
+            let waiting = |seat| self.waits_for_this_machine(seat).map(|waits| waits.then_some(seat)).transpose();
+            candidates = candidates.into_iter().filter_map(waiting).collect::<Result<_>>()?;
+        }
+        if candidates.is_empty() {
+            return Ok(Attempt::None);
+        }
+        if manager.guard.is_none() {
+            manager.guard = self.platform.try_lock(MachineLock::Manager, true)?;
+        }
+        // Another process of this machine sees to it.
+        if manager.guard.is_none() {
+            return Ok(Attempt::None);
+        }
+        let Some(_claiming) = self.platform.try_lock(MachineLock::Claim, true)? else { return Ok(Attempt::None) };
+        let claimer = Claimer { lines: &self.lines, platform: &*self.platform };
+        let session = self.segment.session();
+        for seat in candidates {
+            match claimer.claim(seat, &session)? {
+                Claimed::Taken(_) => {}
+                Claimed::Superseded => return Ok(Attempt::Lost),
+                Claimed::Owned { generation } => {
+                    let header = self.segment.header();
+                    // What the session before wrote there stays: the lines of a seat are its memory.
+                    let found = match if_whole(self.lines.fetch::<Seat>(seat))? {
+                        Some(found) => found,
+                        // As a seat that claims anew; nothing that it claimed above its tags was served.
+                        None => {
+                            let epoch = self.highest_tag_of(seat)?;
+                            Seat { epoch, beat: beat_at_rest(epoch), ..Seat::default() }
+                        }
+                    };
+                    header.seat_generation.store(generation, Ordering::Release);
+                    header.seat.store(seat as u32 + 1, Ordering::Release);
+                    self.lines.publish(seat, self.seat_line(seat, found.epoch, found.beat))?;
+                    point!("manager.seated");
+                    return Ok(Attempt::Owned(seat));
+                }
+            }
+        }
+        Ok(Attempt::Lost)
+    }
+
+    /// Before the slot of a dead host goes to another machine, which writes its identity line anew: what that line proves of the host's
+    /// seat is stated for good. False when it could not be stated now.
+    pub(super) fn keep_proof_of_seat(&self, slot: u32) -> Result<bool> {
+        let Some(identity) = if_whole(self.lines.fetch::<Identity>(slot.into()))? else { return Ok(true) };
+        if identity.session == 0 || self.dead_up_to(slot)? < identity.incarnation {
+            return Ok(true);
+        }
+        for seat in (0..self.geometry().seats as usize).filter(|&seat| !self.is_fixed(seat)) {
+            // Where the vote cannot be read nothing can be claimed either; an operator acts on both.
+            let Some(claim) = if_whole(claim::decided(&self.lines, seat as u64))? else { continue };
+            let is_its = claim.generation != 0 && claim.machine == identity.machine;
+            if !is_its || claim::first_half(&claim.session) != identity.session {
+                continue;
+            }
+            let Some(_claiming) = self.platform.try_lock(MachineLock::Claim, true)? else { return Ok(false) };
+            let claimer = Claimer { lines: &self.lines, platform: &*self.platform };
+            match claimer.state_ended(seat as u64, &claim.session) {
+                Ok(()) => {}
+                // No room for a statement: the slot goes to the other machine all the same, and the seat waits for its own or an operator.
+                Err(Error::Full { .. } | Error::BadLine { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a line of `seat` does not verify, and its claim, made or only begun, names this machine: then no other one writes it again.
+    fn waits_for_this_machine(&self, seat: u64) -> Result<bool> {
+        let claim = if_whole(claim::decided(&self.lines, seat))?;
+        Ok(claim.is_some_and(|claim| claim.generation != 0 && claim.machine == self.platform.machine().0) && self.has_own_damage(seat)?)
+    }
+
+    /// Seats worth a claim, the best first: of this machine before, never given to a machine, released, proven to be over.
+    fn seats_to_claim(&self) -> Result<Vec<u64>> {
+        let machine = self.platform.machine().0;
+        let mut candidates = Vec::new();
+        for (seat, line) in seat::each(&self.lines)?.into_iter().enumerate() {
+            if self.is_fixed(seat) {
+                continue;
+            }
+            let Some(line) = if_whole(line)? else {
+                let (claim, is_over) = claim::standing(&self.lines, seat as u64)?;
+                if claim.generation == 0 || claim.machine == machine || is_over {
+                    candidates.push((4, seat as u64));
+                }
+                continue;
+            };
+            let rank = match line {
+                Seat { generation: 0, .. } => 1,
+                line if line.machine == machine => 0,
+                Seat { state: Seat::RELEASED, .. } => 2,
+                _ if claim::standing(&self.lines, seat as u64)?.1 => 3,
+                _ => continue,
+            };
+            candidates.push((rank, seat as u64));
+        }
+        candidates.sort_unstable();
+        Ok(candidates.into_iter().map(|(_, seat)| seat).collect())
+    }
+
+    /// Releases this session's seat, so that it can be given to any machine. For the last process of the machine, whose hold on
+    /// [`MachineLock::Members`] is exclusive: nothing of this session writes a line of the seat after this.
+    pub(crate) fn release_seat(&self) -> Result<()> {
+        let Some(seat) = self.claimed_seat() else { return Ok(()) };
+        let deadline_ns = self.platform.now_ns() + self.config.suspect_ms * 1_000_000;
+        let Some(mut manager) = self.poll_manager() else { return Ok(()) };
+        let mut round = 0;
+        // A process that detached just before may still be giving the role up.
+        while manager.guard.is_none() && self.platform.now_ns() < deadline_ns {
+            manager.guard = self.platform.try_lock(MachineLock::Manager, true)?;
+            self.platform.relax(round);
+            round += 1;
+        }
+        let found = if_whole(self.lines.fetch::<Seat>(seat))?;
+        if let (Some(_), Some(found)) = (&manager.guard, found)
+            && !self.is_seat_lost(seat, &found)
+        {
+            point!("manager.before_release");
+            let line = self.seat_line(seat, found.epoch, beat_at_rest(found.epoch));
+            self.lines.publish(seat, Seat { state: Seat::RELEASED, ..line })?;
+            point!("manager.released");
+            manager.active = None;
+        }
+        self.forget_seat();
+        manager.guard = None;
+        manager.seat = None;
+        Ok(())
+    }
+
+    /// Why no manager answers: which machines have the seats, and what an operator can do.
+    pub(crate) fn why_no_manager(&self) -> String {
+        let mut told = String::from("a manager to bind a slot");
+        if let Some(problem) = self.manager.try_lock().ok().and_then(|manager| manager.claim_problem.clone()) {
+            let _ = write!(told, " (this machine could not claim a seat: {problem})");
+        }
+        let Ok(seats) = seat::all(&self.lines) else { return told + "; a seat line is damaged: run `cxlctl fsck`" };
+        for (seat, line) in seats.iter().enumerate() {
+            if let Some(fixed) = self.config.seats.get(seat).filter(|machine| !machine.is_none()) {
+                let _ = write!(told, "; seat {seat} is reserved by the format for machine {fixed}: start that machine");
+            } else if line.generation != 0 && line.state != Seat::RELEASED {
+                let _ = write!(
+                    told,
+                    "; seat {seat} belongs to machine {}: start it, or, if it is gone for good, run `cxlctl seats release --seat {seat}`",
+                    MachineId(line.machine)
+                );
+            }
+        }
+        told
+    }
+}

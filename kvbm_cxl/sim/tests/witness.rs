@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hosts whose end the kernel certifies, on simulated machines with containers.
+
+use cxl_sim::scenarios::witness_cases;
+use cxl_sim::{explore, mutation_table, names};
+
+#[test]
+fn every_choreography_holds_and_is_played_to_its_end() {
+    for &(name, scenario) in witness_cases::ALL {
+        let summary = explore(name, 60, scenario);
+        let played = summary.points.get(witness_cases::PLAYED).copied().unwrap_or(0);
+        assert_eq!(played, summary.runs, "{name}");
+    }
+}
+
+#[test]
+fn every_rule_of_the_kernels_word_is_needed() {
+    let mutants = names::of_pool().expect("the pool's sources").mutants;
+    let mutants: Vec<&'static str> = mutants.into_iter().filter(|name| name.starts_with("witness.")).collect();
+    assert!(mutants.len() >= 5, "{mutants:?}");
+    assert_eq!(mutation_table(&mutants, witness_cases::ALL, 4096), [""; 0], "nothing noticed their loss");
+}

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side: what a request's blocks are called in the pool, with the weights and the adapter in the workers' memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import kvbm_cxl
+
+from .adapters import KnownAdapters
+from .diagnosis import hash_seed
+from .groups import Shape
+from .keys import group_keys, named, of_group, tail_key
+from .metadata import WorkerHandshake, WorkerReport
+from .pool_access import PoolAccess
+from .stats import Tally
+from .tracked import Tracked
+from .weights import Era
+
+
+@dataclass
+class BlockNames:
+    """Namespaces, keys, and whether a request's blocks have any."""
+
+    access: PoolAccess
+    shape: Shape
+    tally: Tally
+    by_group: list[list["kvbm_cxl.Namespace"]] = field(default_factory=list)
+    """For each KV cache group those of workers with blocks of their own."""
+    _facts: dict[str, str] = field(default_factory=dict)
+    """What shapes the names of this engine's blocks, besides what may change."""
+
+    def __post_init__(self) -> None:
+        self.era, self.adapters = Era(self.tally), KnownAdapters(self.tally)
+
+    def handshake(self, workers: Mapping[Any, WorkerHandshake]) -> None:
+        """Learns the namespaces of all workers. Ranks with the same heads have the same one."""
+        in_order = [workers[rank] for rank in sorted(workers)]
+        distinct = dict.fromkeys((each.namespace, *each.others) for each in in_order)
+        self.by_group = [[kvbm_cxl.Namespace.from_bytes(namespace) for namespace in group] for group in zip(*distinct)]
+        self.era.handshake(each.weights for each in in_order)
+        self.adapters.handshake(len(in_order))
+        self._facts = dict(in_order[0].facts) if in_order else {}
+
+    @property
+    def namespaces(self) -> list["kvbm_cxl.Namespace"]:
+        """Those of the first group."""
+        return self.by_group[0] if self.by_group else []
+
+    @property
+    def all_namespaces(self) -> list["kvbm_cxl.Namespace"]:
+        """Those of every group."""
+        return [namespace for group in self.by_group for namespace in group]
+
+    def has_names(self, tracked: Tracked) -> bool | None:
+        """Whether a request's blocks have names in the pool. None: it is not known yet, and the workers are asked in the next step."""
+        if not self.era.is_known:
+            return None
+        lora = tracked.request.lora_request
+        if lora is None:
+            return True
+        content = self.adapters.content(lora)
+        if content is None:
+            return None
+        if tracked.adapter and content != tracked.adapter and tracked.has_begun:
+            tracked.stale = True
+        tracked.adapter = content
+        return bool(content)
+
+    def may_publish(self, tracked: Tracked) -> bool:
+        """Whether all blocks of a request were computed with the weights and the adapter that its keys name."""
+        if not self.has_names(tracked) or tracked.stale or not self.era.publishes:
+            return False
+        lora = tracked.request.lora_request
+        return lora is None or self.adapters.may_publish(lora, tracked.adapter)
+
+    def keys(self, tracked: Tracked, first: int, stop: int, position: int = 0) -> list[bytes]:
+        """Keys of full blocks of the group at `position`, as far as vLLM has hashed their tokens."""
+        hashes = self.shape.groups[position].block_tokens // self.shape.hash_tokens
+        return [self._name(key, tracked, position) for key in group_keys(tracked.request, first, stop, hashes)]
+
+    def tail(self, tracked: Tracked, position: int = 0) -> bytes:
+        """The key of the tail of a request's prompt."""
+        return self._name(tail_key(tracked.request, self.shape.hash_tokens), tracked, position)
+
+    def _name(self, key: bytes, tracked: Tracked, position: int) -> bytes:
+        return of_group(named(key, self.era.name, tracked.adapter), position)
+
+    def parent(self, tracked: Tracked, block: int, position: int = 0) -> bytes | None:
+        """The key of the block before `block`."""
+        return self.keys(tracked, block - 1, block, position)[0] if block else None
+
+    def facts(self, tracked: Tracked) -> dict[str, str]:
+        """What shapes the names of a request's blocks, and which pool they are in."""
+        pool = self.access.pool
+        now = {"weights": self.era.name.hex(), "adapter": tracked.adapter.hex(), "seed": hash_seed()}
+        return {**self._facts, **now, **({"pool": pool.uuid} if pool else {}), "namespace": str(self.namespaces[0])}
+
+    def learn(self, report: WorkerReport, requests: Mapping[str, Tracked]) -> None:
+        """Takes weights and adapters in the workers' memory from a report."""
+        replaced = self.adapters.told(report.adapters)
+        others = self.era.answers(report.inquiry, report.weights)
+        for tracked in requests.values():
+            lora = tracked.request.lora_request
+            if tracked.has_begun and (others or (lora is not None and lora.lora_int_id in replaced)):
+                tracked.stale = True

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side: looks up the longest cached prefix of a request, pins it, and turns it into a load."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import kvbm_cxl
+
+from .block_names import BlockNames
+from .config import ConnectorConfig
+from .corrupt_blocks import CorruptBlocks
+from .diagnosis import Reasons, differences
+from .handover import Expected, expected_of
+from .log import logger
+from .metadata import Blocks
+from .pool_access import PoolAccess
+from .prefix_search import PrefixSearch
+from .stats import Tally
+from .support import can_be_cached
+from .tracked import PinnedLookup, Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+
+
+@dataclass
+class Lookups:
+    """Lookups of requests, the pins that they took, and the loads that they became."""
+
+    config: ConnectorConfig
+    access: PoolAccess
+    names: BlockNames
+    tally: Tally
+    reasons: Reasons
+    corrupt: CorruptBlocks
+    reads: bool = True
+    """False: the engine computes whole prompts, and nothing is looked up."""
+    pinned: int = 0
+    """Blocks that requests of this engine have pinned."""
+    loading: Counter[bytes] = field(default_factory=Counter)
+    """Keys of full blocks that are being loaded, and for how many requests."""
+    _unallocated: dict[str, Tracked] = field(default_factory=dict)
+    """Requests with a pinned lookup for which vLLM has not allocated blocks."""
+    _loads: list[Blocks] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.reads:
+            self.reasons.cannot_read()
+
+    def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+        forward pass. None: ask again in the next step.
+        """
+        request = tracked.request
+        self.unpin(tracked)
+        tracked.reused_tokens = computed_tokens
+        if tracked.load_failed or request.skip_reading_prefix_cache or not (self.reads and can_be_cached(request)):
+            self.tally.count("lookups", "skipped")
+            return 0, False
+        has_names = self.names.has_names(tracked)
+        if has_names is None:
+            self.tally.count("lookups", "deferred")
+            return None, False
+        if not has_names:
+            self.tally.count("lookups", "skipped")
+            return 0, False
+        first_block = computed_tokens // self.names.shape.groups[0].block_tokens
+        if any(key in self.loading for key in self.names.keys(tracked, first_block, first_block + 1)):
+            self.tally.count("lookups", "deferred")
+            return None, False
+        is_first = tracked.first_lookup_s is None
+        if is_first:
+            tracked.first_lookup_s = time.monotonic()
+            tracked.expected = self._expectation(tracked)
+        started_s = time.perf_counter()
+        try:
+            lookup = self._look_up(tracked, computed_tokens)
+        except kvbm_cxl.CxlError as error:
+            logger.debug("lookup for request %s: %s", request.request_id, error)
+            self.tally.count("lookups", "error")
+            return 0, False
+        finally:
+            self.tally.time("lookup_seconds", time.perf_counter() - started_s)
+        if is_first and tracked.expected is None and request.block_hashes and self.names.namespaces:
+            self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
+        external = lookup.tokens - computed_tokens
+        # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
+        wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
+        # Loads under way will unpin theirs. Without any, even a request beyond the bound has its turn.
+        too_many = wanted and self.pinned > 0 and self.pinned + lookup.pinned > self.config.max_pinned_blocks
+        if too_many or self._still_written(tracked, lookup):
+            lookup.release()
+            self.tally.count("lookups", "deferred")
+            return None, False
+        self.tally.count("lookups", "none" if external <= 0 else "full" if lookup.tokens >= request.num_prompt_tokens else "partial")
+        if not wanted:
+            lookup.release()
+            return 0, False
+        self.pinned += lookup.pinned
+        tracked.lookup = lookup
+        self._unallocated[request.request_id] = tracked
+        return external, True
+
+    def _look_up(self, tracked: Tracked, computed_tokens: int) -> PinnedLookup:
+        """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
+        if computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
+            return PinnedLookup(computed_tokens, computed_tokens, 0, [])
+        return PrefixSearch(self.config, self.access, self.names, self.corrupt, tracked, computed_tokens).run()
+
+    def _expectation(self, tracked: Tracked) -> Expected | None:
+        """What prefill published for a request, where this engine can find it."""
+        expected = expected_of(tracked.request.kv_transfer_params)
+        if expected is None or not self.names.namespaces:
+            return expected
+        theirs = {**expected.facts, "namespace": expected.namespace}
+        found = differences(theirs, self.names.facts(tracked))
+        if not found:
+            return expected
+        self.tally.count("handovers", "foreign")
+        self.reasons.foreign(tracked.request.request_id, found)
+        return None
+
+    def _still_written(self, tracked: Tracked, lookup: PinnedLookup) -> bool:
+        """Whether prefill said that it publishes more, and may still be writing it."""
+        if tracked.expected is None or tracked.first_lookup_s is None or lookup.tokens >= tracked.expected.tokens:
+            return False
+        return time.monotonic() - tracked.first_lookup_s < self.config.handover_wait_ms / 1000
+
+    def unpin(self, tracked: Tracked) -> None:
+        """Ends the load of a request, or what its last lookup pinned."""
+        lookup, tracked.lookup, tracked.loading = tracked.lookup, None, False
+        if tracked.loading_keys:
+            self.loading -= Counter(tracked.loading_keys)
+            tracked.loading_keys = []
+        if lookup:
+            self.pinned -= lookup.pinned
+            lookup.release()
+        self._unallocated.pop(tracked.request.request_id, None)
+
+    def allocated(self, tracked: Tracked, blocks: "KVCacheBlocks", external_tokens: int) -> None:
+        """vLLM admitted the request, and will have `external_tokens` of it loaded."""
+        request = tracked.request
+        self._count_admission(tracked, external_tokens)
+        lookup = tracked.lookup
+        if external_tokens <= 0 or lookup is None or tracked.loading:
+            return
+        tokens = lookup.computed_tokens + external_tokens
+        tail_tokens = lookup.tail_tokens if tokens == lookup.tokens else 0  # vLLM may take less, and takes whole blocks then.
+        block_ids, keys = blocks.get_block_ids(), []
+        for position, group in enumerate(self.names.shape.groups):
+            needed = group.needed(tokens)
+            start = max(needed.start, lookup.computed_tokens // group.block_tokens)
+            full = needed.stop - (tail_tokens > 0)
+            part = self.names.keys(tracked, start, full, position)
+            # Other requests do not wait for a tail: vLLM shares no block that is not full.
+            keys += part
+            if tail_tokens:
+                part = [*part, self.names.tail(tracked, position)]
+            if part:
+                ids = block_ids[group.index][start : start + len(part)]
+                parent = self.names.parent(tracked, start, position)
+                self._loads.append(Blocks(request.request_id, part, ids, parent, tail_tokens, tracked.adapter_in_use, position))
+        if request.lora_request:  # It has to be in memory when its blocks arrive.
+            self.names.adapters.want(request.lora_request)
+        tracked.loading = True
+        tracked.loading_keys = keys
+        self.loading.update(tracked.loading_keys)
+        self._unallocated.pop(request.request_id, None)
+
+    def _count_admission(self, tracked: Tracked, external_tokens: int) -> None:
+        """Where the prompt's tokens come from, once for each request. What a load then fails to bring is counted by `loads`."""
+        if tracked.counted:
+            return
+        tracked.counted = True
+        prompt_tokens = tracked.request.num_prompt_tokens
+        reused = min(tracked.reused_tokens, prompt_tokens)
+        self.tally.count("prompt_tokens", "pulled", external_tokens)
+        self.tally.count("prompt_tokens", "reused", reused)
+        self.tally.count("prompt_tokens", "computed", max(prompt_tokens - external_tokens - reused, 0))
+        if tracked.expected and prompt_tokens > 1:
+            found = external_tokens + reused
+            self.tally.count("handovers", "complete" if found >= tracked.expected.tokens else "short")
+            if not found:
+                self.reasons.absent(tracked.request.request_id, tracked.expected.tokens, bool(tracked.expected.facts))
+
+    def take_loads(self) -> list[Blocks]:
+        """The loads of the step that was just scheduled. What was looked up and not allocated is unpinned."""
+        for tracked in list(self._unallocated.values()):
+            self.unpin(tracked)
+        loads, self._loads = self._loads, []
+        return loads

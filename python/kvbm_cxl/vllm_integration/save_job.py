@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One batch of a request's blocks on its way into the pool: the engine's thread begins it, another thread publishes it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import kvbm_cxl
+
+from . import devices
+from .failures import ThreadFailures, error_kind
+from .movers import Mover, PublishBatch
+
+if TYPE_CHECKING:
+    from kvbm_cxl import LentOffer
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """What became of the blocks of a job."""
+
+    keys: list[bytes]
+    outcomes: list[str]
+    """One for each key, as `Mover.publish` returns them, or the kind of the error."""
+    took_s: float
+
+
+@dataclass
+class SaveJob:
+    """Publishes a batch of blocks. `begin` and `run` are called once each, in this order. An error of the pool is an outcome."""
+
+    mover: Mover
+    batch: PublishBatch
+    block_bytes: int
+    ready: devices.Fence
+    """Returns when the blocks are computed."""
+    record: Callable[[SaveOutcome], None]
+    """Counts what became of the blocks. Called on the thread that runs the job."""
+    failures: ThreadFailures
+    _offer: "LentOffer | None" = None
+    _error: str | None = field(default=None, init=False)
+    """Kind of the error for which no block of the batch can be published."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        return self.batch.keys
+
+    @property
+    def len_bytes(self) -> int:
+        return len(self.batch.keys) * self.block_bytes
+
+    def begin(self, places: list[int]) -> None:
+        """Keeps the blocks at `places` of the batch, and takes these on. Called on the engine's thread, behind the step that computed
+        them."""
+        self.batch = self.batch.at(places)
+        try:
+            self._offer = self.mover.begin(self.batch)
+        except kvbm_cxl.CxlError as error:
+            self._fail(error)
+
+    def run(self) -> None:
+        """Publishes, on any thread, beside the next steps."""
+        started_s = time.monotonic()
+        self.ready()
+        outcomes: list[str] = []
+        if self._error is None:
+            try:
+                outcomes = self.mover.publish(self.batch, self._offer)
+            except kvbm_cxl.CxlError as error:
+                self._fail(error)
+        if self._error is not None:
+            outcomes = [self._error] * len(self.keys)
+        self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
+
+    def _fail(self, error: kvbm_cxl.CxlError) -> None:
+        self.failures.report(f"publishing {len(self.keys)} blocks", error, count=False)
+        self._error = error_kind(error)

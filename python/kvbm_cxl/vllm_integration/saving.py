@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side: which blocks the workers publish in a step, and when a finished request's blocks may be freed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .block_names import BlockNames
+from .config import ConnectorConfig
+from .diagnosis import Reasons
+from .events import PoolEvents
+from .groups import Kind
+from .handover import Expected, wants_publish
+from .metadata import Blocks, StepMetadata
+from .support import can_be_cached
+from .tracked import Tracked
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+# vLLM's block that stands for none.
+NULL_BLOCK = 0
+
+
+@dataclass
+class Saving:
+    """Orders to publish, and how far the workers have carried them out."""
+
+    config: ConnectorConfig
+    names: BlockNames
+    reasons: Reasons
+    is_producer: bool
+    is_consumer: bool
+    events: PoolEvents | None = None
+    _saved_step: int = 0
+    """Every save ordered up to this step is over."""
+    _release: set[str] = field(default_factory=set)
+
+    def order(self, requests: dict[str, Tracked], output: "SchedulerOutput", orders: StepMetadata) -> None:
+        """Adds to a step's orders what the workers are to publish, and what they may release."""
+        orders.release, self._release = self._release, set()
+        for request_id in orders.preempted:
+            if tracked := requests.get(request_id):
+                tracked.last_save_step = 0  # The workers end these saves before they do anything else.
+        if self.is_producer:
+            for request_id, new_tokens in output.num_scheduled_tokens.items():
+                if tracked := requests.get(request_id):
+                    self._order_save(tracked, new_tokens, output, orders)
+
+    def done(self, step: int) -> None:
+        """All workers have ended their saves up to this step."""
+        self._saved_step = max(self._saved_step, step)
+
+    def finished(self, tracked: Tracked) -> tuple[bool, dict[str, Any] | None]:
+        """The request is over. True: vLLM must keep its blocks until every worker has released it."""
+        # In a load nothing is being saved: what a preemption interrupted has ended by then, and vLLM keeps the blocks by itself.
+        delay = tracked.last_save_step > self._saved_step
+        if delay:
+            self._release.add(tracked.request.request_id)
+        return delay, self._answer(tracked)
+
+    def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
+        """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
+        lost it since, and asking costs next to nothing."""
+        request = tracked.request
+        if not can_be_cached(request) or not self.names.may_publish(tracked):
+            return
+        shape = self.names.shape
+        tokens = request.num_computed_tokens + new_tokens
+        end = min(tokens, len(request.block_hashes) * shape.hash_tokens)
+        if not (self.config.publish_generated and self.is_consumer):
+            end = min(end, request.num_prompt_tokens)
+        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and self.config.publish_tail else 0
+        completes = tokens >= request.num_prompt_tokens and not tracked.published
+        with_tail = completes and tail_tokens > 0 and not tracked.tail_saved
+        state = output.kv_connector_block_state
+        offered = state.boundary_state_offloads.get(request.request_id, ()) if state is not None and shape.has_states else ()
+        if state is not None and (end // shape.hash_tokens * shape.hash_tokens > tracked.saved_tokens or with_tail or offered):
+            block_ids = state.get_block_ids(request.request_id)
+            if block_ids is None:
+                return
+            saves = self._full_blocks(tracked, tracked.saved_tokens, end, block_ids)
+            if with_tail:
+                # It follows the prompt's last full block, which on this step is also the last full one unless generated ones are saved.
+                saves += [self._tail(tracked, position, tail_tokens, block_ids) for position in range(len(shape.groups))]
+            saves += self._states(tracked, end, offered)
+            orders.saves += saves
+            tracked.saved_tokens, tracked.tail_saved = max(end, tracked.saved_tokens), tracked.tail_saved or with_tail
+            if saves:
+                tracked.last_save_step = orders.step
+        if completes:
+            tracked.published = True
+            if not self.is_consumer or wants_publish(request.kv_transfer_params):
+                # The workers wait for these, and for all before them.
+                orders.complete.add(request.request_id)
+                tracked.last_save_step = 0
+
+    def _full_blocks(self, tracked: Tracked, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
+        """The full blocks that the tokens `begin` to `end` complete, as far as later prefixes may need them."""
+        shape, request, found = self.names.shape, tracked.request, []
+        # Routers know blocks by vLLM's hashes, which tell neither weights nor adapters apart.
+        if self.events and not (self.names.era.name or tracked.adapter):
+            block_tokens = shape.groups[0].block_tokens
+            self.events.ordered(request, begin // block_tokens, end // block_tokens, block_tokens)
+        for position, group in enumerate(shape.groups):
+            if group.kind is Kind.STATE:
+                continue
+            ids, done = block_ids[group.index], tracked.next_blocks.get(position, 0)
+            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, self.config.window_every_tokens)
+            # vLLM has let go of those that no later token of this request needs.
+            blocks = [block for block in wanted if done <= block < len(ids) and (group.kind is Kind.FULL or ids[block] != NULL_BLOCK)]
+            for first, stop in _runs(blocks):
+                keys, parent = self.names.keys(tracked, first, stop, position), self.names.parent(tracked, first, position)
+                found.append(Blocks(request.request_id, keys, ids[first:stop], parent, adapter=tracked.adapter_in_use, group=position))
+            if blocks:
+                tracked.next_blocks[position] = blocks[-1] + 1
+        return found
+
+    def _tail(self, tracked: Tracked, position: int, tail_tokens: int, block_ids: tuple[list[int], ...]) -> Blocks:
+        group = self.names.shape.groups[position]
+        block = tracked.request.num_prompt_tokens // group.block_tokens
+        tail, parent = self.names.tail(tracked, position), self.names.parent(tracked, block, position)
+        ids = [block_ids[group.index][block]]
+        return Blocks(tracked.request.request_id, [tail], ids, parent, tail_tokens, tracked.adapter_in_use, position)
+
+    def _states(self, tracked: Tracked, end: int, offered: Iterable[tuple[int, int, int]]) -> list[Blocks]:
+        """States of recurrent layers that vLLM keeps at the end of blocks; (group, block, tokens before the boundary) of each."""
+        shape, found = self.names.shape, []
+        for index, block_id, boundary in offered:
+            for position, group in enumerate(shape.groups):
+                if group.index == index and group.kind is Kind.STATE and boundary <= end and boundary % shape.align_tokens == 0:
+                    block = boundary // group.block_tokens - 1
+                    keys, parent = self.names.keys(tracked, block, block + 1, position), self.names.parent(tracked, block, position)
+                    adapter = tracked.adapter_in_use
+                    found.append(Blocks(tracked.request.request_id, keys, [block_id], parent, 0, adapter, position, is_state=True))
+        return found
+
+    def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
+        request = tracked.request
+        asked = wants_publish(request.kv_transfer_params)
+        if asked and not self.is_producer:
+            self.reasons.cannot_publish(request.request_id)
+        if not tracked.published or tracked.stale or not self.names.namespaces:
+            return None
+        if self.is_consumer and not asked:
+            return None
+        tokens = self.names.shape.reach(request.num_prompt_tokens, self.config.publish_tail)
+        if not tokens:
+            return None
+        facts = self.names.facts(tracked)
+        return Expected(tokens, facts.pop("namespace"), facts).to_params()
+
+
+def written_blocks(output: "SchedulerOutput", loads: list[Blocks], block_tokens: int) -> list[int]:
+    """Blocks that the step writes to: of every request that it computes tokens of, of loads, and what vLLM clears and copies to."""
+    written = {block_id for load in loads for block_id in load.block_ids}
+    written.update(output.new_block_ids_to_zero or ())
+    written.update(target for _, target in output.kv_cache_block_copies or ())
+    cached = output.scheduled_cached_reqs
+    computed = dict(zip(cached.req_ids, cached.num_computed_tokens))
+    computed.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
+    for request_id, new_tokens in output.num_scheduled_tokens.items():
+        (block_ids,) = output.kv_connector_block_state.get_block_ids(request_id)
+        first = computed[request_id]
+        written.update(block_ids[first // block_tokens : -(-(first + new_tokens) // block_tokens)])
+    return sorted(written)
+
+
+def _runs(blocks: list[int]) -> Iterable[tuple[int, int]]:
+    """Stretches of numbers without a gap: first, and behind the last."""
+    start = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
+            yield blocks[start], blocks[at - 1] + 1
+            start = at

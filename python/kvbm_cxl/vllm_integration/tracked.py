@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's side remembers of a request."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .handover import Expected
+
+if TYPE_CHECKING:
+    import kvbm_cxl
+    from vllm.v1.request import Request
+
+
+@dataclass
+class PinnedLookup:
+    """What a lookup found beyond the tokens that vLLM has, pinned."""
+
+    computed_tokens: int
+    """Tokens that vLLM has."""
+    tokens: int
+    """Tokens of the request that are there when it is loaded, those that vLLM has included."""
+    tail_tokens: int
+    pins: list["kvbm_cxl.Pins"]
+
+    def release(self) -> None:
+        for pins in self.pins:
+            pins.release()
+
+    @property
+    def pinned(self) -> int:
+        return sum(map(len, self.pins))
+
+
+@dataclass
+class Tracked:
+    """What is known of a request until it is finished."""
+
+    request: "Request"
+    lookup: PinnedLookup | None = None
+    loading: bool = False
+    loading_keys: list[bytes] = field(default_factory=list)
+    """Of full blocks."""
+    load_failed: bool = False
+    saved_tokens: int = 0
+    """Leading tokens whose full blocks were handed to the workers."""
+    next_blocks: dict[int, int] = field(default_factory=dict)
+    """For each KV cache group the block behind the last that was handed to them."""
+    tail_saved: bool = False
+    published: bool = False
+    """The whole prompt was handed to the workers, and they waited for it."""
+    last_save_step: int = 0
+    """Latest step with a save that no answer waits for."""
+    expected: Expected | None = None
+    first_lookup_s: float | None = None
+    """When it was first looked up."""
+    reused_tokens: int = 0
+    """Tokens that vLLM had itself when it last looked it up."""
+    counted: bool = False
+    adapter: bytes = b""
+    """Digest of its adapter; empty without one."""
+    stale: bool = False
+    """Some of its blocks were computed with other weights, or another adapter, than the engine has now: none is published any more."""
+
+    @property
+    def adapter_in_use(self) -> tuple[int, bytes] | None:
+        """Number and digest of its adapter."""
+        lora = self.request.lora_request
+        return (lora.lora_int_id, self.adapter) if lora else None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether blocks of it are in vLLM's cache, or on their way there."""
+        return self.loading or self.request.num_computed_tokens > 0

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the pool's background threads are in Python's logging, counted, and the last one is kept."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from pools import opened
+
+
+def _eventually(condition, what):
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_rounds_that_fail_are_logged_and_kept(spec, caplog):
+    """The first line of the superblock changes under an open pool, as when another program formats it."""
+    pool = opened(spec)
+    cache = pool.cache(upkeep_ms=10)
+    assert pool.last_error is None
+    with Path(spec.partition(",")[0]).open("r+b") as file:
+        first = file.read(64)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]) + first[1:])
+    _eventually(lambda: pool.last_error, "no error is kept")
+    _eventually(lambda: any(record.name == "kvbm_cxl" for record in caplog.records), "nothing is logged")
+    told = [record for record in caplog.records if record.name == "kvbm_cxl"]
+    assert told[0].levelno == logging.WARNING and told[0].getMessage().startswith("the ")
+    assert told[0].thread != threading.get_ident()
+    repeated = [record.getMessage() for record in told]
+    assert len(set(repeated)) == len(repeated), "one that repeats is logged once a minute"
+    with Path(spec.partition(",")[0]).open("r+b") as file:
+        file.write(first)
+    del cache

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart: every combination of its values against strict schemas, what it may never render, and what it refuses."""
+
+import copy
+import itertools
+import json
+
+import charts
+import pytest
+
+VARIANTS = [dict(zip(charts.MATRIX, each, strict=True)) for each in itertools.product(*charts.MATRIX.values())]
+BARE = [dict(serving=serving, access=access, identity=identity) for serving in ("vllm", "none")
+        for access in charts.MATRIX["access"] for identity in charts.MATRIX["identity"]]  # fmt: skip
+
+
+def label(variant):
+    return "-".join(str(each) for each in variant.values())
+
+
+def test_lint_finds_nothing_but_the_icon():
+    report = charts.helm().lint(str(charts.CHART), strict=True)
+    assert not report["errors"] and [each["error"] for each in report["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, *BARE], ids=label)
+def test_every_object_is_valid(variant):
+    objects = charts.render(**variant, monitoring={"enabled": True})
+    assert not [problem for found in objects for problem in charts.problems(found)]
+    kinds = {found["kind"] for found in objects}
+    has_pool = variant.get("connector") != "nixl-ucx"
+    assert ("DaemonSet" in kinds, "Job" in kinds) == (has_pool, has_pool)
+    assert ("ResourceClaimTemplate" in kinds) == (has_pool and variant["access"] == "dra")
+    assert ("DynamoGraphDeployment" in kinds) == ("serving" not in variant)
+    names = [(found["kind"], found["metadata"]["name"]) for found in objects]
+    assert len(set(names)) == len(names)
+
+
+def containers(objects):
+    """(pod, its spec, container, whether it is an init container) of everything that runs."""
+    for found in objects:
+        for pod, template in charts.pods(found):
+            spec = template["spec"]
+            for key in ("initContainers", "containers"):
+                for container in spec.get(key, []):
+                    yield pod, spec, container, key == "initContainers"
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, *BARE], ids=label)
+def test_nothing_is_privileged_but_by_host_path_and_nothing_serves_as_root(variant):
+    has_devices = variant["access"] == "host-path" and variant.get("connector") != "nixl-ucx"
+    seen = set()
+    for pod, spec, container, is_first in containers(charts.render(**variant)):
+        context = container["securityContext"]
+        opens = "CXL_POOL" in charts.environment(container)
+        assert context.get("privileged", False) == (has_devices and opens), pod
+        if not context.get("privileged"):
+            assert context["allowPrivilegeEscalation"] is False and context["capabilities"]["drop"] == ["ALL"], pod
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0, pod
+        if context.get("runAsUser") == 0:
+            assert is_first and container["name"] == "state" and context["capabilities"]["add"] == ["CHOWN"], pod
+            assert [mount["name"] for mount in container["volumeMounts"]] == ["state"], pod
+        # A pod that the cluster gives the pool is one that opens it.
+        limits = container.get("resources", {}).get("limits", {})
+        assert ("cxl.kvbm.io/pool" in limits) == (opens and variant["access"] == "device-plugin"), pod
+        assert ("claims" in container.get("resources", {})) == (opens and variant["access"] == "dra"), pod
+        seen.add(pod)
+    assert len(seen) >= (3 if variant.get("connector") == "nixl-ucx" else 4) - (variant.get("serving") is not None)
+
+
+@pytest.mark.parametrize("serving", ["dynamo", "vllm"])
+def test_no_two_roles_of_a_node_share_an_identity_unless_they_share_everything(serving):
+    for identity in charts.MATRIX["identity"]:
+        found = {}
+        for pod, spec, container, _ in containers(charts.render(identity=identity, serving=serving)):
+            said = charts.environment(container)
+            if "CXL_MACHINE_ID" not in said:
+                continue
+            assert said["CXL_MACHINE_ID"].startswith("$(NODE_NAME)/rack/")
+            assert said["NODE_NAME"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+            (state,) = [volume["hostPath"]["path"] for volume in spec["volumes"] if volume["name"] == "state"]
+            mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "state"]
+            assert mounts == [said["CXL_STATE_DIR"]]
+            # A process id means something to others in the same namespace only.
+            assert spec.get("hostPID", False) == (identity == "node"), pod
+            found[pod] = (said["CXL_MACHINE_ID"], state)
+        count = 3 if serving == "dynamo" else 2
+        assert len(found) == count
+        # As many state folders as identities: that is what refuses a second pod of a role on a node.
+        machines, states = ({each[at] for each in found.values()} for at in (0, 1))
+        assert len(machines) == len(states) == (1 if identity == "node" else count)
+
+
+def test_pods_of_a_role_keep_apart_and_never_surge_where_each_is_a_host():
+    for serving in ("dynamo", "vllm"):
+        for identity in charts.MATRIX["identity"]:
+            for found in charts.render(serving=serving, identity=identity):
+                for pod, template in charts.pods(found):
+                    if not pod.endswith(("Worker", "-vllm")):
+                        continue
+                    affinity = template["spec"].get("affinity", {}).get("podAntiAffinity", {})
+                    apart = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+                    assert bool(apart) == (identity == "role")
+                    if apart:
+                        chosen = apart[0]["labelSelector"]["matchLabels"]
+                        assert chosen.items() <= template["metadata"]["labels"].items()
+                        assert apart[0]["topologyKey"] == "kubernetes.io/hostname"
+                    surge = template["metadata"].get("annotations", {}).get("nvidia.com/deployment-rolling-update-max-surge")
+                    if found["kind"] == "Deployment":
+                        surge = str(found["spec"]["strategy"]["rollingUpdate"]["maxSurge"])
+                    assert (surge == "0") == (identity == "role")
+
+
+def test_the_format_job_comes_first_and_has_no_way_to_destroy():
+    objects = charts.render(format={"cells": ["512K:75%"], "args": ["--objects", "512"]})
+    job = charts.of_kind(objects, "Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["format-if-empty"]
+    assert container["args"] == ["--cells", "512K:75%", "--slots", "64", "--seats", "8", "--objects", "512"]
+    text = json.dumps(objects)
+    assert "--force" not in text and "--evict-hosts" not in text
+
+
+def test_the_claim_is_there_before_the_format_job_needs_it():
+    objects = charts.render(access="dra")
+    weight = {each["kind"]: int(each["metadata"].get("annotations", {}).get("helm.sh/hook-weight", 99)) for each in objects}
+    assert weight["ResourceClaimTemplate"] < weight["Job"] and weight["DeviceClass"] < weight["Job"]
+    assert not [each for each in charts.render(access="dra", pool={"deviceClass": {"create": False}}) if each["kind"] == "DeviceClass"]
+
+
+def test_services_and_monitors_choose_the_pods_that_they_mean():
+    for serving in ("dynamo", "vllm"):
+        objects = charts.render(serving=serving, monitoring={"enabled": True})
+        labels = {pod: template["metadata"]["labels"] for each in objects for pod, template in charts.pods(each)}
+
+        def chosen(selector, labels=labels):
+            wanted = selector.get("matchLabels", selector if "matchExpressions" not in selector else {})
+            among = selector.get("matchExpressions", [])
+            return {
+                pod
+                for pod, has in labels.items()
+                if wanted.items() <= has.items() and all(has.get(each["key"]) in each["values"] for each in among)
+            }
+
+        workers = {"PrefillWorker", "DecodeWorker"} if serving == "dynamo" else {"rack-vllm"}
+        assert chosen(charts.of_kind(objects, "PodMonitor")["spec"]["selector"]) == workers
+        service = charts.of_kind(objects, "Service", "rack-exporter")
+        assert chosen(service["spec"]["selector"]) == {"rack-exporter"}
+        monitor = charts.of_kind(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+        assert monitor.items() <= service["metadata"]["labels"].items()
+        fronts = workers | ({"Frontend"} if serving == "dynamo" else set())
+        policies = {each["metadata"]["name"]: chosen(each["spec"]["podSelector"]) for each in objects if each["kind"] == "NetworkPolicy"}
+        assert policies == {"rack-pool": {"rack-host", "rack-format"}, "rack-exporter": {"rack-exporter"}, "rack-serving": fronts}
+
+
+def test_dashboards_and_alerts_are_those_of_the_checkout():
+    objects = charts.render(monitoring={"enabled": True})
+    data = charts.of_kind(objects, "ConfigMap")["data"]
+    files = {path.name: path.read_text() for path in (charts.ROOT / "deploy" / "dashboards").glob("*.json")}
+    assert {name: json.loads(text) for name, text in data.items()} == {name: json.loads(text) for name, text in files.items()} and files
+    assert charts.of_kind(objects, "PrometheusRule")["spec"]["groups"]
+
+
+def test_notes_name_what_is_installed():
+    assert "ds/rack-host -- cxlctl hosts" in charts.notes() and "dynamographdeployment rack" in charts.notes()
+    assert "cxlctl" not in charts.notes(connector="nixl-ucx")
+
+
+REFUSED = {
+    "access": ({"access": "hostpath"}, "/pool/access"),
+    "identity": ({"identity": "pod"}, "/identity"),
+    "connector": ({"connector": "ucx"}, "/connector"),
+    "router": ({"router": "random"}, "/router"),
+    "serving": ({"serving": "sglang"}, "/serving"),
+    "misspelt": ({"conector": "cxl"}, "conector"),
+    "misspelt-within": ({"pool": {"device": ["/dev/dax0.0"]}}, "device"),
+    "file": ({"pool": {"devices": ["/dev/shm/kv"]}}, "/pool/devices/0"),
+    "no-device": ({"pool": {"devices": []}}, "/pool/devices"),
+    "twice": ({"pool": {"devices": ["/dev/dax0.0", "/dev/dax0.0"]}}, "/pool/devices"),
+    "cells": ({"format": {"cells": ["16 MiB"]}}, "/format/cells/0"),
+    "seats": ({"format": {"seats": 9}}, "/format/seats"),
+    "slots": ({"format": {"slots": 65}}, "/format/slots"),
+    "force": ({"format": {"args": ["--force"]}}, "/format/args/0"),
+    "evict": ({"format": {"args": ["--evict-hosts"]}}, "/format/args/0"),
+    "root": ({"user": 0}, "/user"),
+    "version": ({"runtimeVersion": "v1.6"}, "/runtimeVersion"),
+    "replicas": ({"prefill": {"replicas": -1}}, "replicas"),
+    "grace": ({"gracePeriodSeconds": 5}, "/gracePeriodSeconds"),
+    "open-metrics": ({"networkPolicy": {"metricsFrom": []}}, "metricsFrom"),
+    "servers-without-pairs": ({"serving": "vllm", "connector": "nixl-cxl"}, "set connector: cxl, or serving: dynamo"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_values_that_make_no_sense_are_refused_by_name(case):
+    changes, named = REFUSED[case]
+    with pytest.raises(charts.helm().HelmError) as refused:
+        charts.render(**changes)
+    assert named in str(refused.value)
+
+
+def broken(objects, kind, change):
+    found = copy.deepcopy(charts.of_kind(objects, kind))
+    change(found)
+    return charts.problems(found)
+
+
+def test_the_schemas_notice_what_is_wrong():
+    objects = charts.render()
+    components = lambda graph: graph["spec"]["components"][1]  # noqa: E731
+    main = lambda graph: components(graph)["podTemplate"]["spec"]["containers"][0]  # noqa: E731
+    assert broken(objects, "DynamoGraphDeployment", lambda graph: components(graph).update(replica=1))
+    assert broken(objects, "DynamoGraphDeployment", lambda graph: components(graph).update(type="prefiller"))
+    assert broken(objects, "DynamoGraphDeployment", lambda graph: components(graph).update(runtimeVersionOverride="main"))
+    assert broken(objects, "DynamoGraphDeployment", lambda graph: main(graph).update(volumeMount=[]))
+    assert broken(objects, "DynamoGraphDeployment", lambda graph: main(graph)["env"].append({"name": "A", "value": 1}))
+    assert broken(objects, "DaemonSet", lambda found: found["spec"]["template"]["spec"].update(hostPid=True))
+    assert broken(objects, "Job", lambda found: found["spec"].update(retries=3))
+    assert broken(objects, "Deployment", lambda found: found["spec"]["template"]["spec"]["containers"][0].update(readinesProbe={}))
+
+
+def test_a_checkout_of_dynamo_gives_the_schema(tmp_path, monkeypatch):
+    text = {"type": "string"}
+    components = {"type": "array", "items": {"type": "object", "properties": {"name": text}}}
+    spec = {"type": "object", "properties": {"components": components}}
+    schema = {"type": "object", "properties": {"apiVersion": text, "kind": text, "metadata": {}, "spec": spec}}
+    crd = {"spec": {"versions": [{"name": "v1beta1", "schema": {"openAPIV3Schema": schema}}]}}
+    path = tmp_path / charts.CRD
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(crd))
+    monkeypatch.setenv("DYNAMO_CHECKOUT", str(tmp_path))
+    charts.graph_schema.cache_clear()
+    try:
+        found = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"name": "a"}}
+        found["spec"] = {"components": [{"name": "b"}]}
+        assert not charts.problems(found)
+        found["spec"]["components"][0]["nam"] = "c"
+        assert charts.problems(found)
+    finally:
+        charts.graph_schema.cache_clear()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deb and the rpm of the tools: what is in them, and that the programs run from where the deb puts them."""
+
+import gzip
+import re
+import shutil
+import struct
+import subprocess
+
+import charts
+import pytest
+from charts import ROOT
+
+NFPM = ROOT / ".venv/nfpm/nfpm"
+UNIT, RULES = "usr/lib/systemd/system/kvbm-cxl-host.service", "usr/lib/udev/rules.d/70-kvbm-cxl.rules"
+FILES = {
+    "etc/kvbm-cxl/host.env",
+    "usr/bin/cxl-bench",
+    "usr/bin/cxl-plan",
+    "usr/bin/cxlctl",
+    "usr/lib/sysusers.d/kvbm-cxl.conf",
+    "usr/share/bash-completion/completions/cxlctl",
+    "usr/share/doc/kvbm-cxl-tools/CHANGELOG.md",
+    "usr/share/doc/kvbm-cxl-tools/copyright",
+    "usr/share/man/man1/cxlctl.1.gz",
+    "usr/share/man/man1/cxlctl-format.1.gz",
+    RULES,
+    UNIT,
+}
+# Tags of an rpm's header.
+NAME, VERSION, REQUIRES, BASENAMES, DIRNUMBERS, DIRNAMES = 1000, 1001, 1049, 1117, 1116, 1118
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    if not NFPM.exists():
+        pytest.skip("nfpm is not there: `make setup-deploy`")
+    folder = tmp_path_factory.mktemp("packages")
+    subprocess.run([ROOT / "scripts/packages", NFPM, folder], check=True, capture_output=True)
+    return folder
+
+
+def only(folder, pattern):
+    (found,) = folder.glob(pattern)
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(packages, tmp_path_factory):
+    """The root of a node that has the deb, without what it depends on."""
+    if not shutil.which("dpkg-deb"):
+        pytest.skip("no dpkg-deb here")
+    root = tmp_path_factory.mktemp("node")
+    subprocess.run(["dpkg-deb", "-x", only(packages, "*.deb"), root], check=True)
+    return root
+
+
+def rpm_header(path):
+    """The main header of an rpm: values by tag. The signature's header in front of it is padded to 8 bytes."""
+    data, at = path.read_bytes(), 96
+    for is_signature in (True, False):
+        assert data[at : at + 3] == b"\x8e\xad\xe8", path
+        count, len_bytes = struct.unpack_from(">II", data, at + 8)
+        store = at + 16 + 16 * count
+        found = {}
+        for entry in range(count):
+            tag, kind, offset, items = struct.unpack_from(">IIII", data, at + 16 + 16 * entry)
+            if kind == 4:
+                found[tag] = list(struct.unpack_from(f">{items}I", data, store + offset))
+            elif kind in (6, 8, 9):
+                found[tag] = [text.decode() for text in data[store + offset :].split(b"\0", items)[:items]]
+        at = store + len_bytes
+        at += -at % 8 if is_signature else 0
+    return found
+
+
+def test_the_deb_has_what_a_node_needs(unpacked):
+    there = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert there >= FILES
+    manuals = {path for path in there if path.startswith("usr/share/man/man1/cxlctl")}
+    assert there - FILES <= manuals, "something else is in the package"
+    for installed, source in ((UNIT, "host/kvbm-cxl-host.service"), (RULES, "host/70-kvbm-cxl.rules")):
+        assert (unpacked / installed).read_bytes() == (ROOT / "deploy" / source).read_bytes()
+    assert b"cxlctl" in gzip.decompress((unpacked / "usr/share/man/man1/cxlctl.1.gz").read_bytes())
+    group = re.search(r'GROUP="(\d+)"', (unpacked / RULES).read_text())[1]
+    assert f"g cxl {group}\n" in (unpacked / "usr/lib/sysusers.d/kvbm-cxl.conf").read_text()
+
+
+def test_the_programs_run_from_there(unpacked, tmp_path):
+    version = charts.version()
+    environment = {"CXL_STATE_DIR": str(tmp_path / "state"), "CXL_MACHINE_ID": "packaged", "PATH": "/usr/bin:/bin"}
+    for program in ("cxlctl", "cxl-bench", "cxl-plan"):
+        said = subprocess.run([unpacked / "usr/bin" / program, "--version"], capture_output=True, text=True, check=True, env=environment)
+        assert said.stdout.split()[1] == version
+    pool = f"{tmp_path / 'pool'},size=16M"
+    for words in (["format", "--cells", "64K:50%"], ["fsck"]):
+        subprocess.run([unpacked / "usr/bin/cxlctl", "--pool", pool, *words], check=True, capture_output=True, env=environment)
+
+
+def test_the_unit_is_one_that_systemd_takes(unpacked):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze here")
+    verify = ["systemd-analyze", "verify", "--recursive-errors=no", unpacked / UNIT]
+    said = subprocess.run(verify, capture_output=True, text=True)
+    # The program need not be installed on the machine that checks.
+    wrong = [line for line in said.stderr.splitlines() if "kvbm-cxl-host" in line and "cxlctl is not executable" not in line]
+    assert not wrong, said.stderr
+
+
+def test_deb_and_rpm_ask_for_the_c_library_of_the_programs(packages):
+    needed = subprocess.run(["objdump", "-T", ROOT / "target/release/cxlctl"], capture_output=True, text=True, check=True).stdout
+    newest = max(tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", needed))
+    said = subprocess.run(["dpkg-deb", "-f", only(packages, "*.deb"), "Depends"], capture_output=True, text=True, check=True).stdout
+    asked = tuple(map(int, re.search(r"libc6 \(>= ([0-9.]+)\)", said)[1].split(".")))
+    assert asked >= newest and "glibc" in rpm_header(only(packages, "*.rpm"))[REQUIRES]
+
+
+def test_the_rpm_has_the_files_of_the_deb(packages, unpacked):
+    header = rpm_header(only(packages, "*.rpm"))
+    assert header[NAME] == ["kvbm-cxl-tools"]
+    folders = [header[DIRNAMES][number] for number in header[DIRNUMBERS]]
+    there = {f"{folder}{name}".lstrip("/") for folder, name in zip(folders, header[BASENAMES], strict=True)}
+    assert {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()} <= there

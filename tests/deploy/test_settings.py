@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chart, kustomize component, Compose, files of deploy/host, scripts for nodes and launcher say the same to the same process."""
+
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import charts
+import pytest
+import yaml
+
+# The launcher's commands are wanted, not its model, whose libraries are large.
+sys.modules.setdefault("tiny_model", types.SimpleNamespace(sentences=None, tiny_model=None))
+
+from graph import workers as launcher  # noqa: E402
+from graph.environment import common  # noqa: E402
+from graph.model import Model  # noqa: E402
+from graph.options import Options  # noqa: E402
+from graph.ports import Ports  # noqa: E402
+
+DEPLOY = charts.ROOT / "deploy"
+CONNECTORS = charts.MATRIX["connector"]
+PLANES = {"DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
+
+
+def options(command):
+    """The options of a command line: name -> value, or True where none follows."""
+    found = {}
+    for at, word in enumerate(command):
+        if word.startswith("--"):
+            follows = command[at + 1] if at + 1 < len(command) else "--"
+            found[word] = True if follows.startswith("--") else follows
+    return found
+
+
+def transfer(command):
+    """What --kv-transfer-config says, without what only a machine without a GPU needs."""
+    said = json.loads(options(command)["--kv-transfer-config"])
+    said.pop("kv_buffer_device", None)
+    return said
+
+
+def of_chart(connector, router="round-robin"):
+    """(environment of the graph, frontend's and workers' containers) of the chart."""
+    graph = charts.of_kind(charts.render(connector=connector, router=router), "DynamoGraphDeployment")
+    main = {each["type"]: each["podTemplate"]["spec"]["containers"][0] for each in graph["spec"]["components"]}
+    return {each["name"]: each["value"] for each in graph["spec"]["env"]}, main
+
+
+def of_launcher(connector, role, router="round-robin", tmp="/tmp"):
+    """A worker's command of `make serve`."""
+    model = Model("model", "model", False, None, {})
+    worker = launcher.Worker.make(role, 0, Ports())
+    return launcher.worker_command(Options(connector=connector, router=router), model, worker, Path(tmp))
+
+
+def of_script(tmp_path, script, *arguments, **environment):
+    """What a script of deploy/dynamo/nodes calls: (arguments, environment) of its python3."""
+    programs = tmp_path / "programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "python3").write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
+    (programs / "kvbm-cxl").write_text("#!/bin/sh\necho /plugins\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **environment}
+    done = subprocess.run([DEPLOY / "dynamo/nodes" / script, *arguments], env=env, capture_output=True, text=True, check=True, timeout=30)
+    command, told = json.loads(done.stdout)
+    return ["python3", *command], told
+
+
+def of_compose():
+    """Services of compose.yaml with the defaults of .env."""
+    told = dict(line.split("=", 1) for line in (DEPLOY / "compose/.env").read_text().splitlines() if line and not line.startswith("#"))
+    text = (DEPLOY / "compose/compose.yaml").read_text()
+    text = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda found: told.get(found[1], found[2] or ""), text)
+    return yaml.safe_load(text)["services"]
+
+
+SUFFIX = {"cxl": "", "nixl-cxl": "-nixl-cxl", "nixl-ucx": "-nixl-ucx"}
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_workers_are_told_the_same_everywhere(connector, role, tmp_path):
+    _, chart = of_chart(connector)
+    by_chart = [*chart[role]["command"], *chart[role]["args"]]
+    by_script, told = of_script(tmp_path, "worker.sh", role, CONNECTOR=connector)
+    by_compose = of_compose()[role + SUFFIX[connector]]
+    commands = {"chart": by_chart, "script": by_script, "compose": by_compose["command"], "launcher": of_launcher(connector, role)}
+    expected = transfer(commands["launcher"])
+    assert expected["kv_load_failure_policy"] == "recompute"
+    for name, command in commands.items():
+        assert transfer(command) == expected, name
+        assert command[1:3] == ["-m", "dynamo.vllm"], name
+        # Time for the engine to leave the pool. The launcher's graphs are over when they end.
+        assert options(command).get("--shutdown-timeout") == (None if name == "launcher" else "30"), name
+        assert options(command)["--disaggregation-mode"] == role, name
+        assert options(command)["--block-size"] == "128", name
+    plugins = {
+        "chart": charts.environment(chart[role]).get("NIXL_PLUGIN_DIR"),
+        "script": told.get("NIXL_PLUGIN_DIR"),
+        "compose": by_compose["environment"].get("NIXL_PLUGIN_DIR"),
+    }
+    assert all(bool(folder) == (connector == "nixl-cxl") for folder in plugins.values()), plugins
+    # Where an image has the plugins: both ways to start it mean the same folder, and the images make it.
+    if connector == "nixl-cxl":
+        assert plugins["chart"] == plugins["compose"]
+        for image in ("worker-cpu", "worker-gpu"):
+            assert f" {plugins['chart']}" in (DEPLOY / f"images/{image}.Dockerfile").read_text()
+
+
+def test_gpu_services_of_compose_are_those_of_cpus_without_what_cpus_need():
+    services = of_compose()
+    for role in ("prefill", "decode"):
+        cpu, gpu = services[role], services[f"{role}-gpu"]
+        assert transfer(gpu["command"]) == transfer(cpu["command"]) and gpu["command"][:3] == cpu["command"][:3]
+        assert options(gpu["command"])["--shutdown-timeout"] == options(cpu["command"])["--shutdown-timeout"]
+        only_cpu = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTHONPATH"}
+        shared = {name: value for name, value in cpu["environment"].items() if name not in only_cpu and not name.startswith("VLLM_")}
+        assert shared == {name: value for name, value in gpu["environment"].items() if name != "HF_TOKEN"}
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("router", ["round-robin", "kv", "least-loaded"])
+def test_frontends_choose_alike(connector, router, tmp_path):
+    _, chart = of_chart(connector, router)
+    by_script, _ = of_script(tmp_path, "frontend.sh", ROUTER=router, CONNECTOR=connector)
+    commands = {"chart": chart["frontend"]["args"], "script": by_script}
+    if router != "least-loaded":
+        commands["launcher"] = launcher.frontend_command(Options(connector=connector, router=router), 8000)
+    ours = {"--router-mode": router, "--migration-limit": "3"}
+    if router == "kv" and connector == "cxl":
+        ours["--router-disk-cache-hit-weight"] = str(launcher.POOL_HIT_WEIGHT)
+    for name, command in commands.items():
+        said = {key: value for key, value in options(command).items() if not key.startswith("--http")}
+        assert said == ours, name
+    compose = options(of_compose()["frontend"]["command"])
+    assert compose["--migration-limit"] == "3" and compose["--router-mode"] in charts.MATRIX["router"]
+
+
+def test_events_of_workers_go_the_same_way(tmp_path):
+    _, chart = of_chart("cxl", "kv")
+    by_script, _ = of_script(tmp_path, "worker.sh", "decode", ROUTER="kv")
+    for command in (chart["decode"]["args"], by_script, of_launcher("cxl", "decode", "kv")):
+        said = json.loads(options(command)["--kv-events-config"])
+        # With tcp vLLM would bind all addresses, or none that the other side reaches.
+        assert said.pop("endpoint").startswith("ipc://") and said == {"enable_kv_cache_events": True, "publisher": "zmq"}
+
+
+def test_planes_of_dynamo_are_the_same(tmp_path):
+    _, told = of_script(tmp_path, "worker.sh", "decode")
+    compose = of_compose()
+    places = [of_chart("cxl")[0], told, common(Options(), tmp_path)]
+    places += [compose[name]["environment"] for name in ("frontend", "prefill", "decode-gpu")]
+    for place in places:
+        assert {name: place[name] for name in PLANES} == PLANES
+    assert "PYTHONHASHSEED" not in told and "PYTHONHASHSEED" not in json.dumps([compose, charts.render()])
+
+
+def keepers():
+    """Every `cxlctl host` that deploy/ starts: name -> (command, environment, seconds that it has to leave)."""
+    chart = charts.of_kind(charts.render(release="kvbm-cxl"), "DaemonSet")["spec"]["template"]["spec"]
+    plain = yaml.safe_load((DEPLOY / "host/daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    compose = of_compose()["host"]
+    found = {
+        name: (spec["containers"][0]["command"], charts.environment(spec["containers"][0]), spec["terminationGracePeriodSeconds"])
+        for name, spec in (("chart", chart), ("daemonset", plain))
+    }
+    found["compose"] = (compose["command"], compose["environment"], int(compose["stop_grace_period"].removesuffix("s")))
+    return found
+
+
+def test_keepers_are_the_same_program_with_the_same_identity_and_time_to_leave():
+    found = keepers()
+    for name, (command, said, grace_s) in found.items():
+        assert command == ["cxlctl", "host", "--ready-file", "/tmp/ready"], name
+        assert grace_s == 120 and said["CXL_STATE_DIR"] == "/run/kvbm-cxl" and said["CXL_MACHINE_ID"].endswith("/host"), name
+    chart, plain = found["chart"][1], found["daemonset"][1]
+    assert {name: chart[name] for name in plain} == plain
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(DEPLOY / "host/kvbm-cxl-host.service")
+    assert unit["Service"]["TimeoutStopSec"] == "120" and unit["Service"]["ExecStart"].endswith("cxlctl host")
+    assert unit["Service"]["Environment"] == "CXL_STATE_DIR=/run/kvbm-cxl"
+
+
+def test_every_host_of_compose_is_one_of_its_own_and_has_time_to_leave():
+    hosts = {name: service for name, service in of_compose().items() if "CXL_MACHINE_ID" in service.get("environment", {})}
+    assert {"host", "prefill", "decode", "prefill-gpu", "decode-nixl-cxl"} <= set(hosts)
+    for name, service in hosts.items():
+        role = name.split("-")[0]
+        assert service["environment"]["CXL_MACHINE_ID"].endswith(f"/{role}"), name
+        assert f"state-{role}:{service['environment']['CXL_STATE_DIR']}" in service["volumes"], name
+        assert service["stop_grace_period"] == "120s", name
+    services = of_compose()
+    assert not any("CXL_POOL" in services[name]["environment"] for name in ("prefill-nixl-ucx", "decode-nixl-ucx", "frontend"))
+
+
+def test_the_group_of_the_device_nodes_is_the_chart_s():
+    rules = (DEPLOY / "host/70-kvbm-cxl.rules").read_text()
+    group = yaml.safe_load((charts.CHART / "values.yaml").read_text())["pool"]["group"]
+    assert f'GROUP="{group}", MODE="0660"' in rules and f"${{POOL_GROUP:-{group}}}" in (DEPLOY / "compose/compose.dax.yaml").read_text()
+
+
+def test_versions_are_those_of_the_checkout():
+    version = charts.version()
+    chart = yaml.safe_load((charts.CHART / "Chart.yaml").read_text())
+    said = yaml.safe_load((charts.CHART / "values.yaml").read_text())
+    assert {chart["version"], chart["appVersion"], said["images"]["worker"]["tag"], said["images"]["tools"]["tag"]} == {version}
+    assert f"ARG PACKAGES=kvbm-cxl/packages-cpu:{version}\n" in (DEPLOY / "images/worker-cpu.Dockerfile").read_text()
+    assert f"IMAGE_TAG={version}\n" in (DEPLOY / "compose/.env").read_text()
+    dynamo = re.search(r"^ai-dynamo==(.*?) ", (charts.ROOT / "scripts/requirements/serve.lock").read_text() + " ", re.MULTILINE)[1].strip()
+    assert said["runtimeVersion"] == dynamo
+    assert f"ARG DYNAMO_VERSION={dynamo}\n" in (DEPLOY / "images/worker-gpu.Dockerfile").read_text()
+
+
+def test_the_component_adds_to_a_graph_what_the_chart_gives():
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl here, which builds kustomizations")
+    folder = DEPLOY / "kustomize"
+    done = subprocess.run(["kubectl", "kustomize", folder / "example"], capture_output=True, text=True, timeout=60, check=True)
+    graph = yaml.safe_load(done.stdout)
+    assert not charts.problems(graph)
+    chart = charts.of_kind(charts.render(release="cxl-pool"), "DynamoGraphDeployment")
+    mine, theirs = ({each["type"]: each for each in found["spec"]["components"]} for found in (graph, chart))
+    assert mine["frontend"] == yaml.safe_load((folder / "example/graph.yaml").read_text())["spec"]["components"][0]
+    for role in ("prefill", "decode"):
+        (ours,), (chart_s,) = (found[role]["podTemplate"]["spec"]["containers"] for found in (mine, theirs))
+        assert transfer(ours["args"]) == transfer(chart_s["args"])
+        assert options(ours["args"])["--shutdown-timeout"] == options(chart_s["args"])["--shutdown-timeout"]
+        assert {name: value for name, value in charts.environment(chart_s).items() if name != "HF_HOME"} == charts.environment(ours)
+        assert ours["resources"]["limits"] == chart_s["resources"]["limits"]
+        volumes = [volume for found in (mine, theirs) for volume in found[role]["podTemplate"]["spec"]["volumes"]]
+        paths = [volume["hostPath"] for volume in volumes if "hostPath" in volume]
+        assert len(paths) == 2 and paths[0] == paths[1]
+
+
+def test_the_component_refuses_a_graph_of_another_order(tmp_path):
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl here, which builds kustomizations")
+    shutil.copytree(DEPLOY / "kustomize", tmp_path / "kustomize")
+    graph = tmp_path / "kustomize/example/graph.yaml"
+    graph.write_text(graph.read_text().replace("type: prefill", "type: decode", 1))
+    done = subprocess.run(["kubectl", "kustomize", tmp_path / "kustomize/example"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0 and "/spec/components/1/type" in done.stderr
