@@ -2,6 +2,7 @@
 """Which blocks of which group a prefix needs: as vLLM's own coordinator and managers have it, over random caches."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     HiddenStateCacheSpec,
     KVCacheConfig,
@@ -175,6 +178,16 @@ def test_a_prompt_s_tail_is_a_prefix_of_its_own_where_all_groups_end_their_block
         assert not shape_of(engine(MODELS[name]), configuration(MODELS[name])).takes_tails
 
 
+def test_where_a_state_has_several_tokens_a_prefix_ends_with_a_block():
+    packed = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.float32, tokens_per_state=4)
+    # Its raw keys of the tokens since the last state are with the engine that computed them.
+    ring = CircularBufferSpec(block_size=16, **_HEADS)
+    for specs in ([packed], [full(), ring]):
+        shape = shape_of(engine(specs), configuration(specs))
+        assert len(shape.groups) == 1 and not shape.takes_tails
+        assert shape.longest([[True] * 3], 40, tail_tokens=8).tokens == 32
+
+
 def test_a_whole_prompt_with_recurrent_layers_is_not_taken():
     specs = MODELS["qwen3-next"]
     shape = shape_of(engine(specs), configuration(specs))
@@ -194,6 +207,9 @@ def test_kinds_are_told_by_their_specs_and_others_are_refused():
     hidden = HiddenStateCacheSpec(block_size=16, **_HEADS)
     with pytest.raises(ConfigError, match="HiddenStateCacheSpec.*do not depend on the tokens"):
         shape_of(engine([hidden]), configuration([hidden]))
+    for wrong in (replace(full(), non_causal=True), CrossAttentionSpec(block_size=16, **_HEADS)):
+        with pytest.raises(ConfigError, match="Spec: its blocks do not depend on the tokens before them alone"):
+            shape_of(engine([wrong]), configuration([wrong]))
     several = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": full(), "b": window(32)})
     with pytest.raises(ConfigError, match="layers of several kinds"):
         shape_of(engine([several]), configuration([several]))

@@ -156,6 +156,21 @@ def test_states_are_published_from_the_blocks_that_vllm_names(bench):
     assert here.run(request("e", tokens(100, seed=7)), 0, 100, offered=[(1, 778, 90), (1, 779, 112)])[0][1] == []
 
 
+def test_of_a_pipeline_each_group_is_asked_of_the_stages_that_have_layers_of_it(bench):
+    here, prompt = bench(WINDOWED, ranks=1), tokens(300)
+    (full,), (window,) = here.namespaces
+    stages = (WorkerHandshake(bytes(full), 4096, others=(b"",)), WorkerHandshake(b"", 4096, others=(bytes(window),)))
+    here.side.handshake({(stage, 0): greeting for stage, greeting in enumerate(stages)})
+    assert [list(map(bytes, group)) for group in here.side.names.by_group] == [[bytes(full)], [bytes(window)]]
+    here.run(request("a", prompt), 0, 300)
+    assert here.admit(request("b", prompt))[0] == 299
+    here.evict(1, here.side.names.keys(here.side._track(request("k", prompt)), 17, 18, 1)[0])
+    assert here.admit(request("c", prompt))[0] == 272
+    # A group that no stage has would be found everywhere.
+    here.side.handshake({(0, 0): stages[0]})
+    assert here.side.names.by_group == [] and here.admit(request("d", prompt)) == (0, {})
+
+
 def test_prefill_promises_decode_what_it_can_find(bench):
     for shape, found in ((WINDOWED, 99), (RECURRENT, 96)):
         here = bench(shape)

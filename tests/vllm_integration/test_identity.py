@@ -121,16 +121,22 @@ def _vllm_config(**changes) -> SimpleNamespace:
         "seed": 0,
         "max_model_len": 4096,
         "model_loader_extra_config": {},
+        "ec_transfer_config": None,
+        "is_encoder_decoder": False,
+        "is_diffusion": False,
     } | changes
     pick = lambda *names: SimpleNamespace(**{name: values[name] for name in names})  # noqa: E731
     cache = pick("cache_dtype", "calculate_kv_scales")
     cache.prefix_caching_hash_algo = values["hash"]
     return SimpleNamespace(
-        model_config=pick("model", "revision", "hf_config", "dtype", "quantization", "seed", "max_model_len"),
+        model_config=pick(
+            *("model", "revision", "hf_config", "dtype", "quantization", "seed", "max_model_len", "is_encoder_decoder", "is_diffusion")
+        ),
         load_config=pick("load_format", "model_loader_extra_config"),
         cache_config=cache,
         parallel_config=pick("tensor_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
         speculative_config=values["speculative_config"],
+        ec_transfer_config=values["ec_transfer_config"],
     )
 
 
@@ -225,7 +231,6 @@ def test_requests_that_vllm_knows_by_name_alone_are_not_cached():
     # A caller's UUID, and the number of a request's image where vLLM hashes none.
     for named in ("cat-1", "0-image-0", digest[1:], digest.upper(), "", f"{digest}-image-0"):
         assert not support.can_be_cached(asked(named)) and not support.can_be_cached(asked(digest, named))
-    assert not support.can_be_cached(asked(resumable=True))
     assert not support.can_be_cached(asked(pooling_params=SimpleNamespace(extra_kwargs={"compressed_token_type_ids": 7})))
     assert support.can_be_cached(asked(pooling_params=SimpleNamespace(extra_kwargs=None)))
 
@@ -252,6 +257,9 @@ def test_what_is_supported():
         ({"prefill_context_parallel_size": 2}, {}, "context parallelism"),
         ({"calculate_kv_scales": True}, {}, "--calculate-kv-scales"),
         ({"hash": "xxhash"}, {}, "--prefix-caching-hash-algo xxhash: use sha256"),
+        ({"is_encoder_decoder": True}, {}, "encoder-decoder models: KV of cross attention depends on the encoder's input"),
+        ({"ec_transfer_config": object()}, {}, "encoder caches .--ec-transfer-config.: images are then known by names"),
+        ({"is_diffusion": True}, {}, "diffusion language models"),
     ),
 )
 def test_what_is_refused(changes, cache, words):

@@ -22,12 +22,14 @@ NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count":
 class Bench:
     """A worker's side over memory that is filled with random numbers."""
 
-    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, **options) -> None:
+    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
+        """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_rank", staticmethod(lambda: rank))
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, **options})
         group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)])
-        shape = Shape((Group(0, tuple(group.layer_names), TOKENS, Kind.FULL),), TOKENS, TOKENS)
+        groups = [Group(at, (), TOKENS, Kind.FULL) for at in range(elsewhere)]
+        shape = Shape((*groups, Group(elsewhere, tuple(group.layer_names), TOKENS, Kind.FULL)), TOKENS, TOKENS)
         monkeypatch.setattr(worker, "shape_of", lambda *_: shape)
         kv_cache_config = SimpleNamespace(kv_cache_groups=[group], num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
@@ -58,7 +60,10 @@ class Bench:
 
     def load(self, name: str, keys, block_ids) -> tuple[set[int], WorkerReport]:
         """Loads and waits; the blocks that failed, and the report that says so."""
-        _, loaded, failed, report = self.run(loads=[Blocks(name, keys, block_ids)])
+        return self.settle(name, *self.run(loads=[Blocks(name, keys, block_ids)])[1:])
+
+    def settle(self, name: str, loaded=(), failed=frozenset(), report=WorkerReport(0)) -> tuple[set[int], WorkerReport]:
+        """Waits for a load."""
         deadline = time.monotonic() + 180
         while name not in loaded:
             assert not failed and not report.failed_loads, "failures are told with the end of their load"
@@ -145,6 +150,35 @@ def test_what_the_pool_has_is_not_copied_again(bench):
     counted = here.counts()
     assert counted["published_blocks/exists"] == 2 and counted["published_blocks/stored"] == 2
     assert counted["bytes/published"] == 2 * here.side.handshake().block_bytes
+
+
+def test_a_report_before_the_step_s_saves_does_not_count_them(bench):
+    """With speculative decoding vLLM asks for the report first, and for the saves behind the draft model."""
+    here = bench()
+    step = here.orders(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    here.side.before_overwrite(step)
+    here.side.start_loads(step)
+    here.side.ended(set())
+    assert here.side.report().saved_step == 0
+    here.side.save(step)
+    here.side._saves.wait({"a"})
+    assert here.side.report().saved_step == 1
+
+
+def test_a_stage_without_layers_of_a_group_leaves_its_blocks_to_others(bench):
+    here, there = bench(seed=1, elsewhere=1), bench(seed=2, elsewhere=1)
+    greeting = here.side.handshake()
+    assert greeting.namespace == b"" and len(greeting.others) == 1 and len(greeting.others[0]) == 16 and greeting.block_bytes
+    blocks = [Blocks("a", KEYS[:4], [0, 1, 2, 3]), Blocks("a", KEYS[4:6], [5, 6], group=1)]
+    here.run(saves=blocks, complete={"a"})
+    assert here.counts()["published_blocks/stored"] == 2
+    before = there.memory.clone()
+    there.settle("a", *there.run(loads=blocks)[1:])
+    assert torch.equal(there.memory[:, [5, 6]], here.memory[:, [5, 6]])
+    rest = [block for block in range(BLOCKS) if block not in (5, 6)]
+    assert torch.equal(there.memory[:, rest], before[:, rest])
+    # A request of which it has nothing to load is loaded, too.
+    there.load("b", KEYS[:4], [0, 1, 2, 3])
 
 
 def test_a_step_that_computes_nothing_copies_itself(bench, monkeypatch):

@@ -13,6 +13,7 @@ from .groups import Shape
 from .keys import group_keys, named, of_group, tail_key
 from .metadata import WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
+from .sessions import Session
 from .stats import Tally
 from .tracked import Tracked
 from .weights import Era
@@ -27,6 +28,8 @@ class BlockNames:
     tally: Tally
     by_group: list[list["kvbm_cxl.Namespace"]] = field(default_factory=list)
     """For each KV cache group those of workers with blocks of their own."""
+    _stale: set[bytes] = field(default_factory=set)
+    """Hashes under which vLLM's own prefix cache may hold blocks of other tokens."""
     _facts: dict[str, str] = field(default_factory=dict)
     """What shapes the names of this engine's blocks, besides what may change."""
 
@@ -34,10 +37,12 @@ class BlockNames:
         self.era, self.adapters = Era(self.tally), KnownAdapters(self.tally)
 
     def handshake(self, workers: Mapping[Any, WorkerHandshake]) -> None:
-        """Learns the namespaces of all workers. Ranks with the same heads have the same one."""
+        """Learns the namespaces of all workers. Ranks with the same heads have the same one; stages of a pipeline have none for a group
+        whose layers are elsewhere."""
         in_order = [workers[rank] for rank in sorted(workers)]
-        distinct = dict.fromkeys((each.namespace, *each.others) for each in in_order)
-        self.by_group = [[kvbm_cxl.Namespace.from_bytes(namespace) for namespace in group] for group in zip(*distinct)]
+        by_group = [dict.fromkeys(filter(None, group)) for group in zip(*((each.namespace, *each.others) for each in in_order))]
+        # A group without a namespace would count as found in every lookup.
+        self.by_group = [[kvbm_cxl.Namespace.from_bytes(one) for one in group] for group in by_group] if all(by_group) else []
         self.era.handshake(each.weights for each in in_order)
         self.adapters.handshake(len(in_order))
         self._facts = dict(in_order[0].facts) if in_order else {}
@@ -71,12 +76,30 @@ class BlockNames:
         """Whether all blocks of a request were computed with the weights and the adapter that its keys name."""
         if not self.has_names(tracked) or tracked.stale or not self.era.publishes:
             return False
+        if self._stale and not self._stale.isdisjoint(tracked.hashes):
+            return False
         lora = tracked.request.lora_request
         return lora is None or self.adapters.may_publish(lora, tracked.adapter)
+
+    def look_at(self, session: Session) -> None:
+        """Learns of a streaming session's hash that stands for other tokens by now."""
+        if session.stale is not None:
+            self._stale.add(session.stale)
+
+    def local_reset(self) -> None:
+        """vLLM emptied its own prefix cache."""
+        self.era.local_reset()
+        self.adapters.local_reset()
+        self._stale.clear()
+
+    def hashed_tokens(self, tracked: Tracked) -> int:
+        """Leading tokens of a request whose blocks have names."""
+        return len(tracked.hashes) * self.shape.hash_tokens
 
     def keys(self, tracked: Tracked, first: int, stop: int, position: int = 0) -> list[bytes]:
         """Keys of full blocks of the group at `position`, as far as vLLM has hashed their tokens."""
         hashes = self.shape.groups[position].block_tokens // self.shape.hash_tokens
+        stop = min(stop, len(tracked.hashes) // hashes)
         return [self._name(key, tracked, position) for key in group_keys(tracked.request, first, stop, hashes)]
 
     def tail(self, tracked: Tracked, position: int = 0) -> bytes:

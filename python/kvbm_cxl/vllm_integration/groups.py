@@ -78,6 +78,9 @@ class Shape:
     """Prefixes end at multiples of this many tokens, or with the prompt."""
     drops_last: bool = False
     """Speculative layers want the last block of a match computed again."""
+    ends_with_blocks: bool = False
+    """A prefix cannot end within a block: layers keep several tokens in one state, or what lies between two states where no other engine
+    finds it."""
 
     @classmethod
     def plain(cls, block_tokens: int) -> "Shape":
@@ -99,7 +102,7 @@ class Shape:
         """Whether a prompt's last, partly filled block can be cached: where all groups end their blocks together, and none keeps a state
         between tokens, which would be that of another place."""
         same = all(group.block_tokens == self.hash_tokens for group in self.groups)
-        return same and not self.drops_last and not self.has_states
+        return same and not (self.drops_last or self.has_states or self.ends_with_blocks)
 
     @property
     def recomputes_last(self) -> bool:
@@ -201,7 +204,12 @@ def shape_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Sha
         groups.append(Group(index, tuple(group.layer_names), group.kv_cache_spec.block_size, kind, reach_tokens, is_draft))
     if not groups:
         raise ConfigError("CxlConnector finds no KV cache group whose blocks depend on the tokens before them alone")
-    return Shape(tuple(groups), hash_tokens, align_tokens, drops_last)
+    return Shape(tuple(groups), hash_tokens, align_tokens, drops_last, _ends_with_blocks(kv_cache_config))
+
+
+def _ends_with_blocks(kv_cache_config: "KVCacheConfig") -> bool:
+    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in specs_of(group.kv_cache_spec)]
+    return any(not spec.prefix_cacheable or spec.tokens_per_state > 1 for spec in specs)
 
 
 def _is_draft(group: "KVCacheGroupSpec", kv_cache_config: "KVCacheConfig", drops_last: bool) -> bool:
@@ -242,7 +250,9 @@ def _kind_of_layer(spec: "KVCacheSpec") -> tuple[Kind, int]:
         return Kind.CHUNK, spec.attention_chunk_size
     if isinstance(spec, SlidingWindowSpec):
         return Kind.WINDOW, spec.sliding_window + spec.extra_retained_tokens
-    if isinstance(spec, FullAttentionSpec) and not isinstance(spec, (HiddenStateCacheSpec, RSWASpec, SinkFullAttentionSpec)):
+    others = (HiddenStateCacheSpec, RSWASpec, SinkFullAttentionSpec)
+    # Where a prompt's tokens see those behind them, vLLM says so here, and turns its own prefix caching off.
+    if isinstance(spec, FullAttentionSpec) and not isinstance(spec, others) and not spec.non_causal:
         return Kind.FULL, 0
     raise ConfigError(
         f"CxlConnector does not support a KV cache of type {type(spec).__name__}: its blocks do not depend on the tokens before them alone"

@@ -89,12 +89,12 @@ class WorkerHandshake(KVConnectorHandshakeMetadata):
     """A worker's part of every block, told to the scheduler once at start."""
 
     namespace: bytes
-    """Namespace of this worker's blocks (16 bytes), of the first KV cache group."""
+    """Namespace of this worker's blocks (16 bytes), of the first KV cache group; empty where its stage of the pipeline has no layer of it."""
     block_bytes: int
-    """Bytes of one of them."""
+    """Bytes of a block of the first group that it has layers of."""
     weights: bytes = b""
     """Fingerprint of its weights in memory (16 bytes); empty where there is none."""
     facts: dict[str, str] = field(default_factory=dict)
     """What makes the namespace, for comparison with that of other engines."""
     others: tuple[bytes, ...] = ()
-    """Namespaces of the further groups."""
+    """Namespaces of the further groups, in the same way."""

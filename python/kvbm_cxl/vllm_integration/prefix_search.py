@@ -57,7 +57,7 @@ class PrefixSearch:
         shape, request = self.names.shape, self.tracked.request
         full_hashes, tail_tokens = divmod(request.num_prompt_tokens, shape.hash_tokens)
         # A preempted request may have generated full blocks, which lie over the tail.
-        is_looked_up = self.config.publish_tail and shape.takes_tails and len(request.block_hashes) == full_hashes
+        is_looked_up = self.config.publish_tail and shape.takes_tails and len(self.tracked.hashes) == full_hashes
         return tail_tokens if is_looked_up else 0
 
     def _first(self, position: int) -> int:
@@ -65,7 +65,7 @@ class PrefixSearch:
         return self.computed_tokens // self.names.shape.groups[position].block_tokens
 
     def _keys(self, position: int, tail_tokens: int) -> list[bytes]:
-        group, hashed = self.names.shape.groups[position], len(self.tracked.request.block_hashes) * self.names.shape.hash_tokens
+        group, hashed = self.names.shape.groups[position], self.names.hashed_tokens(self.tracked)
         keys = self.names.keys(self.tracked, self._first(position), hashed // group.block_tokens, position)
         if tail_tokens:
             keys.append(self.names.tail(self.tracked, position))

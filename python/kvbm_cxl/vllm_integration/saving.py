@@ -42,6 +42,11 @@ class Saving:
         for request_id in orders.preempted:
             if tracked := requests.get(request_id):
                 tracked.last_save_step = 0  # The workers end these saves before they do anything else.
+        for request_id in output.num_scheduled_tokens:
+            # Before any other request of this step can be taken for right.
+            if (tracked := requests.get(request_id)) and tracked.session:
+                tracked.session.right(tracked.request)
+                self.names.look_at(tracked.session)
         if self.is_producer:
             for request_id, new_tokens in output.num_scheduled_tokens.items():
                 if tracked := requests.get(request_id):
@@ -67,12 +72,14 @@ class Saving:
             return
         shape = self.names.shape
         tokens = request.num_computed_tokens + new_tokens
-        end = min(tokens, len(request.block_hashes) * shape.hash_tokens)
+        hashed_tokens = self.names.hashed_tokens(tracked)
+        end = min(tokens, hashed_tokens)
         if not (self.config.publish_generated and self.is_consumer):
             end = min(end, request.num_prompt_tokens)
         tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and self.config.publish_tail else 0
         completes = tokens >= request.num_prompt_tokens and not tracked.published
-        with_tail = completes and tail_tokens > 0 and not tracked.tail_saved
+        has_parent = hashed_tokens >= request.num_prompt_tokens - tail_tokens
+        with_tail = completes and tail_tokens > 0 and has_parent and not tracked.tail_saved
         state = output.kv_connector_block_state
         offered = state.boundary_state_offloads.get(request.request_id, ()) if state is not None and shape.has_states else ()
         if state is not None and (end // shape.hash_tokens * shape.hash_tokens > tracked.saved_tokens or with_tail or offered):
@@ -140,7 +147,8 @@ class Saving:
         asked = wants_publish(request.kv_transfer_params)
         if asked and not self.is_producer:
             self.reasons.cannot_publish(request.request_id)
-        if not tracked.published or tracked.stale or not self.names.namespaces:
+        # The answers of a session are its own.
+        if not tracked.published or tracked.stale or tracked.session or not self.names.namespaces:
             return None
         if self.is_consumer and not asked:
             return None

@@ -140,8 +140,7 @@ class SchedulerSide:
         self.names.adapters.forget()
 
     def local_cache_was_reset(self) -> None:
-        self.names.era.local_reset()
-        self.names.adapters.local_reset()
+        self.names.local_reset()
 
     def reset(self) -> bool:
         """vLLM resets the connector's cache: weights may have changed in place. What is in the pool stays there, under names that this

@@ -25,9 +25,15 @@ def check(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
 
 
 def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    parallel, cache, model = vllm_config.parallel_config, vllm_config.cache_config, vllm_config.model_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         yield "context parallelism: a block of vLLM's is then spread over ranks by token"
+    if model.is_encoder_decoder:
+        yield "encoder-decoder models: KV of cross attention depends on the encoder's input, which no token of a block stands for"
+    if vllm_config.ec_transfer_config is not None:
+        yield "a transfer of encoder caches (--ec-transfer-config): images are then known by names of the request, not by their content"
+    if model.is_diffusion:
+        yield "diffusion language models: tokens of a canvas see those behind them, which are not in the hash of their block"
     if getattr(cache, "calculate_kv_scales", False):
         yield "KV scales calculated at run time (--calculate-kv-scales): each engine would give the same bytes another meaning"
     if cache.prefix_caching_hash_algo not in _HASHES:
@@ -72,11 +78,11 @@ def takes_hits(vllm_config: "VllmConfig") -> bool:
 def can_be_cached(request: "Request") -> bool:
     """Whether a request's blocks are looked up and published at all: not where vLLM's hashes leave out, or only name, what shapes them.
 
-    A streaming session replaces tokens that were hashed and saved before, so its blocks are left to vLLM. So are those with images that
-    have a name instead of a digest (`multi_modal_uuids`, or the request's own number with both of vLLM's caches off), and those of a
-    pooling request with token types. Salts and prompt embeddings are in vLLM's hashes by content; adapters see `adapters`.
+    Those with images that have a name instead of a digest (`multi_modal_uuids`, or the request's own number with both of vLLM's caches off)
+    are left to vLLM, and those of a pooling request with token types. Salts and prompt embeddings are in vLLM's hashes by content; adapters
+    see `adapters`, streaming sessions `sessions`.
     """
-    return not request.resumable and not _has_token_types(request) and all(map(_is_digest, request.mm_features or ()))
+    return not _has_token_types(request) and all(map(_is_digest, request.mm_features or ()))
 
 
 def _has_token_types(request: "Request") -> bool:

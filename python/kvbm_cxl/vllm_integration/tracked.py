@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler's side remembers of a request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .handover import Expected
+from .sessions import Session
 
 if TYPE_CHECKING:
     import kvbm_cxl
@@ -36,6 +38,8 @@ class Tracked:
     """What is known of a request until it is finished."""
 
     request: "Request"
+    session: Session | None = None
+    """Of a streaming session."""
     lookup: PinnedLookup | None = None
     loading: bool = False
     loading_keys: list[bytes] = field(default_factory=list)
@@ -60,6 +64,15 @@ class Tracked:
     """Digest of its adapter; empty without one."""
     stale: bool = False
     """Some of its blocks were computed with other weights, or another adapter, than the engine has now: none is published any more."""
+
+    def __post_init__(self) -> None:
+        if self.request.resumable:
+            self.session = Session()
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        """vLLM's hashes of its blocks, as far as they are those of its tokens."""
+        return self.session.right(self.request) if self.session else self.request.block_hashes
 
     @property
     def adapter_in_use(self) -> tuple[int, bytes] | None:

@@ -74,22 +74,27 @@ class _AttachedGroup:
 class _Attached:
     """What is known once vLLM has made its KV cache."""
 
-    groups: list[_AttachedGroup]
-    """In the order of `Shape.groups`."""
+    groups: list[_AttachedGroup | None]
+    """In the order of `Shape.groups`; None for a group of which this stage of the pipeline has no layer."""
     device: "torch.device"
     publishes: bool
     """Of ranks with the same heads, one publishes."""
     facts: dict[str, str]
 
     @property
+    def own(self) -> list[_AttachedGroup]:
+        """Those of which this stage has layers."""
+        return [group for group in self.groups if group]
+
+    @property
     def namespace(self) -> "kvbm_cxl.Namespace":
-        """That of the first group."""
-        return self.groups[0].namespace
+        """That of its first group."""
+        return self.own[0].namespace
 
     @property
     def mover(self) -> Mover:
-        """That of the first group: of all blocks, where the KV cache lies in the pool."""
-        return self.groups[0].mover
+        """That of its first group: of all blocks, where the KV cache lies in the pool."""
+        return self.own[0].mover
 
 
 @dataclass
@@ -106,6 +111,8 @@ class WorkerSide:
     _attached: _Attached | None = None
     _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
+    _saved_step: int = 0
+    """Latest step whose saves were handed to threads. With speculative decoding vLLM asks for a step's report before that."""
     _waiting: set[str] = field(default_factory=set)
     """Released requests for which a save is still under way."""
     _tails: set[str] = field(default_factory=set)
@@ -143,6 +150,9 @@ class WorkerSide:
         rank, replicas = self._rank(), self.kv_cache_config.kv_tp_replicas
         attached, facts, devices_of = [], {}, set()
         for group in shape_of(self.vllm_config, self.kv_cache_config).groups:
+            if not group.layer_names:
+                attached.append(None)
+                continue
             tensors = cache_tensors(kv_caches, group.layer_names)
             devices_of.add(tensors[0].device)
             fields = namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank, group)
@@ -203,8 +213,9 @@ class WorkerSide:
         if attached is None:
             return None
         # The first fingerprint, against which those after a change are held: the weights are loaded, and nothing has been computed yet.
-        first, *others = [bytes(group.namespace) for group in attached.groups]
-        return WorkerHandshake(first, attached.groups[0].block_bytes, self._weights.look(), attached.facts, tuple(others))
+        first, *others = [bytes(group.namespace) if group else b"" for group in attached.groups]
+        block_bytes = attached.own[0].block_bytes
+        return WorkerHandshake(first, block_bytes, self._weights.look(), attached.facts, tuple(others))
 
     # Each step, in this order
 
@@ -240,6 +251,8 @@ class WorkerSide:
             self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
             return [(blocks.block_ids, lambda failed=frozenset(blocks.block_ids): set(failed))]
         group = attached.groups[blocks.group]
+        if group is None:
+            return [([], set)]
         return [self._load_job(group, piece, ready) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
 
     def _has_adapter(self, blocks: Blocks) -> bool:
@@ -281,7 +294,7 @@ class WorkerSide:
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
-        self._orders = orders
+        self._orders, self._saved_step = orders, orders.step
         attached = self._attached
         if attached is None:
             return
@@ -293,6 +306,8 @@ class WorkerSide:
                     self.tally.count("published_blocks", "other_adapter", len(blocks.keys))
                     continue
                 group = attached.groups[blocks.group]
+                if group is None:
+                    continue
                 for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes):
                     self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, ready))
         self._saves.wait(orders.complete)
@@ -345,12 +360,11 @@ class WorkerSide:
         return set(self._failed_loads)
 
     def report(self) -> WorkerReport:
-        step = self._orders.step if self._orders else 0
         failed, self._failed_loads = self._failed_loads, set()
         with self._lock:
             stored, self._stored = self._stored, Counter()
             corrupt, self._corrupt = self._corrupt, set()
-        report = WorkerReport(self._saves.done_step(step), failed, corrupt, dict(stored))
+        report = WorkerReport(self._saves.done_step(self._saved_step), failed, corrupt, dict(stored))
         rank = getattr(self.worker, "rank", 0)
         if self._orders and self._weights.answered(self._orders.inquiry):
             report.inquiry, report.weights = self._orders.inquiry, {rank: self._weights.latest}
