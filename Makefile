@@ -454,6 +454,10 @@ perf-lmcache: build python-extension .venv/lmcache/installed ## LMCache's storag
 perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
 	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py
 
+.PHONY: perf-cells
+perf-cells: serve-ready ## Blocks of vLLM's KV cache stored and loaded as several cells (stored_tp, stored_block_tokens) beside whole ones (a minute)
+	@$(RATIOS) perf-cells -- .venv/serve/bin/python perf/cells.py
+
 .PHONY: perf-serve
 perf-serve: serve-ready ## Dynamo graphs with CxlConnector, NixlConnector over the plugin and over UCX: bytes, transfer times, first tokens
 	@$(RATIOS) perf-serve --timeout-s 7200 -- .venv/serve/bin/python perf/serve.py

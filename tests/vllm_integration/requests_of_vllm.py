@@ -12,7 +12,14 @@ from vllm.v1.request import Request
 
 BLOCK_TOKENS = 16
 init_none_hash(sha256)
-_HASHER = get_request_block_hasher(BLOCK_TOKENS, sha256)
+
+
+def hasher(block_tokens: int):
+    """What vLLM hashes requests with in an engine with such blocks."""
+    return get_request_block_hasher(block_tokens, sha256)
+
+
+_HASHER = hasher(BLOCK_TOKENS)
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:
@@ -23,7 +30,7 @@ def tokens(length: int, seed: int = 0) -> list[int]:
 def request(name: str, token_ids: list[int], params: dict | None = None, **more) -> Request:
     """A request of vLLM's, hashed in blocks of 16 tokens. `params`: its kv_transfer_params."""
     sampling = SamplingParams(extra_args={"kv_transfer_params": params} if params else None, **more.pop("sampling", {}))
-    return Request(name, token_ids, sampling, None, block_hasher=_HASHER, **more)
+    return Request(name, token_ids, sampling, None, **{"block_hasher": _HASHER, **more})
 
 
 def allocation(block_ids: list[int]) -> SimpleNamespace:

@@ -5,10 +5,16 @@ import itertools
 
 import pytest
 import torch
-from kvbm_cxl.vllm_integration.geometry import GeometryError, block_parts, cache_tensors
+from kvbm_cxl.vllm_integration.geometry import GeometryError, cache_tensors, cell_parts
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 5, 2, 4, 6
+
+
+def block_parts(tensors, block_count):
+    """The parts of whole blocks."""
+    ((parts,),) = cell_parts([("", tensor) for tensor in tensors], block_count)
+    return parts
 
 
 def _views(layout: KVCacheLayout, kernel_blocks: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -63,7 +69,7 @@ def test_layers_follow_one_another_in_their_order():
     memory, views = _views(KVCacheLayout.LBHNC)
     named = {f"layer.{layer}": view for layer, view in enumerate(views)}
     names = ["layer.2", "layer.0", "layer.1"]
-    parts = block_parts(cache_tensors(named, names), BLOCKS)
+    ((parts,),) = cell_parts(cache_tensors(named, names), BLOCKS)
     assert _gathered(memory, parts, 1) == [number for layer in (2, 0, 1) for number in views[layer][1].flatten().tolist()]
 
 

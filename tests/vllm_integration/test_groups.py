@@ -171,9 +171,9 @@ def test_a_prompt_s_tail_is_a_prefix_of_its_own_where_all_groups_end_their_block
         specs = MODELS[name]
         shape = shape_of(engine(specs), configuration(specs))
         have = [[True] * 3 for _ in specs]
-        assert shape.takes_tails and shape.longest(have, 40, tail_tokens=8).tokens == most
+        assert shape.takes_tails and shape.longest(have, 40, 8, True).tokens == most
         have[-1][2] = False
-        assert shape.longest(have, 40, tail_tokens=8).tokens == 32
+        assert shape.longest(have, 40, 8, True).tokens == 32
     for name in ("qwen3-next", "blocks of two sizes"):
         assert not shape_of(engine(MODELS[name]), configuration(MODELS[name])).takes_tails
 
@@ -185,7 +185,7 @@ def test_where_a_state_has_several_tokens_a_prefix_ends_with_a_block():
     for specs in ([packed], [full(), ring]):
         shape = shape_of(engine(specs), configuration(specs))
         assert len(shape.groups) == 1 and not shape.takes_tails
-        assert shape.longest([[True] * 3], 40, tail_tokens=8).tokens == 32
+        assert shape.longest([[True] * 3], 40, 8, True).tokens == 32
 
 
 def test_a_whole_prompt_with_recurrent_layers_is_not_taken():

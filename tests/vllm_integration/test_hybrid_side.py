@@ -32,7 +32,7 @@ class Bench:
         self.side = SchedulerSide(self.config, self.access, shape, True, True)
         self.namespaces = [[_namespace(rank, group) for rank in range(ranks)] for group in range(2)]
         workers = ((bytes(full), bytes(other)) for full, other in zip(*self.namespaces))
-        self.side.handshake({(0, rank): WorkerHandshake(full, 4096, others=(other,)) for rank, (full, other) in enumerate(workers)})
+        self.side.handshake({(0, rank): WorkerHandshake(((full,), (other,)), 4096) for rank, (full, other) in enumerate(workers)})
 
     def run(self, asked, begin: int, end: int, ids=None, offered=()):
         """A step that computes the tokens `begin` to `end`; what was published, by group: block ids."""
@@ -159,7 +159,7 @@ def test_states_are_published_from_the_blocks_that_vllm_names(bench):
 def test_of_a_pipeline_each_group_is_asked_of_the_stages_that_have_layers_of_it(bench):
     here, prompt = bench(WINDOWED, ranks=1), tokens(300)
     (full,), (window,) = here.namespaces
-    stages = (WorkerHandshake(bytes(full), 4096, others=(b"",)), WorkerHandshake(b"", 4096, others=(bytes(window),)))
+    stages = (WorkerHandshake(((bytes(full),), ()), 4096), WorkerHandshake(((), (bytes(window),)), 4096))
     here.side.handshake({(stage, 0): greeting for stage, greeting in enumerate(stages)})
     assert [list(map(bytes, group)) for group in here.side.names.by_group] == [[bytes(full)], [bytes(window)]]
     here.run(request("a", prompt), 0, 300)

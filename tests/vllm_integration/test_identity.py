@@ -11,6 +11,7 @@ import torch
 from kvbm_cxl.vllm_integration import identity, support
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, kind_of
+from kvbm_cxl.vllm_integration.shards import shards_of
 from safetensors.numpy import save_file
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -151,7 +152,10 @@ def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", optio
     cache = cache or _cache_config()
     spec = cache.kv_cache_groups[0].kv_cache_spec
     group = Group(0, tuple(cache.kv_cache_groups[0].layer_names), spec.block_size, *kind_of(spec))
-    return str(kvbm_cxl.Namespace(**identity.namespace_fields(_vllm_config(**changes), cache, config, rank, group)))
+    vllm_config = _vllm_config(**changes)
+    shards = shards_of(vllm_config.parallel_config.tensor_parallel_size, rank, cache.kv_tp_replicas, [spec.num_kv_heads], config.stored_tp)
+    (number,) = shards.numbers
+    return str(kvbm_cxl.Namespace(**identity.namespace_fields(vllm_config, cache, config, group, shards, number)))
 
 
 def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):

@@ -20,7 +20,7 @@ LORA = LoRARequest("tenant", 1, "/somewhere")
 def here(bench) -> Bench:  # noqa: F811
     """A side whose one worker has a fingerprint of its weights."""
     made = bench()
-    made.side.handshake({(0, 0): WorkerHandshake(bytes(made.namespaces[0]), 4096, START)})
+    made.side.handshake({(0, 0): WorkerHandshake(((bytes(made.namespaces[0]),),), 4096, START)})
     return made
 
 

@@ -29,7 +29,7 @@ class Bench:
         self.access = pool_access.acquire(self.config)
         self.side = SchedulerSide(self.config, self.access, Shape.plain(BLOCK_TOKENS), producer, consumer)
         self.namespaces = [_namespace(rank) for rank in range(ranks)]
-        self.side.handshake({(0, rank): WorkerHandshake(bytes(namespace), 4096) for rank, namespace in enumerate(self.namespaces)})
+        self.side.handshake({(0, rank): WorkerHandshake(((bytes(namespace),),), 4096) for rank, namespace in enumerate(self.namespaces)})
 
     def publish(self, asked, blocks: int, *, tail: bool = False, ranks: int | None = None) -> None:
         keys = block_keys(asked, 0, blocks) + ([tail_key(asked, BLOCK_TOKENS)] if tail else [])
@@ -133,7 +133,7 @@ def test_every_rank_must_have_a_block(bench):
 
 def test_ranks_with_the_same_heads_are_looked_up_once(bench):
     here = bench()
-    one = WorkerHandshake(bytes(here.namespaces[0]), 4096)
+    one = WorkerHandshake(((bytes(here.namespaces[0]),),), 4096)
     here.side.handshake({(0, 0): one, (0, 1): one})
     assert here.side.workers == 1
 

@@ -14,6 +14,7 @@ from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.jobs import CopyTimeout
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata, WorkerReport
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 2, 12, 2, 16, 32
 NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count": HEADS, "head_size": CONTENT // 2, "block_tokens": TOKENS}
@@ -25,13 +26,14 @@ class Bench:
     def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
-        monkeypatch.setattr(worker.WorkerSide, "_rank", staticmethod(lambda: rank))
+        monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, **options})
-        group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)])
+        spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
+        group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)], kv_cache_spec=spec)
         groups = [Group(at, (), TOKENS, Kind.FULL) for at in range(elsewhere)]
         shape = Shape((*groups, Group(elsewhere, tuple(group.layer_names), TOKENS, Kind.FULL)), TOKENS, TOKENS)
         monkeypatch.setattr(worker, "shape_of", lambda *_: shape)
-        kv_cache_config = SimpleNamespace(kv_cache_groups=[group], num_blocks=BLOCKS, kv_tp_replicas=replicas)
+        kv_cache_config = SimpleNamespace(kv_cache_groups=[group] * (elsewhere + 1), num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
         self.side = worker.WorkerSide(None, kv_cache_config, config, self.access)
         self.memory = self._memory((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), torch.Generator().manual_seed(seed))
@@ -128,7 +130,7 @@ KEYS = [kvbm_cxl.chain_key(None, [number]) for number in range(BLOCKS)]
 
 def test_blocks_come_back_where_they_are_wanted(bench):
     here, there = bench(seed=1), bench(seed=2)
-    assert here.side.handshake().namespace == there.side.handshake().namespace
+    assert here.side.handshake().namespaces == there.side.handshake().namespaces
     here.run(saves=[Blocks("a", KEYS[:4], [7, 2, 9, 0])], complete={"a"})
     untouched = there.memory.clone()
     failed, report = there.load("b", KEYS[:4], [1, 11, 5, 3])
@@ -149,7 +151,7 @@ def test_what_the_pool_has_is_not_copied_again(bench):
     here.run(saves=[Blocks("b", KEYS[2:6], [2, 3, 4, 5])], complete={"b"})
     counted = here.counts()
     assert counted["published_blocks/exists"] == 2 and counted["published_blocks/stored"] == 2
-    assert counted["bytes/published"] == 2 * here.side.handshake().block_bytes
+    assert counted["bytes/published"] == 2 * here.side.handshake().cell_bytes
 
 
 def test_a_report_before_the_step_s_saves_does_not_count_them(bench):
@@ -168,7 +170,7 @@ def test_a_report_before_the_step_s_saves_does_not_count_them(bench):
 def test_a_stage_without_layers_of_a_group_leaves_its_blocks_to_others(bench):
     here, there = bench(seed=1, elsewhere=1), bench(seed=2, elsewhere=1)
     greeting = here.side.handshake()
-    assert greeting.namespace == b"" and len(greeting.others) == 1 and len(greeting.others[0]) == 16 and greeting.block_bytes
+    assert greeting.namespaces[0] == () and [len(each) for each in greeting.namespaces[1]] == [16] and greeting.cell_bytes
     blocks = [Blocks("a", KEYS[:4], [0, 1, 2, 3]), Blocks("a", KEYS[4:6], [5, 6], group=1)]
     here.run(saves=blocks, complete={"a"})
     assert here.counts()["published_blocks/stored"] == 2
@@ -307,7 +309,7 @@ def test_a_tail_outlives_its_block_where_a_cell_holds_it(make_pool, monkeypatch,
     assert failed == (set() if copied else {4}) and torch.equal(there.memory[:, 3], here.memory[:, 0])
     assert torch.equal(there.memory[:, 4], before) == copied
     counted = here.counts()
-    assert counted.get("bytes/published", 0) == (here.side.handshake().block_bytes if copied else 0)
+    assert counted.get("bytes/published", 0) == (here.side.handshake().cell_bytes if copied else 0)
     for each in (here, there):
         each.close()
 
@@ -456,7 +458,7 @@ def test_a_cancelled_load_is_reported(bench, monkeypatch):
 def test_long_chains_go_in_pieces(bench, monkeypatch):
     here, there = bench(seed=1), bench(seed=2)
     for name in ("_SAVE_JOB_BYTES", "_LOAD_JOB_BYTES"):
-        monkeypatch.setattr(worker, name, 3 * here.side.handshake().block_bytes)
+        monkeypatch.setattr(worker, name, 3 * here.side.handshake().cell_bytes)
     parents = []
     mover = type(here.side._attached.mover)
     begin = mover.begin

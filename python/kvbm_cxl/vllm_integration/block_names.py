@@ -10,13 +10,16 @@ import kvbm_cxl
 from .adapters import KnownAdapters
 from .diagnosis import hash_seed
 from .groups import Shape
-from .keys import group_keys, named, of_group, tail_key
+from .keys import Hasher, Rehashed, group_keys, named, of_group, tail_key
 from .metadata import WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
 from .sessions import Session
 from .stats import Tally
 from .tracked import Tracked
 from .weights import Era
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 
 @dataclass
@@ -26,8 +29,12 @@ class BlockNames:
     access: PoolAccess
     shape: Shape
     tally: Tally
+    hasher: Hasher | None = None
+    """Hashes requests in blocks of the pool, where vLLM's are others."""
     by_group: list[list["kvbm_cxl.Namespace"]] = field(default_factory=list)
-    """For each KV cache group those of workers with blocks of their own."""
+    """For each KV cache group those of all cells of a block, of workers with blocks of their own."""
+    workers: int = 0
+    """Workers with cells of their own of the first group."""
     _stale: set[bytes] = field(default_factory=set)
     """Hashes under which vLLM's own prefix cache may hold blocks of other tokens."""
     _facts: dict[str, str] = field(default_factory=dict)
@@ -40,9 +47,12 @@ class BlockNames:
         """Learns the namespaces of all workers. Ranks with the same heads have the same one; stages of a pipeline have none for a group
         whose layers are elsewhere."""
         in_order = [workers[rank] for rank in sorted(workers)]
-        by_group = [dict.fromkeys(filter(None, group)) for group in zip(*((each.namespace, *each.others) for each in in_order))]
+        by_group = [dict.fromkeys(filter(None, group)) for group in zip(*(each.namespaces for each in in_order))]
         # A group without a namespace would count as found in every lookup.
-        self.by_group = [[kvbm_cxl.Namespace.from_bytes(one) for one in group] for group in by_group] if all(by_group) else []
+        self.by_group = (
+            [[kvbm_cxl.Namespace.from_bytes(cell) for cells in group for cell in cells] for group in by_group] if all(by_group) else []
+        )
+        self.workers = len(by_group[0]) if self.by_group else 0
         self.era.handshake(each.weights for each in in_order)
         self.adapters.handshake(len(in_order))
         self._facts = dict(in_order[0].facts) if in_order else {}
@@ -61,6 +71,8 @@ class BlockNames:
         """Whether a request's blocks have names in the pool. None: it is not known yet, and the workers are asked in the next step."""
         if not self.era.is_known:
             return None
+        if self.hasher is not None and tracked.session is not None:
+            return False  # Which of its tokens are replaced is known by vLLM's own hashes alone.
         lora = tracked.request.lora_request
         if lora is None:
             return True
@@ -92,19 +104,29 @@ class BlockNames:
         self.adapters.local_reset()
         self._stale.clear()
 
+    def _hashed(self, tracked: Tracked) -> "Request | Rehashed":
+        """A request with the hashes of its blocks in the pool."""
+        if self.hasher is None:
+            return tracked.request
+        if tracked.rehashed is None:
+            tracked.rehashed = Rehashed(tracked.request, self.hasher)
+        tracked.rehashed.update()
+        return tracked.rehashed
+
     def hashed_tokens(self, tracked: Tracked) -> int:
         """Leading tokens of a request whose blocks have names."""
-        return len(tracked.hashes) * self.shape.hash_tokens
+        hashes = tracked.hashes if self.hasher is None else self._hashed(tracked).block_hashes
+        return len(hashes) * self.shape.hash_tokens
 
     def keys(self, tracked: Tracked, first: int, stop: int, position: int = 0) -> list[bytes]:
-        """Keys of full blocks of the group at `position`, as far as vLLM has hashed their tokens."""
+        """Keys of full blocks of the group at `position`, as far as their tokens are hashed."""
         hashes = self.shape.groups[position].block_tokens // self.shape.hash_tokens
-        stop = min(stop, len(tracked.hashes) // hashes)
-        return [self._name(key, tracked, position) for key in group_keys(tracked.request, first, stop, hashes)]
+        stop = min(stop, self.hashed_tokens(tracked) // self.shape.groups[position].block_tokens)
+        return [self._name(key, tracked, position) for key in group_keys(self._hashed(tracked), first, stop, hashes)]
 
     def tail(self, tracked: Tracked, position: int = 0) -> bytes:
         """The key of the tail of a request's prompt."""
-        return self._name(tail_key(tracked.request, self.shape.hash_tokens), tracked, position)
+        return self._name(tail_key(self._hashed(tracked), self.shape.hash_tokens), tracked, position)
 
     def _name(self, key: bytes, tracked: Tracked, position: int) -> bytes:
         return of_group(named(key, self.era.name, tracked.adapter), position)

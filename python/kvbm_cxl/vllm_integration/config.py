@@ -42,6 +42,12 @@ class ConnectorConfig:
     window_every_tokens: int = 1024
     """Of layers with a sliding window, what a prefix needs that ends at a multiple of this many tokens is published, besides that of the
     prompt's end and of what is generated. Smaller: prompts share shorter beginnings; larger: fewer blocks."""
+    stored_tp: int = 0
+    """Blocks lie in the pool as an engine with this tensor parallelism has them, so that engines of every tensor parallelism that divides
+    it share them. 0: that of the engine. Name the largest one, alike for all engines of the pool."""
+    stored_block_tokens: int = 0
+    """Tokens of a block as it lies in the pool, so that engines share blocks whose `--block-size` is a multiple of it. 0: the engine's
+    block size. Name the smallest one, alike for all engines of the pool."""
     handover_wait_ms: int = 50
     """How long decode waits for blocks that prefill says it published while another host is still writing them."""
     copy_timeout_ms: int = 60_000
@@ -80,12 +86,14 @@ class ConnectorConfig:
                 '{"pool": "/dev/dax0.0"}, or in the environment as CXL_POOL'
             )
         at_least = {"workers": 1, "max_inflight_bytes": 1, "max_pinned_blocks": 1, "min_load_tokens": 1, "handover_wait_ms": 0}
-        at_least["window_every_tokens"] = 1
+        at_least |= {"window_every_tokens": 1, "stored_tp": 0, "stored_block_tokens": 0}
         for name, least in {**at_least, "copy_timeout_ms": 1, "events_period_ms": 1}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
+        if self.zero_copy and (self.stored_tp or self.stored_block_tokens):
+            raise ConfigError("CxlConnector: zero_copy lends blocks as the engine has them; leave stored_tp and stored_block_tokens out")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if "checksums" in self.cache:

@@ -17,6 +17,7 @@ from . import engine_watch, pool_access, support
 from .config import ConnectorConfig
 from .events import PoolEvents
 from .groups import shape_of
+from .keys import hasher_of
 from .log import logger
 from .failures import ThreadError
 from .metadata import StepMetadata, WorkerHandshake
@@ -49,7 +50,11 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         config = ConnectorConfig.read(transfer.kv_connector_extra_config)
         has_events = vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events
+        shape = shape_of(vllm_config, kv_cache_config, config.stored_block_tokens)
         config = replace(config, events=config.events and has_events)
+        if config.events and any(group.slices > 1 for group in shape.groups):
+            logger.warning("CxlConnector does not announce blocks to routers that lie in the pool in smaller ones (stored_block_tokens)")
+            config = replace(config, events=False)
         support.check(vllm_config, kv_cache_config)
         if config.zero_copy:
             support.check_zero_copy(vllm_config, kv_cache_config)
@@ -73,12 +78,13 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerSide(
                 config,
                 self._access,
-                shape_of(vllm_config, kv_cache_config),
+                shape,
                 transfer.is_kv_producer and caches,
                 transfer.is_kv_consumer,
                 events,
                 tally,
                 reads=support.takes_hits(vllm_config) and caches,
+                hasher=hasher_of(vllm_config, kv_cache_config, shape.hash_tokens),
             )
             engine_watch.watch_calls(engine_watch.engine_of_this_call(), self._scheduler)
         else:
@@ -148,8 +154,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHandshake]) -> None:
         self._scheduler.handshake(metadata)
         if events := self._scheduler.events:
-            block_bytes = max((worker.block_bytes for worker in metadata.values()), default=0)
-            events.begin(self._scheduler.namespaces, block_bytes, self._scheduler.shape.groups[0].block_tokens)
+            cell_bytes = max((worker.cell_bytes for worker in metadata.values()), default=0)
+            events.begin(self._scheduler.namespaces, cell_bytes, self._scheduler.shape.groups[0].block_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.matched(request, num_computed_tokens)

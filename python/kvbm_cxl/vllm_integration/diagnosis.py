@@ -30,9 +30,9 @@ _NAMES = {
     "loaded": "load format",
     "computed": "--dtype or quantization",
     "dtype": "KV cache type (--dtype, --kv-cache-dtype)",
-    "block_tokens": "--block-size",
+    "block_tokens": "--block-size (stored_block_tokens shares blocks between several)",
     "layout": "layout of the KV cache",
-    "tp_size": "tensor parallelism",
+    "tp_size": "tensor parallelism (stored_tp shares blocks between several)",
     "first_layer": "pipeline parallelism",
     "layer_count": "pipeline parallelism",
     "kv_head_count": "KV heads of a rank",
@@ -95,12 +95,15 @@ class Reasons:
         logger.warning("CxlConnector: " + message, *values)
         return True
 
-    def foreign(self, request_id: str, found: Mapping[str, str]) -> None:
-        """Prefill's blocks have other names than those that this engine looks for."""
+    def foreign(self, request_id: str, found: Mapping[str, str], theirs: str, mine: str) -> None:
+        """Prefill's blocks have other names than those that this engine looks for: namespaces `theirs` and `mine`."""
         self.say(
             "foreign/" + ",".join(found),
-            "prefill published request %s where this engine finds nothing: it computes prompts itself. What differs: %s",
+            "prefill published request %s in namespace %s, and this engine, with namespace %s, finds nothing of it: it computes prompts "
+            "itself. What differs: %s",
             request_id,
+            theirs,
+            mine,
             "; ".join(found.values()),
         )
 

@@ -8,7 +8,7 @@ is cached when every group has what it needs, and only that is published, pinned
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,10 @@ from .config import ConfigError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+
+
+# Engines with blocks of up to so many tokens find the windows that an engine publishes for others.
+_LARGEST_BLOCK_TOKENS = 128
 
 
 class Kind(Enum):
@@ -40,10 +44,18 @@ class Group:
     """Its number in vLLM's list of groups and in block tables."""
     layer_names: tuple[str, ...]
     block_tokens: int
+    """Tokens of a block as it lies in the pool. All numbers of blocks are of these."""
     kind: Kind
     reach_tokens: int = 0
     is_draft: bool = False
     """Its layers guess tokens ahead: the last block of a match may hold guesses that followed other tokens."""
+    slices: int = 1
+    """Blocks in the pool that make one of vLLM's. Block `n` of a request is slice `n % slices` of vLLM's block `n // slices`."""
+
+    def places(self, block_ids: Sequence[int], blocks: Iterable[int]) -> list[int]:
+        """Where blocks of a request lie: number and slice of vLLM's block in one, `id * slices + slice`. `block_ids`: vLLM's blocks of the
+        request."""
+        return [block_ids[block // self.slices] * self.slices + block % self.slices for block in blocks]
 
     def skipped_tokens(self, tokens: int) -> int:
         """Leading tokens whose KV is not needed any more once `tokens` are computed."""
@@ -54,8 +66,13 @@ class Group:
         return max(tokens - 1, 0) if self.kind is Kind.STATE else 0
 
     def needed(self, tokens: int) -> range:
-        """The blocks that are needed to go on behind `tokens` tokens. The last one may be filled in part."""
-        return range(self.skipped_tokens(tokens) // self.block_tokens, -(-tokens // self.block_tokens))
+        """The blocks that are needed to go on behind `tokens` tokens. The last one may be filled in part. They begin with one of vLLM's:
+        vLLM serves that to other requests as a whole."""
+        return range(self.first_needed(tokens), -(-tokens // self.block_tokens))
+
+    def first_needed(self, tokens: int) -> int:
+        """The first of them."""
+        return max(self.skipped_tokens(tokens), 0) // (self.block_tokens * self.slices) * self.slices
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,8 @@ class Shape:
     ends_with_blocks: bool = False
     """A prefix cannot end within a block: layers keep several tokens in one state, or what lies between two states where no other engine
     finds it."""
+    slack_tokens: int = 0
+    """Tokens before a window that are published with it: engines with other blocks end prefixes, and begin windows, at other places."""
 
     @classmethod
     def plain(cls, block_tokens: int) -> "Shape":
@@ -110,14 +129,16 @@ class Shape:
         prefix ends one token before the prompt does."""
         return any(group.kind is not Kind.FULL for group in self.groups)
 
-    def longest(self, have: Sequence[Sequence[bool]], most_tokens: int, tail_tokens: int = 0) -> Hit | None:
+    def longest(
+        self, have: Sequence[Sequence[bool]], most_tokens: int, tail_tokens: int = 0, is_prompt: bool = False
+    ) -> Hit | None:
         """The longest prefix of a request with `most_tokens` tokens of which every group has what it needs.
 
-        have: for each group, which of its blocks are there, from the first on; with `tail_tokens`, the last one is the prompt's tail, and
-        `most_tokens` the prompt's.
+        have: for each group, which of its blocks are there, from the first on; with `tail_tokens`, the last one is the prompt's tail.
+        is_prompt: the prompt has `most_tokens`, and a prefix may end with it.
         """
         runs = [_runs(blocks) for blocks in have]
-        if tail_tokens and self.takes_tails and (hit := self._hit(runs, most_tokens, most_tokens)):
+        if is_prompt and self.takes_tails and (hit := self._hit(runs, most_tokens, most_tokens)):
             return hit
         full = min((len(blocks) * group.block_tokens for group, blocks in zip(self.groups, have)), default=0)
         last = min(full, most_tokens - tail_tokens) // self.align_tokens
@@ -128,9 +149,10 @@ class Shape:
 
     def reach(self, prompt_tokens: int, with_tail: bool) -> int:
         """Tokens of a prompt that are found again once all of it is published."""
+        with_tail &= self.takes_tails
         tail_tokens = prompt_tokens % self.hash_tokens if with_tail else 0
         there = [[True] * (prompt_tokens // group.block_tokens + (tail_tokens > 0)) for group in self.groups]
-        hit = self.longest(there, prompt_tokens, tail_tokens if self.takes_tails else 0)
+        hit = self.longest(there, prompt_tokens, tail_tokens, with_tail)
         return hit.tokens if hit else 0
 
     def _hit(self, runs: Sequence[Sequence[int]], end: int, most_tokens: int) -> Hit | None:
@@ -144,7 +166,7 @@ class Shape:
             return None
         needed = tuple(group.needed(tokens) for group in self.groups)
         for group, run, blocks in zip(self.groups, runs, needed):
-            stop = blocks.stop + 1 if group.is_draft else blocks.stop
+            stop = blocks.stop + group.slices if group.is_draft else blocks.stop
             if blocks and (stop > len(run) or run[stop - 1] < stop - blocks.start):
                 return None
         return Hit(tokens, needed)
@@ -158,13 +180,15 @@ class Shape:
         if group.kind is Kind.FULL:
             return list(range(begin // group.block_tokens, stop))
         found: set[int] = set()
-        for boundary in self._boundaries(begin, end, prompt_tokens, every_tokens):
+        # vLLM lets go of what lies before a window when the step that computes its end begins.
+        ahead = min(end + self.slack_tokens, prompt_tokens)
+        for boundary in self._boundaries(begin, max(end, ahead), prompt_tokens, every_tokens):
             # A prefix may end before what it matches: a block where the last one is computed again, a token at the end of a prompt.
             end_of_prefix = boundary - (self.align_tokens if self.drops_last else 0)
             if boundary <= prompt_tokens:
                 end_of_prefix = min(end_of_prefix, prompt_tokens - 1)
-            skipped = group.skipped_tokens(max(end_of_prefix, 0))
-            found.update(range(skipped // group.block_tokens, boundary // group.block_tokens))
+            first = group.first_needed(max(end_of_prefix - self.slack_tokens, 0))
+            found.update(range(first, boundary // group.block_tokens))
         return sorted(block for block in found if block < stop)
 
     def _boundaries(self, begin: int, end: int, prompt_tokens: int, every_tokens: int) -> Iterable[int]:
@@ -188,8 +212,14 @@ def _runs(blocks: Sequence[bool]) -> list[int]:
 # What vLLM has
 
 
-def shape_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Shape:
-    """The shape of an engine's KV cache. Raises `ConfigError` for groups whose blocks cannot be shared."""
+def shape_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", stored_block_tokens: int = 0) -> Shape:
+    """The shape of an engine's KV cache, in blocks as they lie in the pool; `stored_block_tokens` 0: those of vLLM. Raises `ConfigError`
+    for groups whose blocks cannot be shared, or not in such blocks."""
+    shape = _shape_of_vllm(vllm_config, kv_cache_config)
+    return _sliced(shape, stored_block_tokens) if stored_block_tokens else shape
+
+
+def _shape_of_vllm(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Shape:
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     align_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
@@ -210,6 +240,21 @@ def shape_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Sha
 def _ends_with_blocks(kv_cache_config: "KVCacheConfig") -> bool:
     specs = [spec for group in kv_cache_config.kv_cache_groups for spec in specs_of(group.kv_cache_spec)]
     return any(not spec.prefix_cacheable or spec.tokens_per_state > 1 for spec in specs)
+
+
+def _sliced(shape: Shape, tokens: int) -> Shape:
+    """The same with blocks of `tokens` tokens in the pool."""
+    if shape.has_states:
+        raise ConfigError("CxlConnector: states of recurrent layers cannot be divided by tokens; leave stored_block_tokens out")
+    sizes = sorted({group.block_tokens for group in shape.groups})
+    if any(size % tokens for size in sizes):
+        raise ConfigError(
+            f"CxlConnector: stored_block_tokens is {tokens}, and vLLM's blocks have {', '.join(map(str, sizes))} tokens here, which is no "
+            "multiple of it: name the smallest --block-size of all engines, of which the others are multiples"
+        )
+    groups = tuple(replace(group, block_tokens=tokens, slices=group.block_tokens // tokens) for group in shape.groups)
+    slack_tokens = 2 * max(shape.align_tokens, _LARGEST_BLOCK_TOKENS)
+    return replace(shape, groups=groups, hash_tokens=tokens, slack_tokens=slack_tokens)
 
 
 def _is_draft(group: "KVCacheGroupSpec", kv_cache_config: "KVCacheConfig", drops_last: bool) -> bool:

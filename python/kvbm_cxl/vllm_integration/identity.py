@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .config import ConfigError, ConnectorConfig
 from .groups import Group, Kind, specs_of
+from .shards import Shards, cut_spec
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -30,13 +31,14 @@ _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "name_or_path")
 
 
 def namespace_fields(
-    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, rank: int, group: Group
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, group: Group, shards: Shards, number: int
 ) -> dict[str, Any]:
-    """Arguments of `kvbm_cxl.Namespace` for a KV cache group of the worker of tensor-parallel rank `rank`, of this pipeline stage."""
-    spec = kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
+    """Arguments of `kvbm_cxl.Namespace` for shard `number` of a KV cache group, of this pipeline stage: those of an engine whose blocks are
+    such cells."""
+    whole = kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
+    spec = cut_spec(whole, len(shards.numbers), group.slices, vllm_config.cache_config.cache_dtype)
     layers = specs_of(spec)
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    replicas = kv_cache_config.kv_tp_replicas
+    model, tp_size = vllm_config.model_config, vllm_config.parallel_config.tensor_parallel_size
     return {
         "model": config.model_id or fingerprint(model),
         "revision": model.revision or "",
@@ -48,9 +50,8 @@ def namespace_fields(
         "head_size": getattr(layers[0], "head_size", 1),
         "block_tokens": spec.block_size,
         "layout": str(kv_cache_config.kv_cache_layout),
-        # Ranks that hold the same heads have the same blocks.
-        "tp_rank": rank // replicas,
-        "tp_size": parallel.tensor_parallel_size // replicas,
+        "tp_rank": number,
+        "tp_size": shards.count,
         "tenant_salt": config.tenant_salt.encode(),
         "extra": {
             "engine": "vllm",
@@ -59,7 +60,7 @@ def namespace_fields(
             "layers": digest("\n".join(group.layer_names)),
             "hash": vllm_config.cache_config.prefix_caching_hash_algo,
             "computed": f"{model.dtype}/{model.quantization}",
-            "loaded": loading(vllm_config),
+            "loaded": loading(vllm_config, of_ranks=tp_size if shards.count != tp_size else 0),
             "config": model_config_digest(model),
             "side": side_files_digest(model),
             "backend": attention_backend(vllm_config, group.layer_names),
@@ -84,11 +85,13 @@ def layer_number(name: str) -> int:
     return next((int(word) for word in name.split(".") if word.isdigit()), 0)
 
 
-def loading(vllm_config: "VllmConfig") -> str:
-    """How the weights came to be, where that is not from the model's files."""
+def loading(vllm_config: "VllmConfig", of_ranks: int = 0) -> str:
+    """How the weights came to be, where that is not from the model's files. `of_ranks`: engines of other tensor parallelism may have the
+    namespace, too, if their weights are the same."""
     load_format = str(vllm_config.load_config.load_format)
-    # Weights that are made up depend on the seed.
-    how = f"dummy/{vllm_config.model_config.seed}" if load_format == "dummy" else "files"
+    # Weights that are made up depend on the seed, and each rank makes its own.
+    made_up = f"dummy/{vllm_config.model_config.seed}" + (f"/{of_ranks} ranks" if of_ranks else "")
+    how = made_up if load_format == "dummy" else "files"
     # An adapter for the quantized weights, for one, is named there.
     more = getattr(vllm_config.load_config, "model_loader_extra_config", None)
     return f"{how}/{digest(json.dumps(more, sort_keys=True, default=str))}" if more else how

@@ -7,18 +7,51 @@ prompt (the tail), so that decode would compute it again: it gets a name of ours
 
 vLLM's hash has adapters by name and path, and takes no notice of weights that are replaced in memory. Where an engine has either, digests
 of both become part of the key (`named`).
+
+An engine whose blocks lie in the pool in smaller ones hashes its requests once more, as an engine with such blocks does (`Rehashed`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvbm_cxl import chain_key
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+Hasher = Callable[["Request"], Sequence[bytes]]
+"""Hashes of a request's full blocks behind those that it has."""
 
 KEY_BYTES = 16
 _TAIL_DOMAIN, _NAMED_DOMAIN, _GROUP_DOMAIN = b"vllm prompt tail\0", b"vllm weights and adapter\0", b"vllm cache group\0"
+
+
+class Rehashed:
+    """A request with the hashes that an engine with blocks of another size has of it; everything else is the request's."""
+
+    def __init__(self, request: "Request", hasher: Hasher) -> None:
+        self._request, self._hasher = request, hasher
+        self.block_hashes: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    def update(self) -> None:
+        """Hashes blocks that have become full."""
+        self.block_hashes += self._hasher(self)
+
+
+def hasher_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", hash_tokens: int) -> Hasher | None:
+    """What hashes requests every `hash_tokens` tokens; None where vLLM does so itself."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, resolve_kv_cache_block_sizes
+
+    _, of_vllm = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    if of_vllm == hash_tokens:
+        return None
+    return get_request_block_hasher(hash_tokens, get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo))
 
 
 def block_key(block_hash: bytes) -> bytes:

@@ -3,7 +3,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import kvbm_cxl
@@ -83,7 +83,7 @@ class Lookups:
             return 0, False
         finally:
             self.tally.time("lookup_seconds", time.perf_counter() - started_s)
-        if is_first and tracked.expected is None and request.block_hashes and self.names.namespaces:
+        if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
@@ -114,12 +114,14 @@ class Lookups:
         expected = expected_of(tracked.request.kv_transfer_params)
         if expected is None or not self.names.namespaces:
             return expected
-        theirs = {**expected.facts, "namespace": expected.namespace}
-        found = differences(theirs, self.names.facts(tracked))
+        theirs, mine = {**expected.facts, "namespace": expected.namespace}, self.names.facts(tracked)
+        found = differences(theirs, mine)
         if not found:
-            return expected
+            # Blocks of another size may end prefixes at other places.
+            most = self.names.shape.reach(tracked.request.num_prompt_tokens, self.config.publish_tail)
+            return replace(expected, tokens=min(expected.tokens, most)) if most else None
         self.tally.count("handovers", "foreign")
-        self.reasons.foreign(tracked.request.request_id, found)
+        self.reasons.foreign(tracked.request.request_id, found, expected.namespace, mine["namespace"])
         return None
 
     def _still_written(self, tracked: Tracked, lookup: PinnedLookup) -> bool:
@@ -159,9 +161,9 @@ class Lookups:
             if tail_tokens:
                 part = [*part, self.names.tail(tracked, position)]
             if part:
-                ids = block_ids[group.index][start : start + len(part)]
+                places = group.places(block_ids[group.index], range(start, start + len(part)))
                 parent = self.names.parent(tracked, start, position)
-                self._loads.append(Blocks(request.request_id, part, ids, parent, tail_tokens, tracked.adapter_in_use, position))
+                self._loads.append(Blocks(request.request_id, part, places, parent, tail_tokens, tracked.adapter_in_use, position))
         if request.lora_request:  # It has to be in memory when its blocks arrive.
             self.names.adapters.want(request.lora_request)
         tracked.loading = True

@@ -18,6 +18,7 @@ class Blocks:
     request_id: str
     keys: list[bytes]
     block_ids: list[int]
+    """Numbers of vLLM's blocks; where one of these is several blocks in the pool, `Group.places`."""
     parent: bytes | None = None
     """Key of the block before the first."""
     tail_tokens: int = 0
@@ -88,13 +89,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
 class WorkerHandshake(KVConnectorHandshakeMetadata):
     """A worker's part of every block, told to the scheduler once at start."""
 
-    namespace: bytes
-    """Namespace of this worker's blocks (16 bytes), of the first KV cache group; empty where its stage of the pipeline has no layer of it."""
-    block_bytes: int
-    """Bytes of a block of the first group that it has layers of."""
+    namespaces: tuple[tuple[bytes, ...], ...]
+    """For each KV cache group the namespaces of this worker's cells of a block (16 bytes each); none where its stage of the pipeline has no
+    layer of it."""
+    cell_bytes: int
+    """Bytes of a cell of the first group that it has layers of."""
     weights: bytes = b""
     """Fingerprint of its weights in memory (16 bytes); empty where there is none."""
     facts: dict[str, str] = field(default_factory=dict)
     """What makes the namespace, for comparison with that of other engines."""
-    others: tuple[bytes, ...] = ()
-    """Namespaces of the further groups, in the same way."""

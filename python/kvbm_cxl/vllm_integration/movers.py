@@ -2,14 +2,14 @@
 """How blocks get from the KV cache into the pool and back.
 
 The worker takes a few blocks at a time to a mover; what it does with errors, timing and counting is the worker's. One copies, from and to
-wherever the layout says that the blocks lie. The other is for a KV cache that lies in the pool itself: it lends blocks to readers where
-they are, and takes them back before the engine writes to them.
+wherever layouts say that the blocks lie; where a block lies in several cells (`shards`), one for each. The other is for a KV cache that
+lies in the pool itself: it lends blocks to readers where they are, and takes them back before the engine writes to them.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import kvbm_cxl
 
@@ -17,6 +17,7 @@ from .config import ConfigError, ConnectorConfig
 from .failures import ThreadFailures, error_kind
 from .pool_access import PoolAccess, PoolLost
 
+_T = TypeVar("_T")
 # A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
 _BUSY_TRIES = 5
 
@@ -27,6 +28,7 @@ class PublishBatch:
 
     keys: list[bytes]
     block_ids: list[int]
+    """As in `metadata.Blocks`."""
     parents: list[bytes | None]
     is_tail: bool = False
     """The engine may go on to fill the block."""
@@ -60,16 +62,21 @@ class Mover(Protocol):
         readers."""
 
 
+Cell = tuple["kvbm_cxl.Namespace", tuple["kvbm_cxl.BlockLayout", ...]]
+"""One of the cells that a block lies in, side by side: its namespace, and a layout for each slice of vLLM's blocks."""
+
+
 def mover_for(
-    config: ConnectorConfig,
-    access: PoolAccess,
-    namespace: "kvbm_cxl.Namespace",
-    layout: "kvbm_cxl.BlockLayout",
-    region: "kvbm_cxl.LentRegion | None" = None,
+    config: ConnectorConfig, access: PoolAccess, cells: Sequence[Cell], region: "kvbm_cxl.LentRegion | None" = None
 ) -> Mover:
     """The mover for a KV cache that lies where `config` had it placed. `ConfigError` where blocks cannot be moved from there."""
+    namespace, (layout, *_) = cells[0]
     try:
-        mover = CopyMover(access, namespace, layout) if region is None else LendMover.over(access, namespace, layout, region)
+        if region is not None:
+            mover: Mover = LendMover.over(access, namespace, layout, region)
+        else:
+            copies = [CopyMover(access, *cell) for cell in cells]
+            mover = copies[0] if len(copies) == 1 else ShardsMover(tuple(copies))
         # Nothing, but from this memory: a device that this build has no engine for is found out now instead of by every block.
         nothing = PublishBatch([], [], [])
         mover.publish(nothing, mover.begin(nothing))
@@ -86,7 +93,8 @@ class CopyMover:
 
     access: PoolAccess
     namespace: "kvbm_cxl.Namespace"
-    layout: "kvbm_cxl.BlockLayout"
+    layouts: tuple["kvbm_cxl.BlockLayout", ...]
+    """One for each slice of vLLM's blocks."""
 
     def begin(self, batch: PublishBatch) -> None:
         """Nothing to take on: the copy is made by `publish`."""
@@ -95,16 +103,58 @@ class CopyMover:
         return _retried(self._publish, batch, self.access.failures)
 
     def _publish(self, batch: PublishBatch) -> list[str]:
-        return self.access.call(
-            lambda cache: cache.publish_blocks(self.namespace, batch.keys, self.layout, batch.block_ids, parents=batch.parents)
-        )
+        def publish(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str]:
+            part = batch.at(at)
+            return self.access.call(lambda cache: cache.publish_blocks(self.namespace, part.keys, layout, ids, parents=part.parents))
+
+        return self._by_slice(batch.block_ids, publish)
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
-        return self.access.call(lambda cache: cache.pull_blocks(self.namespace, keys, self.layout, block_ids))
+        def pull(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str | None]:
+            return self.access.call(lambda cache: cache.pull_blocks(self.namespace, [keys[index] for index in at], layout, ids))
+
+        return self._by_slice(block_ids, pull)
+
+    def _by_slice(self, block_ids: Sequence[int], move: Callable[["kvbm_cxl.BlockLayout", list[int], list[int]], list[_T]]) -> list[_T]:
+        """What `move` returns for each block, called once for each slice."""
+        count, found = len(self.layouts), {}
+        for number, layout in enumerate(self.layouts):
+            at = [index for index, block_id in enumerate(block_ids) if block_id % count == number]
+            if at or count == 1:
+                found.update(zip(at, move(layout, at, [block_ids[index] // count for index in at])))
+        return [found[index] for index in range(len(block_ids))]
 
     def before_writes(self, block_ids: Sequence[int]) -> int:
         """The pool has copies of its own."""
         return 0
+
+
+@dataclass(frozen=True)
+class ShardsMover:
+    """Copies blocks that lie in several cells, each with some of the heads."""
+
+    movers: tuple[CopyMover, ...]
+
+    def begin(self, batch: PublishBatch) -> None:
+        """Nothing to take on, as with `CopyMover`."""
+
+    def publish(self, batch: PublishBatch, offer: None) -> list[str]:
+        """A block is stored when one of its cells is, and the others are there."""
+        return [_of_cells(outcomes) for outcomes in zip(*(mover.publish(batch, None) for mover in self.movers))]
+
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
+        """A block that is a miss in one cell is one."""
+        by_cell = [mover.pull(keys, block_ids) for mover in self.movers]
+        return [next(filter(None, reasons), None) for reasons in zip(*by_cell)]
+
+    def before_writes(self, block_ids: Sequence[int]) -> int:
+        """The pool has copies of its own."""
+        return 0
+
+
+def _of_cells(outcomes: Sequence[str]) -> str:
+    others = [outcome for outcome in outcomes if outcome not in ("stored", "exists")]
+    return others[0] if others else "stored" if "stored" in outcomes else "exists"
 
 
 def _retried(publish: Callable[[PublishBatch], list[str]], batch: PublishBatch, failures: ThreadFailures) -> list[str]:

@@ -38,12 +38,13 @@ class PrefixSearch:
 
     def _run(self) -> PinnedLookup:
         shape, request = self.names.shape, self.tracked.request
-        tail_tokens = self._tail_tokens()
-        most_tokens = request.num_prompt_tokens if tail_tokens else request.num_tokens
+        with_tail = self._takes_tail()
+        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if with_tail else 0
+        most_tokens = request.num_prompt_tokens if with_tail else request.num_tokens
         keys = [self._keys(position, tail_tokens) for position in range(len(shape.groups))]
         have = self._have(keys)
         while True:
-            hit = shape.longest(have, most_tokens, tail_tokens)
+            hit = shape.longest(have, most_tokens, tail_tokens, with_tail)
             if hit is None or hit.tokens <= self.computed_tokens:
                 self._release()
                 return PinnedLookup(self.computed_tokens, self.computed_tokens, 0, [])
@@ -52,13 +53,12 @@ class PrefixSearch:
         is_tail = tail_tokens > 0 and hit.tokens > most_tokens - tail_tokens
         return PinnedLookup(self.computed_tokens, hit.tokens, tail_tokens if is_tail else 0, self._pins)
 
-    def _tail_tokens(self) -> int:
-        """Tokens of the prompt's tail, where it is looked up."""
-        shape, request = self.names.shape, self.tracked.request
-        full_hashes, tail_tokens = divmod(request.num_prompt_tokens, shape.hash_tokens)
+    def _takes_tail(self) -> bool:
+        """Whether the prefix may end with the prompt, within one of vLLM's blocks."""
+        shape, prompt_tokens = self.names.shape, self.tracked.request.num_prompt_tokens
         # A preempted request may have generated full blocks, which lie over the tail.
-        is_looked_up = self.config.publish_tail and shape.takes_tails and len(self.tracked.hashes) == full_hashes
-        return tail_tokens if is_looked_up else 0
+        is_last = self.names.hashed_tokens(self.tracked) == prompt_tokens // shape.hash_tokens * shape.hash_tokens
+        return self.config.publish_tail and shape.takes_tails and is_last and prompt_tokens % shape.align_tokens > 0
 
     def _first(self, position: int) -> int:
         """The first block of a group that vLLM does not have."""
@@ -79,7 +79,7 @@ class PrefixSearch:
         for position in sorted(range(len(shape.groups)), key=lambda position: shape.groups[position].kind is not Kind.FULL):
             group, first, asked = shape.groups[position], self._first(position), keys[position]
             if most is not None:  # No prefix is longer than what full attention has of it.
-                asked = asked[: max(-(-most // group.block_tokens) + group.is_draft - first, 0)]
+                asked = asked[: max(-(-most // group.block_tokens) + group.is_draft * group.slices - first, 0)]
             if group.kind is Kind.FULL:
                 found = [True] * self._pin_chain(position, asked)
                 reached = (first + len(found)) * group.block_tokens

@@ -115,10 +115,14 @@ class Saving:
             ids, done = block_ids[group.index], tracked.next_blocks.get(position, 0)
             wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, self.config.window_every_tokens)
             # vLLM has let go of those that no later token of this request needs.
-            blocks = [block for block in wanted if done <= block < len(ids) and (group.kind is Kind.FULL or ids[block] != NULL_BLOCK)]
+            there = range(done, len(ids) * group.slices)
+            blocks = [
+                block for block in wanted if block in there and (group.kind is Kind.FULL or ids[block // group.slices] != NULL_BLOCK)
+            ]
             for first, stop in _runs(blocks):
                 keys, parent = self.names.keys(tracked, first, stop, position), self.names.parent(tracked, first, position)
-                found.append(Blocks(request.request_id, keys, ids[first:stop], parent, adapter=tracked.adapter_in_use, group=position))
+                places = group.places(ids, range(first, stop))
+                found.append(Blocks(request.request_id, keys, places, parent, adapter=tracked.adapter_in_use, group=position))
             if blocks:
                 tracked.next_blocks[position] = blocks[-1] + 1
         return found
@@ -127,8 +131,8 @@ class Saving:
         group = self.names.shape.groups[position]
         block = tracked.request.num_prompt_tokens // group.block_tokens
         tail, parent = self.names.tail(tracked, position), self.names.parent(tracked, block, position)
-        ids = [block_ids[group.index][block]]
-        return Blocks(tracked.request.request_id, [tail], ids, parent, tail_tokens, tracked.adapter_in_use, position)
+        places = group.places(block_ids[group.index], [block])
+        return Blocks(tracked.request.request_id, [tail], places, parent, tail_tokens, tracked.adapter_in_use, position)
 
     def _states(self, tracked: Tracked, end: int, offered: Iterable[tuple[int, int, int]]) -> list[Blocks]:
         """States of recurrent layers that vLLM keeps at the end of blocks; (group, block, tokens before the boundary) of each."""

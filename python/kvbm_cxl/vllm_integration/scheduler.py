@@ -18,6 +18,7 @@ from .corrupt_blocks import CorruptBlocks
 from .diagnosis import Reasons
 from .events import PoolEvents
 from .groups import Shape
+from .keys import Hasher
 from .lookups import Lookups
 from .metadata import StepMetadata, WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
@@ -46,12 +47,14 @@ class SchedulerSide:
     tally: Tally = field(default_factory=Tally)
     reads: bool = True
     """False: the engine computes whole prompts, and nothing is looked up."""
+    hasher: Hasher | None = None
+    """Hashes requests in blocks of the pool, where vLLM's are others."""
     _tracked: dict[str, Tracked] = field(default_factory=dict)
     _step: int = 0
 
     def __post_init__(self) -> None:
         reasons = Reasons()
-        self.names = BlockNames(self.access, self.shape, self.tally)
+        self.names = BlockNames(self.access, self.shape, self.tally, self.hasher)
         self.corrupt = CorruptBlocks(self.access, self.names)
         self.lookups = Lookups(self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads)
         self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events)
@@ -62,13 +65,13 @@ class SchedulerSide:
 
     @property
     def namespaces(self) -> list["kvbm_cxl.Namespace"]:
-        """Those of workers with blocks of their own."""
+        """Those of the cells of a block."""
         return self.names.namespaces
 
     @property
     def workers(self) -> int:
         """Workers with blocks of their own."""
-        return len(self.names.namespaces)
+        return self.names.workers
 
     # A request's way
 

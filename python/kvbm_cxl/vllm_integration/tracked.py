@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .handover import Expected
+from .keys import Rehashed
 from .sessions import Session
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Tracked:
     request: "Request"
     session: Session | None = None
     """Of a streaming session."""
+    rehashed: Rehashed | None = None
+    """The request with hashes of the pool's blocks, where vLLM's are of others."""
     lookup: PinnedLookup | None = None
     loading: bool = False
     loading_keys: list[bytes] = field(default_factory=list)

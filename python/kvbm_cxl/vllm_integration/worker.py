@@ -26,8 +26,8 @@ from .adapters import LoadedAdapters
 from .config import ConfigError, ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
-from .geometry import GeometryError, block_parts, cache_tensors
-from .groups import shape_of
+from .geometry import Cutter, GeometryError, Pieces, cache_tensors, cell_parts
+from .groups import Group, Shape, shape_of, specs_of
 from .identity import namespace_fields
 from .jobs import Loads, Saves
 from .keys import parents
@@ -37,7 +37,9 @@ from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
 from .movers import Mover, PublishBatch, mover_for
 from .pool_access import PoolAccess
 from .save_job import SaveJob, SaveOutcome
+from .shards import Shards, replicas_of, shards_of
 from .stats import CxlStats, Tally
+from .token_places import pieces_of_cells, writer_of
 from .weights import WeightsInMemory
 
 if TYPE_CHECKING:
@@ -65,9 +67,21 @@ _IDLE_WAIT_S = 0.002
 class _AttachedGroup:
     """The blocks of one KV cache group."""
 
-    namespace: "kvbm_cxl.Namespace"
+    namespaces: tuple["kvbm_cxl.Namespace", ...]
+    """Of the cells that a block lies in."""
     mover: Mover
-    block_bytes: int
+    cell_bytes: int
+    slices: int
+    """Blocks in the pool that make one of vLLM's."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in the pool, over its cells."""
+        return self.cell_bytes * len(self.namespaces)
+
+    def of_vllm(self, block_ids: Iterable[int]) -> list[int]:
+        """Numbers of the blocks of vLLM that these lie in."""
+        return [block_id // self.slices for block_id in block_ids]
 
 
 @dataclass
@@ -88,8 +102,8 @@ class _Attached:
 
     @property
     def namespace(self) -> "kvbm_cxl.Namespace":
-        """That of its first group."""
-        return self.own[0].namespace
+        """The first of its first group."""
+        return self.own[0].namespaces[0]
 
     @property
     def mover(self) -> Mover:
@@ -146,42 +160,83 @@ class WorkerSide:
         return self._placement
 
     def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> None:
-        """Takes the KV cache that vLLM made: geometry, namespace, and whether the pool has cells for such blocks."""
-        rank, replicas = self._rank(), self.kv_cache_config.kv_tp_replicas
-        attached, facts, devices_of = [], {}, set()
-        for group in shape_of(self.vllm_config, self.kv_cache_config).groups:
+        """Takes the KV cache that vLLM made: geometry, namespaces, and whether the pool has cells for such blocks."""
+        attached, devices_of = [], set()
+        shape = shape_of(self.vllm_config, self.kv_cache_config, self.config.stored_block_tokens)
+        shards = self._shards(shape)
+        fields = {}
+        for group in shape.groups:
             if not group.layer_names:
                 attached.append(None)
                 continue
             tensors = cache_tensors(kv_caches, group.layer_names)
-            devices_of.add(tensors[0].device)
-            fields = namespace_fields(self.vllm_config, self.kv_cache_config, self.config, rank, group)
-            attached.append(self._attach_group(tensors, kvbm_cxl.Namespace(**fields)))
-            facts = facts or facts_of(fields)
+            devices_of.add(tensors[0][1].device)
+            of_group = [
+                namespace_fields(self.vllm_config, self.kv_cache_config, self.config, group, shards, number) for number in shards.numbers
+            ]
+            fields = fields or of_group[0]
+            attached.append(self._attach_group(group, tensors, [kvbm_cxl.Namespace(**each) for each in of_group]))
         if len(devices_of) != 1:
             raise GeometryError(f"the KV cache lies on several devices: {sorted(map(str, devices_of))}")
         if pool := self.access.pool:
             # Now, before the engine has requests to answer. The scheduler's process copies no blocks.
             pool.map_ahead()
-        self._attached = _Attached(attached, devices_of.pop(), rank % replicas == 0, facts)
+        self._attached = _Attached(attached, devices_of.pop(), shards.publishes, facts_of(fields))
 
-    def _attach_group(self, tensors: "list[torch.Tensor]", namespace: "kvbm_cxl.Namespace") -> _AttachedGroup:
-        block_count = self.kv_cache_config.num_blocks
-        parts = [(part.address, part.stride_bytes, part.len_bytes) for part in block_parts(tensors, block_count)]
-        layout = kvbm_cxl.BlockLayout(parts, block_count, owner=tensors, device=devices.check(tensors[0].device))
+    def _shards(self, shape: Shape) -> Shards:
+        """Which heads this rank has, of all groups."""
+        tp_size, rank = self._ranks()
+        own = [group for group in shape.groups if group.layer_names]
+        names = [name for group in own for name in group.layer_names]
+        model = self.worker.get_model() if self.worker is not None and tp_size > 1 else None
+        replicas = replicas_of(self.kv_cache_config.kv_tp_replicas, model, names)
+        specs = [spec for group in own for spec in specs_of(self.kv_cache_config.kv_cache_groups[group.index].kv_cache_spec)]
+        heads = [getattr(spec, "num_kv_heads", 1) for spec in specs]
+        if self.config.stored_tp and shape.has_states:
+            raise ConfigError("CxlConnector: states of recurrent layers cannot be divided by heads; leave stored_tp out")
+        return shards_of(tp_size, rank, replicas, heads, self.config.stored_tp)
+
+    def _attach_group(
+        self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", namespaces: "list[kvbm_cxl.Namespace]"
+    ) -> _AttachedGroup:
+        block_count, owner = self.kv_cache_config.num_blocks, [tensor for _, tensor in tensors]
+        device = devices.check(owner[0].device)
+        cells = [
+            tuple(
+                kvbm_cxl.BlockLayout(
+                    [(part.address, part.stride_bytes, part.len_bytes) for part in parts], block_count, owner=owner, device=device
+                )
+                for parts in of_shard
+            )
+            for of_shard in cell_parts(tensors, block_count, len(namespaces), group.slices, self._cut_page(len(namespaces)))
+        ]
+        cell_bytes = cells[0][0].block_bytes
         region = self._region()
         if region is None:
-            self._check_cells(layout.block_bytes)
-        mover = mover_for(self.config, self.access, namespace, layout, region)
+            self._check_cells(cell_bytes)
+        mover = mover_for(self.config, self.access, list(zip(namespaces, cells)), region)
         logger.info(
-            "CxlConnector: %d blocks of %d bytes in %d parts, namespace %s, pool %s",
+            "CxlConnector: %d blocks, each in %d cells of %d bytes, namespace %s, pool %s",
             block_count,
-            layout.block_bytes,
-            len(parts),
-            namespace,
+            len(namespaces) * group.slices,
+            cell_bytes,
+            namespaces[0],
             self.config.pool,
         )
-        return _AttachedGroup(namespace, mover, layout.block_bytes)
+        return _AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices)
+
+    def _cut_page(self, shards: int) -> Cutter:
+        """How pages are cut, asked once for each kind of layer."""
+        known: dict[tuple, list[list[Pieces]]] = {}
+
+        def cut(name: str, tensor: "torch.Tensor", slices: int) -> list[list[Pieces]]:
+            writer = writer_of(self.vllm_config, name)
+            kind = (writer.name, writer.head_size, writer.head_size_v, tensor.dtype, tensor.shape[1:], tensor.stride()[1:], slices)
+            if kind not in known:
+                known[kind] = pieces_of_cells(tensor[:1], writer, shards, slices)
+            return known[kind]
+
+        return cut
 
     def _region(self) -> "kvbm_cxl.LentRegion | None":
         """The memory of the pool that vLLM put its KV cache into."""
@@ -202,20 +257,19 @@ class WorkerSide:
                 "or give vLLM a smaller --block-size"
             )
 
-    @staticmethod
-    def _rank() -> int:
+    def _ranks(self) -> tuple[int, int]:
+        """Tensor-parallel ranks, and which one this is."""
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-        return get_tensor_model_parallel_rank()
+        return self.vllm_config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
 
     def handshake(self) -> WorkerHandshake | None:
         attached = self._attached
         if attached is None:
             return None
         # The first fingerprint, against which those after a change are held: the weights are loaded, and nothing has been computed yet.
-        first, *others = [bytes(group.namespace) if group else b"" for group in attached.groups]
-        block_bytes = attached.own[0].block_bytes
-        return WorkerHandshake(first, block_bytes, self._weights.look(), attached.facts, tuple(others))
+        namespaces = tuple(tuple(map(bytes, group.namespaces)) if group else () for group in attached.groups)
+        return WorkerHandshake(namespaces, attached.own[0].cell_bytes, self._weights.look(), attached.facts)
 
     # Each step, in this order
 
@@ -247,12 +301,13 @@ class WorkerSide:
             self._loads.submit(request_id, of_request, here=orders.idle and request_id == last)
 
     def _load_jobs(self, attached: _Attached, blocks: Blocks, ready: devices.Fence) -> list[tuple[list[int], Callable[[], set[int]]]]:
-        if not self._has_adapter(blocks):
-            self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
-            return [(blocks.block_ids, lambda failed=frozenset(blocks.block_ids): set(failed))]
         group = attached.groups[blocks.group]
         if group is None:
             return [([], set)]
+        if not self._has_adapter(blocks):
+            self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
+            ids = group.of_vllm(blocks.block_ids)
+            return [(ids, lambda failed=frozenset(ids): set(failed))]
         return [self._load_job(group, piece, ready) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
 
     def _has_adapter(self, blocks: Blocks) -> bool:
@@ -264,9 +319,9 @@ class WorkerSide:
         def load() -> set[int]:
             ready()
             results = self._pull(attached, blocks)
-            return {block_id for block_id, reason in zip(blocks.block_ids, results) if reason is not None}
+            return set(attached.of_vllm(block_id for block_id, reason in zip(blocks.block_ids, results) if reason is not None))
 
-        return blocks.block_ids, load
+        return attached.of_vllm(blocks.block_ids), load
 
     def _pull(self, attached: _AttachedGroup, blocks: Blocks) -> list[str | None]:
         """The reason of each block's miss, None for hits."""
@@ -287,7 +342,7 @@ class WorkerSide:
             self.tally.count("pulled_blocks", reason, count)
         for key, reason in zip(keys, results):
             if reason == "checksum":
-                logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespace)
+                logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespaces[0])
             if reason in _CORRUPT:
                 with self._lock:
                     self._corrupt.add(key)
