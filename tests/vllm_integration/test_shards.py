@@ -48,8 +48,8 @@ def test_without_the_option_ranks_have_one_shard_each():
 
 @pytest.mark.parametrize(
     ("tp_size", "heads", "stored_tp"),
-    ((4, [2], 2), (2, [2], 3), (1, [6], 4), (1, [8, 3], 2), (2, [8, 2], 8), (1, [1, 4], 2)),
-    ids=("smaller", "no multiple", "heads", "heads of a layer", "replicas of some layers", "one head and four"),
+    ((4, [2], 2), (2, [2], 3), (1, [6], 4), (1, [8, 3], 2), (2, [8, 2], 8), (1, [1, 4], 2), (1, [2], 3), (2, [1], 3)),
+    ids=("smaller", "no multiple", "heads", "heads of a layer", "replicas of some layers", "one head and four", "beyond", "beyond ranks"),
 )
 def test_heads_that_do_not_divide_are_refused(tp_size, heads, stored_tp):
     with pytest.raises(ConfigError, match=f"stored_tp is {stored_tp}"):

@@ -43,9 +43,12 @@ def shards_of(tp_size: int, rank: int, replicas: int, heads: Sequence[int], stor
     # Ranks with the same heads have one each, or a KV cache without heads: nothing to divide.
     most = 1 if replicas > 1 else math.gcd(*heads)
     each = min(stored_tp // ranks, most) if stored_tp else 1
-    # More ranks than heads would share those of some layers, and divide those of others.
-    is_uneven = len(set(heads)) > 1 and stored_tp > ranks * most
-    if stored_tp and (each == 0 or is_uneven or (stored_tp % ranks and stored_tp < ranks * most) or most % each):
+    if stored_tp > ranks * most:
+        # More ranks than heads: as vLLM has it a multiple, and not of layers of which some would be shared and others divided.
+        fits = stored_tp % (ranks * most) == 0 and len(set(heads)) == 1
+    else:
+        fits = not stored_tp or (stored_tp % ranks == 0 and most % each == 0)
+    if not fits:
         raise ConfigError(
             f"CxlConnector: stored_tp is {stored_tp}, which does not divide the KV heads of this engine: {ranks} ranks have "
             f"{sorted(set(heads))} each. Name the largest --tensor-parallel-size of all engines, a multiple of the others"
