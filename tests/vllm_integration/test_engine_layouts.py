@@ -57,7 +57,9 @@ def test_prefill_and_decode_of_other_block_sizes(model, make_pool, caplog):
     stored = {"stored_block_tokens": 32}
     with engine(model, "kv_producer", pool, max_num_batched_tokens=384, **options(1, 32, **stored)) as prefill:
         params = [output.kv_transfer_params for output in prefill.outputs(asked, max_tokens=1)]
-    with engine(model, "kv_consumer", pool, **options(1, 128, **stored)) as decode:
+    announcing = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+    with engine(model, "kv_consumer", pool, **announcing, **options(1, 128, **stored)) as decode:
+        assert decode.scheduler_side.events is None, "routers know blocks of 128 tokens"
         for each, handed_over, text in zip(asked, params, texts):
             assert decode.texts([each], extra_args={"kv_transfer_params": handed_over}) == [text]
         counted = decode.counted()

@@ -244,6 +244,35 @@ def test_ranks_with_the_same_heads_share_a_namespace(monkeypatch):
     assert names[0] == names[1] != names[2] == names[3]
 
 
+@pytest.mark.parametrize("load_format", ("auto", "dummy"))
+def test_cells_have_the_namespace_of_an_engine_that_has_such_blocks(monkeypatch, load_format):
+    """But for weights that are made up, which are others on other ranks."""
+
+    def cells(tp_size: int, block_tokens: int, heads: int, **options) -> list[str]:
+        monkeypatch.setattr(identity, "attention_backend", lambda *_: "CPU_ATTN/vec")
+        config = ConnectorConfig.read({"pool": "p", "model_id": "the model", **options})
+        spec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=heads, head_size=64, dtype=torch.bfloat16)
+        stored = config.stored_block_tokens or block_tokens
+        group = Group(0, tuple(LAYERS), stored, *kind_of(spec), slices=block_tokens // stored)
+        vllm_config, found = _vllm_config(tensor_parallel_size=tp_size, load_format=load_format), []
+        for rank in range(tp_size):
+            shards = shards_of(tp_size, rank, 1, [heads], config.stored_tp)
+            for number in shards.numbers:
+                fields = identity.namespace_fields(vllm_config, _cache_config(spec), config, group, shards, number)
+                found.append(str(kvbm_cxl.Namespace(**fields)))
+        assert len(set(found)) == len(found)
+        return found
+
+    native = cells(4, 32, 2)
+    cut = [cells(1, 128, 8, stored_tp=4, stored_block_tokens=32), cells(2, 64, 4, stored_tp=4, stored_block_tokens=32)]
+    if load_format == "dummy":
+        assert len({*native, *cut[0], *cut[1]}) == 12
+    else:
+        assert native == cut[0] == cut[1]
+    assert cells(4, 32, 2, stored_tp=4, stored_block_tokens=32) == native, "an option that says what is so anyway"
+    assert set(native).isdisjoint(cells(1, 32, 8)) and set(native).isdisjoint(cells(4, 64, 2))
+
+
 def test_layer_numbers():
     assert [identity.layer_number(name) for name in (*LAYERS, "lm.layers.17.attn.3", "attn")] == [0, 1, 2, 17, 0]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration import pool_access
+from kvbm_cxl.vllm_integration import handover, pool_access
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape, shape_of
 from kvbm_cxl.vllm_integration.keys import Rehashed, block_keys, hasher_of, tail_key
@@ -140,6 +140,18 @@ def test_a_prompt_that_ends_with_a_slice_is_found_whole(bench):
     assert large.admit(large.request("d", prompt))[0] == 64
 
 
+def test_a_hand_over_to_larger_blocks_waits_for_no_more_than_they_can_find(bench):
+    """Without tails the reader's prefix ends with one of its blocks, and prefill said more."""
+    small, large, prompt = bench(16), bench(64, publish_tail=False, handover_wait_ms=60_000), tokens(90)
+    asked = small.request("a", prompt, params=handover.prefill_params())
+    saves = small.compute(asked, 0, 90, list(range(100, 106)))
+    small.publish([key for each in saves for key in each.keys])
+    _, params = small.side.finished(asked)
+    assert handover.expected_of(params).tokens == 90
+    assert large.admit(large.request("b", prompt, params=params))[0] == 64
+    assert large.side.take_stats().data["counters"]["handovers/complete"] == 1
+
+
 def test_what_large_blocks_publish_is_found_in_small_ones(bench):
     large, small = bench(64), bench(16)
     prompt = tokens(150)
@@ -221,3 +233,13 @@ def test_a_window_is_loaded_in_whole_blocks_of_vllm():
         needed = shape.groups[1].needed(end)
         assert needed.start % 4 == 0 and needed.start * 16 <= max(end - 39, 0) < (needed.start + 4) * 16
         assert needed.stop == -(-end // 16)
+
+
+def test_a_streaming_session_shares_nothing_where_it_is_hashed_again(bench):
+    """vLLM replaces tokens of it, and only its own hashes tell."""
+    here, whole = bench(64), bench(16)
+    prompt = tokens(150)
+    here.publish(keys_of_a_small_engine(prompt))
+    assert here.side.matched(here.request("a", prompt, resumable=True), 0) == (0, False)
+    assert not here.compute(here.request("b", prompt, resumable=True), 0, 150, [1, 2, 3])
+    assert whole.side.matched(whole.request("c", prompt, resumable=True), 0)[0] > 0
