@@ -158,6 +158,13 @@ setup-sglang: .venv/sglang/installed ## Add SGLang's modules, without an engine,
 .PHONY: setup-deploy
 setup-deploy: .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed ## Add what deploy/ is tested with: Helm, a Docker daemon, Prometheus, nfpm (optional; Debian packages, unpacked, not installed)
 
+.venv/gpu/installed: scripts/requirements/gpu.lock scripts/setup | .venv/installed
+	$(STEP) 'NVRTC' scripts/setup scripts/requirements/gpu.lock .venv/gpu
+	@touch $@
+
+.PHONY: setup-gpu
+setup-gpu: .venv/gpu/installed ## Add the compilers of the kernels for GPUs: NVRTC, without CUDA's toolkit (optional; 110 MB to fetch, 290 MB on disk)
+
 .PHONY: setup-cross
 setup-cross: .venv/installed ## Add the aarch64 linker (optional)
 	$(STEP) 'cross linker' scripts/setup scripts/requirements/cross.lock
@@ -210,6 +217,11 @@ compile-plugin:
 python-extension: build ## Build the compiled part of the Python package into python/kvbm_cxl, for PYTHONPATH=python
 	$(STEP) 'Python extension' scripts/python-extension
 
+.PHONY: gpu-kernels
+gpu-kernels: .venv/gpu/installed ## Make the kernels for GPUs from their source: the PTX that the library is built with, and cubins in target/gpu-kernels
+	$(STEP) 'PTX of the kernels' scripts/gpu-kernels write
+	$(STEP) 'cubins of the kernels' scripts/gpu-kernels build target/gpu-kernels
+
 .PHONY: build-member
 build-member: .venv/etcd-installed ## Build cxl-member, which keeps a host's slot in etcd
 	$(STEP) 'release build of cxl-member' env $(PROTOC_ENV) cargo build $(CARGO_FLAGS) --release -p cxl-member
@@ -254,6 +266,13 @@ lint: .venv/installed ## Formatting, clippy, links of the documentation
 .PHONY: test-rust
 test-rust: ## Tests of the pool, its C API and its command line
 	$(STEP) 'cargo test, pool' cargo test $(CARGO_FLAGS) $(SHIPPED)
+
+# A part of test-rust and test-tidy.
+.PHONY: test-gpu-kernels
+test-gpu-kernels: .venv/installed ## The kernels for GPUs without a GPU, compiled for the CPU: 10,000 random lists against copies and checksums of the CPU, each step left out in turn; is the PTX that of the source (after `make setup-gpu`)
+	$(STEP) 'pytest, PTX of the kernels' .venv/bin/python -m pytest -q -rs tests/test_gpu_kernels.py
+	$(STEP) 'cargo test, kernels on the CPU' cargo test $(CARGO_FLAGS) -p cxl-pool --test cuda kernels::
+	$(STEP) 'cargo test, fences around kernels' cargo test $(CARGO_FLAGS) -p cxl-sim --test copy_gpu
 
 .PHONY: test-sim
 test-sim: ## Simulated hosts: scenarios, crash points, mutants

@@ -12,7 +12,7 @@ MAX_LINE_CHARS = 140
 MAX_FILE_LINES = 700
 LONG_FILE_LINES = 500
 
-C_SUFFIXES = {".c", ".h", ".cc", ".cpp", ".hpp"}
+C_SUFFIXES = {".c", ".h", ".cc", ".cpp", ".hpp", ".cu"}
 SCRIPT_SUFFIXES = {".py", ".sh", ".toml", ".in", ".yml", ".yaml"}
 SCRIPT_NAMES = {"Makefile", ".clang-format"}
 

@@ -62,7 +62,7 @@ fn copy(number: CxlGpuCopy) -> Outcome<Arc<CopyEntry>> {
 /// What a GPU is opened with: as the caller says, then the environment.
 fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
     let mut config = match library {
-        Some(library) => CudaConfig { library: library.to_owned(), ..CudaConfig::default() },
+        Some(library) => CudaConfig { library: library.to_owned(), ..CudaConfig::from_env()? },
         None => CudaConfig::from_env()?,
     };
     if options.granule_bytes != 0 {

@@ -144,6 +144,9 @@
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_TIMEOUT_MS` | longest time for a copy of a GPU and the work that it comes after | 10000 |
+//! | `CXL_CUDA_KERNELS` | kernels that move bytes between a GPU and the pool: `builtin`, `none`, or a file with PTX or a cubin; they are used after a trial at the start | `builtin` |
+//! | `CXL_CUDA_KERNEL_PIECE_BYTES` | without checksums, pieces of at most so many bytes on average go by kernel; 0 = none do | 32768 |
+//! | `CXL_CUDA_KERNEL_PIECES` | without checksums, so many pieces of a call and more go by kernel | 16 |
 
 pub mod alloc;
 pub mod background;

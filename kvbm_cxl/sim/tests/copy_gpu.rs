@@ -13,8 +13,12 @@ mod fake;
 mod scenes;
 
 use cxl_pool::coherence::Coherence;
-use cxl_pool::copy::{Checksum, Copied, CopyEngine, CudaEngine, Outcome, ReadList, WriteList};
+use cxl_pool::copy::{
+    After, Checksum, Copied, CopyConfig, CopyEngine, CpuEngine, CudaConfig, CudaEngine, LocalPlace, OnGpu, Outcome, ReadList, WriteList,
+    checksum_of,
+};
 use cxl_pool::fault::drop_rule;
+use fake::{Fake, Kind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An engine that makes its copies without a rule.
@@ -51,12 +55,17 @@ impl CopyEngine for Without {
     }
 }
 
-/// Whether a byte is wrong when a rule is dropped.
-fn is_noticed(rule: Option<&'static str>, checksum: Checksum) -> bool {
-    let fake = fake::Fake::new(fake::Kind::New);
+/// Whether a byte or a checksum is wrong when a rule is dropped; `alter` is what happens to the driver before.
+fn is_noticed(rule: Option<&'static str>, kind: Kind, checksum: Checksum, alter: fn(&Fake)) -> bool {
+    let fake = Fake::new(kind);
     let gpu = device::Gpu::open(fake.path(), 0);
     let hosts = scenes::hosts("emulated:seed=3,noise=0");
-    let engine = Without { engine: CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap(), rule };
+    // By kernel whatever the pieces are, in steps of which many are not the last.
+    let config =
+        CudaConfig { kernel_pieces: 1, kernel_piece_bytes: 1 << 30, in_flight_bytes: 256 << 10, timeout_ms: 60_000, ..fake.config() };
+    let engine = Without { engine: CudaEngine::open(&config, 0, hosts[0].clone()).unwrap(), rule };
+    assert_eq!(engine.engine.reach().no_kernels.is_none(), kind == Kind::Kernels);
+    alter(&fake);
     let tried = catch_unwind(AssertUnwindSafe(|| scenes::there_and_back(&gpu, 0, &engine, &hosts, checksum, 1)));
     if let Ok(outcomes) = &tried {
         assert!(scenes::all_well(outcomes), "{outcomes:?}");
@@ -66,13 +75,61 @@ fn is_noticed(rule: Option<&'static str>, checksum: Checksum) -> bool {
 
 #[test]
 fn the_loss_of_a_step_around_a_copy_is_noticed() {
-    for checksum in [Checksum::Off, Checksum::Xxh3] {
-        assert!(!is_noticed(None, checksum));
-        for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
-            assert!(is_noticed(Some(rule), checksum), "{rule}, {checksum:?}: nothing noticed its loss");
+    for kind in [Kind::New, Kind::Kernels] {
+        for checksum in [Checksum::Off, Checksum::Xxh3] {
+            assert!(!is_noticed(None, kind, checksum, |_| {}));
+            for rule in ["copy.publish_no_fence", "copy.pull_no_flush", "copy.pull_no_full_fence"] {
+                assert!(is_noticed(Some(rule), kind, checksum, |_| {}), "{rule}, {kind:?}, {checksum:?}: nothing noticed its loss");
+            }
+        }
+        for rule in ["copy.dma_no_flush", "copy.dma_no_edge_flush"] {
+            assert!(is_noticed(Some(rule), kind, Checksum::Off, |_| {}), "{rule}, {kind:?}: nothing noticed its loss");
+        }
+        let late = |fake: &Fake| fake.set("queries_until_done", 3);
+        for checksum in [Checksum::Off, Checksum::Xxh3] {
+            assert!(!is_noticed(None, kind, checksum, late));
+            assert!(is_noticed(Some("copy.dma_unawaited"), kind, checksum, late), "{kind:?}, {checksum:?}: nothing noticed its loss");
         }
     }
-    for rule in ["copy.dma_no_flush", "copy.dma_no_edge_flush"] {
-        assert!(is_noticed(Some(rule), Checksum::Off), "{rule}: nothing noticed its loss");
+}
+
+/// Two blocks of a GPU by kernel, with checksums, behind work of the caller's.
+fn summed(rule: Option<&'static str>, is_launch_lost: bool) -> bool {
+    let fake = Fake::new(Kind::Kernels);
+    let gpu = device::Gpu::open(fake.path(), 0);
+    let hosts = scenes::hosts("emulated:seed=3,noise=0");
+    let engine = Without { engine: CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap(), rule };
+    assert_eq!(engine.engine.reach().no_kernels, None);
+    let (memory, stream, bytes) = (gpu.memory(&scenes::pattern(1, 20_000)), gpu.stream(), scenes::pattern(2, 20_000));
+    let place = LocalPlace::Gpu(OnGpu { device: 0, after: After::Stream(stream.handle) });
+    let blocks = [
+        scenes::Block { offset: 4100, pieces: vec![(0, 3000), (3001, 2000)] },
+        scenes::Block { offset: 16_384, pieces: vec![(8192, 8192)] },
+    ];
+    fake.set("is_launch_lost", is_launch_lost.into());
+    fake.kernel(stream.handle, memory.address, &bytes);
+    let lists: Vec<_> = blocks.iter().map(|block| block.write_list(&memory, place)).collect();
+    let written = engine.publish_each(&*hosts[0], &lists, Checksum::Xxh3);
+    // The caller's stream ends, so that nothing is left of it.
+    fake.finish();
+    blocks.iter().zip(written).all(|(block, outcome)| {
+        let mut found = vec![0; block.len_bytes()];
+        CpuEngine::new(CopyConfig::alone())
+            .pull(&*hosts[1], &mut ReadList::scatter(block.offset, [&mut found[..]]), Checksum::Off)
+            .unwrap();
+        match outcome {
+            Ok(sum) => found == block.of(&bytes) && sum == Some(checksum_of(&found)),
+            Err(_) => is_launch_lost,
+        }
+    })
+}
+
+#[test]
+fn the_loss_of_a_step_of_a_kernels_checksum_is_noticed() {
+    assert!(summed(None, false) && summed(None, true));
+    assert!(!summed(Some("copy.dma_before_callers_work"), false), "copies ran ahead of the caller's work");
+    for rule in ["copy.dma_no_flush", "copy.publish_no_fence", "copy.dma_unawaited"] {
+        assert!(!summed(Some(rule), false), "{rule}: nothing noticed its loss");
     }
+    assert!(!summed(Some("copy.dma_unmarked"), true), "a kernel that did nothing was believed");
 }

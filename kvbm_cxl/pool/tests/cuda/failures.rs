@@ -327,7 +327,7 @@ fn what_has_not_ended_when_its_engine_goes_is_never_given_back() {
         let read = engine.pull(&*host, &mut block().read_list(&memory, on(0)), checksum);
         assert!(matches!(read, Err(Error::Timeout { .. })), "{read:?}");
         drop(engine);
-        let [streams, events, registered, pinned, contexts] = fake.taken();
+        let [streams, events, registered, pinned, contexts, _] = fake.taken();
         assert!(streams > 0 && events > 0 && contexts > 1, "{:?}", fake.taken());
         match checksum {
             Checksum::Off => assert!(registered > 0 && Arc::strong_count(&host) > 1, "the pool may be unmapped under a copy"),

@@ -4,7 +4,7 @@
 // real driver would not have put up with, and fails where it is told to. Addresses of its devices are none that a CPU could follow.
 //
 // Variants: FAKE_BATCH=0 has no batched copy, 12 that of CUDA 12.8, 13 both that and the one of CUDA 13; FAKE_WITHOUT_EVENTS lacks a
-// symbol.
+// symbol; FAKE_KERNELS launches kernels, which kernel/host.cpp has for the CPU.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,8 +20,10 @@ enum {
     invalid_value = 1,
     out_of_memory = 2,
     invalid_device = 101,
+    invalid_image = 200,
     invalid_context = 201,
     invalid_handle = 400,
+    not_found = 500,
     not_ready = 600,
     registered_already = 712,
     not_registered = 713,
@@ -42,7 +44,7 @@ typedef struct Range {
     int device;
 } Range;
 
-typedef enum { op_copy, op_kernel, op_wait } OpKind;
+typedef enum { op_copy, op_kernel, op_launch, op_wait } OpKind;
 
 typedef struct Event Event;
 typedef struct Stream Stream;
@@ -53,7 +55,9 @@ typedef struct Op {
     uint64_t number; // in its stream, from 1 on
     uint64_t to, from;
     size_t len;
-    void* bytes; // of a kernel: what it writes
+    void* bytes; // of a kernel of the caller's: what it writes; of a launch: its parameter
+    const char* name;
+    unsigned grid, block;
     Stream* awaited;
     uint64_t awaited_number;
 } Op;
@@ -87,8 +91,8 @@ static struct {
     char name[40];
     int after, times, error;
 } failures[max_names];
-static int device_count = 1, queries_until_done, is_stuck, copy_error, io_only;
-static int batches, singles, most_of_a_batch, io_registered, registrations;
+static int device_count = 1, queries_until_done, is_stuck, copy_error, io_only, is_launch_lost;
+static int batches, singles, most_of_a_batch, io_registered, registrations, launches, modules;
 static void (*hook)(uint64_t to, uint64_t from, size_t len);
 
 static void wrong(const char* what) {
@@ -207,6 +211,8 @@ static void append(Stream* stream, Op op) {
     stream->queries = 0;
 }
 
+#include "kernel/launches.h"
+
 // Does what a stream was given up to a number; false if something in it cannot be done yet.
 static int advance(Stream* stream, uint64_t up_to) {
     while (stream->done < up_to) {
@@ -224,6 +230,8 @@ static int advance(Stream* stream, uint64_t up_to) {
         } else if (op->kind == op_kernel) {
             memcpy(memory(op->to), op->bytes, op->len);
             free(op->bytes);
+        } else if (op->kind == op_launch) {
+            run_launch(op);
         }
         stream->done = op->number;
         stream->first = op->next;
@@ -262,6 +270,8 @@ DRIVER void fake_set(const char* name, int value) {
         copy_error = value;
     else if (!strcmp(name, "io_only"))
         io_only = value;
+    else if (!strcmp(name, "is_launch_lost"))
+        is_launch_lost = value;
     else
         abort();
     pthread_mutex_unlock(&mutex);
@@ -280,6 +290,10 @@ DRIVER long fake_get(const char* name) {
         found = io_registered;
     else if (!strcmp(name, "registrations"))
         found = registrations;
+    else if (!strcmp(name, "launches"))
+        found = launches;
+    else if (!strcmp(name, "modules"))
+        found = modules;
     else if (!strcmp(name, "contexts"))
         for (int index = 0; index < max_devices; index++)
             found += contexts[index];
@@ -289,9 +303,9 @@ DRIVER long fake_get(const char* name) {
     else if (!strcmp(name, "events"))
         for (Event* event = events; event; event = event->next)
             found++;
-    else if (!strcmp(name, "registered") || !strcmp(name, "pinned"))
+    else if (!strcmp(name, "registered") || !strcmp(name, "pinned") || !strcmp(name, "allocated"))
         for (Range* range = ranges; range; range = range->next)
-            found += range->kind == (strcmp(name, "pinned") ? registered : pinned);
+            found += range->kind == (!strcmp(name, "pinned") ? pinned : !strcmp(name, "registered") ? registered : device_memory);
     else
         abort();
     pthread_mutex_unlock(&mutex);
@@ -566,7 +580,7 @@ DRIVER int cuMemFreeHost(void* address) {
 
 DRIVER int cuMemAlloc_v2(uint64_t* address, size_t len) {
     BEGIN_IN_CONTEXT("cuMemAlloc_v2");
-    *address = (uint64_t)(uintptr_t)malloc(len) | device_bit;
+    *address = (uint64_t)(uintptr_t)aligned_alloc(256, (len + 255) & ~(size_t)255) | device_bit;
     add_range(device_memory, *address, len);
     END(0);
 }

@@ -4,7 +4,7 @@
 use crate::device::Library;
 use cxl_pool::copy::CudaConfig;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_long, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::with_exposed_provenance_mut;
@@ -22,9 +22,48 @@ pub enum Kind {
     Old,
     /// A function that is needed.
     Broken,
+    /// Nothing, and it launches kernels, which those above do not: our own, compiled for the CPU.
+    Kernels,
 }
 
 pub const KINDS: [Kind; 3] = [Kind::New, Kind::Older, Kind::Old];
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool").join(name)
+}
+
+/// The kernels, as GPUs run them.
+pub fn kernels() -> PathBuf {
+    source("src/copy/cuda/kernels/move.cu")
+}
+
+/// Compiles the fake to `path`. `kernels` is what it launches, where its kind does; altered ones may have what is not used.
+fn compile(kind: Kind, kernels: &Path, is_altered: bool, path: &Path) {
+    let run = |compiler: (&str, &str), arguments: &[&OsStr]| {
+        let compiler = std::env::var(compiler.0).unwrap_or_else(|_| compiler.1.into());
+        let status = Command::new(compiler).args(["-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]).args(arguments).status();
+        assert!(status.expect("a C compiler, and one for C++").success(), "the fake driver does not compile");
+    };
+    let define = match kind {
+        Kind::New => "-DFAKE_BATCH=13",
+        Kind::Older => "-DFAKE_BATCH=12",
+        Kind::Old => "-DFAKE_BATCH=0",
+        Kind::Broken => "-DFAKE_WITHOUT_EVENTS",
+        Kind::Kernels => "-DFAKE_KERNELS",
+    };
+    let (driver, host) = (source("tests/cuda/fake.c"), source("tests/cuda/kernel/host.cpp"));
+    let c = ["-std=gnu11", "-pthread", define].map(OsStr::new);
+    let [shared, output, object] = ["-shared", "-o", "-c"].map(OsStr::new);
+    if kind != Kind::Kernels {
+        return run(("CC", "cc"), &[&c[..], &[shared, driver.as_os_str(), output, path.as_os_str()]].concat());
+    }
+    let middle = path.with_extension("o");
+    run(("CC", "cc"), &[&c[..], &[object, driver.as_os_str(), output, middle.as_os_str()]].concat());
+    let named = format!("-DKERNELS=\"{}\"", kernels.display());
+    let cpp = ["-std=c++17", "-pthread", if is_altered { "-w" } else { "-O2" }, &named].map(OsStr::new);
+    run(("CXX", "c++"), &[&cpp[..], &[shared, host.as_os_str(), middle.as_os_str(), output, path.as_os_str()]].concat());
+    std::fs::remove_file(middle).unwrap();
+}
 
 fn compiled(kind: Kind) -> PathBuf {
     static COMPILED: Mutex<Option<HashMap<Kind, PathBuf>>> = Mutex::new(None);
@@ -34,17 +73,7 @@ fn compiled(kind: Kind) -> PathBuf {
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join(format!("{kind:?}.so"));
         let new = tempfile::NamedTempFile::new_in(&folder).unwrap().into_temp_path();
-        let define = match kind {
-            Kind::New => "-DFAKE_BATCH=13",
-            Kind::Older => "-DFAKE_BATCH=12",
-            Kind::Old => "-DFAKE_BATCH=0",
-            Kind::Broken => "-DFAKE_WITHOUT_EVENTS",
-        };
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool/tests/cuda/fake.c");
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-        let arguments = ["-std=gnu11", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", define, "-o"];
-        let status = Command::new(compiler).args(arguments).arg(&new).arg(source).status().expect("a C compiler");
-        assert!(status.success(), "the fake driver does not compile");
+        compile(kind, &kernels(), false, &new);
         new.persist(&path).unwrap();
         path
     };
@@ -63,6 +92,19 @@ impl Fake {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("libcuda.so.1");
         std::fs::copy(compiled(kind), &path).unwrap();
+        Fake::of(&path, directory)
+    }
+
+    /// One that launches altered kernels, whose source is this text.
+    pub fn with_kernels(text: &str) -> Fake {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (path, source) = (directory.path().join("libcuda.so.1"), directory.path().join("move.cu"));
+        std::fs::write(&source, text).unwrap();
+        compile(Kind::Kernels, &source, true, &path);
+        Fake::of(&path, directory)
+    }
+
+    fn of(path: &Path, directory: TempDir) -> Fake {
         let path = path.to_str().unwrap().to_owned();
         Fake { library: Library::open(&path).unwrap(), path, _directory: directory }
     }
@@ -73,7 +115,15 @@ impl Fake {
 
     /// Small granules and buffers, so that little data shows what happens at their borders.
     pub fn config(&self) -> CudaConfig {
-        CudaConfig { library: self.path.clone(), timeout_ms: 5_000, granule_bytes: 64 << 10, buffer_bytes: 16 << 10 }
+        CudaConfig {
+            library: self.path.clone(),
+            timeout_ms: 5_000,
+            granule_bytes: 64 << 10,
+            buffer_bytes: 16 << 10,
+            // As many warps as show what two do to each other.
+            kernel_blocks: 2,
+            ..CudaConfig::default()
+        }
     }
 
     pub fn set(&self, name: &str, value: c_int) {
@@ -138,14 +188,14 @@ impl Fake {
         unsafe { self.library.get::<Kernel>("fake_kernel")(stream, to, from, bytes.len()) };
     }
 
-    /// What was taken of the driver and not given back: streams, events, registered and pinned memory, contexts.
-    pub fn taken(&self) -> [i64; 5] {
-        ["streams", "events", "registered", "pinned", "contexts"].map(|name| self.get(name))
+    /// What was taken of the driver and not given back: streams, events, registered and pinned memory, contexts, modules.
+    pub fn taken(&self) -> [i64; 6] {
+        ["streams", "events", "registered", "pinned", "contexts", "modules"].map(|name| self.get(name))
     }
 
     /// Nothing was misused and everything was given back.
     pub fn assert_left_clean(&self) {
         assert_eq!(self.misuse(), "");
-        assert_eq!(self.taken(), [0; 5], "streams, events, registered, pinned, contexts");
+        assert_eq!(self.taken(), [0; 6], "streams, events, registered, pinned, contexts, modules");
     }
 }

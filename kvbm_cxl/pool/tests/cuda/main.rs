@@ -7,6 +7,7 @@ mod copies;
 mod device;
 mod failures;
 mod fake;
+mod kernels;
 #[path = "../common/load.rs"]
 mod load;
 mod order;

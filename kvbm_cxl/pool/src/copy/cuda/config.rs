@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the CUDA driver is, and how long it may take.
+//! Where the CUDA driver and the kernels are, when kernels are used, and how long the driver may take.
 
 use crate::error::{Error, Result};
 
@@ -8,6 +8,16 @@ use crate::error::{Error, Result};
 pub const LIBRARY_ENVIRONMENT: &str = "CXL_CUDA_LIBRARY";
 /// The environment variable with the time that a copy may take, in milliseconds.
 pub const TIMEOUT_ENVIRONMENT: &str = "CXL_CUDA_TIMEOUT_MS";
+
+/// The environment variable with where kernels come from: `builtin`, `none`, or the path of a file with PTX or a cubin.
+pub const KERNELS_ENVIRONMENT: &str = "CXL_CUDA_KERNELS";
+/// The environment variable with the mean length up to which pieces are moved by a kernel, in bytes.
+pub const KERNEL_PIECE_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECE_BYTES";
+/// The environment variable with the number of pieces from which on they are moved by a kernel.
+pub const KERNEL_PIECES_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECES";
+
+/// The kernels that this library has.
+pub(super) const BUILTIN: &str = "builtin";
 
 /// What engines for GPUs are opened with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +31,33 @@ pub struct CudaConfig {
     pub granule_bytes: u64,
     /// Bytes of each of the two pinned buffers of a copy that goes through them, a multiple of 64 of at least 4096.
     pub buffer_bytes: usize,
+    /// Where kernels come from: `builtin` = what this library has, `none` = there are none, else a file with PTX or a cubin.
+    pub kernels: String,
+    /// Pieces of at most so many bytes on average are moved by a kernel, longer ones by the GPU's copy engines; 0 = all by copy engines.
+    /// Lists with checksums are moved by a kernel whatever this says, as the other way is through buffers.
+    pub kernel_piece_bytes: u64,
+    /// From so many pieces on they are moved by a kernel. Lists with checksums as above.
+    pub kernel_pieces: usize,
+    /// Blocks of 256 threads of a kernel: what it takes of the GPU, and how many KiB times 8 it has under way.
+    pub kernel_blocks: u32,
+    /// Bytes that a call gives the GPU at a time, where that reaches the pool itself: half of them a step. A list with a checksum is one
+    /// step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
+    pub in_flight_bytes: u64,
 }
 
 impl Default for CudaConfig {
     fn default() -> Self {
-        CudaConfig { library: "libcuda.so.1".into(), timeout_ms: 10_000, granule_bytes: 256 << 20, buffer_bytes: 4 << 20 }
+        CudaConfig {
+            library: "libcuda.so.1".into(),
+            timeout_ms: 10_000,
+            granule_bytes: 256 << 20,
+            buffer_bytes: 4 << 20,
+            kernels: BUILTIN.into(),
+            kernel_piece_bytes: 32 << 10,
+            kernel_pieces: 16,
+            kernel_blocks: 32,
+            in_flight_bytes: 256 << 20,
+        }
     }
 }
 
@@ -44,9 +76,16 @@ impl CudaConfig {
         if let Some(library) = text(LIBRARY_ENVIRONMENT)? {
             config.library = library;
         }
-        if let Some(number) = text(TIMEOUT_ENVIRONMENT)? {
-            let wrong = || Error::Invalid(format!("{TIMEOUT_ENVIRONMENT}: {number:?} is no number of milliseconds"));
-            config.timeout_ms = number.parse().map_err(|_| wrong())?;
+        let number = |name: &str, what: &str, kept: u64| match text(name)? {
+            Some(number) => number.parse().map_err(|_| Error::Invalid(format!("{name}: {number:?} is no number of {what}"))),
+            None => Ok(kept),
+        };
+        config.timeout_ms = number(TIMEOUT_ENVIRONMENT, "milliseconds", config.timeout_ms)?;
+        config.kernel_piece_bytes = number(KERNEL_PIECE_ENVIRONMENT, "bytes", config.kernel_piece_bytes)?;
+        let pieces = number(KERNEL_PIECES_ENVIRONMENT, "pieces", config.kernel_pieces as u64)?;
+        config.kernel_pieces = usize::try_from(pieces).unwrap_or(usize::MAX);
+        if let Some(kernels) = text(KERNELS_ENVIRONMENT)? {
+            config.kernels = kernels;
         }
         config.check().map(|()| config)
     }
@@ -64,6 +103,12 @@ impl CudaConfig {
         }
         if self.buffer_bytes < 4096 || !self.buffer_bytes.is_multiple_of(64) || self.buffer_bytes > 1 << 30 {
             return Err(Error::Invalid(format!("pinned buffers of {} bytes: want a multiple of 64 from 4096 to 2^30", self.buffer_bytes)));
+        }
+        if !(1..=65_535).contains(&self.kernel_blocks) {
+            return Err(Error::Invalid(format!("kernels of {} blocks: want 1 to 65535", self.kernel_blocks)));
+        }
+        if !(8192..=1 << 40).contains(&self.in_flight_bytes) {
+            return Err(Error::Invalid(format!("{} bytes under way: want 8192 to 2^40", self.in_flight_bytes)));
         }
         Ok(())
     }

@@ -29,6 +29,8 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// Pinned for every context.
 pub(super) const HOST_PORTABLE: c_uint = 1;
+/// Kernels reach what is registered, too.
+pub(super) const REGISTER_DEVICE_MAP: c_uint = 2;
 /// What is registered is memory of a device: its pages are looked up, not held.
 pub(super) const REGISTER_IO_MEMORY: c_uint = 4;
 
@@ -77,27 +79,24 @@ pub(super) enum Batch {
 }
 
 macro_rules! functions {
-    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
-        /// The driver's functions. All return a `CUresult`.
-        pub(super) struct Functions {
+    ($(#[$about:meta])* $group:ident: $($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        $(#[$about])*
+        pub(super) struct $group {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            /// Not in drivers before CUDA 12.8.
-            pub(super) batch: Option<Batch>,
         }
 
-        impl Functions {
+        impl $group {
             /// Finds them in a library; those that are missing otherwise.
-            fn find(library: &Library) -> std::result::Result<Functions, Vec<&'static str>> {
+            fn find(library: &Library) -> std::result::Result<Self, Vec<&'static str>> {
                 $(let $name = library.symbol($symbol);)*
                 let all = [$(($symbol, $name)),*];
                 let missing: Vec<&str> = all.iter().filter(|(_, found)| found.is_null()).map(|(symbol, _)| *symbol).collect();
                 if !missing.is_empty() {
                     return Err(missing);
                 }
-                Ok(Functions {
+                Ok($group {
                     // SAFETY: found, and a function of this signature by the driver's reference.
                     $($name: unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>($name) },)*
-                    batch: library.batch(),
                 })
             }
         }
@@ -105,6 +104,8 @@ macro_rules! functions {
 }
 
 functions! {
+    /// The driver's functions that every copy needs. All return a `CUresult`.
+    Functions:
     init = "cuInit"(c_uint);
     device_count = "cuDeviceGetCount"(*mut c_int);
     device_get = "cuDeviceGet"(*mut c_int, c_int);
@@ -127,6 +128,18 @@ functions! {
     pointer_attribute = "cuPointerGetAttribute"(*mut c_void, c_int, Address);
     copy = "cuMemcpyAsync"(Address, Address, usize, Handle);
     error_name = "cuGetErrorName"(c_int, *mut *const c_char);
+}
+
+functions! {
+    /// What kernels take beyond that.
+    Launching:
+    module_load = "cuModuleLoadData"(*mut Handle, *const c_void);
+    module_unload = "cuModuleUnload"(Handle);
+    module_function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
+    launch = "cuLaunchKernel"(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
+    mapped_address = "cuMemHostGetDevicePointer_v2"(*mut Address, *mut c_void, c_uint);
+    allocate = "cuMemAlloc_v2"(*mut Address, usize);
+    free = "cuMemFree_v2"(Address);
 }
 
 /// A library that stays loaded until the process ends: the driver has threads and exit handlers of its own.
@@ -173,6 +186,10 @@ impl Library {
 /// The driver, loaded and started.
 pub(super) struct Driver {
     functions: Functions,
+    /// Not in drivers before CUDA 12.8.
+    pub(super) batch: Option<Batch>,
+    /// What is missing, where no kernel can be launched.
+    pub(super) launching: std::result::Result<Launching, Vec<&'static str>>,
     devices: u32,
 }
 
@@ -204,7 +221,7 @@ impl Driver {
         let handle = Library::open(library).map_err(|reason| Error::NotFound(format!("the CUDA driver ({reason})")))?;
         let functions = Functions::find(&handle)
             .map_err(|missing| Error::NotFound(format!("{} of a driver of CUDA 11 or newer in {library}", missing.join(", "))))?;
-        let mut driver = Driver { functions, devices: 0 };
+        let mut driver = Driver { functions, batch: handle.batch(), launching: Launching::find(&handle), devices: 0 };
         let mut devices = 0;
         // SAFETY: the driver's first call; the second writes to `devices`.
         let code = match unsafe { (driver.init)(0) } {

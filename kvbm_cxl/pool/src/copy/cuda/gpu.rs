@@ -3,10 +3,10 @@
 
 use super::driver::{
     ATTRIBUTE_DEVICE_ORDINAL, ATTRIBUTE_MEMORY_TYPE, Address, Batch, BatchAttributes, Driver, ERROR_NOT_READY, EVENT_DISABLE_TIMING,
-    HOST_PORTABLE, Handle, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
+    HOST_PORTABLE, Handle, Launching, MEMORY_TYPE_DEVICE, STREAM_NON_BLOCKING, SUCCESS,
 };
 use crate::error::{Error, Result};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -208,6 +208,79 @@ impl Entered<'_> {
         // SAFETY: as this function demands.
         let code = unsafe { (self.gpu.driver.copy)(destination, source, len_bytes, stream) };
         self.answer(code, format_args!("copying {len_bytes} bytes from {source:#x} to {destination:#x}"))
+    }
+
+    fn launching(&self) -> Result<&Launching> {
+        let missing = |names: &Vec<&str>| Error::NotFound(format!("{} of the CUDA driver, for kernels,", names.join(", ")));
+        self.gpu.driver.launching.as_ref().map_err(missing)
+    }
+
+    /// Loads an image of kernels: PTX with a zero behind it, or a cubin.
+    pub(super) fn load_module(&self, image: &[u8]) -> Result<Handle> {
+        let launching = self.launching()?;
+        let mut module = null_mut();
+        // SAFETY: the driver reads the image, whose own contents tell its length, and writes the module.
+        let code = unsafe { (launching.module_load)(&mut module, image.as_ptr().cast()) };
+        self.answer(code, "loading kernels").map(|()| module)
+    }
+
+    /// A kernel of a module.
+    ///
+    /// # Safety
+    /// The module is loaded.
+    pub(super) unsafe fn kernel(&self, module: Handle, name: &CStr) -> Result<Handle> {
+        let launching = self.launching()?;
+        let mut kernel = null_mut();
+        // SAFETY: as this function demands; the driver writes the kernel.
+        let code = unsafe { (launching.module_function)(&mut kernel, module, name.as_ptr()) };
+        self.answer(code, format_args!("finding the kernel {}", name.to_string_lossy())).map(|()| kernel)
+    }
+
+    /// Has a stream run a kernel that takes one parameter.
+    ///
+    /// # Safety
+    /// The stream is there and the kernel's module stays loaded; the kernel takes a `P`, and may use all memory that it names until the
+    /// stream is done.
+    pub(super) unsafe fn launch<P>(&self, kernel: Handle, blocks: c_uint, threads: c_uint, parameter: &P, stream: Handle) -> Result<c_int> {
+        let launching = self.launching()?;
+        let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
+        // SAFETY: as this function demands. The driver copies the parameter before it returns.
+        Ok(unsafe { (launching.launch)(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters.as_mut_ptr(), null_mut()) })
+    }
+
+    /// The address by which kernels on this GPU reach registered memory; `None` where they do not.
+    pub(super) fn mapped_address(&self, address: *mut u8) -> Option<Address> {
+        let mut mapped = 0;
+        // SAFETY: the driver looks the address up in its own tables alone, and writes the other one.
+        let code = unsafe { (self.launching().ok()?.mapped_address)(&mut mapped, address.cast(), 0) };
+        (code == SUCCESS).then_some(mapped)
+    }
+
+    /// Memory of this GPU.
+    pub(super) fn allocate(&self, len_bytes: usize) -> Result<Address> {
+        let launching = self.launching()?;
+        let mut address = 0;
+        // SAFETY: the driver writes the address.
+        let code = unsafe { (launching.allocate)(&mut address, len_bytes) };
+        self.answer(code, format_args!("allocating {len_bytes} bytes of its memory")).map(|()| address)
+    }
+
+    /// # Safety
+    /// Memory that [`Entered::allocate`] gave and nothing uses any more.
+    pub(super) unsafe fn free(&self, address: Address) {
+        if let Ok(launching) = self.launching() {
+            // SAFETY: as this function demands.
+            unsafe { (launching.free)(address) };
+        }
+    }
+
+    /// # Safety
+    /// A module of ours none of whose kernels is under way.
+    pub(super) unsafe fn unload_module(&self, module: Handle) {
+        if let Ok(launching) = self.launching() {
+            // SAFETY: as this function demands.
+            unsafe { (launching.module_unload)(module) };
+        }
     }
 
     /// Whether an address lies in memory of this GPU, as far as the driver knows.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one call of the engine has for itself: a stream beside the caller's, events, and two pinned buffers.
+//! What one call of the engine has for itself: a stream beside the caller's, events, two pinned buffers, and memory for tables of kernels.
 
 use super::driver::{Address, Handle, SUCCESS, is_lasting};
 use super::gpu::{Entered, Gpu, Progress};
+use super::kernel::Kernels;
+use super::table::{Entries, ListResult};
 use crate::copy::list::After;
 use crate::error::{Error, Result};
+use crate::fault::mutant;
 use std::ffi::c_int;
-use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
+use std::ptr::{NonNull, copy_nonoverlapping, null_mut, with_exposed_provenance_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +24,23 @@ pub(super) struct Move {
     pub(super) list: usize,
     pub(super) destination: Address,
     pub(super) source: Address,
+    /// The one of them that lies on the host, as kernels reach it; not used by copies.
+    pub(super) mapped: Address,
     pub(super) len_bytes: usize,
+}
+
+impl Move {
+    /// What is left of it behind its first bytes.
+    pub(super) fn without(&self, taken: usize) -> Move {
+        let by = taken as Address;
+        Move {
+            destination: self.destination + by,
+            source: self.source + by,
+            mapped: self.mapped.wrapping_add(by),
+            len_bytes: self.len_bytes - taken,
+            ..*self
+        }
+    }
 }
 
 /// Why a wait ended.
@@ -41,11 +60,23 @@ pub(super) struct Lane {
     /// Recorded on streams of callers.
     mark: Handle,
     slots: [LaneSlot; 2],
+    /// Those whose kernels it has launched: they stay loaded.
+    kernels: Option<Arc<Kernels>>,
+}
+
+/// Memory for the tables of a launch, as much as was needed so far, in bytes.
+#[derive(Default)]
+struct TableMemory {
+    host: Option<(NonNull<u8>, usize)>,
+    gpu: Option<(Address, usize)>,
+    /// Where the results lie in the host's, of how many lists, and the mark of the first.
+    results: (usize, usize, u64),
 }
 
 struct LaneSlot {
     event: Handle,
     buffer: Option<NonNull<u8>>,
+    tables: TableMemory,
     /// False while the event stands for nothing that was given: then the end is that of the stream.
     is_recorded: bool,
 }
@@ -55,9 +86,9 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
-        let slot = || LaneSlot { event: null_mut(), buffer: None, is_recorded: false };
+        let slot = || LaneSlot { event: null_mut(), buffer: None, tables: TableMemory::default(), is_recorded: false };
         // Made one by one, so that what was made is given back when the next one fails.
-        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()] };
+        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()], kernels: None };
         lane.stream = entered.make_stream()?;
         lane.mark = entered.make_event()?;
         for slot in &mut lane.slots {
@@ -130,6 +161,91 @@ impl Lane {
         refused
     }
 
+    /// As [`Lane::give`], by a kernel in one launch, which also takes the checksum of each list where `sums` asks for that: then what is
+    /// given of a list is all of it. A kernel that cannot be launched is not tried again, and without checksums copies are made in its
+    /// place.
+    ///
+    /// # Safety
+    /// As [`Lane::give`], and for the slot: what it was given before has ended.
+    pub(super) unsafe fn give_kernel(
+        &mut self,
+        entered: &Entered<'_>,
+        slot: usize,
+        kernels: &Arc<Kernels>,
+        moves: &[Move],
+        is_to_host: bool,
+        sums: bool,
+    ) -> Vec<(usize, Error)> {
+        // SAFETY: as this function demands.
+        let error = match unsafe { self.launch(entered, slot, kernels, moves, is_to_host, sums) } {
+            Ok(SUCCESS) => return Vec::new(),
+            Ok(code) => self.gpu.failed(format_args!("launching a kernel for {} pieces", moves.len()), code),
+            Err(error) => error,
+        };
+        kernels.give_up(error.to_string());
+        if !sums {
+            // SAFETY: as this function demands.
+            return unsafe { self.give(entered, moves) };
+        }
+        let lists = moves.chunk_by(|one, other| one.list == other.list).filter_map(|run| run.first());
+        lists.map(|first| (first.list, self.gpu.failed_again(&error))).collect()
+    }
+
+    /// Launches a kernel; the driver's answer.
+    ///
+    /// # Safety
+    /// As [`Lane::give_kernel`].
+    pub(super) unsafe fn launch(
+        &mut self,
+        entered: &Entered<'_>,
+        slot: usize,
+        kernels: &Arc<Kernels>,
+        moves: &[Move],
+        is_to_host: bool,
+        sums: bool,
+    ) -> Result<c_int> {
+        let reached = |part: &Move| match is_to_host {
+            true => Move { destination: part.mapped, ..*part },
+            false => Move { source: part.mapped, ..*part },
+        };
+        let moves: Vec<Move> = moves.iter().map(reached).collect();
+        let mark = kernels.marks(moves.len());
+        let entries = if sums { Entries::of_lists(&moves, mark) } else { Entries::of_moves(&moves) };
+        self.kernels.get_or_insert_with(|| kernels.clone());
+        let tables = &mut self.slots[slot % 2].tables;
+        let (host, gpu) = tables.room(entered, &entries)?;
+        let start = host.as_ptr().expose_provenance();
+        let mut at = 0;
+        for part in entries.parts() {
+            // SAFETY: `room` has so many bytes, which the GPU does not use any more.
+            unsafe { copy_nonoverlapping(part.as_ptr(), host.as_ptr().add(at), part.len()) };
+            at += part.len().next_multiple_of(64);
+        }
+        tables.results = (at, entries.lists_len(), mark);
+        for list in 0..entries.lists_len() {
+            // SAFETY: as above.
+            unsafe { host.as_ptr().add(at).cast::<ListResult>().add(list).write(ListResult { checksum: 0, mark: 0 }) };
+        }
+        // SAFETY: as above; the two stay until the lane's end was seen.
+        unsafe { entered.copy(gpu, start as Address, at, self.stream) }?;
+        let parameter = entries.tables(gpu, (start + at) as Address);
+        // SAFETY: the tables lie behind the copy in the stream, and name memory that may be used as this function demands.
+        unsafe { kernels.launch(entered, sums, &parameter, entries.chunks_len(), self.stream) }
+    }
+
+    /// The checksums of the lists that a slot's kernel has moved, in their order; `None` where a kernel has not come to the end of a list.
+    /// The slot has ended.
+    pub(super) fn checksums(&self, slot: usize) -> Vec<Option<u64>> {
+        let TableMemory { host, results: (at, count, first), .. } = self.slots[slot % 2].tables;
+        let Some((host, _)) = host else { return Vec::new() };
+        let found = |list: usize| {
+            // SAFETY: `launch` made room for so many, at a multiple of 64, and the GPU does not write there any more.
+            let result = unsafe { host.as_ptr().add(at).cast::<ListResult>().add(list).read_volatile() };
+            (result.mark == first + list as u64 || mutant!("copy.dma_unmarked")).then_some(result.checksum)
+        };
+        (0..count).map(found).collect()
+    }
+
     /// Marks the end of what was given so far as that of a slot.
     ///
     /// # Errors
@@ -166,6 +282,45 @@ impl Lane {
     }
 }
 
+impl TableMemory {
+    /// Memory of the host and of the GPU for entries, and on the host for results.
+    fn room(&mut self, entered: &Entered<'_>, entries: &Entries) -> Result<(NonNull<u8>, Address)> {
+        let results = entries.lists_len() * size_of::<ListResult>();
+        let (on_host, on_gpu) = ((entries.len_bytes() + results).next_power_of_two(), entries.gpu_bytes().next_power_of_two());
+        let host = match self.host {
+            Some((host, len_bytes)) if len_bytes >= on_host => host,
+            _ => {
+                self.free_host(entered);
+                let host = entered.make_buffer(on_host)?;
+                self.host.insert((host, on_host)).0
+            }
+        };
+        let gpu = match self.gpu {
+            Some((gpu, len_bytes)) if len_bytes >= on_gpu => gpu,
+            _ => {
+                self.free_gpu(entered);
+                let gpu = entered.allocate(on_gpu)?;
+                self.gpu.insert((gpu, on_gpu)).0
+            }
+        };
+        Ok((host, gpu))
+    }
+
+    fn free_host(&mut self, entered: &Entered<'_>) {
+        if let Some((host, _)) = self.host.take() {
+            // SAFETY: made by `room`, and the GPU has ended with it.
+            unsafe { entered.free_buffer(host) };
+        }
+    }
+
+    fn free_gpu(&mut self, entered: &Entered<'_>) {
+        if let Some((gpu, _)) = self.gpu.take() {
+            // SAFETY: as above.
+            unsafe { entered.free(gpu) };
+        }
+    }
+}
+
 /// Looks at progress until it ends or the time is over. Looks at least once.
 fn until(deadline: Instant, look: impl Fn() -> Progress) -> Ended {
     let [mut pause, longest] = PAUSES;
@@ -197,6 +352,8 @@ impl Drop for Lane {
                 if let Some(buffer) = slot.buffer {
                     entered.free_buffer(buffer);
                 }
+                slot.tables.free_host(&entered);
+                slot.tables.free_gpu(&entered);
             }
             if !self.mark.is_null() {
                 entered.destroy_event(self.mark);

@@ -7,23 +7,28 @@
 //! A [`CudaEngine`] takes lists whose local ranges are addresses of one GPU ([`LocalPlace::Gpu`](super::LocalPlace)) and works with
 //! addresses alone: no slice is ever made of them. The CUDA driver is loaded when the engine is opened; nothing needs CUDA before.
 //!
-//! **One call is one batch.** All pieces of all lists are given to the GPU together, in one batched copy where the driver has that (CUDA
-//! 12.8), on a stream beside the caller's. They come after what the lists name ([`After`](super::After)), and the call returns when they
-//! have ended: whatever the caller does afterwards comes after the copy, on any stream. Threads that call at the same time have a stream
-//! each. Waiting sleeps. For a caller that has no thread to wait with, [`CudaEngine::start`] returns at once, and [`GpuCopy::poll`] goes on
-//! with the same steps: so the NIXL plugin copies, over the C interface.
+//! **One call is one batch.** All pieces of all lists are given to the GPU together, in one launch of a kernel or one batched copy where
+//! the driver has that (CUDA 12.8), on a stream beside the caller's; of more bytes than [`CudaConfig::in_flight_bytes`] in steps. They
+//! come after what the lists name ([`After`](super::After)), and the call returns when they have ended: whatever the caller does
+//! afterwards comes after the copy, on any stream. Threads that call at the same time have a stream each. Waiting sleeps. For a caller
+//! that has no thread to wait with, [`CudaEngine::start`] returns at once, and [`GpuCopy::poll`] goes on with the same steps: so the NIXL
+//! plugin copies, over the C interface.
 //!
-//! **Two ways.** Without checksums the GPU reaches the pool itself, which is registered with the driver for that:
+//! **Two ways.** The GPU reaches the pool itself, which is registered with the driver for that:
 //! - publish: the lines that the pieces touch only in part are dropped from this host's caches, so that the GPU does not complete them with
 //!   old bytes; copy; what was written is flushed, because I/O may leave it in this host's caches (DDIO); store fence (I4);
 //! - pull: flush, full fence, copy, load fence (I5): what the GPU reads may come from this host's caches, so they have to hold nothing old.
 //!
-//! With checksums, and where the pool cannot be registered, everything goes through two pinned buffers of the host in turn: the GPU copies
-//! one while the CPU sums the other and moves it to or from the pool, with the same steps as [`CpuEngine`](super::CpuEngine). A sum has to
-//! be of the very bytes that are delivered. To sum the pool's bytes after the GPU wrote them would vouch for whatever is there, a write of
-//! a host that was thought dead included; to sum them before the GPU reads them would say nothing of what it reads. The price is a pass of
-//! one CPU over the bytes, and their way through the host's memory; who would rather have the GPU copy alone turns checksums off
-//! ([`CacheConfig::checksums`](crate::cache::CacheConfig)).
+//! A sum has to be of the very bytes that are delivered. To sum the pool's bytes after the GPU wrote them would vouch for whatever is
+//! there, a write of a host that was thought dead included; to sum them before the GPU reads them would say nothing of what it reads. So
+//! a kernel takes it, of the words that it has loaded and stores. Kernels are loaded when the engine is opened and are used once they
+//! have moved and summed bytes of the engine's own as a CPU would have (`trial.rs`); [`Reach::no_kernels`] says why they are not. Without
+//! checksums they move what is in many short pieces, which takes one launch, and copy engines the rest (`plan.rs`).
+//!
+//! Where the pool cannot be registered, and with checksums where no kernel can take them (240 bytes and less included), everything goes
+//! through two pinned buffers of the host in turn: the GPU copies one while the CPU sums the other and moves it to or from the pool, with
+//! the same steps as [`CpuEngine`](super::CpuEngine). The price is a pass of one CPU over the bytes, and their way through the host's
+//! memory.
 //!
 //! **What is late stays taken.** Copies that were given to a GPU cannot be called back. A call that is not done in time is an
 //! [`Error::Timeout`], and what it was told to write may be written at any later moment: the pool's cell stays reserved
@@ -37,13 +42,19 @@
 mod config;
 mod driver;
 mod gpu;
+mod kernel;
 mod lane;
+mod plan;
 mod registered;
 mod started;
+mod table;
 mod transfer;
+mod trial;
 mod windows;
 
-pub use config::{CudaConfig, LIBRARY_ENVIRONMENT, TIMEOUT_ENVIRONMENT};
+pub use config::{
+    CudaConfig, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT, LIBRARY_ENVIRONMENT, TIMEOUT_ENVIRONMENT,
+};
 pub use started::{Ending, GpuCopy, GpuPiece, HostPlace};
 
 use super::counters::Counters;
@@ -55,7 +66,9 @@ use crate::coherence::Coherence;
 use crate::error::{Error, Result};
 use driver::Driver;
 use gpu::{Entered, Gpu, Progress};
+use kernel::Kernels;
 use lane::{Ended, Lane};
+use plan::{Means, Plan};
 use registered::Registered;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -92,6 +105,8 @@ pub struct CudaEngine {
     late: Mutex<Vec<Late>>,
     /// `None` only while it is dropped.
     registered: Option<Registered>,
+    /// Why there are none otherwise.
+    kernels: std::result::Result<Arc<Kernels>, String>,
     memory: Arc<dyn Coherence>,
     gpu: Arc<Gpu>,
     config: CudaConfig,
@@ -112,6 +127,8 @@ pub struct Reach {
     pub registered_bytes: u64,
     /// Why a part of it could not be, the first time that happened: copies that need it go through pinned buffers.
     pub refusal: Option<String>,
+    /// Why no kernel moves bytes, if so: with checksums they go through pinned buffers, without by copy engines.
+    pub no_kernels: Option<String>,
 }
 
 impl CudaEngine {
@@ -127,6 +144,7 @@ impl CudaEngine {
             idle: Mutex::default(),
             late: Mutex::default(),
             registered: Registered::new(gpu.clone(), memory.clone(), config.granule_bytes),
+            kernels: Kernels::open(&gpu, config),
             memory,
             gpu,
             config: config.clone(),
@@ -141,10 +159,18 @@ impl CudaEngine {
 
     /// How it reaches the pool, so far.
     pub fn reach(&self) -> Reach {
+        let no_kernels = match &self.kernels {
+            Ok(kernels) => kernels.failure(),
+            Err(reason) => Some(reason.clone()),
+        };
         match &self.registered {
-            Some(registered) => Reach { registered_bytes: registered.len_bytes(), refusal: registered.refusal() },
-            None => Reach { registered_bytes: 0, refusal: Some("this process does not map the pool".into()) },
+            Some(registered) => Reach { registered_bytes: registered.len_bytes(), refusal: registered.refusal(), no_kernels },
+            None => Reach { registered_bytes: 0, refusal: Some("this process does not map the pool".into()), no_kernels },
         }
+    }
+
+    fn means(&self) -> Means<'_> {
+        Means { config: &self.config, registered: self.registered.as_ref(), kernels: self.kernels.as_ref().ok() }
     }
 
     /// Takes back what has ended meanwhile, and says whether everything has.
@@ -197,10 +223,10 @@ impl CudaEngine {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         let entered = self.gpu.enter()?;
         let mut lane = self.take_lane(&entered)?;
-        let registered = self.registered.as_ref().filter(|registered| transfer.is_reached(memory, registered, &entered));
+        let plan = Plan::of(transfer, memory, self.means(), &entered);
         // SAFETY: the lists, which the caller holds, name events and streams that are there.
         let mut ended = unsafe { transfer.come_after(&lane, &entered) }
-            .and_then(|()| transfer.begin(memory, &mut lane, &entered, registered, self.config.buffer_bytes))
+            .and_then(|()| transfer.begin(memory, &mut lane, &entered, &plan, self.config.in_flight_bytes))
             .map(|()| {
                 // SAFETY: the lists name memory of this GPU that may be used.
                 unsafe { Self::finish(memory, transfer, &mut lane, &entered, deadline) }
@@ -211,10 +237,10 @@ impl CudaEngine {
             ended = Ok(Ended::Late);
         }
         if matches!(ended, Ok(Ended::Late)) {
-            let written = if registered.is_some() { transfer.written() } else { Vec::new() };
+            let written = if plan.is_direct() { transfer.written() } else { Vec::new() };
             held(&self.late).push(Late { lane, written });
             let what = format!("GPU {}: a copy, or the work that it comes after,", self.gpu.number());
-            match registered.is_some() || transfer.is_from_host() {
+            match plan.is_direct() || transfer.is_from_host() {
                 true => transfer.fail_given(|| Error::Timeout { what: what.clone(), timeout_ms }),
                 // Buffers of ours are all that the GPU may still write.
                 false => return Err(Error::Gpu { device: self.gpu.number(), what: format!("not done within {timeout_ms} ms") }),

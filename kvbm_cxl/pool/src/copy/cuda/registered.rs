@@ -5,7 +5,9 @@
 //! unregistered when the last of them is dropped. An engine keeps the memory mapped for as long as it has granules: the driver would go on
 //! copying to the old pages of a range that was unmapped and mapped again.
 
-use super::driver::{ERROR_ALREADY_REGISTERED, ERROR_OUT_OF_MEMORY, HOST_PORTABLE, REGISTER_IO_MEMORY, SUCCESS};
+use super::driver::{
+    Address, ERROR_ALREADY_REGISTERED, ERROR_OUT_OF_MEMORY, HOST_PORTABLE, REGISTER_DEVICE_MAP, REGISTER_IO_MEMORY, SUCCESS,
+};
 use super::gpu::{Entered, Gpu};
 use crate::background::held;
 use crate::coherence::Coherence;
@@ -25,7 +27,8 @@ static RANGES: Mutex<Option<HashMap<(usize, usize), Range>>> = Mutex::new(None);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Granule {
     Unknown,
-    Registered,
+    /// With its address for kernels on this engine's GPU, where they reach it.
+    Registered(Option<Address>),
     /// Cannot be, and is not tried again.
     Refused,
 }
@@ -81,6 +84,22 @@ impl Registered {
         self.base as u64 + offset
     }
 
+    /// The address of a pool offset for kernels; `None` where they do not reach its granule, or it is not registered.
+    pub(super) fn mapped_address(&self, offset: u64) -> Option<Address> {
+        match held(&self.granules).get((offset / self.granule_bytes) as usize) {
+            Some(Granule::Registered(Some(start))) => Some(start + offset % self.granule_bytes),
+            _ => None,
+        }
+    }
+
+    /// Whether kernels reach all of a range, which lies in the pool and has a byte.
+    pub(super) fn is_mapped(&self, offset: u64, len_bytes: u64) -> bool {
+        let granules = held(&self.granules);
+        let (first, end) = ((offset / self.granule_bytes) as usize, (offset + len_bytes).div_ceil(self.granule_bytes) as usize);
+        let is_mapped = |granule: &Granule| matches!(granule, Granule::Registered(Some(_)));
+        granules.get(first..end).is_some_and(|granules| granules.iter().all(is_mapped))
+    }
+
     /// Why a part of the pool could not be registered, the first time that happened.
     pub(super) fn refusal(&self) -> Option<String> {
         held(&self.refusal).clone()
@@ -89,7 +108,7 @@ impl Registered {
     /// Bytes that are registered.
     pub(super) fn len_bytes(&self) -> u64 {
         let granules = held(&self.granules);
-        let registered = granules.iter().zip(0..).filter(|(granule, _)| **granule == Granule::Registered);
+        let registered = granules.iter().zip(0..).filter(|(granule, _)| matches!(granule, Granule::Registered(_)));
         registered.map(|(_, index)| self.bytes_of(index)).sum()
     }
 
@@ -105,22 +124,22 @@ impl Registered {
         let (key, len_bytes) = (self.key(index), self.bytes_of(index));
         let mut ranges = held(&RANGES);
         let ranges = ranges.get_or_insert_default();
+        let at = with_exposed_provenance_mut::<u8>(key.1);
         if let Some(range) = ranges.get_mut(&key) {
             range.users += 1;
-            return Granule::Registered;
+            return Granule::Registered(entered.mapped_address(at));
         }
-        let at = with_exposed_provenance_mut::<u8>(key.1);
         // SAFETY: a range of the pool's mapping, which `self.memory` keeps; `drop` unregisters it. The same below.
-        let mut code = unsafe { entered.register(at, len_bytes as usize, HOST_PORTABLE) };
+        let mut code = unsafe { entered.register(at, len_bytes as usize, HOST_PORTABLE | REGISTER_DEVICE_MAP) };
         if ![SUCCESS, ERROR_ALREADY_REGISTERED, ERROR_OUT_OF_MEMORY].contains(&code) {
             // A mapping of a device whose pages cannot be held, as of some DAX devices, may still be registered as I/O memory.
             // SAFETY: as above.
-            let second = unsafe { entered.register(at, len_bytes as usize, HOST_PORTABLE | REGISTER_IO_MEMORY) };
+            let second = unsafe { entered.register(at, len_bytes as usize, HOST_PORTABLE | REGISTER_DEVICE_MAP | REGISTER_IO_MEMORY) };
             code = if second == SUCCESS { SUCCESS } else { code };
         }
         if code == SUCCESS {
             ranges.insert(key, Range { gpu: self.gpu.clone(), users: 1 });
-            return Granule::Registered;
+            return Granule::Registered(entered.mapped_address(at));
         }
         // Registered by other code, it could be unregistered under a copy: not relied upon.
         let what = format!("registering {len_bytes} bytes of the pool at offset {:#x}", index * self.granule_bytes);
@@ -134,7 +153,7 @@ impl Drop for Registered {
         let mut ranges = held(&RANGES);
         let ranges = ranges.get_or_insert_default();
         for (granule, index) in held(&self.granules).iter().zip(0..) {
-            if *granule != Granule::Registered {
+            if !matches!(granule, Granule::Registered(_)) {
                 continue;
             }
             let key = self.key(index);

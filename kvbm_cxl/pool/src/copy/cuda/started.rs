@@ -3,6 +3,7 @@
 
 use super::gpu::{Entered, Progress};
 use super::lane::Lane;
+use super::plan::Plan;
 use super::transfer::Transfer;
 use super::{CudaEngine, Direction, Late};
 use crate::background::held;
@@ -79,8 +80,11 @@ impl CudaEngine {
         let entered = self.gpu.enter()?;
         let mut lane = self.take_lane(&entered)?;
         let memory = &*self.memory;
-        let registered = self.registered.as_ref().filter(|registered| !is_buffered && transfer.is_reached(memory, registered, &entered));
-        transfer.begin(memory, &mut lane, &entered, registered, self.config.buffer_bytes)?;
+        let plan = match is_buffered {
+            true => Plan::Buffers(self.config.buffer_bytes),
+            false => Plan::of(&transfer, memory, self.means(), &entered),
+        };
+        transfer.begin(memory, &mut lane, &entered, &plan, self.config.in_flight_bytes)?;
         let copy = started(Work::Running(transfer, lane));
         copy.advance(&mut held(&copy.work), &entered);
         Ok(copy)

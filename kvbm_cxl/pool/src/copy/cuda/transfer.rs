@@ -6,6 +6,7 @@ use super::Direction;
 use super::driver::Address;
 use super::gpu::{Entered, Progress};
 use super::lane::{Lane, Move};
+use super::plan::{Mover, Plan, Step, steps};
 use super::registered::Registered;
 use super::windows::{self, Window};
 use crate::coherence::Coherence;
@@ -14,6 +15,7 @@ use crate::copy::list::{After, Piece};
 use crate::copy::order::Order;
 use crate::copy::{Checksum, Outcome};
 use crate::error::{Error, Result};
+use crate::fault::mutant;
 use crate::limits::LINE_BYTES;
 use std::borrow::Cow;
 use std::ffi::c_int;
@@ -40,6 +42,8 @@ pub(super) struct List<'t> {
     /// Whether the GPU was given any of it.
     is_given: bool,
     sum: Option<Running>,
+    /// Its checksum, where a kernel took it.
+    summed: Option<u64>,
 }
 
 impl List<'_> {
@@ -72,8 +76,8 @@ unsafe impl Send for Buffers {}
 
 /// How the bytes go.
 enum Way {
-    /// The GPU reaches the pool itself, in one step.
-    Direct(Vec<Move>),
+    /// The GPU reaches the pool itself.
+    Direct(Vec<Step>),
     /// Through buffers, a window at a step.
     Buffers(Vec<Window>, Buffers),
 }
@@ -109,7 +113,7 @@ impl<'t> Transfer<'t> {
                 Ok(pieces) => (pieces, None),
                 Err(error) => (Cow::Borrowed(&[][..]), Some(error)),
             };
-            List { pieces, side: Side::Pool, after, error, is_given: false, sum: checksum.start() }
+            List { pieces, side: Side::Pool, after, error, is_given: false, sum: checksum.start(), summed: None }
         };
         Self::of(direction, order, checksum, checked.map(list).collect())
     }
@@ -123,6 +127,7 @@ impl<'t> Transfer<'t> {
             error: None,
             is_given: false,
             sum: None,
+            summed: None,
         };
         let lists = [(pool, Side::Pool), (process, Side::Process)].into_iter().filter(|(pieces, _)| !pieces.is_empty());
         Self::of(direction, Order::now(), Checksum::Off, lists.map(list).collect())
@@ -146,10 +151,20 @@ impl<'t> Transfer<'t> {
                 && registered.reach(entered, piece.offset, piece.len_bytes as u64)
         };
         let is_in_pool = self.lists.iter().all(|list| list.side == Side::Pool);
-        !self.checksum.is_on() && is_in_pool && registered.is_of(memory) && self.pieces().all(is_reached)
+        is_in_pool && registered.is_of(memory) && self.pieces().all(is_reached)
     }
 
-    fn pieces(&self) -> impl Iterator<Item = &Piece> {
+    /// Whether the checksum of each list is asked for.
+    pub(super) fn has_checksums(&self) -> bool {
+        self.checksum.is_on()
+    }
+
+    /// How long each list is, in bytes.
+    pub(super) fn lists_len_bytes(&self) -> impl Iterator<Item = u64> {
+        self.lists.iter().map(|list| list.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len_bytes as u64)))
+    }
+
+    pub(super) fn pieces(&self) -> impl Iterator<Item = &Piece> {
         self.lists.iter().flat_map(|list| list.pieces.iter())
     }
 
@@ -193,7 +208,7 @@ impl<'t> Transfer<'t> {
     pub(super) unsafe fn come_after(&self, lane: &Lane, entered: &Entered<'_>) -> Result<()> {
         let mut known = Vec::new();
         for after in self.lists.iter().filter(|list| list.error.is_none()).map(|list| list.after) {
-            if !known.contains(&after) {
+            if !known.contains(&after) && !mutant!("copy.dma_before_callers_work") {
                 known.push(after);
                 // SAFETY: as this function demands.
                 unsafe { lane.come_after(entered, after) }?;
@@ -202,8 +217,7 @@ impl<'t> Transfer<'t> {
         Ok(())
     }
 
-    /// Makes everything ready: the GPU reaches the pool itself where it is `registered`, which all of it then is, and has the lane's
-    /// buffers otherwise. The GPU is given nothing.
+    /// Makes everything ready for a plan that is this transfer's. The GPU is given nothing.
     ///
     /// # Errors
     /// No memory for the buffers.
@@ -212,14 +226,18 @@ impl<'t> Transfer<'t> {
         memory: &dyn Coherence,
         lane: &mut Lane,
         entered: &Entered<'_>,
-        registered: Option<&Registered>,
-        buffer_bytes: usize,
+        plan: &Plan<'_>,
+        in_flight_bytes: u64,
     ) -> Result<()> {
-        if let Some(registered) = registered {
-            self.way = Way::Direct(self.moves(memory, registered));
-            self.order.flushed(memory);
-            return Ok(());
-        }
+        let buffer_bytes = match plan {
+            Plan::Direct(registered, mover) => {
+                let step_bytes = usize::try_from(in_flight_bytes).unwrap_or(usize::MAX) / STEPS_UNDER_WAY;
+                self.way = Way::Direct(steps(self.moves(memory, registered), mover, step_bytes));
+                self.order.flushed(memory);
+                return Ok(());
+            }
+            Plan::Buffers(buffer_bytes) => *buffer_bytes,
+        };
         let windows = windows::cut(&self.lists, buffer_bytes);
         let first = lane.buffer(entered, 0, buffer_bytes)?;
         let second = if windows.len() > 1 { lane.buffer(entered, 1, buffer_bytes)? } else { first };
@@ -246,7 +264,8 @@ impl<'t> Transfer<'t> {
                 while done < piece.len_bytes {
                     let room = registered.until_border(piece.offset + done as u64);
                     let part = piece.part(done, (piece.len_bytes - done).min(usize::try_from(room).unwrap_or(usize::MAX)));
-                    moves.push(to_move(direction, index, &part, registered.address(part.offset)));
+                    let mapped = registered.mapped_address(part.offset).unwrap_or(0);
+                    moves.push(Move { mapped, ..to_move(direction, index, &part, registered.address(part.offset)) });
                     done += part.len_bytes;
                 }
             }
@@ -257,7 +276,7 @@ impl<'t> Transfer<'t> {
     /// Steps in all.
     fn steps(&self) -> usize {
         match &self.way {
-            Way::Direct(_) => 1,
+            Way::Direct(steps) => steps.len(),
             Way::Buffers(windows, _) => windows.len(),
         }
     }
@@ -290,9 +309,10 @@ impl<'t> Transfer<'t> {
             if self.ended == self.given {
                 return Progress::Done;
             }
-            match lane.progress(entered, self.ended) {
+            let is_unawaited = mutant!("copy.dma_unawaited");
+            match if is_unawaited { Progress::Done } else { lane.progress(entered, self.ended) } {
                 // SAFETY: as this function demands.
-                Progress::Done => unsafe { self.take_step(memory) },
+                Progress::Done => unsafe { self.take_step(memory, lane) },
                 other => return other,
             }
         }
@@ -316,8 +336,13 @@ impl<'t> Transfer<'t> {
             if self.given == self.ended + STEPS_UNDER_WAY {
                 break;
             }
+            let mut mover = Mover::Engines;
             let moves = match &self.way {
-                Way::Direct(moves) => Cow::Borrowed(moves),
+                Way::Direct(steps) => {
+                    let Some(step) = steps.get(self.given) else { break };
+                    mover = step.mover.clone();
+                    Cow::Borrowed(&step.moves)
+                }
                 Way::Buffers(windows, buffers) => {
                     let Some(window) = windows.get(self.given) else { break };
                     let buffer = buffers.0[self.given % STEPS_UNDER_WAY];
@@ -335,9 +360,15 @@ impl<'t> Transfer<'t> {
                     list.is_given = true;
                 }
             }
-            // SAFETY: as this function demands.
-            let refused = unsafe { lane.give(entered, &moves) };
-            let slot = self.given;
+            let (slot, is_to_host) = (self.given, self.direction == Direction::ToHost);
+            // SAFETY: as this function demands; the slot's last step but one has ended.
+            let refused = unsafe {
+                match &mover {
+                    Mover::Engines => lane.give(entered, &moves),
+                    Mover::Kernel(kernels) => lane.give_kernel(entered, slot, kernels, &moves, is_to_host, false),
+                    Mover::SummingKernel(kernels) => lane.give_kernel(entered, slot, kernels, &moves, is_to_host, true),
+                }
+            };
             (self.given, self.is_ready) = (self.given + 1, false);
             refused.into_iter().for_each(|(list, error)| self.fail(list, error));
             lane.mark(entered, slot)?;
@@ -345,11 +376,23 @@ impl<'t> Transfer<'t> {
         Ok(())
     }
 
-    /// Behind a step that has ended: what lies in its buffer goes where it belongs.
+    /// Behind a step that has ended: what lies in its buffer goes where it belongs, and what its kernel has summed to its lists.
     ///
     /// # Safety
     /// As [`Transfer::advance`].
-    unsafe fn take_step(&mut self, memory: &dyn Coherence) {
+    unsafe fn take_step(&mut self, memory: &dyn Coherence, lane: &Lane) {
+        if let Way::Direct(steps) = &self.way
+            && let Some(Step { moves, mover: Mover::SummingKernel(kernels) }) = steps.get(self.ended)
+        {
+            let lists = moves.chunk_by(|one, other| one.list == other.list).filter_map(|run| run.first()).map(|first| first.list);
+            for (list, checksum) in lists.zip(lane.checksums(self.ended)) {
+                let Some(list) = self.lists.get_mut(list) else { continue };
+                list.summed = checksum;
+                if checksum.is_none() && list.is_well() {
+                    list.fail(kernels.unfinished());
+                }
+            }
+        }
         if let (Way::Buffers(windows, buffers), Direction::ToHost, false) = (&self.way, self.direction, self.is_stopped)
             && let Some(window) = windows.get(self.ended)
         {
@@ -410,8 +453,14 @@ impl<'t> Transfer<'t> {
 
     /// What became of each list.
     pub(super) fn finish(self) -> Vec<Outcome> {
+        let is_direct = matches!(self.way, Way::Direct(_));
         let outcome = |list: List<'_>| match list.error {
             Some(error) => Err(error),
+            None if list.summed.is_some() => Ok(list.summed),
+            // The CPU has summed no byte of it.
+            None if is_direct && list.sum.is_some() && !list.pieces.is_empty() => {
+                Err(Error::Invalid("a list that no kernel was given has no checksum".into()))
+            }
             None => Ok(list.sum.map(|sum| sum.finish())),
         };
         self.lists.into_iter().map(outcome).collect()
@@ -421,8 +470,8 @@ impl<'t> Transfer<'t> {
 fn to_move(direction: Direction, list: usize, piece: &Piece, host: Address) -> Move {
     let (gpu, len_bytes) = (piece.address() as Address, piece.len_bytes);
     match direction {
-        Direction::ToHost => Move { list, destination: host, source: gpu, len_bytes },
-        Direction::FromHost => Move { list, destination: gpu, source: host, len_bytes },
+        Direction::ToHost => Move { list, destination: host, source: gpu, mapped: 0, len_bytes },
+        Direction::FromHost => Move { list, destination: gpu, source: host, mapped: 0, len_bytes },
     }
 }
 

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which way a call's bytes go: by a kernel, by the GPU's copy engines, or through buffers; and in what steps.
+
+use super::config::CudaConfig;
+use super::gpu::Entered;
+use super::kernel::Kernels;
+use super::lane::Move;
+use super::registered::Registered;
+use super::table::SUMMED_BYTES;
+use super::transfer::Transfer;
+use crate::coherence::Coherence;
+use std::sync::Arc;
+
+/// Moves longer than a step are cut where a page begins.
+const PAGE_BYTES: usize = 4096;
+
+/// What an engine has for copies.
+#[derive(Clone, Copy)]
+pub(super) struct Means<'e> {
+    pub(super) config: &'e CudaConfig,
+    pub(super) registered: Option<&'e Registered>,
+    pub(super) kernels: Option<&'e Arc<Kernels>>,
+}
+
+/// What makes the moves of a step where the GPU reaches the pool itself.
+#[derive(Clone)]
+pub(super) enum Mover {
+    /// The GPU's copy engines.
+    Engines,
+    /// A kernel.
+    Kernel(Arc<Kernels>),
+    /// A kernel that takes the checksums, too.
+    SummingKernel(Arc<Kernels>),
+}
+
+/// How a call's bytes go.
+pub(super) enum Plan<'e> {
+    /// The GPU reaches the pool itself.
+    Direct(&'e Registered, Mover),
+    /// Through pinned buffers of so many bytes.
+    Buffers(usize),
+}
+
+impl<'e> Plan<'e> {
+    /// The way for a transfer. Registers what of the pool that needs.
+    pub(super) fn of(transfer: &Transfer<'_>, memory: &dyn Coherence, means: Means<'e>, entered: &Entered<'_>) -> Self {
+        let buffers = Plan::Buffers(means.config.buffer_bytes);
+        let Some(registered) = means.registered else { return buffers };
+        let kernels = means.kernels.filter(|kernels| kernels.is_usable());
+        let is_summed = transfer.has_checksums();
+        let can_sum = || transfer.lists_len_bytes().all(|len_bytes| len_bytes == 0 || SUMMED_BYTES.contains(&len_bytes));
+        if is_summed && (kernels.is_none() || !can_sum()) || !transfer.is_reached(memory, registered, entered) {
+            return buffers;
+        }
+        let kernels = kernels.filter(|_| transfer.pieces().all(|piece| registered.is_mapped(piece.offset, piece.len_bytes as u64)));
+        match kernels {
+            None if is_summed => buffers,
+            Some(kernels) if is_summed => Plan::Direct(registered, Mover::SummingKernel(kernels.clone())),
+            Some(kernels) if is_for_kernel(transfer, means.config) => Plan::Direct(registered, Mover::Kernel(kernels.clone())),
+            _ => Plan::Direct(registered, Mover::Engines),
+        }
+    }
+
+    /// What of the pool is registered for it.
+    pub(super) fn is_direct(&self) -> bool {
+        matches!(self, Plan::Direct(..))
+    }
+}
+
+/// Whether the pieces are many and short: then a launch costs less than their copies.
+fn is_for_kernel(transfer: &Transfer<'_>, config: &CudaConfig) -> bool {
+    let (count, len_bytes) = transfer.pieces().fold((0, 0u64), |(count, sum), piece| (count + 1, sum + piece.len_bytes as u64));
+    count >= config.kernel_pieces.max(1) && len_bytes / count as u64 <= config.kernel_piece_bytes && config.kernel_piece_bytes > 0
+}
+
+/// Moves that the GPU is given at a time.
+pub(super) struct Step {
+    pub(super) moves: Vec<Move>,
+    pub(super) mover: Mover,
+}
+
+/// Cuts moves into steps of at most so many bytes; a list whose checksum is taken is in one of them.
+pub(super) fn steps(moves: Vec<Move>, mover: &Mover, step_bytes: usize) -> Vec<Step> {
+    let mut cut = Cut { steps: Vec::new(), mover, filled: usize::MAX };
+    if let Mover::SummingKernel(_) = mover {
+        for run in moves.chunk_by(|one, other| one.list == other.list) {
+            let len_bytes = run.iter().fold(0usize, |sum, part| sum.saturating_add(part.len_bytes));
+            if cut.filled.saturating_add(len_bytes) > step_bytes {
+                cut.begin();
+            }
+            run.iter().for_each(|part| cut.put(*part));
+        }
+        return cut.steps;
+    }
+    for mut part in moves {
+        while part.len_bytes > 0 {
+            if step_bytes.saturating_sub(cut.filled) < part.len_bytes.min(PAGE_BYTES) {
+                cut.begin();
+            }
+            let room = step_bytes - cut.filled;
+            let taken = if part.len_bytes <= room { part.len_bytes } else { room / PAGE_BYTES * PAGE_BYTES };
+            cut.put(Move { len_bytes: taken, ..part });
+            part = part.without(taken);
+        }
+    }
+    cut.steps
+}
+
+/// Steps that are being made.
+struct Cut<'m> {
+    steps: Vec<Step>,
+    mover: &'m Mover,
+    /// Bytes of the last step; more than any before the first.
+    filled: usize,
+}
+
+impl Cut<'_> {
+    fn begin(&mut self) {
+        self.steps.push(Step { moves: Vec::new(), mover: self.mover.clone() });
+        self.filled = 0;
+    }
+
+    fn put(&mut self, part: Move) {
+        self.filled = self.filled.saturating_add(part.len_bytes);
+        if let Some(step) = self.steps.last_mut() {
+            step.moves.push(part);
+        }
+    }
+}
