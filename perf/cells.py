@@ -30,7 +30,7 @@ from kvbm_cxl.vllm_integration.movers import PublishBatch, mover_for  # noqa: E4
 
 LAYERS, BLOCKS, HEADS, TOKENS, HEAD_SIZE = 8, 16, 8, 128, 128
 GRIDS = {"1": (1, 1), "2_shards": (2, 1), "4_shards": (4, 1), "8_shards": (8, 1), "2_slices": (1, 2), "4_slices": (1, 4)}
-ROUNDS, WARM_UP = 15, 2
+ROUNDS, WARM_UP = 9, 2
 
 
 def mover_of(config, access, memory, writer, shards, slices):
@@ -53,19 +53,15 @@ def mover_of(config, access, memory, writer, shards, slices):
 
 
 def main():
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="kvbm-cxl-perf-"))
-    pool = folder / "pool"
-    os.environ["CXL_STATE_DIR"] = str(folder)
-    kvbm_cxl.format_pool(f"{pool},size=768M", cells="512K:20%,1M:20%,2M:20%,4M:30%")
-    config = ConnectorConfig.read({"pool": str(pool)})
-    access = pool_access.acquire(config)
-    try:
-        ratios = measure(config, access)
-    finally:
-        access.release()
-        for path in folder.rglob("*"):
-            if path.is_file():
-                path.unlink()
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="kvbm-cxl-perf-") as folder:
+        os.environ["CXL_STATE_DIR"] = folder
+        kvbm_cxl.format_pool(f"{folder}/pool,size=768M", cells="512K:20%,1M:20%,2M:20%,4M:30%")
+        config = ConnectorConfig.read({"pool": f"{folder}/pool"})
+        access = pool_access.acquire(config)
+        try:
+            ratios = measure(config, access)
+        finally:
+            access.release()
     print("RATIOS " + json.dumps(ratios))
 
 
