@@ -17,11 +17,13 @@ struct Desc { u8 st,key,own,seq,uid; };
 static bool same(const Desc&a,const Desc&b){return !memcmp(&a,&b,sizeof a);}
 enum Pc : u8 { IDLE=0, P_WRT,P_CHK,P_LOCK,P_SCAN,P_SDESC,P_INSCHK,P_INS,P_UNL,P_COPY,P_CMTCHK,P_CMT,P_LATE,
   A_CHK,A_FREE, E_EVT,E_SCAN,E_ROST,E_EVTLATE,E_CHK,E_BACK,E_FREE,E_LOCK,E_RMF,E_RMCHK,E_RM,E_UNL,
-  D_LOCK,D_FETCH,D_ROST,D_DEC,D_CLM,D_CHK2,D_UNL,D_CELL,D_PRV,D_ACHK,D_STAMP,Q_CHK,Q_FREE, STOP,
+  D_LOCK,D_FETCH,D_ROST,D_DEC,D_CLM,D_CHK2,D_UNL,D_CELL,D_PRV,D_ACHK,D_STAMP,Q_CHK,Q_FREE,
+  G_LOCK,G_FETCH,G_ROST,G_DEC,G_STAMP,G_CHK,G_CLR,G_UNL, STOP,
   R_HINT,R_PIN,R_D1,R_R1,R_COPY,R_D2,R_R2,R_UNPIN, NPC };
 const char* pcn[]={"IDLE","P_WRT","P_CHK","P_LOCK","P_SCAN","P_SDESC","P_INSCHK","P_INS","P_UNL","P_COPY","P_CMTCHK","P_CMT","P_LATE",
   "A_CHK","A_FREE","E_EVT","E_SCAN","E_ROST","E_EVTLATE","E_CHK","E_BACK","E_FREE","E_LOCK","E_RMF","E_RMCHK","E_RM","E_UNL",
-  "D_LOCK","D_FETCH","D_ROST","D_DEC","D_CLM","D_CHK2","D_UNL","D_CELL","D_PRV","D_ACHK","D_STAMP","Q_CHK","Q_FREE","STOP",
+  "D_LOCK","D_FETCH","D_ROST","D_DEC","D_CLM","D_CHK2","D_UNL","D_CELL","D_PRV","D_ACHK","D_STAMP","Q_CHK","Q_FREE",
+  "G_LOCK","G_FETCH","G_ROST","G_DEC","G_STAMP","G_CHK","G_CLR","G_UNL","STOP",
   "R_HINT","R_PIN","R_D1","R_R1","R_COPY","R_D2","R_R2","R_UNPIN"};
 struct Th { u8 pc,key,cell,i,aux,flag,bud,conf,chk; u8 buf[2]; Desc d; };
 struct S {
@@ -37,7 +39,8 @@ bool hintrm=false, allowabort=true; int onlykey=-1;
 set<string> V; 
 bool v_norefetch,v_novoid,v_novoid2,v_freewriting,v_pinsfirst,v_nodekker,v_nover,v_nocount,v_nokey,v_readyearly,v_pinlate,
  v_noalien,v_noclaimdekker,v_noclaimscan,v_nocommitchk,v_noflush,v_abortlate,v_prooflies,v_csum,v_rmempty,v_rmlate,v_nolock,
- v_nofencepins,v_nopin,v_norestampfree,v_nochecks,v_twoclaim,v_strict,v_evfree,v_nowaitproof,v_novoid1,v_ownerreads,v_qnoscan,v_unfence,v_dfs,v_dropclaim,v_dropclaimok;
+ v_nofencepins,v_nopin,v_norestampfree,v_nochecks,v_twoclaim,v_strict,v_evfree,v_nowaitproof,v_novoid1,v_ownerreads,v_qnoscan,v_unfence,v_dfs,v_dropclaim,v_dropclaimok,
+ v_give,v_givefenced,v_giveunstamped,v_giveunchecked;
 string viol; 
 static inline bool F(u8 m,int h){return m>>h&1;}
 typedef void (*Emit)(const S&,int act);
@@ -65,9 +68,12 @@ static void stepW(const S&s0,int ti){
         break; }
       for(int c=0;c<NC;c++) if(F(s.lru[h],c)){ S n=s; Th&u=n.t[ti]; u.bud--; u.cell=c; u.d=Desc{}; n.lru[h]&=~(1<<c); u.pc= v_pinsfirst?E_SCAN:E_EVT; u.i=0; u.flag=0; em(n,A);} 
     }
+    // a chunk whose cells are all free is given back
+    if(v_give&&t.bud) for(int x=0;x<NCH;x++) if(F(s.claim[h],x)){ bool all=true; for(int c=0;c<NC;c++) if(chunkOf[c]==x&&!F(s.fr[h],c)) all=false;
+      if(all){ S n=s; Th&u=n.t[ti]; u.bud--; u.aux=x; u.i=0; u.flag=0; u.pc=G_LOCK; em(n,A);} }
     // adoption: some fenced host claims a chunk that no unfenced host claims (hint; re-checked under the lock)
     for(int x=0;x<NCH;x++){ bool live=false,dead=false; u8 cl=0; for(int q=0;q<NH;q++) if(F(s.claim[q],x)){ cl|=1<<q; if(F(s.fenced,q)) dead=true; else live=true; }
-      if(dead&&!live){ bool allp=(cl&~s.proven)==0; bool one=__builtin_popcount(cl)==1;
+      if((dead||(v_give&&!cl))&&!live){ bool allp=(cl&~s.proven)==0; bool one=__builtin_popcount(cl)==1;
         if(allp|| (!v_strict && (one||v_twoclaim))){ S n=s; Th&u=n.t[ti]; u.cell=0; u.aux=x; u.i=0; u.flag=0; u.buf[0]=0;u.buf[1]=0; u.pc= v_noclaimscan? D_CLM : D_LOCK; em(n,A);} } }
     for(int c=0;c<NC;c++) if(F(s.quar[h],c)){ u8 cl=0; for(int q=0;q<NH;q++) if(q!=h&&F(s.claim[q],chunkOf[c])) cl|=1<<q; 
       bool pin=false; for(int q=0;q<NH;q++) if(F(s.pins[q],c)&&!F(s.fenced,q)) pin=true;
@@ -131,7 +137,7 @@ static void stepW(const S&s0,int ti){
   case D_CHK2: if(me) stop(); else go(D_UNL); fin(); return;
   case D_UNL: if(s.lockC==h+1) s.lockC=0; t.i=0; go(D_CELL); fin(); return;
   case D_CELL: { while(t.i<NC&&chunkOf[t.i]!=t.aux) t.i++; if(t.i>=NC){ idle(); fin(); return; }
-    t.d=s.desc[t.i]; t.flag=0; bool multi=__builtin_popcount(t.buf[0])>1; bool alien= multi || (t.buf[0] && !F(t.buf[0],t.d.own));
+    t.d=s.desc[t.i]; t.flag=0; bool multi=__builtin_popcount(t.buf[0])>1; bool alien= multi || !F(t.buf[0],t.d.own); // a chunk without a claim: nothing is trusted
     // flag: 0 free now, 1 restamp READY, 2 quarantine
     if(v_noalien && alien) alien=false;
     if(alien) t.flag=2; else if(t.d.st==WRITING) t.flag= v_freewriting?0:2; else if(t.d.st==READY) t.flag=1; else if(t.d.st==EVICTING) t.flag= v_evfree?0:(t.d.uid?1:2); else t.flag=0;
@@ -139,6 +145,19 @@ static void stepW(const S&s0,int ti){
   case D_ACHK: if(me) stop(); else go(D_STAMP); fin(); return;
   case D_STAMP: s.nseq[h]++; t.d.own=h; t.d.seq=s.nseq[h]; if(t.flag==1){ t.d.st=READY; s.lru[h]|=1<<t.i; s.od[h][t.i]=t.d; } else { t.d.st=FREE; s.fr[h]|=1<<t.i; }
     s.desc[t.i]=t.d; t.i++; t.d=Desc{}; t.flag=0; go(D_CELL); fin(); return;
+  // ---- giving back. aux: chunk, flag: another claimant may still write
+  case G_LOCK: if(me){ stop(); fin(); return; } if(s.lockC) return; s.lockC=h+1; t.i=0; go(G_FETCH); fin(); return;
+  case G_FETCH: if(t.i>=NH){ go(G_DEC); fin(); return; } if(t.i!=h&&F(s.claim[t.i],t.aux)) go(G_ROST); else t.i++; fin(); return;
+  case G_ROST: if(!F(v_givefenced?s.fenced:s.proven,t.i)) t.flag=1; t.i++; go(G_FETCH); fin(); return;
+  case G_DEC: { bool all=F(s.claim[h],t.aux); for(int c=0;c<NC;c++) if(chunkOf[c]==t.aux&&!F(s.fr[h],c)) all=false;
+    if(me){ stop(); fin(); return; }
+    if(t.flag||!all){ go(G_UNL); fin(); return; } for(int c=0;c<NC;c++) if(chunkOf[c]==t.aux) s.fr[h]&=~(1<<c);
+    t.i=0; go(v_giveunstamped?(v_giveunchecked?G_CLR:G_CHK):G_STAMP); fin(); return; }
+  case G_STAMP: while(t.i<NC&&chunkOf[t.i]!=t.aux) t.i++; if(t.i>=NC){ go(v_giveunchecked?G_CLR:G_CHK); fin(); return; }
+    s.nseq[h]++; s.desc[t.i]=Desc{FREE,0,(u8)h,s.nseq[h],0}; t.i++; fin(); return;
+  case G_CHK: if(me) stop(); else go(G_CLR); fin(); return;
+  case G_CLR: s.claim[h]&=~(1<<t.aux); go(G_UNL); fin(); return;
+  case G_UNL: if(s.lockC==h+1) s.lockC=0; idle(); fin(); return;
   case Q_CHK: if(me) stop(); else go(Q_FREE); fin(); return;
   case Q_FREE: s.nseq[h]++; t.d=Desc{EVICTING,0,(u8)h,s.nseq[h],0}; s.desc[t.cell]=t.d; t.chk=1; t.i=0; t.flag=0; go(v_qnoscan?E_CHK:E_SCAN); fin(); return;
   }
@@ -233,6 +252,9 @@ int main(int argc,char**argv){
   }
   if(cfg==10){ NC=1; NT=2; th(0,0,true,3); th(1,0,true,2); own(0,0); hintrm=true; faultfree=true; allowabort=false; onlykey=0; NH=1; }
   if(cfg==11){ NC=1; NT=3; th(0,0,true,2); th(1,1,true,2); th(2,2,false,1); own(0,0); s.bfence=2; fencable=5; onlykey=-1; } // owner and reader host both wrongly fenced
+  if(cfg==12){ NC=1; NT=4; th(0,0,true,1); th(1,1,true,2); th(2,2,true,1); th(3,2,false,1); own(0,0); s.bcrash=1; s.bfence=1; fencable=3; crashable=1; allowabort=false; v_give=true; } // an adopter gives back what it adopted, perhaps as a zombie
+  if(cfg==13){ NC=1; NT=3; th(0,0,true,2); th(1,1,true,3); th(2,2,false,1); own(0,0); s.bfence=1; s.bcrash=0; fencable=1; onlykey=0; v_give=true; } // the first owner goes on as a zombie
+  v_givefenced=v("givefenced");v_giveunstamped=v("giveunstamped");v_giveunchecked=v("giveunchecked");
   v_norefetch=v("norefetch");v_novoid=v("novoid");v_novoid2=v("novoid2");v_novoid1=v("novoid1");v_freewriting=v("freewriting");v_pinsfirst=v("pinsfirst");v_nodekker=v("nodekker");v_nover=v("nover");v_nocount=v("nocount");v_nokey=v("nokey");v_readyearly=v("readyearly");v_pinlate=v("pinlate");
   v_noalien=v("noalien");v_noclaimdekker=v("noclaimdekker");v_noclaimscan=v("noclaimscan");v_nocommitchk=v("nocommitchk");v_noflush=v("noflush");v_abortlate=v("abortlate");v_prooflies=v("prooflies");v_csum=v("csum");v_rmempty=v("rmempty");v_rmlate=v("rmlate");v_nolock=v("nolock");v_nofencepins=v("nofencepins");v_nopin=v("nopin");v_nochecks=v("nochecks");v_twoclaim=v("twoclaim");v_strict=v("strict");v_ownerreads=v("ownerreads");v_qnoscan=v("qnoscan");v_unfence=v("unfence");v_dropclaim=v("dropclaim");v_dropclaimok=v("dropclaimok");v_dfs=v("dfs");v_evfree=v("evfree"); if(v("c0")) s.bcrash=0; if(v("c1")) s.bcrash=1; if(v("f0")) s.bfence=0; if(v("f1")) s.bfence=1; if(v("f2")) s.bfence=2; if(v("fall")) fencable=7; if(v("call")) crashable=7;
   if(v("noinv")) checkInv=false; if(v("nop2")) checkP2=false; if(v("nop4")) checkT=false; if(v("nop3")) checkP3=false; if(v("key0")) onlykey=0; if(v("abort")) allowabort=true; if(v("noabort")) allowabort=false; if(v("rm")) hintrm=true; 

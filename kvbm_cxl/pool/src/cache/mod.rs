@@ -88,6 +88,7 @@ pub(crate) use cells::residue::HOOKS;
 pub use cells::usage::Share;
 pub use config::CacheConfig;
 pub use index::lookup::BlockInfo;
+pub use index::presence::Presence;
 pub use namespace::{BlockKey, Namespace, NamespaceFields, Salt, chain};
 pub use observe::events;
 pub use observe::watch::{Changes, Watch};

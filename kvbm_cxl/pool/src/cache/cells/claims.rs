@@ -4,7 +4,6 @@
 //! A claim of a host that is not fenced beats every claim of one that is. Claims outlive their hosts: who adopts a chunk leaves the bits of
 //! the others where they are, because they tell whose late lines may still turn up on it.
 
-use crate::cache::cells::OwnedCellState;
 use crate::cache::cells::local::attachment;
 use crate::cache::{Inner, cells::residue};
 use crate::error::{Error, Result};
@@ -173,7 +172,7 @@ impl Inner {
         u64::from(self.host.slot()) * self.geometry().cell_claim_lines() + line
     }
 
-    fn fetch_own(&self, line: u64) -> Result<CellClaim> {
+    pub(super) fn fetch_own(&self, line: u64) -> Result<CellClaim> {
         self.lines().fetch(self.own_line(line))
     }
 
@@ -187,7 +186,7 @@ impl Inner {
         (self.geometry().cell_chunks() - line * CHUNKS_PER_CELL_CLAIM as u64).min(CHUNKS_PER_CELL_CLAIM as u64) as usize
     }
 
-    fn publish_own(&self, guard: &LockGuard<'_>, line: u64, claim: CellClaim) -> Result<()> {
+    pub(super) fn publish_own(&self, guard: &LockGuard<'_>, line: u64, claim: CellClaim) -> Result<()> {
         self.lines().publish(self.own_line(line), CellClaim { crc: 0, incarnation: guard.op().incarnation(), ..claim })
     }
 
@@ -250,7 +249,7 @@ impl Inner {
     }
 
     /// Early adoption: no unfenced host claims it, and there is one claimant, or all of them have ended.
-    fn may_adopt(&self, judge: &mut Judge<'_>, row: &Row, bit: usize) -> Result<bool> {
+    pub(super) fn may_adopt(&self, judge: &mut Judge<'_>, row: &Row, bit: usize) -> Result<bool> {
         let claimants: Vec<Claimant> = row.claimants(bit, u16::MAX).collect();
         let mut all_ended = true;
         for &claimant in &claimants {
@@ -285,7 +284,7 @@ impl Inner {
                 if adopted >= limit {
                     return Ok(adopted);
                 }
-                if row.is_claimed(bit) && self.may_adopt(&mut judge, &row, bit)? {
+                if row.is_claimed(bit) && self.is_abandoned(&mut judge, &row, bit)? {
                     self.adopt(&guard, &row, bit)?;
                     adopted += 1;
                     row = self.fetch_row(line)?;
@@ -303,19 +302,13 @@ impl Inner {
             let row = self.fetch_row(line)?;
             for bit in 0..self.bits_in(line) {
                 if row.is_claimed(bit) {
-                    found = found || self.may_adopt(&mut judge, &row, bit)?;
+                    found = found || self.is_abandoned(&mut judge, &row, bit)?;
                 } else if let Some(class) = self.lines().layout().cell_class(row.first() + bit as u64) {
                     self.store.has_exhausted(class, false);
                 }
             }
         }
         Ok(found)
-    }
-
-    /// Whether another host claims a chunk, or once did.
-    pub(in crate::cache) fn is_claimed_by_others(&self, chunk: u64) -> Result<bool> {
-        let (row, bit) = self.row_of(chunk)?;
-        Ok(row.claimants(bit, self.host.slot()).next().is_some())
     }
 
     /// Follows this host into the incarnation under which `guard` was acquired: the claim lines once for the host, then this process's
@@ -473,25 +466,5 @@ impl Inner {
             return !self.store.cells().has_chunk(chunk);
         }
         !*living.entry(owner).or_insert_with(|| owner != 0 && self.host.inner.is_tag_alive(owner))
-    }
-
-    /// Gives a chunk back to the pool, if all of its cells are free and no other host ever claimed it; true when that is done.
-    pub(in crate::cache) fn give_back(&self, chunk: u64) -> Result<bool> {
-        let guard = self.lock_claims()?;
-        let (row, bit) = self.row_of(chunk)?;
-        // With another claimant there may be late lines of it, which the next owner has to know of.
-        let alone = row.claimants(bit, self.host.slot()).next().is_none() || mutant!("cache.given_back_beside_others");
-        let mut cells = self.store.cells();
-        if !alone || !cells.is_all_free(chunk) || self.cells_of(chunk).any(|cell| cells.state(cell) != Some(OwnedCellState::Free)) {
-            return Ok(false);
-        }
-        cells.remove_chunk(chunk);
-        drop(cells);
-        let mut own = self.fetch_own(row.line)?;
-        own.set(bit, false);
-        self.local.set_owner(chunk, 0);
-        self.publish_own(&guard, row.line, own)?;
-        point!("cache.given_back");
-        Ok(true)
     }
 }

@@ -6,6 +6,7 @@ pub(super) mod adopt;
 pub(super) mod allocate;
 pub(super) mod claims;
 pub(super) mod evict;
+pub(super) mod give_back;
 pub(super) mod local;
 pub(super) mod owner_requests;
 pub(super) mod quota;

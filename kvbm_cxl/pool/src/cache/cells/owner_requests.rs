@@ -217,7 +217,7 @@ impl Inner {
         for chunk in settled {
             // Otherwise its blocks would go for nothing.
             let cells: Vec<u64> = self.cells_of(chunk).collect();
-            if self.is_claimed_by_others(chunk)? || self.uses(&cells)?.iter().any(|seen| seen.pinned) {
+            if self.is_beside_others(chunk)? || self.uses(&cells)?.iter().any(|seen| seen.pinned) {
                 continue;
             }
             self.store.cells().drain(chunk, true);

@@ -2,6 +2,7 @@
 //! What one process owns of the pool's cells, with what it knows for finding more: the state of the rooms under `cells`.
 
 use super::Cells;
+use super::give_back::LeftEmpty;
 use super::recency::Recency;
 use crate::background::held;
 use crate::cache::policy::{PolicyKind, TickClock};
@@ -22,6 +23,7 @@ pub(in crate::cache) struct CellStore {
     claim_hint: AtomicU64,
     /// Classes of which the pool had no chunk left when this process last looked.
     exhausted: [AtomicBool; CELL_CLASSES],
+    pub(super) left_empty: LeftEmpty,
 }
 
 impl CellStore {
@@ -34,6 +36,7 @@ impl CellStore {
             tick: AtomicU32::new(TickClock::default().now()),
             claim_hint: AtomicU64::new(claim_hint),
             exhausted: Default::default(),
+            left_empty: LeftEmpty::default(),
         }
     }
 

@@ -410,7 +410,7 @@ impl Inner {
     }
 
     /// Brings what this process knows of the fences up to date, if that is older than a heartbeat.
-    fn renew_fences(&self) {
+    pub(super) fn renew_fences(&self) {
         let fences = &self.index.fences;
         let (now_ns, at_ns) = (self.host.platform().now_coarse_ns().max(1), fences.at_ns.load(Ordering::Relaxed));
         if at_ns != 0 && now_ns.saturating_sub(at_ns) <= self.host.config().heartbeat_ms * 1_000_000 {
@@ -438,7 +438,7 @@ pub(in crate::cache) struct KnownFences {
 }
 
 impl KnownFences {
-    fn is_fenced(&self, slot: u16, incarnation: u32) -> bool {
+    pub(super) fn is_fenced(&self, slot: u16, incarnation: u32) -> bool {
         self.up_to.get(usize::from(slot)).is_none_or(|up_to| up_to.load(Ordering::Relaxed) >= incarnation)
     }
 }

@@ -8,6 +8,7 @@
 pub(super) mod hint_room;
 pub(super) mod insert;
 pub(super) mod lookup;
+pub(super) mod presence;
 
 use super::cells::owner_requests::Pace;
 use super::{BlockKey, Inner, Namespace};

@@ -307,3 +307,43 @@ pub(super) fn given_back_beside_a_zombie(seed: u64) -> std::result::Result<Stats
     });
     stage.run()
 }
+
+/// C30: the only other claimant was a zombie, whose stray lies where there were other bytes since, and has ended. The chunk goes back with
+/// its claim, and is of use to the next host.
+pub(super) fn given_back_after_a_zombie(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(4) });
+    stage.role(Z, |me| {
+        zombie(me)?;
+        me.hear("never")
+    });
+    stage.role(A, |me| {
+        adopter(me)?;
+        me.publish(L)?;
+        me.expect(me.evict(L)?, "no host has pinned L")?;
+        me.say("A needs it no more");
+        me.hear("Z has ended")?;
+        me.leave()?;
+        me.say("A has left");
+        Ok(())
+    });
+    stage.role(R, |me| {
+        me.hear("A has left")?;
+        me.upkeep(5)?;
+        me.pull(K)?;
+        me.publish(M)?;
+        me.must_find(M)?;
+        me.say("R is done");
+        Ok(())
+    });
+    stage.role(WARDEN, |me| {
+        catch_zombie(me)?;
+        me.hear("A needs it no more")?;
+        me.let_go(Z);
+        me.hear("the stray is there")?;
+        me.kill(Z, None)?;
+        me.bury(Z)?;
+        me.say("Z has ended");
+        me.hear("R is done")
+    });
+    stage.run()
+}

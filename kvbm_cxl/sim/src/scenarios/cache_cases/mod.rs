@@ -8,6 +8,7 @@
 //! The roles: Z is the host that is taken for dead and goes on, A another publisher, B the next one, R a reader. The warden directs.
 
 mod adopt;
+mod awaited;
 mod caches;
 mod claims;
 mod damage;
@@ -79,6 +80,8 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c27_cells_of_a_dead_filler_taken_over", caches::taken_over),
     ("c28_machine_of_a_dead_filler_joins_again", caches::joined_again),
     ("c29_host_of_a_dead_filler_leaves", caches::left),
+    ("c30_given_back_after_a_zombie", claims::given_back_after_a_zombie),
+    ("awaited_blocks", awaited::awaited),
     ("full_window_of_own_blocks", window::of_own_blocks),
     ("full_window_of_another_host", window::of_another_host),
     ("damaged_line_of_pins", damage::line_of_pins),

@@ -6,7 +6,7 @@ use super::super::directed;
 use super::{Board, JOINED_AGAIN, Marks, PLAYED, Player, REST_NS, SPOILED, Script, Shape};
 use crate::{Env, Fault, Planned, SimHost, SimProcess, When};
 use cxl_pool::cache::policy::PolicyKind;
-use cxl_pool::cache::{Cache, CacheConfig, Pinned, PublishRequest, Pulled, Reservation, Reserved};
+use cxl_pool::cache::{Cache, CacheConfig, Pinned, Presence, PublishRequest, Pulled, Reservation, Reserved};
 use cxl_pool::copy::CopyConfig;
 use cxl_pool::host::Host;
 use cxl_pool::media::Descriptor;
@@ -343,6 +343,11 @@ impl Actor {
     /// Whether a block can be pulled now. Checks P1.
     pub fn has(&self, name: Name) -> Result<bool> {
         Ok(matches!(self.pull(name)?, Pulled::Hit { .. }))
+    }
+
+    /// What can be told of a block without pinning it.
+    pub fn presence(&self, name: Name) -> Result<Presence> {
+        Ok(self.cache().presence(name.namespace(), &[name.key()])?.pop().unwrap_or(Presence::Absent))
     }
 
     /// P5, in a play without faults: each of these blocks is READY, and found through its hint.
