@@ -21,6 +21,10 @@ Stored = Literal["stored", "exists", "busy"]
 """stored: every host can pull it. exists: it was there, or a host is just writing it. busy: it was there and is about to go."""
 Outcome = Literal["stored", "exists", "busy", "no_cell", "no_hint", "over_quota"]
 """As Stored; or why there was no room: no cell free or to be evicted, no place in the hint table, the namespace's quota used up."""
+Presence = Literal["there", "coming", "absent"]
+"""there: it can be pulled. coming: a host that is not known to be fenced has reserved it and is writing it. absent: neither."""
+Reserved = Literal["reserved", "exists", "busy", "no_cell", "no_hint", "over_quota"]
+"""As Outcome, of a block whose cell is still to be filled."""
 Lent = Literal["lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back"]
 """As Outcome, of a block that was to be lent. lent: every host can pull it from where it lies. taken_back: before it was lent."""
 MissReason = Literal[
@@ -196,6 +200,27 @@ class Pins:
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
 
+class Reservations:
+    """Blocks that are on their way into the pool. What is neither published nor released is given up when this is dropped, or the cache is
+    closed."""
+
+    @property
+    def outcomes(self) -> list[Reserved]:
+        """What became of each block, in the order of reserve_blocks."""
+
+    def publish(
+        self, layout: BlockLayout, block_ids: Iterable[int], *, after: _GpuStream | _GpuEvent | None = None
+    ) -> list[Outcome | Literal["given_up"]]:
+        """Fills the cells from block_ids[i] of the layout, one for each key of reserve_blocks, and commits them, in batches of 64 as
+        publish_blocks does, whose errors it has; after an error those that were not committed are given up. One outcome each; given_up:
+        of a block that was released, or published by an earlier call."""
+
+    def release(self) -> None:
+        """Gives up what was not published."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None: ...
+
 class Event:
     """What happened to a block of this process.
 
@@ -279,6 +304,10 @@ class Cache:
     def has(self, ns: Namespace, keys: Iterable[bytes]) -> list[bool]:
         """Which of several blocks are there, chained or not. Advice, as lookup."""
 
+    def presence(self, ns: Namespace, keys: Iterable[bytes]) -> list[Presence]:
+        """Which of several blocks are there, or on their way; one answer each, in order. Advice, as lookup: a block that is coming may be
+        given up. A host that dies while it writes one is found out within suspect_ms, and the block is absent then."""
+
     def watch(self, ns: Namespace, len_bytes: int, *, companions: Sequence[Namespace] = ()) -> Watch:
         """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes, and
         those that are lent. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that
@@ -320,6 +349,12 @@ class Cache:
         recorded behind, and the call returns when that has ended; None = the caller has seen the end of whatever wrote them. Raises
         NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after CXL_CUDA_TIMEOUT_MS (10 s).
         """
+
+    def reserve_blocks(
+        self, ns: Namespace, keys: Iterable[bytes], layout: BlockLayout, *, parents: Iterable[bytes | None] | None = None
+    ) -> Reservations:
+        """The first step of publish_blocks by itself: reserves a cell for each block, after which every host sees that the block is coming
+        (presence), and no other process publishes it. Takes a few microseconds a block; what it reserves waits to be filled, or given up."""
 
     def pull_blocks(
         self,

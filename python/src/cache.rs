@@ -12,9 +12,10 @@ use crate::metrics;
 use crate::names::{Namespace, chained_keys_of, key_of, keys_of, parent_of};
 use crate::pins::{PinSet, Pins};
 use crate::region::{Lender, LentRegion};
+use crate::reservations::{Reservations, ReservedSet};
 use crate::watch::Watch;
 use cxl_pool::cache::lent::RegionSize;
-use cxl_pool::cache::{CacheConfig, Pulled, Upkeep};
+use cxl_pool::cache::{CacheConfig, Presence, Pulled, Upkeep};
 use cxl_pool::copy::LocalPlace;
 use cxl_pool::metrics::MissReason;
 use pyo3::prelude::*;
@@ -32,6 +33,8 @@ pub struct OpenCache {
     upkeep: Option<Upkeep>,
     /// What Python has pinned.
     pins: Mutex<Vec<Weak<PinSet>>>,
+    /// What it has reserved.
+    reservations: Mutex<Vec<Weak<ReservedSet>>>,
     /// What it lends blocks from.
     lenders: Mutex<Vec<Weak<Lender>>>,
     /// Addresses of the pool in this process.
@@ -55,6 +58,7 @@ impl OpenCache {
             cache: Some(cache),
             upkeep: Some(upkeep),
             pins: Mutex::default(),
+            reservations: Mutex::default(),
             lenders: Mutex::default(),
             pool,
             end: Arc::default(),
@@ -77,6 +81,13 @@ impl OpenCache {
         pins.extend(sets.into_iter().map(Arc::downgrade));
     }
 
+    /// Remembers reservations, so that closing can give them up.
+    pub fn remember_reserved(&self, set: &Arc<ReservedSet>) {
+        let mut reservations = held(&self.reservations);
+        reservations.retain(|known| known.strong_count() > 0);
+        reservations.push(Arc::downgrade(set));
+    }
+
     /// Remembers who lends blocks, so that closing can take them back.
     pub fn remember_lender(&self, lender: &Arc<Lender>) {
         let mut lenders = held(&self.lenders);
@@ -89,6 +100,7 @@ impl Drop for OpenCache {
     fn drop(&mut self) {
         // A region whose blocks cannot be taken back keeps the cache from closing, which says so.
         held(&self.lenders).drain(..).filter_map(|lender| lender.upgrade()).for_each(|lender| drop(lender.end()));
+        held(&self.reservations).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
         held(&self.pins).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
         self.upkeep = None;
         let closed = self.cache.take().map_or(Ok(()), cxl_pool::Cache::close);
@@ -263,6 +275,17 @@ impl Cache {
         Ok(found.iter().map(Option::is_some).collect())
     }
 
+    fn presence(&self, py: Python<'_>, ns: &Namespace, keys: &Bound<'_, PyAny>) -> PyResult<Vec<&'static str>> {
+        let (namespace, keys) = (ns.0, keys_of(keys)?);
+        let found = self.call(py, |open| Ok(open.cache()?.presence(namespace, &keys)?))?;
+        let word = |presence: &Presence| match presence {
+            Presence::Absent => "absent",
+            Presence::Coming => "coming",
+            Presence::There => "there",
+        };
+        Ok(found.iter().map(word).collect())
+    }
+
     #[pyo3(signature = (ns, len_bytes, *, companions=Vec::new()))]
     fn watch(&self, py: Python<'_>, ns: &Namespace, len_bytes: u64, companions: Vec<Namespace>) -> PyResult<Watch> {
         let (namespace, companions) = (ns.0, companions.iter().map(|companion| companion.0).collect::<Vec<_>>());
@@ -340,6 +363,25 @@ impl Cache {
             places.extents().check_outside(&open.pool)?;
             blocks::publish(open, namespace, &wanted, |_| len_bytes, local, |at| places.ranges(ids[at]))
         })
+    }
+
+    #[pyo3(signature = (ns, keys, layout, *, parents=None))]
+    fn reserve_blocks(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        layout: &BlockLayout,
+        parents: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Reservations> {
+        let (namespace, wanted, len_bytes) = (ns.0, chained_keys_of(keys, parents)?, layout.len_bytes());
+        let (answers, set) = self.call(py, |open| {
+            let (answers, reserved) = blocks::reserve(open.cache()?, namespace, &wanted, |_| len_bytes)?;
+            let set = Arc::new(ReservedSet::new(reserved));
+            open.remember_reserved(&set);
+            Ok((answers, set))
+        })?;
+        Ok(Reservations::new(set, self.handle()?.clone(), answers, len_bytes))
     }
 
     #[pyo3(signature = (ns, keys, layout, block_ids, *, after=None))]

@@ -21,6 +21,7 @@ mod names;
 mod pins;
 mod pool;
 mod region;
+mod reservations;
 mod watch;
 
 use pyo3::prelude::*;
@@ -46,6 +47,8 @@ mod _native {
     use crate::pool::Pool;
     #[pymodule_export]
     use crate::region::{LentOffer, LentRegion};
+    #[pymodule_export]
+    use crate::reservations::Reservations;
     #[pymodule_export]
     use crate::watch::{Changes, Watch};
 

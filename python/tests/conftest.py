@@ -55,6 +55,15 @@ def cache(pool):
 
 
 @pytest.fixture
+def second_cache(spec):
+    """That of another one who has joined the pool."""
+    import pools
+
+    with pools.opened(spec) as pool, pool.cache() as cache:
+        yield cache
+
+
+@pytest.fixture
 def peer(spec, tmp_path):
     """Starts other processes on the pool; `machine` makes one another host."""
     import os

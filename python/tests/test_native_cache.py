@@ -353,3 +353,34 @@ def test_keys_are_chained():
     different = [kvbm_cxl.chain_key(first, [1, 2, 3]), kvbm_cxl.chain_key(None, [1, 2]), kvbm_cxl.chain_key(None, [1, 2, 3], b"x")]
     assert len({first, *different}) == 4
     assert pools.chain(3)[2] == kvbm_cxl.chain_key(kvbm_cxl.chain_key(kvbm_cxl.chain_key(None, [0, 0]), [0, 1]), [0, 2])
+
+
+def test_reserved_blocks_are_seen_coming(cache, second_cache):
+    keys, places = chain(5), arrays(5)
+    layout = kvbm_cxl.BlockLayout.of_tensors(places)
+    fill(places, range(5), keys)
+    assert cache.publish(NS, keys[0], block(places, 0)) == "stored"
+    with cache.reserve_blocks(NS, keys[:3], layout) as reserved, cache.reserve_blocks(NS, keys[3:4], layout) as given_up:
+        assert reserved.outcomes == ["exists", "reserved", "reserved"] and given_up.outcomes == ["reserved"]
+        assert second_cache.presence(NS, keys) == ["there", "coming", "coming", "coming", "absent"]
+        assert second_cache.publish(NS, keys[1], b"another") == "exists" and second_cache.has(NS, keys) == [True] + [False] * 4
+        given_up.release()
+        assert given_up.publish(layout, [3]) == ["given_up"]
+        assert reserved.publish(layout, [0, 1, 2]) == ["exists", "stored", "stored"]
+        assert reserved.publish(layout, [0, 1, 2]) == ["exists", "given_up", "given_up"]
+    assert second_cache.presence(NS, keys) == ["there"] * 3 + ["absent"] * 2
+    for place in range(3):
+        assert pulled(second_cache, keys[place], layout.block_bytes) == block(places, place)
+
+
+def test_reservations_are_given_up_when_they_are_dropped_or_the_cache_is_closed(cache, second_cache):
+    keys, layout = chain(2), kvbm_cxl.BlockLayout.of_tensors(arrays(2))
+    with pytest.raises(kvbm_cxl.InvalidError, match="bytes"):
+        cache.reserve_blocks(NS, keys[:1], layout).publish(kvbm_cxl.BlockLayout.of_tensors(arrays(2, parts=1)), [0])
+    assert second_cache.presence(NS, keys) == ["absent"] * 2
+    kept = cache.reserve_blocks(NS, keys, layout)
+    assert second_cache.presence(NS, keys) == ["coming"] * 2
+    cache.close()
+    assert second_cache.presence(NS, keys) == ["absent"] * 2
+    with pytest.raises(kvbm_cxl.CxlError):
+        kept.publish(layout, [0, 1])

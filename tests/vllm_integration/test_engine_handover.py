@@ -18,9 +18,12 @@ def texts(model):
         return plain.texts(PROMPTS)
 
 
-def test_decode_pulls_every_token_of_the_prompt(model, pool, texts):
-    with engine(model, "kv_producer", pool, max_num_batched_tokens=384) as prefill:
+@pytest.mark.parametrize("behind", (False, True))
+def test_decode_pulls_every_token_of_the_prompt(model, pool, texts, behind):
+    with engine(model, "kv_producer", pool, max_num_batched_tokens=384, extra={"publish_behind": behind}) as prefill:
         params = [output.kv_transfer_params for output in prefill.outputs(PROMPTS, max_tokens=1)]
+        if behind:
+            prefill.settle()
         counted = prefill.counted()
     assert [each["kvbm_cxl"]["tokens"] for each in params] == list(LENGTHS)
     assert counted["published_blocks/stored"] == BLOCKS

@@ -388,7 +388,7 @@ def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
     here = bench()
     slow = Slow(here, monkeypatch)
     here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5), Blocks("b", KEYS[2:3], [2])])
-    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders()))
+    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders(grows={"a"})))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()

@@ -48,8 +48,12 @@ class ConnectorConfig:
     stored_block_tokens: int = 0
     """Tokens of a block as it lies in the pool, so that engines share blocks whose `--block-size` is a multiple of it. 0: the engine's
     block size. Name the smallest one, alike for all engines of the pool."""
+    publish_behind: bool = False
+    """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
+    steps. Decode waits for blocks that are on their way. False: prefill answers when they are there, for readers that come without waiting."""
     handover_wait_ms: int = 50
-    """How long decode waits for blocks that prefill says it published while another host is still writing them."""
+    """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
+    waits as long as prefill's host goes on, at most copy_timeout_ms."""
     copy_timeout_ms: int = 60_000
     """Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
     events: bool = True
@@ -78,6 +82,11 @@ class ConnectorConfig:
         config = cls(**values)
         config._check_ranges()
         return config
+
+    @property
+    def answers_first(self) -> bool:
+        """Whether answers leave before copies end. Lent blocks are not copied: nothing is gained."""
+        return self.publish_behind and not self.zero_copy
 
     def _check_ranges(self) -> None:
         if not self.pool:

@@ -30,6 +30,9 @@ class SaveWork(Protocol):
     def begin(self, places: list[int]) -> None:
         """Keeps the blocks at `places` of `keys`. Called on the thread that submits the job."""
 
+    def announce(self) -> None:
+        """Lets every host see that they are coming. Called on a thread of `Saves`, one job after the other, where it announces."""
+
     def run(self) -> None:
         """Publishes them. Called on a thread of `Saves`."""
 
@@ -39,6 +42,7 @@ class _SaveUnderWay:
     job: SaveWork
     owners: list[tuple[str, int]] = field(default_factory=list)
     """(request, step) that wait for this job."""
+    is_announced: bool = False
 
 
 @dataclass
@@ -49,14 +53,18 @@ class Saves:
     max_bytes: int
     timeout_ms: int
     failures: ThreadFailures = field(default_factory=ThreadFailures)
+    announces: bool = False
+    """Every job is announced before it runs, by a thread that copies nothing, so that none waits for the copies of others."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _by_key: dict[bytes, _SaveUnderWay] = field(default_factory=dict)
     _by_request: Counter[str] = field(default_factory=Counter)
+    _unannounced: Counter[str] = field(default_factory=Counter)
     _by_step: Counter[int] = field(default_factory=Counter)
     _bytes: int = 0
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save")
+        self._announcer = ThreadPoolExecutor(1, "kvbm-cxl-announce")
 
     def submit(self, owner: tuple[str, int], job: SaveWork) -> None:
         """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
@@ -76,12 +84,34 @@ class Saves:
             self._own(save, owner)
             self._by_key.update(dict.fromkeys(job.keys, save))
             self._bytes += job.len_bytes
-        self._pool.submit(self._run, save)
+        if self.announces:
+            self._announcer.submit(self._announce, save)
+        else:
+            self._pool.submit(self._run, save)
 
     def _own(self, save: _SaveUnderWay, owner: tuple[str, int]) -> None:
         save.owners.append(owner)
         self._by_request[owner[0]] += 1
         self._by_step[owner[1]] += 1
+        if not save.is_announced:
+            self._unannounced[owner[0]] += 1
+
+    def _announce(self, save: _SaveUnderWay) -> None:
+        try:
+            save.job.announce()
+        except Exception as error:
+            self.failures.report(f"announcing {len(save.job.keys)} blocks", error)
+        finally:
+            with self._changed:
+                self._is_announced(save)
+                self._changed.notify_all()
+            self._pool.submit(self._run, save)
+
+    def _is_announced(self, save: _SaveUnderWay) -> None:
+        if not save.is_announced:
+            save.is_announced = True
+            for request, _ in save.owners:
+                _down(self._unannounced, request)
 
     def _run(self, save: _SaveUnderWay) -> None:
         job = save.job
@@ -93,6 +123,7 @@ class Saves:
             with self._changed:
                 for key in job.keys:
                     del self._by_key[key]
+                self._is_announced(save)
                 for request, step in save.owners:
                     _down(self._by_request, request)
                     _down(self._by_step, step)
@@ -108,6 +139,12 @@ class Saves:
         with self._changed:
             for request in requests:
                 self._wait(lambda: not self._by_request[request], f"blocks of request {request} to be published")
+
+    def wait_announced(self, requests: Iterable[str]) -> None:
+        """Waits until every host can see what is under way for these requests. Raises `CopyTimeout`."""
+        with self._changed:
+            for request in requests:
+                self._wait(lambda: not self._unannounced[request], f"cells for the blocks of request {request}")
 
     def busy(self, request: str) -> bool:
         """Whether something is under way for this request."""
@@ -127,6 +164,7 @@ class Saves:
 
     def close(self) -> None:
         """Waits for what is under way, and takes nothing more."""
+        self._announcer.shutdown(wait=True)
         self._pool.shutdown(wait=True)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
+from .awaited import Awaited
 from .block_names import BlockNames
 from .config import ConnectorConfig
 from .corrupt_blocks import CorruptBlocks
@@ -125,10 +126,14 @@ class Lookups:
         return None
 
     def _still_written(self, tracked: Tracked, lookup: PinnedLookup) -> bool:
-        """Whether prefill said that it publishes more, and may still be writing it."""
+        """Whether prefill said that it publishes more, and may still be writing it: the pool may not know of it yet, or knows that it
+        comes. It stops coming when prefill's host dies, at the latest once that is fenced."""
         if tracked.expected is None or tracked.first_lookup_s is None or lookup.tokens >= tracked.expected.tokens:
             return False
-        return time.monotonic() - tracked.first_lookup_s < self.config.handover_wait_ms / 1000
+        waited_ms = (time.monotonic() - tracked.first_lookup_s) * 1000
+        if waited_ms < self.config.handover_wait_ms:
+            return True
+        return waited_ms < self.config.copy_timeout_ms and Awaited(self.access, self.names, tracked, lookup).all_come()
 
     def unpin(self, tracked: Tracked) -> None:
         """Ends the load of a request, or what its last lookup pinned."""

@@ -40,7 +40,10 @@ class StepMetadata(KVConnectorMetadata):
     loads: list[Blocks] = field(default_factory=list)
     saves: list[Blocks] = field(default_factory=list)
     complete: set[str] = field(default_factory=set)
-    """Requests all of whose saves must be in the pool when the step ends: the answer to prefill leaves after it."""
+    """Requests all of whose saves must be in the pool, or with `publish_behind` on their way there, when the step ends: the answer to
+    prefill leaves after it."""
+    grows: set[str] = field(default_factory=set)
+    """Requests with a tail in the pool, or on its way there, to whose block this step may add tokens."""
     preempted: set[str] = field(default_factory=set)
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)

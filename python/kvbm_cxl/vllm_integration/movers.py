@@ -7,9 +7,9 @@ lies in the pool itself: it lends blocks to readers where they are, and takes th
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import kvbm_cxl
 
@@ -42,14 +42,22 @@ class PublishBatch:
         )
 
 
+Offer = Any
+"""What a mover has begun for a batch, for itself."""
+
+
 class Mover(Protocol):
     """What the worker needs."""
 
-    def begin(self, batch: PublishBatch) -> "kvbm_cxl.LentOffer | None":
+    def begin(self, batch: PublishBatch) -> Offer | None:
         """Takes on blocks that are computed. Called on the engine's thread, behind the step that computed them; what it returns goes to
         `publish`. Raises `CxlError`."""
 
-    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> list[str]:
+    def announce(self, batch: PublishBatch, offer: Offer | None) -> Offer | None:
+        """Lets every host see that these blocks are coming, on any thread; what it returns goes to `publish` in the place of `offer`. It
+        need not be called. Raises `CxlError`."""
+
+    def publish(self, batch: PublishBatch, offer: Offer | None) -> list[str]:
         """Publishes these blocks, on any thread, beside the next steps. The outcome of each: stored or lent, exists, busy, no_cell,
         no_hint, over_quota, taken_back. Raises `CxlError`."""
 
@@ -99,8 +107,28 @@ class CopyMover:
     def begin(self, batch: PublishBatch) -> None:
         """Nothing to take on: the copy is made by `publish`."""
 
-    def publish(self, batch: PublishBatch, offer: None) -> list[str]:
-        return _retried(self._publish, batch, self.access.failures)
+    def announce(self, batch: PublishBatch, offer: None) -> "list[kvbm_cxl.Reservations]":
+        """Reserves their cells; the reservations of each slice."""
+        found = []
+        for layout, at, _ in self._slices(batch.block_ids):
+            part = batch.at(at)
+            keys, parents = part.keys, part.parents
+            found.append(self.access.call(lambda cache: cache.reserve_blocks(self.namespace, keys, layout, parents=parents)))
+        return found
+
+    def publish(self, batch: PublishBatch, offer: "list[kvbm_cxl.Reservations] | None") -> list[str]:
+        if offer is None:
+            return _retried(self._publish, batch, self.access.failures)
+        outcomes = [""] * len(batch.keys)
+        for reserved, (layout, at, ids) in zip(offer, self._slices(batch.block_ids)):
+            for place, outcome in zip(at, self.access.call(lambda _: reserved.publish(layout, ids))):
+                outcomes[place] = outcome
+        # About to go when they were to be reserved; by now they may have.
+        busy = [place for place, outcome in enumerate(outcomes) if outcome == "busy"]
+        again = _retried(self._publish, batch.at(busy), self.access.failures) if busy else []
+        for place, outcome in zip(busy, again):
+            outcomes[place] = outcome
+        return outcomes
 
     def _publish(self, batch: PublishBatch) -> list[str]:
         def publish(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str]:
@@ -117,12 +145,18 @@ class CopyMover:
 
     def _by_slice(self, block_ids: Sequence[int], move: Callable[["kvbm_cxl.BlockLayout", list[int], list[int]], list[_T]]) -> list[_T]:
         """What `move` returns for each block, called once for each slice."""
-        count, found = len(self.layouts), {}
+        found: dict[int, _T] = {}
+        for layout, at, ids in self._slices(block_ids):
+            found.update(zip(at, move(layout, at, ids)))
+        return [found[index] for index in range(len(block_ids))]
+
+    def _slices(self, block_ids: Sequence[int]) -> Iterator[tuple["kvbm_cxl.BlockLayout", list[int], list[int]]]:
+        """The layout of each slice with a block among these: their places in the list, and vLLM's numbers of them."""
+        count = len(self.layouts)
         for number, layout in enumerate(self.layouts):
             at = [index for index, block_id in enumerate(block_ids) if block_id % count == number]
             if at or count == 1:
-                found.update(zip(at, move(layout, at, [block_ids[index] // count for index in at])))
-        return [found[index] for index in range(len(block_ids))]
+                yield layout, at, [block_ids[index] // count for index in at]
 
     def before_writes(self, block_ids: Sequence[int]) -> int:
         """The pool has copies of its own."""
@@ -138,9 +172,14 @@ class ShardsMover:
     def begin(self, batch: PublishBatch) -> None:
         """Nothing to take on, as with `CopyMover`."""
 
-    def publish(self, batch: PublishBatch, offer: None) -> list[str]:
+    def announce(self, batch: PublishBatch, offer: None) -> list[Offer]:
+        """Reserves a cell for each part of each block."""
+        return [mover.announce(batch, None) for mover in self.movers]
+
+    def publish(self, batch: PublishBatch, offer: list[Offer] | None) -> list[str]:
         """A block is stored when one of its cells is, and the others are there."""
-        return [_of_cells(outcomes) for outcomes in zip(*(mover.publish(batch, None) for mover in self.movers))]
+        offers = offer or [None] * len(self.movers)
+        return [_of_cells(outcomes) for outcomes in zip(*(mover.publish(batch, each) for mover, each in zip(self.movers, offers)))]
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
         """A block that is a miss in one cell is one."""
@@ -201,6 +240,10 @@ class LendMover:
         pool = access.pool
         cells = pool.cell_bytes if pool else []
         return cls(access, namespace, region, pool, layout.block_bytes <= max(cells, default=0))
+
+    def announce(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> "kvbm_cxl.LentOffer | None":
+        """Nothing is copied that would take time."""
+        return offer
 
     def begin(self, batch: PublishBatch) -> "kvbm_cxl.LentOffer | None":
         if batch.is_tail and self.copies_tails:

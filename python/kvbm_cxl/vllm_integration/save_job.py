@@ -4,16 +4,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
 from . import devices
 from .failures import ThreadFailures, error_kind
-from .movers import Mover, PublishBatch
-
-if TYPE_CHECKING:
-    from kvbm_cxl import LentOffer
+from .movers import Mover, Offer, PublishBatch
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,8 @@ class SaveOutcome:
 
 @dataclass
 class SaveJob:
-    """Publishes a batch of blocks. `begin` and `run` are called once each, in this order. An error of the pool is an outcome."""
+    """Publishes a batch of blocks. `begin`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
+    order. An error of the pool is an outcome."""
 
     mover: Mover
     batch: PublishBatch
@@ -38,7 +35,7 @@ class SaveJob:
     record: Callable[[SaveOutcome], None]
     """Counts what became of the blocks. Called on the thread that runs the job."""
     failures: ThreadFailures
-    _offer: "LentOffer | None" = None
+    _offer: Offer | None = None
     _error: str | None = field(default=None, init=False)
     """Kind of the error for which no block of the batch can be published."""
 
@@ -58,6 +55,14 @@ class SaveJob:
             self._offer = self.mover.begin(self.batch)
         except kvbm_cxl.CxlError as error:
             self._fail(error)
+
+    def announce(self) -> None:
+        """Lets every host see that the blocks are coming, on any thread."""
+        if self._error is None:
+            try:
+                self._offer = self.mover.announce(self.batch, self._offer)
+            except kvbm_cxl.CxlError as error:
+                self._fail(error)
 
     def run(self) -> None:
         """Publishes, on any thread, beside the next steps."""

@@ -50,6 +50,9 @@ class Saving:
         if self.is_producer:
             for request_id, new_tokens in output.num_scheduled_tokens.items():
                 if tracked := requests.get(request_id):
+                    if tracked.tail_is_fresh:
+                        orders.grows.add(request_id)
+                        tracked.tail_is_fresh = False
                     self._order_save(tracked, new_tokens, output, orders)
 
     def done(self, step: int) -> None:
@@ -93,14 +96,16 @@ class Saving:
             saves += self._states(tracked, end, offered)
             orders.saves += saves
             tracked.saved_tokens, tracked.tail_saved = max(end, tracked.saved_tokens), tracked.tail_saved or with_tail
+            tracked.tail_is_fresh |= with_tail
             if saves:
                 tracked.last_save_step = orders.step
         if completes:
             tracked.published = True
             if not self.is_consumer or wants_publish(request.kv_transfer_params):
-                # The workers wait for these, and for all before them.
+                # The workers wait for these, and for all before them; where answers go first, not for the copies.
                 orders.complete.add(request.request_id)
-                tracked.last_save_step = 0
+                if not self.config.answers_first:
+                    tracked.last_save_step = 0
 
     def _full_blocks(self, tracked: Tracked, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
         """The full blocks that the tokens `begin` to `end` complete, as far as later prefixes may need them."""

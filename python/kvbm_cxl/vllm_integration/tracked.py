@@ -53,8 +53,10 @@ class Tracked:
     next_blocks: dict[int, int] = field(default_factory=dict)
     """For each KV cache group the block behind the last that was handed to them."""
     tail_saved: bool = False
+    tail_is_fresh: bool = False
+    """No step since the tail was saved has added tokens behind it."""
     published: bool = False
-    """The whole prompt was handed to the workers, and they waited for it."""
+    """The whole prompt was handed to the workers, and a hand-over's answer waits until they have done what it needs."""
     last_save_step: int = 0
     """Latest step with a save that no answer waits for."""
     expected: Expected | None = None

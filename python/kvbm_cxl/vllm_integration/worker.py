@@ -2,10 +2,11 @@
 """The worker's side: copies between the KV cache and the pool.
 
 Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. In a step that computes nothing the engine's
-own thread copies as well, since it would only wait for the others. Saves are handed to threads when a step has
-computed their blocks, and chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt
-for a decode worker waits for them. Layer by layer would win nothing on top of that: a block is one object of the pool with all its layers,
-of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward pass rule out whole graphs.
+own thread copies as well, since it would only wait for the others. Saves are handed to threads when a step has computed their blocks, and
+chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt for a decode worker waits for
+them, with `publish_behind` until every host sees them coming. Layer by layer would win nothing on top of that: a block is one object of
+the pool with all its layers, of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward
+pass rule out whole graphs.
 
 Whatever goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
 """
@@ -130,7 +131,9 @@ class WorkerSide:
     _waiting: set[str] = field(default_factory=set)
     """Released requests for which a save is still under way."""
     _tails: set[str] = field(default_factory=set)
-    """Requests whose tail the last step had published."""
+    """Requests whose tail is published, or on its way, with no token behind it yet."""
+    _states: set[str] = field(default_factory=set)
+    """Requests a state of which the last step had published."""
     _failed_blocks: set[int] = field(default_factory=set)
     _failed_loads: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -139,7 +142,8 @@ class WorkerSide:
     _corrupt: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._saves = Saves(self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms, self.access.failures)
+        limits = (self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
+        self._saves = Saves(*limits, self.access.failures, self.config.answers_first)
         self._loads = Loads(self.config.workers, self.access.failures)
         self._weights = WeightsInMemory(self.worker, self.tally)
         self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
@@ -281,8 +285,10 @@ class WorkerSide:
             self._loads.fail_all()
         for adapter in orders.adapters:
             self._adapters.ensure(adapter)
-        tails, self._tails = self._tails, set()
-        self._saves.wait(orders.preempted | tails)
+        states, self._states = self._states, set()
+        grown = self._tails & (orders.grows | orders.preempted)
+        self._tails -= grown
+        self._saves.wait(orders.preempted | states | grown)
         if self._attached is not None and orders.writes:
             self.tally.count("taken_back_blocks", "written", self._attached.mover.before_writes(orders.writes))
 
@@ -355,7 +361,8 @@ class WorkerSide:
             return
         if orders.saves and attached.publishes:
             ready = devices.fence(attached.device)
-            self._tails = {blocks.request_id for blocks in orders.saves if blocks.tail_tokens or blocks.is_state}
+            self._tails |= {blocks.request_id for blocks in orders.saves if blocks.tail_tokens}
+            self._states = {blocks.request_id for blocks in orders.saves if blocks.is_state}
             for blocks in orders.saves:
                 if not self._has_adapter(blocks):
                     self.tally.count("published_blocks", "other_adapter", len(blocks.keys))
@@ -365,7 +372,10 @@ class WorkerSide:
                     continue
                 for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes):
                     self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, ready))
-        self._saves.wait(orders.complete)
+        if self.config.answers_first:
+            self._saves.wait_announced(orders.complete)
+        else:
+            self._saves.wait(orders.complete)
 
     def _save_job(self, group: _AttachedGroup, blocks: Blocks, ready: devices.Fence) -> SaveJob:
         batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys), blocks.tail_tokens > 0)
@@ -386,6 +396,7 @@ class WorkerSide:
         """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
         orders = self._orders
         self._loads.cancel(finished)
+        self._tails -= finished  # vLLM keeps their blocks until they are saved.
         idle_s = _IDLE_WAIT_S if orders is not None and orders.idle else 0.0
         if orders is not None:
             self._waiting |= orders.release

@@ -100,8 +100,8 @@ impl Inner {
         Ok(None)
     }
 
-    /// Claims a seat that [`Inner::waits_for_this_machine`], at a pace of its own: the claim of a seat in a pool without a manager is not put
-    /// off by it.
+    /// Claims a seat that [`Inner::waits_for_this_machine`], at a pace of its own: the claim of a seat in a pool without a manager is not
+    /// put off by it.
     fn claim_seat_to_mend(&self, manager: &mut Manager, now_ns: u64) -> Result<Option<u64>> {
         if now_ns < manager.mend_at_ns || mutant!("heal.claim_waits_for_join") {
             return Ok(None);

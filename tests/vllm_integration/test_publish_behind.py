@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill answers before its copies end: other hosts see the blocks coming, decode waits for them, and for none in vain."""
+
+import threading
+import time
+
+import kvbm_cxl
+import pytest
+import test_scheduler_side
+import test_worker_side
+from kvbm_cxl.vllm_integration import handover
+from kvbm_cxl.vllm_integration.keys import block_keys
+from kvbm_cxl.vllm_integration.metadata import Blocks
+from requests_of_vllm import Scheduled, request, tokens
+from test_worker_side import KEYS, Slow
+
+workers = test_worker_side.bench
+path = test_worker_side.path
+schedulers = test_scheduler_side.bench
+
+
+def _presence(bench, keys):
+    return bench.access.call(lambda cache: cache.presence(bench.side._attached.namespace, keys))
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_the_step_that_completes_a_prompt_ends_before_its_copies(workers, monkeypatch, threads):
+    here = workers(publish_behind=True, workers=threads)
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    assert slow.begun.wait(180)
+    # With one thread, the copies of the step before are still in the way of these.
+    report = here.run(saves=[Blocks("a", KEYS[2:4], [2, 3], KEYS[1])], complete={"a"})[3]
+    assert report.saved_step == 0 and _presence(here, KEYS[:5]) == ["coming"] * 4 + ["absent"]
+    saved, *_ = here.run(release={"a"}, finished={"a"}, idle=True)
+    assert not saved, "vLLM keeps the blocks until they are copied"
+    slow.go_on.set()
+    deadline = time.monotonic() + 180
+    while not saved:
+        assert time.monotonic() < deadline
+        saved, _, _, report = here.run(idle=True)
+    assert saved == {"a"} and report.saved_step >= 2 and _presence(here, KEYS[:4]) == ["there"] * 4
+    other = workers(seed=1)
+    failed, _ = other.load("b", KEYS[:4], [4, 5, 6, 7])
+    assert not failed and (other.memory[:, 4:8] == here.memory[:, :4]).all()
+    assert here.counts()["published_blocks/stored"] == 4
+
+
+def test_a_request_that_shares_blocks_sees_them_coming(workers, monkeypatch):
+    here = workers(publish_behind=True)
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    here.run(saves=[Blocks("b", KEYS[:2], [0, 1])], complete={"b"})
+    assert _presence(here, KEYS[:2]) == ["coming"] * 2
+    saved, *_ = here.run(release={"b"}, finished={"b"}, idle=True)
+    assert not saved, "the copies of another request are its own, too"
+    slow.go_on.set()
+
+
+def test_only_a_tail_that_grows_is_waited_for(workers, monkeypatch):
+    here = workers(publish_behind=True)
+    slow = Slow(here, monkeypatch)
+    here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5)], complete={"a"})
+    here.side.before_overwrite(here.orders(grows={"another"}))
+    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders(grows={"a"})))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    slow.go_on.set()
+    waiting.join(180)
+    assert not waiting.is_alive()
+
+
+def test_cells_of_a_pool_that_fails_are_a_save_that_is_counted(workers, monkeypatch):
+    here = workers(publish_behind=True)
+
+    def refused(*_):
+        raise kvbm_cxl.CxlError("no")
+
+    monkeypatch.setattr(type(here.side._attached.mover), "announce", refused)
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
+    here.side._saves.wait(["a"])
+    assert [name for name, count in here.counts().items() if name.startswith("published_blocks/") and count == 2]
+    assert _presence(here, KEYS[:2]) == ["absent"] * 2
+
+
+def _reserve(here, asked, first, stop, namespace=0):
+    """Cells for blocks of a request that are on their way, and what fills them."""
+    memory = bytearray(range(256)) * 16 * (stop - first)
+    layout = kvbm_cxl.BlockLayout.of_tensors([memoryview(memory).cast("B", (stop - first, 4096))])
+    keys = block_keys(asked, first, stop)
+    return here.access.call(lambda cache: cache.reserve_blocks(here.namespaces[namespace], keys, layout)), layout
+
+
+def _asked(here, name="a", seed=0):
+    return request(name, tokens(96, seed), handover.Expected(96, str(here.namespaces[0])).to_params())
+
+
+def test_decode_waits_as_long_as_blocks_are_coming(schedulers):
+    here = schedulers(handover_wait_ms=0, ranks=2)
+    asked = _asked(here)
+    here.publish(asked, 4)
+    here.publish(asked, 6, ranks=1)
+    coming, layout = _reserve(here, asked, 4, 6, namespace=1)
+    for _ in range(5):
+        assert here.side.matched(asked, 0) == (None, False) and here.pinned == 0
+        here.side.step(Scheduled())
+        time.sleep(0.01)
+    assert coming.publish(layout, range(2)) == ["stored"] * 2
+    assert here.admit(asked)[0] == 96
+    assert here.counts()["handovers/complete"] == 1
+    here.finish_load("a")
+
+
+def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers):
+    here = schedulers(handover_wait_ms=0)
+    asked = _asked(here)
+    here.publish(asked, 4)
+    coming, _ = _reserve(here, asked, 4, 6)
+    assert here.side.matched(asked, 0) == (None, False)
+    coming.release()
+    assert here.admit(asked)[0] == 64
+    assert here.counts()["handovers/short"] == 1
+    here.finish_load("a")
+
+
+def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers):
+    here = schedulers(handover_wait_ms=0)
+    asked = _asked(here)
+    here.publish(asked, 3)
+    coming, _ = _reserve(here, asked, 4, 6)
+    assert here.side.matched(asked, 0) == (48, True)
+    coming.release()
+
+
+def test_decode_waits_no_longer_than_copies_may_take(schedulers):
+    here = schedulers(handover_wait_ms=0, copy_timeout_ms=30)
+    asked = _asked(here)
+    here.publish(asked, 4)
+    coming, _ = _reserve(here, asked, 4, 6)
+    assert here.side.matched(asked, 0) == (None, False)
+    time.sleep(0.05)
+    assert here.side.matched(asked, 0) == (64, True)
+    coming.release()
