@@ -50,7 +50,7 @@ class ConnectorConfig:
     block size. Name the smallest one, alike for all engines of the pool."""
     publish_behind: bool = False
     """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
-    steps. Decode waits for blocks that are on their way. False: prefill answers when they are there, for readers that come without waiting."""
+    steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there."""
     handover_wait_ms: int = 50
     """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
     waits as long as prefill's host goes on, at most copy_timeout_ms."""
