@@ -10,6 +10,8 @@ use cxl_pool::copy::{LocalPlace, LocalRange};
 /// Blocks that are reserved, filled and committed together: enough for their misses to overlap, few enough that the first of many is
 /// there for others long before the last is copied.
 pub const BATCH: usize = 64;
+/// Cells that are to be filled, each with the place of its block in the call.
+pub type ReservedCells = Vec<(usize, Reservation)>;
 /// The words for a block that got a cell, and for one that is there.
 pub const RESERVED: &str = "reserved";
 pub const STORED: &str = "stored";
@@ -23,7 +25,7 @@ pub fn reserve(
     namespace: Namespace,
     wanted: &[(BlockKey, Option<BlockKey>)],
     len_bytes: impl Fn(usize) -> u64,
-) -> Outcome<(Vec<&'static str>, Vec<(usize, Reservation)>)> {
+) -> Outcome<(Vec<&'static str>, ReservedCells)> {
     let requests: Vec<PublishRequest> = wanted
         .iter()
         .enumerate()
@@ -52,7 +54,7 @@ pub fn reserve(
 /// Those of the library; then all of them are given up.
 pub fn fill_and_commit(
     cache: &Cache,
-    reserved: Vec<(usize, Reservation)>,
+    reserved: ReservedCells,
     local: LocalPlace,
     pieces: impl Fn(usize) -> Vec<LocalRange>,
 ) -> Outcome<()> {

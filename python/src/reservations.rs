@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cells that are reserved for blocks, and filled later.
 
-use crate::blocks::{self, BATCH, RESERVED, STORED};
+use crate::blocks::{self, BATCH, RESERVED, ReservedCells, STORED};
 use crate::cache::OpenCache;
 use crate::failure::{Outcome, invalid};
 use crate::handle::{Native, OpenHandle, drop_detached, held};
 use crate::layout::BlockLayout;
 use crate::local::Use;
-use cxl_pool::cache::Reservation;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::{Arc, Mutex};
@@ -15,12 +14,12 @@ use std::sync::{Arc, Mutex};
 /// Reservations of one call. The cache knows them as well, so that closing gives them up.
 pub struct ReservedSet {
     /// Each with the place of its block in the call.
-    reserved: Native<Mutex<Vec<(usize, Reservation)>>>,
+    reserved: Native<Mutex<ReservedCells>>,
 }
 
 impl ReservedSet {
     /// Of cells that were just reserved.
-    pub fn new(reserved: Vec<(usize, Reservation)>) -> Self {
+    pub fn new(reserved: ReservedCells) -> Self {
         ReservedSet { reserved: Native::new(Mutex::new(reserved)) }
     }
 
@@ -33,7 +32,7 @@ impl ReservedSet {
     }
 
     /// Hands all of them to `work`, in batches; after an error the rest is given up.
-    fn each_batch(&self, mut work: impl FnMut(Vec<(usize, Reservation)>) -> Outcome<()>) -> Outcome<()> {
+    fn each_batch(&self, mut work: impl FnMut(ReservedCells) -> Outcome<()>) -> Outcome<()> {
         let mut reserved = held(self.reserved.get("the reservations")?);
         let mut rest = std::mem::take(&mut *reserved);
         while !rest.is_empty() {
@@ -84,7 +83,7 @@ impl Reservations {
         let Some((set, handle)) = &self.held else { return Ok(Vec::new()) };
         if layout.len_bytes() != self.len_bytes {
             let (given_bytes, wanted_bytes) = (layout.len_bytes(), self.len_bytes);
-            return Err(invalid(format!("blocks of this layout have {given_bytes} bytes, those that were reserved {wanted_bytes}")).into());
+            return Err(invalid(format!("blocks of this layout have {given_bytes} bytes, those that were reserved {wanted_bytes}")));
         }
         let ids = layout.block_ids(block_ids, self.answers.len(), Use::Read)?;
         let (places, local) = (layout.blocks.clone(), layout.place(after)?);

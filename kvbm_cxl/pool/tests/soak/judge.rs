@@ -8,7 +8,7 @@ use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Published, Pulled
 use cxl_pool::fsck::{self, Severity};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::machine::{Machine, State};
-use cxl_pool::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Identity};
+use cxl_pool::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor, Identity};
 use cxl_pool::platform::MachineId;
 use cxl_pool::pool::Pool;
 use std::path::Path;
@@ -31,17 +31,17 @@ fn wait(cache: &Cache, what: &str, is_done: impl Fn() -> bool) {
     }
 }
 
-/// Cells of the chunks with a claim.
-fn claimed(pool: &Pool) -> u64 {
+/// Whether the host at `slot` has every chunk in which hosts left anything. One that is claimed and empty waits for a host that needs it.
+fn has_all_that_was_left(pool: &Pool, slot: u16) -> bool {
     let geometry = pool.layout().geometry();
-    let mut bits = [0; CHUNKS_PER_CELL_CLAIM / 8];
     assert_eq!(geometry.cell_claim_lines(), 1);
-    for slot in 0..u64::from(geometry.slots) {
-        let claim: CellClaim = pool.lines().fetch(slot).unwrap();
-        bits.iter_mut().zip(claim.bits).for_each(|(all, one)| *all |= one);
-    }
-    let chunks: u32 = bits.iter().map(|byte: &u8| byte.count_ones()).sum();
-    u64::from(chunks) * u64::from(geometry.cells_per_chunk)
+    let claim = |slot| pool.lines().fetch::<CellClaim>(slot).unwrap();
+    let (own, per_chunk) = (claim(slot.into()), u64::from(geometry.cells_per_chunk));
+    let others: Vec<CellClaim> = (0..u64::from(geometry.slots)).map(claim).collect();
+    let is_left = |chunk: usize| !own.has(chunk) && others.iter().any(|other| other.has(chunk));
+    let is_free = |cell| pool.lines().fetch::<Descriptor>(cell).unwrap().state == Descriptor::FREE;
+    let is_empty = |chunk: usize| (0..per_chunk).all(|cell| is_free(chunk as u64 * per_chunk + cell));
+    (0..CHUNKS_PER_CELL_CLAIM.min(geometry.cell_chunks() as usize)).filter(|&chunk| is_left(chunk)).all(is_empty)
 }
 
 /// States the death of every host that is not here any more. No process but this one runs.
@@ -70,7 +70,8 @@ pub fn judge(pool: &Pool, number: u8, state_directory: &Path) -> String {
     let cache = Cache::open(&host, CacheConfig { checksums: true, upkeep_ms: 1, ..CacheConfig::default() }).unwrap();
 
     // What hosts gave back has no owner until it is needed.
-    wait(&cache, "cells of others that were not adopted", || cache.usage().owned == claimed(pool) && cache.usage().quarantined == 0);
+    let is_done = || cache.usage().quarantined == 0 && has_all_that_was_left(pool, host.slot());
+    wait(&cache, "cells of others that were not adopted", is_done);
     let usage = cache.usage();
     assert_eq!(usage.free + usage.ready, usage.owned, "cells in no list: {usage:?}");
     let adopted = usage.ready;
