@@ -4,6 +4,7 @@ of it, as the other's own attention backend would have written it. Real memory o
 
 import itertools
 import time
+from dataclasses import replace
 
 import kvbm_cxl
 import pytest
@@ -268,6 +269,12 @@ def test_what_cannot_be_divided_is_refused_at_start(engine):
         engine(tp_size=4, stored_tp=2)
     with pytest.raises(ConfigError, match="stored_tp is 3"):
         engine(tp_size=1, stored_tp=3)
+    recurrent = engine(tp_size=1, stored_tp=0)
+    side, states = recurrent.ranks[0].side, Shape((recurrent.group, Group(0, ("states",), 32, Kind.STATE)), 32, 32)
+    assert side._shards(states).count == 1
+    side.config = replace(side.config, stored_tp=2)
+    with pytest.raises(ConfigError, match="states of recurrent layers cannot be divided"):
+        side._shards(states)
     with pytest.raises(ConfigError, match="zero_copy lends blocks"):
         engine(stored_tp=2, zero_copy=True)
 

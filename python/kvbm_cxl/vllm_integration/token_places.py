@@ -112,7 +112,7 @@ def _physical(page: torch.Tensor) -> list[int]:
 
 def _codes(written: Sequence[numpy.ndarray]) -> list[numpy.ndarray]:
     """One number for each that was written, equal where all its digits are."""
-    views = [each.view(f"V{each.shape[2]}")[..., 0] for each in written]
+    views = [each.view(f"u{each.shape[2]}")[..., 0] for each in written]
     known, digits = numpy.unique(numpy.concatenate([view.reshape(-1) for view in views]), return_inverse=True)
     codes, start = [], 0
     for view in views:
