@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What moving KV blocks costs a Dynamo graph: CxlConnector, NixlConnector over our plugin, NixlConnector over UCX, in turn.
+"""What moving KV blocks costs a Dynamo graph: CxlConnector, the same with `publish_behind`, NixlConnector over our plugin, NixlConnector
+over UCX, in turn.
 
 Each connector gets the same graph (two prefill workers, one decode worker, round robin, the tiny model, the same CPU-only shims) and the
 same requests. Three parts:
@@ -20,7 +21,8 @@ connector knows it, with the engine's way there and back left out:
   of descriptors and the handshake are not in it. Nothing is verified.
 `transfer_time_noticed_vs_ucx` adds to ours the time until the engine was told. A hand-over through the pool copies twice:
 `transfer_and_publish_time_vs_ucx` adds what prefill took to publish, of which NIXL has no counterpart: its blocks stay where they are
-until decode has read them. `transfer_time_vs_memcpy` has the machine's own ceiling for one thread: memcpy out of /dev/shm, of as many
+until decode has read them. `ttft_..._behind_vs_before` is the time to the first token with prefill's answer behind its copies, by that with
+the answer in front of them. `transfer_time_vs_memcpy` has the machine's own ceiling for one thread: memcpy out of /dev/shm, of as many
 bytes at a time as a request has, from lines that are in no cache. UCX's progress thread pauses as the shims for few cores have it, which
 can make its time longer than elsewhere.
 
@@ -56,7 +58,13 @@ from graph.graph import Graph  # noqa: E402
 from graph.model import BLOCK_TOKENS  # noqa: E402
 from graph.options import Options  # noqa: E402
 
-CONNECTORS = ("cxl", "nixl-cxl", "nixl-ucx")
+# What each is called here: the graph's connector, and options of it.
+CONNECTORS: dict[str, tuple[str, dict]] = {
+    "cxl": ("cxl", {}),
+    "cxl-behind": ("cxl", {"publish_behind": True}),
+    "nixl-cxl": ("nixl-cxl", {}),
+    "nixl-ucx": ("nixl-ucx", {}),
+}
 VOCABULARY = range(300, 2000)
 STATIC_TOKENS, STATIC_OUTPUT = (1500, 3000), 3
 PREFIX_TOKENS, ENDING_TOKENS = 3000, 150
@@ -198,7 +206,8 @@ def _mixed(graph: Graph, requests: Requests, measured: Measured) -> None:
 def measure(connector: str, requests: Requests, state: Path) -> Measured:
     """Runs a graph with this connector through all parts. Raises GraphError and Wrong."""
     measured = Measured()
-    options = Options(prefill=2, decode=1, connector=connector, state=state / connector)
+    kind, extra = CONNECTORS[connector]
+    options = Options(prefill=2, decode=1, connector=kind, connector_config=extra, state=state / connector)
     with Graph(options, lambda line: print(f"[{connector}] {line}", file=sys.stderr, flush=True)) as graph:
         graph.wait_until_ready()
         # Both prefill workers have met the decode worker, and compiled what they compile, before anything is timed.
@@ -250,7 +259,7 @@ def report(connector: str, measured: Measured) -> None:
 
 def ratios(by: dict[str, Measured], memcpy_s: float) -> dict[str, float]:
     """UCX's figure by ours: above 1 ours is faster, or moves less. `memcpy_s`: for a GB."""
-    ours, plugin, ucx = by["cxl"], by["nixl-cxl"], by["nixl-ucx"]
+    ours, behind, plugin, ucx = (by[name] for name in CONNECTORS)
     block_bytes = ours.mixed["prefill"].published_bytes / max(ours.mixed["prefill"].published_blocks, 1)
     # What was computed has to be written once, whole blocks and a tail for each request, and nothing else.
     missed_blocks = ours.mixed["prefill"].tokens[COMPUTED] / BLOCK_TOKENS + ours.mixed["prefill"].requests
@@ -265,6 +274,8 @@ def ratios(by: dict[str, Measured], memcpy_s: float) -> dict[str, float]:
         "written_of_missed": ours.mixed["prefill"].published_bytes / (missed_blocks * block_bytes),
         "ttft_static_1500_vs_ucx": median(ucx.ttft[1500]) / median(ours.ttft[1500]),
         "ttft_static_3000_vs_ucx": median(ucx.ttft[3000]) / median(ours.ttft[3000]),
+        "ttft_static_1500_behind_vs_before": median(ours.ttft[1500]) / median(behind.ttft[1500]),
+        "ttft_static_3000_behind_vs_before": median(ours.ttft[3000]) / median(behind.ttft[3000]),
         "ttft_shared_prefix_vs_ucx": median(ucx.ttft_second) / median(ours.ttft_second),
         "ttft_recomputed_vs_cached": median(ours.ttft_first) / median(ours.ttft_second),
         "throughput_shared_vs_ucx": ucx.mixed_s / ours.mixed_s,
