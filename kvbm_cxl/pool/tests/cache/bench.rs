@@ -38,7 +38,9 @@ pub fn machine_id(number: u8) -> MachineId {
 }
 
 pub fn host_config() -> HostConfig {
-    HostConfig { heartbeat_ms: 10, suspect_ms: load::ms(300), damage_ms: load::ms(300), poll_us: 500, ..HostConfig::default() }
+    // A join may have to wait for a manager that is taken for dead first.
+    let (suspect_ms, join_timeout_ms) = (load::ms(300), load::ms(10_000));
+    HostConfig { heartbeat_ms: 10, suspect_ms, damage_ms: suspect_ms, join_timeout_ms, poll_us: 500, ..HostConfig::default() }
 }
 
 /// Checks bytes, has locks for a while, and does all of its upkeep in every round.

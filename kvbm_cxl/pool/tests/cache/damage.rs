@@ -126,7 +126,7 @@ fn cells_in_poisoned_memory_are_not_used_again() {
     assert_eq!((usage.owned, usage.free, usage.ready, usage.quarantined), (CELLS, 0, CELLS - lost, 0));
     // Another process has not met the damage, and may have better luck with the memory.
     member.leave();
-    other.serve_until("the cells of who left are taken over", || other.cache.usage().owned == CELLS);
+    other.serve_until("the blocks of who left are taken over", || other.cache.usage().ready == CELLS - lost);
     other.publish(3 * CELLS..4 * CELLS, LEN);
     assert_eq!(other.cache.usage().ready, CELLS);
 }
