@@ -146,6 +146,7 @@
 //! | `CXL_CUDA_TIMEOUT_MS` | longest time for a copy of a GPU and the work that it comes after | 10000 |
 //! | `CXL_CUDA_KERNELS` | kernels that move bytes between a GPU and the pool: `builtin`, `none`, or a file with PTX or a cubin; they are used after a trial at the start | `builtin` |
 //! | `CXL_CUDA_KERNEL_PIECE_BYTES` | without checksums, pieces of at most so many bytes on average go by kernel; 0 = none do | 32768 |
+//! | `CXL_CUDA_BATCH_PIECES` | so many pieces of a call and more are given to a GPU's copy engines in one call | 2 |
 //! | `CXL_CUDA_KERNEL_PIECES` | without checksums, so many pieces of a call and more go by kernel | 16 |
 
 pub mod alloc;

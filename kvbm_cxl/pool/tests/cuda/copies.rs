@@ -98,6 +98,12 @@ fn the_tests_for_real_gpus_pass_with_this_one() {
         crate::real::on_every_gpu(&CudaConfig { library: fake.path().into(), ..CudaConfig::default() }, Gpu::count(fake.path()).unwrap());
         fake.assert_left_clean();
     }
+    // Without what is timed, which kernels on a CPU would take minutes for.
+    let fake = Fake::new(Kind::Kernels);
+    let config = CudaConfig { library: fake.path().into(), ..CudaConfig::default() };
+    crate::real::every_byte_on_every_gpu(&config, Gpu::count(fake.path()).unwrap());
+    assert!(fake.get("launches") > 32, "{} launches", fake.get("launches"));
+    fake.assert_left_clean();
 }
 
 #[test]

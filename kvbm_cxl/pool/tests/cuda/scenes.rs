@@ -110,6 +110,21 @@ pub fn there_and_back(
     seed: u64,
 ) -> (Vec<Outcome>, Vec<Outcome>) {
     let (blocks, len_bytes) = blocks();
+    there_and_back_of(&blocks, len_bytes, gpu, device, engine, [host, other], checksum, seed)
+}
+
+/// As [`there_and_back`], of some blocks, which need so much memory of the GPU.
+#[allow(clippy::too_many_arguments)] // A scene has these parts.
+pub fn there_and_back_of(
+    blocks: &[Block],
+    len_bytes: usize,
+    gpu: &Gpu,
+    device: u32,
+    engine: &dyn CopyEngine,
+    [host, other]: [&Arc<dyn Coherence>; 2],
+    checksum: Checksum,
+    seed: u64,
+) -> (Vec<Outcome>, Vec<Outcome>) {
     let cpu = CpuEngine::new(CopyConfig::alone());
     let sum = |bytes: &[u8]| (checksum == Checksum::Xxh3).then(|| checksum_of(bytes));
 

@@ -15,6 +15,8 @@ pub const KERNELS_ENVIRONMENT: &str = "CXL_CUDA_KERNELS";
 pub const KERNEL_PIECE_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECE_BYTES";
 /// The environment variable with the number of pieces from which on they are moved by a kernel.
 pub const KERNEL_PIECES_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECES";
+/// The environment variable with the number of pieces from which on copy engines are given them in one call.
+pub const BATCH_PIECES_ENVIRONMENT: &str = "CXL_CUDA_BATCH_PIECES";
 
 /// The kernels that this library has.
 pub(super) const BUILTIN: &str = "builtin";
@@ -38,6 +40,8 @@ pub struct CudaConfig {
     pub kernel_piece_bytes: u64,
     /// From so many pieces on they are moved by a kernel. Lists with checksums as above.
     pub kernel_pieces: usize,
+    /// From so many pieces on copy engines are given them in one call, where the driver has batches; one by one otherwise.
+    pub batch_pieces: usize,
     /// Blocks of 256 threads of a kernel: what it takes of the GPU, and how many KiB times 8 it has under way.
     pub kernel_blocks: u32,
     /// Bytes that a call gives the GPU at a time, where that reaches the pool itself: half of them a step. A list with a checksum is one
@@ -55,6 +59,7 @@ impl Default for CudaConfig {
             kernels: BUILTIN.into(),
             kernel_piece_bytes: 32 << 10,
             kernel_pieces: 16,
+            batch_pieces: 2,
             kernel_blocks: 32,
             in_flight_bytes: 256 << 20,
         }
@@ -82,8 +87,9 @@ impl CudaConfig {
         };
         config.timeout_ms = number(TIMEOUT_ENVIRONMENT, "milliseconds", config.timeout_ms)?;
         config.kernel_piece_bytes = number(KERNEL_PIECE_ENVIRONMENT, "bytes", config.kernel_piece_bytes)?;
-        let pieces = number(KERNEL_PIECES_ENVIRONMENT, "pieces", config.kernel_pieces as u64)?;
-        config.kernel_pieces = usize::try_from(pieces).unwrap_or(usize::MAX);
+        let pieces = |name: &str, kept: usize| Ok::<_, Error>(usize::try_from(number(name, "pieces", kept as u64)?).unwrap_or(usize::MAX));
+        config.kernel_pieces = pieces(KERNEL_PIECES_ENVIRONMENT, config.kernel_pieces)?;
+        config.batch_pieces = pieces(BATCH_PIECES_ENVIRONMENT, config.batch_pieces)?;
         if let Some(kernels) = text(KERNELS_ENVIRONMENT)? {
             config.kernels = kernels;
         }

@@ -99,6 +99,7 @@ impl Kernels {
 
     /// Ends the use of the kernels.
     pub(super) fn give_up(&self, reason: String) {
+        log::warn!("GPU {}: kernels are not used any more: {reason}", self.gpu.number());
         held(&self.failure).get_or_insert(reason);
     }
 

@@ -60,6 +60,8 @@ pub(super) struct Lane {
     /// Recorded on streams of callers.
     mark: Handle,
     slots: [LaneSlot; 2],
+    /// From so many pieces on they are one batch.
+    batch_pieces: usize,
     /// Those whose kernels it has launched: they stay loaded.
     kernels: Option<Arc<Kernels>>,
 }
@@ -85,10 +87,11 @@ struct LaneSlot {
 unsafe impl Send for Lane {}
 
 impl Lane {
-    pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>) -> Result<Lane> {
+    pub(super) fn new(gpu: &Arc<Gpu>, entered: &Entered<'_>, batch_pieces: usize) -> Result<Lane> {
         let slot = || LaneSlot { event: null_mut(), buffer: None, tables: TableMemory::default(), is_recorded: false };
         // Made one by one, so that what was made is given back when the next one fails.
-        let mut lane = Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()], kernels: None };
+        let mut lane =
+            Lane { gpu: gpu.clone(), stream: null_mut(), mark: null_mut(), slots: [slot(), slot()], batch_pieces, kernels: None };
         lane.stream = entered.make_stream()?;
         lane.mark = entered.make_event()?;
         for slot in &mut lane.slots {
@@ -125,12 +128,13 @@ impl Lane {
         }
     }
 
-    /// Gives the GPU copies, all in one batch where the driver has that. Those that it refuses, by their lists: the others are under way.
+    /// Gives the GPU copies, all in one batch where the driver has that and they are enough. Those that it refuses, by their lists: the
+    /// others are under way.
     ///
     /// # Safety
     /// What lies at the addresses may be read and written until the lane's end was seen.
     pub(super) unsafe fn give(&mut self, entered: &Entered<'_>, moves: &[Move]) -> Vec<(usize, Error)> {
-        if moves.len() > 1 {
+        if moves.len() >= self.batch_pieces.max(2) {
             let mut destinations: Vec<Address> = moves.iter().map(|part| part.destination).collect();
             let mut sources: Vec<Address> = moves.iter().map(|part| part.source).collect();
             let mut lens_bytes: Vec<usize> = moves.iter().map(|part| part.len_bytes).collect();

@@ -53,7 +53,8 @@ mod trial;
 mod windows;
 
 pub use config::{
-    CudaConfig, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT, LIBRARY_ENVIRONMENT, TIMEOUT_ENVIRONMENT,
+    BATCH_PIECES_ENVIRONMENT, CudaConfig, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT, LIBRARY_ENVIRONMENT,
+    TIMEOUT_ENVIRONMENT,
 };
 pub use started::{Ending, GpuCopy, GpuPiece, HostPlace};
 
@@ -140,11 +141,15 @@ impl CudaEngine {
     pub fn open(config: &CudaConfig, device: u32, memory: Arc<dyn Coherence>) -> Result<Self> {
         config.check()?;
         let gpu = Gpu::open(Driver::load(&config.library)?, device)?;
+        let kernels = Kernels::open(&gpu, config);
+        if let Err(reason) = &kernels {
+            log::warn!("GPU {device}: no kernels, so blocks with checksums go through pinned buffers: {reason}");
+        }
         Ok(CudaEngine {
             idle: Mutex::default(),
             late: Mutex::default(),
             registered: Registered::new(gpu.clone(), memory.clone(), config.granule_bytes),
-            kernels: Kernels::open(&gpu, config),
+            kernels,
             memory,
             gpu,
             config: config.clone(),
@@ -195,7 +200,7 @@ impl CudaEngine {
             return Err(Error::Gpu { device: self.gpu.number(), what });
         }
         let idle = held(&self.idle).pop();
-        idle.map_or_else(|| Lane::new(&self.gpu, entered), Ok)
+        idle.map_or_else(|| Lane::new(&self.gpu, entered, self.config.batch_pieces), Ok)
     }
 
     /// Keeps a lane that has nothing under way.
