@@ -109,6 +109,8 @@ class Engine:
         for rank in self.ranks:
             rank.write(rank.memory, sequence)
             rank.run(self.step, saves=[blocks], complete={blocks.request_id})
+        for rank in self.ranks:
+            rank.side._saves.wait([blocks.request_id])  # With `publish_behind` the steps end before them.
 
     def load(self, sequence: int, tokens: int = TOKENS, begin: int = 0) -> list[set[int]]:
         """The blocks of vLLM's that each rank could not fill."""
@@ -237,10 +239,11 @@ def test_other_orders_of_heads_and_tokens(engine):
         reader.assert_loaded(1)
 
 
-def test_a_tail_of_a_slice(engine):
+@pytest.mark.parametrize("behind", (False, True))
+def test_a_tail_of_a_slice(engine, behind):
     """70 tokens: of blocks of 64 the second one has 6, of blocks of 32 the third. Behind them nothing is written."""
     for writer_tokens, reader_tokens in ((32, 128), (128, 32), (64, 64)):
-        writer = engine(tp_size=1, block_tokens=writer_tokens, **STORED)
+        writer = engine(tp_size=1, block_tokens=writer_tokens, publish_behind=behind, **STORED)
         sequence = writer_tokens
         writer.publish(sequence, tokens=70)
         assert writer.counts()["published_blocks/stored"] == 3
