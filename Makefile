@@ -450,6 +450,10 @@ perf-pool: build .venv/nixl-installed ## Prefix cache: publish, pull and lookup 
 perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
 	@$(RATIOS) perf-hit-rate -- target/release/cxl-bench policies --ratios --write perf
 
+.PHONY: perf-trace
+perf-trace: build .venv/installed ## Recorded requests through the real cache, hosts in processes, every byte compared: hits beside the planner's, by policy; TRACES=/folder, else synthetic ones; writes perf/trace.csv
+	@$(RATIOS) perf-trace --timeout-s 7200 -- target/release/cxl-bench trace $(TRACES) --ratios --own $(if $(TRACES),--write perf)
+
 .PHONY: perf-nixl
 perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
 	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf

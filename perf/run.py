@@ -35,6 +35,13 @@ MAIN_RATIOS = {
     "perf-pool": ("publish_1m_vs_bare", "pull_64k_vs_bare", "pull_1m_vs_bare", "lookup64_vs_fetch", "pull_1m_vs_ucx"),
     "perf-routing": ("prefill_work_without_over_with_pool_round_robin", "prefill_work_round_robin_over_kv_with_pool"),
     "perf-serve": ("transfer_time_vs_ucx", "transfer_and_publish_time_vs_ucx", "prefill_tokens_vs_ucx", "ttft_shared_prefix_vs_ucx"),
+    "perf-trace": (
+        "found_over_planned_mooncake_conversation",
+        "found_over_planned_mooncake_synthetic",
+        "pool_over_own_prefix_aware_mooncake_conversation",
+        "pool_over_own_prefix_aware_mooncake_synthetic",
+        "leaf_lru_over_lru_mooncake_synthetic",
+    ),
     "perf-tier": ("put_and_get_64_of_1024k_vs_ucx", "put_and_get_1_of_64k_vs_ucx", "lookup_1000_over_memcpy_1m"),
 }
 MOST_RATIOS = 5

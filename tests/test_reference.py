@@ -41,7 +41,7 @@ def test_the_tables_are_not_empty():
     assert len(rows(reference.connector_options())) >= 15 and "| `checksums` | `true` |" in reference.connector_options()
     assert len(rows(reference.member_options())) >= 10 and "| `--cacert` | `ETCD_CACERT` | - |" in reference.member_options()
     numbers = rows(reference.rack_numbers())
-    assert len(numbers) == reference.read("kvbm_cxl/ctl/src/plan/keys.rs").count('";\n') >= 20
+    assert len(numbers) == reference.read("kvbm_cxl/ctl/src/planner/keys.rs").count('";\n') >= 20
     assert any(row.startswith("| `device.latency_ns` | of the preset |") for row in numbers)
     assert len(rows(reference.c_functions())) >= 10 and all(not row.endswith("| - |") for row in rows(reference.c_functions()))
     assert "`cxl_shm_open`" in reference.c_functions() and "`cxl_shm_cache_pull" in reference.c_functions()

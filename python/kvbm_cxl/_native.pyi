@@ -282,6 +282,35 @@ class Watch:
         Reads a line for each cell in use of the size that is watched, and looks up every block in every companion. Raises ClosedError.
         """
 
+class TraceRecorder:
+    """A record of requests and publishes of this process, for `cxlctl record` and `cxl-plan`: a file of block ids, which are hashes of a
+    secret salt and the blocks' names. No call waits for the file; what does not fit is dropped and counted. It needs no pool."""
+
+    def __new__(cls, directory: str, salt: str, *, block_tokens: int, max_bytes: int = ...) -> Self:
+        """Makes a file in directory. salt: the same on all hosts whose files are to be merged. max_bytes: the longest file, at least 1024,
+        a gibibyte where it is not given. Raises InvalidError, and SystemError_ where there can be no file."""
+
+    def asked(self, ns: Namespace, keys: Iterable[bytes], tokens: int, found_tokens: int) -> None:
+        """A request: keys of its whole blocks from the first one on, its tokens, and those of them that were found."""
+
+    def published(self, ns: Namespace, keys: Iterable[bytes]) -> None:
+        """Blocks that were published."""
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Entries so far: in the file, dropped because the queue or the file was full, and lost because writing failed."""
+
+    @property
+    def last_error(self) -> str | None:
+        """Why entries could not be written, the last time that this was so."""
+
+    @property
+    def path(self) -> str:
+        """The file."""
+
+    def close(self) -> None:
+        """Writes what waits, and ends the file. May be called again."""
+
 class Cache:
     """The prefix cache, as one process uses it. Pool.cache() opens it."""
 

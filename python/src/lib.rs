@@ -22,6 +22,7 @@ mod pins;
 mod pool;
 mod region;
 mod reservations;
+mod trace;
 mod watch;
 
 use pyo3::prelude::*;
@@ -49,6 +50,8 @@ mod _native {
     use crate::region::{LentOffer, LentRegion};
     #[pymodule_export]
     use crate::reservations::Reservations;
+    #[pymodule_export]
+    use crate::trace::TraceRecorder;
     #[pymodule_export]
     use crate::watch::{Changes, Watch};
 

@@ -32,6 +32,9 @@ def test_defaults_and_environment():
         ({"pool": "p", "max_inflight_bytes": 0}, "max_inflight_bytes is 0"),
         ({"pool": "p", "copy_timeout_ms": 0}, "copy_timeout_ms is 0"),
         ({"pool": "p", "handover_wait_ms": -1}, "handover_wait_ms is -1"),
+        ({"pool": "p", "record_dir": "d"}, "record_dir and record_salt go together"),
+        ({"pool": "p", "record_salt": "s"}, "record_dir and record_salt go together"),
+        ({"pool": "p", "record_max_bytes": 1023}, "record_max_bytes is 1023; it must be at least 1024"),
         ({"pool": "p", "cache": "lru"}, "cache is 'lru'; it takes a Mapping"),
         ({"pool": "p", "cache": {"checksums": False}}, "option of its own"),
         ({"pool": "p", "cache": {"polcy": "lru"}}, "no option 'polcy'; it has copy, .*policy"),
@@ -58,6 +61,9 @@ def test_every_option_is_taken():
         "events": True,
         "model_id": "m",
         "tenant_salt": "s",
+        "record_dir": "d",
+        "record_salt": "s",
+        "record_max_bytes": 4096,
         "cache": {"policy": "lru"},
     }
     config = ConnectorConfig.read(options, {})

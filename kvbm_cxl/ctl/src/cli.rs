@@ -42,6 +42,17 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// Options of `record`.
+#[derive(Args, Debug)]
+pub struct RecordArgs {
+    /// Files of recorders, or folders with *.trace.jsonl
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// The trace to write
+    #[arg(long, value_name = "FILE")]
+    pub write: PathBuf,
+}
+
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -102,6 +113,11 @@ pub enum Command {
     ///
     /// Counters since the machines started, as docs/operating/metrics.md explains them. Rates are in `top`.
     Nixl,
+    /// Merge what workers recorded of their requests into one trace for cxl-plan
+    ///
+    /// Workers record where their option `record_dir` says so: a file for each process, with salted ids of blocks and no prompts. Files
+    /// with one salt are merged by time, as the clocks of their machines had it.
+    Record(RecordArgs),
     /// Print a shell's completions
     Completions(CompletionsArgs),
     /// Write the manual pages

@@ -5,6 +5,7 @@
 pub mod counted;
 pub mod output;
 pub mod peer;
+pub mod planner;
 pub mod pool;
 pub mod random;
 pub mod scratch;

@@ -19,6 +19,7 @@ mod inspect;
 mod logger;
 mod nixl;
 mod pool_view;
+mod record;
 mod seats;
 mod top;
 
@@ -55,6 +56,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Exporter(args) => exporter::run(pool, &args, out),
         Command::Top(args) => top::run(pool, &args, out),
         Command::Nixl => nixl::run(pool, out),
+        Command::Record(args) => record::run(&args, out),
         Command::Completions(args) => docs::completions(&args, out),
         Command::Man(args) => docs::man(&args, out),
     }

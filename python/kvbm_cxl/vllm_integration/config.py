@@ -66,6 +66,13 @@ class ConnectorConfig:
     """What the model is called in the pool. Left out: a fingerprint of its weights. Workers share blocks only under the same one."""
     tenant_salt: str = ""
     """A secret that keeps this engine's blocks apart from those of others with the same model."""
+    record_dir: str = ""
+    """A folder for a record of this engine's requests, as salted ids of their blocks without prompts: for `cxlctl record` and
+    `cxl-plan`. Left out: nothing is recorded."""
+    record_salt: str = ""
+    """A secret that the recorded ids depend on, the same on all hosts whose records are to be merged."""
+    record_max_bytes: int = 1 << 30
+    """Longest record of an engine. What comes behind it is dropped and counted."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the pool's cache: `policy`, `low_water_percent`, ..."""
 
@@ -95,7 +102,7 @@ class ConnectorConfig:
                 '{"pool": "/dev/dax0.0"}, or in the environment as CXL_POOL'
             )
         at_least = {"workers": 1, "max_inflight_bytes": 1, "max_pinned_blocks": 1, "min_load_tokens": 1, "handover_wait_ms": 0}
-        at_least |= {"window_every_tokens": 1, "stored_tp": 0, "stored_block_tokens": 0}
+        at_least |= {"window_every_tokens": 1, "stored_tp": 0, "stored_block_tokens": 0, "record_max_bytes": 1024}
         for name, least in {**at_least, "copy_timeout_ms": 1, "events_period_ms": 1}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
@@ -105,6 +112,8 @@ class ConnectorConfig:
             raise ConfigError("CxlConnector: zero_copy lends blocks as the engine has them; leave stored_tp and stored_block_tokens out")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
+        if bool(self.record_dir) != bool(self.record_salt):
+            raise ConfigError("CxlConnector: record_dir and record_salt go together: a folder, and a secret for the ids there")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
         if unknown := sorted(set(self.cache) - CACHE_OPTIONS):

@@ -18,6 +18,7 @@ from .log import logger
 from .metadata import Blocks
 from .pool_access import PoolAccess
 from .prefix_search import PrefixSearch
+from .recording import Recording
 from .stats import Tally
 from .support import can_be_cached
 from .tracked import PinnedLookup, Tracked
@@ -38,6 +39,7 @@ class Lookups:
     corrupt: CorruptBlocks
     reads: bool = True
     """False: the engine computes whole prompts, and nothing is looked up."""
+    recording: Recording | None = None
     pinned: int = 0
     """Blocks that requests of this engine have pinned."""
     loading: Counter[bytes] = field(default_factory=Counter)
@@ -186,6 +188,8 @@ class Lookups:
         self.tally.count("prompt_tokens", "pulled", external_tokens)
         self.tally.count("prompt_tokens", "reused", reused)
         self.tally.count("prompt_tokens", "computed", max(prompt_tokens - external_tokens - reused, 0))
+        if self.recording:
+            self.recording.admitted(tracked, reused + external_tokens)
         if tracked.expected and prompt_tokens > 1:
             found = external_tokens + reused
             self.tally.count("handovers", "complete" if found >= tracked.expected.tokens else "short")

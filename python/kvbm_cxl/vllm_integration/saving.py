@@ -12,6 +12,7 @@ from .events import PoolEvents
 from .groups import Kind
 from .handover import Expected, wants_publish
 from .metadata import Blocks, StepMetadata
+from .recording import Recording
 from .support import can_be_cached
 from .tracked import Tracked
 
@@ -32,6 +33,7 @@ class Saving:
     is_producer: bool
     is_consumer: bool
     events: PoolEvents | None = None
+    recording: Recording | None = None
     _saved_step: int = 0
     """Every save ordered up to this step is over."""
     _release: set[str] = field(default_factory=set)
@@ -99,6 +101,8 @@ class Saving:
             tracked.tail_is_fresh |= with_tail
             if saves:
                 tracked.last_save_step = orders.step
+                if self.recording:
+                    self.recording.published(saves)
         if completes:
             tracked.published = True
             if not self.is_consumer or wants_publish(request.kv_transfer_params):

@@ -22,6 +22,7 @@ from .keys import Hasher
 from .lookups import Lookups
 from .metadata import StepMetadata, WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
+from .recording import Recording
 from .saving import Saving, written_blocks
 from .stats import CxlStats, Tally
 from .tracked import Tracked
@@ -56,8 +57,9 @@ class SchedulerSide:
         reasons = Reasons()
         self.names = BlockNames(self.access, self.shape, self.tally, self.hasher)
         self.corrupt = CorruptBlocks(self.access, self.names)
-        self.lookups = Lookups(self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads)
-        self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events)
+        self.recording = Recording.begin(self.config, self.names, self.access.failures)
+        self.lookups = Lookups(self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads, self.recording)
+        self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events, self.recording)
 
     def handshake(self, workers: Mapping[Any, WorkerHandshake]) -> None:
         """Learns the namespaces of all workers; before that, nothing is found."""
@@ -153,10 +155,15 @@ class SchedulerSide:
 
     def take_stats(self) -> CxlStats | None:
         self.access.failures.count_in(self.tally)
+        if self.recording:
+            self.recording.count_in(self.tally)
         return self.tally.take()
 
     def close(self) -> None:
-        """Unpins everything."""
+        """Unpins everything, and ends the record."""
         for tracked in self._tracked.values():
             self.lookups.unpin(tracked)
         self._tracked.clear()
+        if self.recording:
+            self.recording.close()
+            self.recording = self.lookups.recording = self.saving.recording = None

@@ -44,6 +44,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "Descriptions of blocks for routers, published and read.",
     ),
     "announced_blocks": ("change", ("stored", "removed"), "Blocks of the pool, of all engines, that routers were told of."),
+    "recorded_entries": ("outcome", ("written", "dropped", "failed"), "Requests and publishes for the record of `record_dir`."),
     "thread_errors": (
         "reason",
         ("lost", "timeout", "other"),

@@ -16,6 +16,7 @@ mod lock;
 mod policies;
 mod rpc;
 mod scaling;
+mod trace;
 
 use clap::Parser;
 use ctl_common::{output, peer, pool, scratch, stats};
@@ -122,6 +123,8 @@ enum What {
     },
     /// Eviction policies: hit rates by cache size on synthetic requests, counted
     Policies(policies::Args),
+    /// Recorded requests through the real cache, hosts in processes of their own: what they find beside what cxl-plan says
+    Trace(trace::Args),
 }
 
 #[derive(clap::Args, Debug)]
@@ -282,6 +285,7 @@ fn run(cli: &Cli, out: &mut Out) -> std::result::Result<Exit, Failure> {
         What::Mixed { common, load } => (cache::mixed::run(load, common.batches), common),
         What::Pool { common, args } => (cache::pool::run(args, common.batches), common),
         What::Policies(args) => return policies::run(args, out),
+        What::Trace(args) => return trace::run(args, out),
     };
     let bench = bench.map_err(failed)?;
     let json = to_json(&bench)?;

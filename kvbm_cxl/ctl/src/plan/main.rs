@@ -2,31 +2,25 @@
 //! `cxl-plan`: what a pool is worth for recorded requests, before there is one: hit rates, times to the first token, bytes moved and
 //! load of the devices, by system, by routing and by size. Simulated; every answer says what it assumes.
 
-mod arrivals;
-mod error;
-mod keys;
 mod measured;
 mod picture;
-mod presets;
-mod rack;
 mod report;
-mod sim;
-mod trace;
 
-use arrivals::Arrivals;
 use clap::Parser;
 use ctl_common::output::{self, Exit, Failure, Out};
+use ctl_common::planner::arrivals::{self, Arrivals};
+use ctl_common::planner::error::{Origin, PlanError, Planned};
+use ctl_common::planner::rack::{self, Described};
+use ctl_common::planner::sim::{Routing, Setup, System};
+use ctl_common::planner::trace::Trace;
+use ctl_common::planner::{keys, presets};
 use ctl_common::text::table;
 use cxl_pool::cache::policy::PolicyKind;
-use error::{Origin, PlanError, Planned};
-use rack::Described;
 use report::{Plan, Row};
 use serde_json::json;
-use sim::{Routing, Setup, System};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use trace::Trace;
 
 const AFTER_HELP: &str = "\
 How much pool do I need:
@@ -166,16 +160,9 @@ impl RunArgs {
         }
         let Some(load) = self.load else { return Ok((Arrivals::Recorded, "as recorded".into())) };
         let load = above_zero(load, "--load", 1000.0, "a part")?;
-        if trace.span_s() <= 0.0 {
-            return Err(PlanError::Malformed {
-                origin: Origin::File(trace.file.clone()),
-                what: "all requests come at one time, so --load cannot set how fast they come".into(),
-                remedy: "give --poisson".into(),
-            });
-        }
-        let wanted_s = trace.asked_tokens() as f64 / (described.rack.tokens_per_s * described.rack.instances * load);
-        let times = trace.span_s() / wanted_s;
-        Ok((Arrivals::Faster(times), format!("as recorded, {times:.4} times as fast, for a load of {load} if nothing is found")))
+        let arrivals = Arrivals::for_load(trace, &described.rack, load)?;
+        let Arrivals::Faster(times) = arrivals else { return Ok((arrivals, "as recorded".into())) };
+        Ok((arrivals, format!("as recorded, {times:.4} times as fast, for a load of {load} if nothing is found")))
     }
 
     /// Sizes that rows stand for, and of each the own DRAM of an instance in the system own, and the pool.

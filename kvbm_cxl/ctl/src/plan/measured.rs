@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Costs that were measured: from a file of perf/records, or from what `cxl-bench line --json` or `cxl-bench pool --json` printed.
 
-use crate::error::{Origin, PlanError, Planned};
-use crate::rack::Given;
+use ctl_common::planner::error::{Origin, PlanError, Planned};
+use ctl_common::planner::rack::Given;
 use serde_json::Value;
 use std::path::Path;
 

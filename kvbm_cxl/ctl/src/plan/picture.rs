@@ -2,7 +2,7 @@
 //! A plan as charts: hits, times, bytes and load by the size of the memory.
 
 use crate::report::{Plan, Row};
-use crate::sim::{Routing, System};
+use ctl_common::planner::sim::{Routing, System};
 use ctl_common::svg::{self, Curve, Key, Panel, Style};
 
 type Value = fn(&Row) -> f64;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a plan says: rows, the size that is enough, and what is assumed.
 
-use crate::keys::{KEYS, Rack};
-use crate::rack::Described;
-use crate::sim::outcome::Outcome;
-use crate::sim::{Routing, System};
-use crate::trace::Trace;
+use ctl_common::planner::keys::{KEYS, Rack};
+use ctl_common::planner::rack::Described;
+use ctl_common::planner::sim::outcome::Outcome;
+use ctl_common::planner::sim::{Routing, System};
+use ctl_common::planner::trace::Trace;
 use ctl_common::text::table;
 use serde::Serialize;
 use serde_json::{Map, Value, json};

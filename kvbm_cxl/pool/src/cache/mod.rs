@@ -24,6 +24,7 @@
 //! | [`events`], `observe::watch` | what happened, for listeners; which blocks of a namespace come and go in the whole pool |
 //! | [`survey`] | what is in the cache of a pool, and why a key is not |
 //! | [`tier`] | lists of blocks for a storage tier, and calls that are dropped in the middle |
+//! | [`trace`] | a record of what is asked for and published, by salted ids |
 //!
 //! # Example
 //!
@@ -83,6 +84,7 @@ mod pull;
 mod service;
 pub mod survey;
 pub mod tier;
+pub mod trace;
 
 pub(crate) use cells::residue::HOOKS;
 pub use cells::usage::Share;

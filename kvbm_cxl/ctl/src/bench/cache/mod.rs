@@ -21,8 +21,9 @@ use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Upkeep, chain};
 use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions};
 use cxl_pool::copy::CopyConfig;
 use cxl_pool::device::PoolSpec;
-use cxl_pool::host::{Host, Service};
+use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::limits::LINE_BYTES;
+use cxl_pool::platform::Platform;
 use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
 use cxl_pool::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -143,7 +144,12 @@ pub fn alone() -> CacheConfig {
 
 /// Joins as machine `number`. Without `upkeep` nothing runs beside what is measured, except the host's own service.
 pub fn join(pool: &Pool, state: &Path, number: u8, config_of: CacheConfig, upkeep: bool) -> Result<Member> {
-    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(real_machine(pool, state, number)?), config(pool))?;
+    join_on(pool, Arc::new(real_machine(pool, state, number)?), config(pool), config_of, upkeep)
+}
+
+/// The same on a platform of the caller's.
+pub fn join_on(pool: &Pool, platform: Arc<dyn Platform>, host_config: HostConfig, config_of: CacheConfig, upkeep: bool) -> Result<Member> {
+    let host = cxl_pool::pool::join(pool.lines().clone(), platform, host_config)?;
     let service = host.serve()?;
     // Pages that this process never touched would be found one by one, in the middle of what is measured.
     for offset in (pool.layout().cells_offset()..pool.layout().data_offset()).step_by(4096) {

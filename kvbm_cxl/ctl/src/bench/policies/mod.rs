@@ -11,6 +11,7 @@ mod workload;
 
 use super::to_json;
 use crate::output::{Exit, Failure, Out};
+use ctl_common::planner::trace::Trace as Recorded;
 use cxl_pool::{Error, Result};
 use replay::{Contender, Rates, replay};
 use serde::Serialize;
@@ -93,6 +94,25 @@ fn studies(requests: usize, seed: u64) -> Result<Vec<Study>> {
         let broken = |_| Err(Error::Invalid("a workload ended in a panic".into()));
         running.into_iter().map(|thread| thread.join().unwrap_or_else(broken)).collect()
     })
+}
+
+/// The workloads as requests that come evenly, for programs that read recorded ones.
+///
+/// # Errors
+/// [`Failure`] where they are not what a trace may be.
+pub fn synthetic(requests: usize) -> std::result::Result<Vec<Recorded>, Failure> {
+    let as_recorded = |number: usize| {
+        let trace = generate(number, requests, 1);
+        let mut text = String::new();
+        for ((at, chain), (tokens, _)) in trace.requests().enumerate().zip(&trace.tokens).filter(|((_, chain), _)| !chain.is_empty()) {
+            // Whole blocks only, as the workloads have them.
+            let tokens = chain.len() as u64 * BLOCK_TOKENS + tokens % BLOCK_TOKENS;
+            let request = serde_json::json!({"timestamp": at * 100, "input_length": tokens, "hash_ids": chain});
+            text.push_str(&format!("{request}\n"));
+        }
+        Recorded::parse(&format!("synthetic-{}", trace.name), text.as_bytes(), usize::MAX, Some(BLOCK_TOKENS)).map_err(Failure::from)
+    };
+    (0..WORKLOADS).map(as_recorded).collect()
 }
 
 fn markdown(studies: &[Study], seed: u64) -> String {

@@ -3,9 +3,9 @@
 
 use super::outcome::Times;
 use super::*;
-use crate::arrivals::{self, Arrivals};
-use crate::keys::KEYS;
-use ctl_common::random::Random;
+use crate::planner::arrivals::{self, Arrivals};
+use crate::planner::keys::KEYS;
+use crate::random::Random;
 
 /// One instance that computes 1000 tokens a second, no caches, a pool with round costs: 100 ns a line, 8 GB/s for an instance and a device.
 fn rack(change: impl FnOnce(&mut Rack)) -> Rack {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A rack put together: defaults, then a preset, then the file, then what was measured, then options; the last one to say a number counts.
 
-use crate::error::{Origin, PlanError, Planned};
-use crate::keys::{Form, KEYS, Key, Rack};
-use crate::presets::{DEFAULT, PRESETS, Preset};
+use crate::planner::error::{Origin, PlanError, Planned};
+use crate::planner::keys::{Form, KEYS, Key, Rack};
+use crate::planner::presets::{DEFAULT, PRESETS, Preset};
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
 

@@ -5,8 +5,8 @@ use super::caches::{Caches, Match, Tier, tick};
 use super::device::{Devices, Part, Way};
 use super::events::{Event, Events};
 use super::outcome::{Counts, Outcome, Served};
-use super::{Ns, Routing, Setup, ns};
-use crate::error::{PlanError, Planned};
+use super::{Ns, Routing, Setup, Step, What, ns};
+use crate::planner::error::{PlanError, Planned};
 use std::collections::VecDeque;
 
 #[derive(Default)]
@@ -52,6 +52,7 @@ pub struct Run<'a> {
     counts: Counts,
     turn: usize,
     now: Ns,
+    steps: Vec<Step>,
 }
 
 fn lost() -> PlanError {
@@ -78,11 +79,16 @@ impl<'a> Run<'a> {
             counts: Counts::default(),
             turn: 0,
             now: 0,
+            steps: Vec::with_capacity(2 * setup.trace.requests.len()),
         }
     }
 
+    fn step(&mut self, what: What, request: u32, instance: usize) {
+        self.steps.push(Step { at: self.now, what, request, instance: instance as u32 });
+    }
+
     /// Until everything is done.
-    pub fn run(mut self) -> Planned<Outcome> {
+    pub fn run(mut self) -> Planned<(Outcome, Vec<Step>)> {
         self.enter_due(0);
         while let Some((now, event)) = self.events.next() {
             self.now = now;
@@ -90,12 +96,15 @@ impl<'a> Run<'a> {
                 Event::Due { request } => self.due(request)?,
                 Event::Arrived { request } => self.arrived(request)?,
                 Event::Computed { request, instance } => self.computed(request, instance as usize)?,
-                Event::Saved { request, instance } => self.caches.enter(Tier::Dram, instance as usize, self.chain(request), now)?,
+                Event::Saved { request, instance } => {
+                    self.step(What::Enters, request, instance as usize);
+                    self.caches.enter(Tier::Dram, instance as usize, self.chain(request), now)?;
+                }
                 Event::Published { request, instance } => self.published(request, instance as usize)?,
             }
         }
         let work: Vec<Ns> = self.instances.iter().map(|instance| instance.work).collect();
-        Outcome::of(&self.served, self.counts, &work, self.devices.load(self.now), self.now)
+        Ok((Outcome::of(&self.served, self.counts, &work, self.devices.load(self.now), self.now)?, self.steps))
     }
 
     fn chain(&self, request: u32) -> &'a [u32] {
@@ -189,6 +198,7 @@ impl<'a> Run<'a> {
 
     fn start(&mut self, request: u32, instance: usize) -> Planned<()> {
         let (chain, now) = (self.chain(request), self.now);
+        self.step(What::Asks, request, instance);
         let found = self.caches.find(instance, chain);
         let used = chain.get(..found.blocks()).unwrap_or_default();
         let from_pool: Vec<u32> = used.iter().copied().filter(|&block| self.caches.tier_of(instance, block) == Some(Tier::Pool)).collect();
@@ -289,6 +299,7 @@ impl<'a> Run<'a> {
 
     fn published(&mut self, request: u32, instance: usize) -> Planned<()> {
         let (chain, now) = (self.chain(request), self.now);
+        self.step(What::Enters, request, instance);
         self.caches.enter(Tier::Pool, instance, chain, now)?;
         if self.setup.rack.disaggregated != 0.0 {
             self.counts.pool_read_bytes += chain.len() as f64 * self.setup.block_bytes();

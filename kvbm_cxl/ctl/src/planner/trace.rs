@@ -6,8 +6,8 @@
 //! which no request comes before the one before it is answered. Other members are passed over. A block is known by its hash and by the
 //! blocks before it, so hashes may be chained or not.
 
-use crate::error::{Origin, PlanError, Planned};
-use ctl_common::random::mix;
+use crate::planner::error::{Origin, PlanError, Planned};
+use crate::random::mix;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::Path;
@@ -255,6 +255,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn key(number: u32) -> [u8; 16] {
+/// The name of the block of this number.
+pub fn key(number: u32) -> [u8; 16] {
     bytemuck::cast([mix(u64::from(number) + 1), u64::from(number)])
 }

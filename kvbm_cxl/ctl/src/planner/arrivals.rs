@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! When requests come, where that is not as recorded.
 
-use crate::trace::Trace;
-use ctl_common::random::Random;
+use crate::planner::error::{Origin, PlanError, Planned};
+use crate::planner::keys::Rack;
+use crate::planner::trace::Trace;
+use crate::random::Random;
 
 /// When requests come.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +15,24 @@ pub enum Arrivals {
     Faster(f64),
     /// At random, so many a second on average, independent of one another.
     Poisson(f64),
+}
+
+impl Arrivals {
+    /// So fast that this part of what the instances can compute is asked for if nothing is found.
+    ///
+    /// # Errors
+    /// [`PlanError::Malformed`] where all requests come at one time.
+    pub fn for_load(trace: &Trace, rack: &Rack, load: f64) -> Planned<Arrivals> {
+        if trace.span_s() <= 0.0 {
+            return Err(PlanError::Malformed {
+                origin: Origin::File(trace.file.clone()),
+                what: "all requests come at one time, so --load cannot set how fast they come".into(),
+                remedy: "give --poisson".into(),
+            });
+        }
+        let wanted_s = trace.asked_tokens() as f64 / (rack.tokens_per_s * rack.instances * load);
+        Ok(Arrivals::Faster(trace.span_s() / wanted_s))
+    }
 }
 
 /// Sets the times of a trace.

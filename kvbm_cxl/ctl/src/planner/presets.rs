@@ -8,7 +8,7 @@ pub struct Preset {
     pub name: &'static str,
     /// Where the numbers are from, and which of them are assumed.
     pub source: &'static str,
-    /// By the names of [`crate::keys::KEYS`].
+    /// By the names of [`crate::planner::keys::KEYS`].
     pub values: &'static [(&'static str, f64)],
 }
 

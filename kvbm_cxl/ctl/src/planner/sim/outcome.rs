@@ -3,7 +3,7 @@
 
 use super::device::Load;
 use super::{Ns, seconds};
-use crate::error::{PlanError, Planned};
+use crate::planner::error::{PlanError, Planned};
 use serde::Serialize;
 
 /// What became of one request, in nanoseconds.

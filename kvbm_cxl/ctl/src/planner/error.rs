@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why there is no plan: what is wrong, in which file and line, and what to do.
 
-use ctl_common::output::{Exit, Failure};
+use crate::output::{Exit, Failure};
 use std::fmt;
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A line of a file, the first one is 1.
-    Line { file: String, line: usize },
+    Line {
+        /// The file.
+        file: String,
+        /// The line.
+        line: usize,
+    },
     /// A whole file.
     File(String),
     /// An option of the command line, or a preset.
@@ -29,17 +34,59 @@ impl fmt::Display for Origin {
 #[derive(Debug)]
 pub enum PlanError {
     /// A file cannot be read or written.
-    Unusable { file: String, source: std::io::Error },
+    Unusable {
+        /// The file.
+        file: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// What stands there is not what has to stand there.
-    Malformed { origin: Origin, what: String, remedy: String },
+    Malformed {
+        /// Where it stands.
+        origin: Origin,
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        remedy: String,
+    },
     /// A number is out of its range.
-    OutOfRange { origin: Origin, name: String, given: String, least: f64, most: f64, unit: &'static str },
+    OutOfRange {
+        /// Where it stands.
+        origin: Origin,
+        /// Which number.
+        name: String,
+        /// What was given.
+        given: String,
+        /// The smallest value.
+        least: f64,
+        /// The largest value.
+        most: f64,
+        /// What it is to be given in.
+        unit: &'static str,
+    },
     /// A name is not known.
-    Unknown { origin: Origin, what: &'static str, given: String, known: Vec<&'static str> },
+    Unknown {
+        /// Where it stands.
+        origin: Origin,
+        /// What is wrong.
+        what: &'static str,
+        /// What was given.
+        given: String,
+        /// The names that there are.
+        known: Vec<&'static str>,
+    },
     /// A trace has no request.
-    Empty { file: String },
+    Empty {
+        /// The file.
+        file: String,
+    },
     /// The rack lacks a value.
-    Missing { name: &'static str, meaning: &'static str },
+    Missing {
+        /// Which number.
+        name: &'static str,
+        /// What it is.
+        meaning: &'static str,
+    },
     /// Counts do not add up: a mistake of this program.
     Unsound(String),
 }

@@ -7,9 +7,9 @@ mod events;
 pub mod outcome;
 mod rack;
 
-use crate::error::Planned;
-use crate::keys::Rack;
-use crate::trace::Trace;
+use crate::planner::error::Planned;
+use crate::planner::keys::Rack;
+use crate::planner::trace::Trace;
 use cxl_pool::cache::policy::PolicyKind;
 use outcome::Outcome;
 
@@ -90,6 +90,28 @@ impl Routing {
     }
 }
 
+/// What an instance does with the caches beside its accelerators' memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It looks how much of a request's chain is there, and reads that.
+    Asks,
+    /// What was missing of the chain is there from now on.
+    Enters,
+}
+
+/// One of these, in the order in which they happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// When, after the first arrival.
+    pub at: Ns,
+    /// What.
+    pub what: What,
+    /// The request, by its number in the trace.
+    pub request: u32,
+    /// The instance.
+    pub instance: u32,
+}
+
 /// What is simulated.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
@@ -123,7 +145,19 @@ impl Setup<'_> {
     }
 
     /// Runs it.
+    ///
+    /// # Errors
+    /// [`PlanError::Unsound`](crate::planner::error::PlanError::Unsound) where its counts do not add up.
     pub fn run(&self) -> Planned<Outcome> {
+        self.run_by_steps().map(|(outcome, _)| outcome)
+    }
+
+    /// Runs it, and tells what the instances did, for another cache to be asked the same. In the system [`System::PoolL2`] a chain enters
+    /// own DRAM and the pool in steps of their own.
+    ///
+    /// # Errors
+    /// As [`Setup::run`].
+    pub fn run_by_steps(&self) -> Planned<(Outcome, Vec<Step>)> {
         rack::Run::new(self).run()
     }
 }

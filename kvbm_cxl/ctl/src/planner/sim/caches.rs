@@ -5,9 +5,9 @@
 //! start, as the pool does, so that a start is never older than what continues it. A use of a block counts in every cache that has it.
 
 use super::{Ns, Setup, gib_blocks};
-use crate::error::Planned;
-use crate::trace::Trace;
-use ctl_common::counted::CountedCache;
+use crate::counted::CountedCache;
+use crate::planner::error::Planned;
+use crate::planner::trace::Trace;
 use cxl_pool::cache::policy::{CYCLE_TICKS, PolicyKind};
 
 /// Nanoseconds of a tick of the policies' clocks.

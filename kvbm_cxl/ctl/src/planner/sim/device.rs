@@ -6,10 +6,10 @@
 //! for one miss after the other, each of which brings pages ahead; the device is busy as far as its pages do not go side by side.
 
 use super::{Ns, gib_blocks, ns};
-use crate::error::Planned;
-use crate::keys::Rack;
-use crate::trace::Block;
-use ctl_common::counted::CountedCache;
+use crate::counted::CountedCache;
+use crate::planner::error::Planned;
+use crate::planner::keys::Rack;
+use crate::planner::trace::Block;
 use cxl_pool::cache::policy::PolicyKind;
 
 const GB: f64 = 1e9;
