@@ -273,6 +273,26 @@ def test_cells_have_the_namespace_of_an_engine_that_has_such_blocks(monkeypatch,
     assert set(native).isdisjoint(cells(1, 32, 8)) and set(native).isdisjoint(cells(4, 64, 2))
 
 
+def test_a_draft_model_is_part_of_the_groups_that_may_have_its_layers(monkeypatch):
+    monkeypatch.setattr(identity, "fingerprint", lambda model: f"weights:{model.model}")
+
+    def drafts(method: str, **fields):
+        fields = {"model": "d", "hf_config": HfConfig(layers=1), "max_model_len": 4096} | fields
+        eagle = method == "eagle"
+        return SimpleNamespace(method=method, use_eagle=lambda: eagle, draft_model_config=SimpleNamespace(**fields))
+
+    def named(speculative, is_draft=True):
+        group = Group(0, tuple(LAYERS), SPEC.block_size, *kind_of(SPEC), is_draft=is_draft)
+        config = ConnectorConfig.read({"pool": "p"})
+        return identity._draft(_vllm_config(speculative_config=speculative), config, group)
+
+    eagle = drafts("eagle")
+    assert named(None) == named(SimpleNamespace(draft_model_config=None)) == named(eagle, is_draft=False) == {}
+    others = [drafts("eagle", model="e"), drafts("eagle", hf_config=HfConfig(layers=2)), drafts("draft_model"), eagle]
+    assert len({named(each)["draft"] for each in others}) == 4
+    assert named(drafts("draft_model"), is_draft=False), "vLLM does not say where its layers are"
+
+
 def test_layer_numbers():
     assert [identity.layer_number(name) for name in (*LAYERS, "lm.layers.17.attn.3", "attn")] == [0, 1, 2, 17, 0]
 

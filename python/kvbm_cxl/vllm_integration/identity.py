@@ -65,6 +65,7 @@ def namespace_fields(
             "side": side_files_digest(model),
             "backend": attention_backend(vllm_config, group.layer_names),
             **_more(group, layers),
+            **_draft(vllm_config, config, group),
         },
     }
 
@@ -78,6 +79,16 @@ def _more(group: Group, layers: list["KVCacheSpec"]) -> dict[str, str]:
     if group.kind is Kind.FULL and len(layers) == 1:
         return {}
     return {"kind": f"{group.kind.value}/{group.reach_tokens}", "layer_specs": digest("\n".join(map(repr, layers)))}
+
+
+def _draft(vllm_config: "VllmConfig", config: ConnectorConfig, group: Group) -> dict[str, str]:
+    """The draft model whose layers a group may have."""
+    speculative = vllm_config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    # n-grams have none; vLLM names the model itself in its place.
+    if draft is None or draft is vllm_config.model_config or (speculative.use_eagle() and not group.is_draft):
+        return {}
+    return {"draft": f"{speculative.method}/{config.model_id or fingerprint(draft)}/{model_config_digest(draft)}"}
 
 
 def layer_number(name: str) -> int:
