@@ -12,23 +12,29 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 # An engine is imported, made and warmed up in it; the machine may be a small one.
-START_S, ANSWER_S = 300, 180
+START_S, ANSWER_S = 900, 600
 
 
 class EngineProcess:
     """The same arguments as `engines.engine`; calls are methods of `engines.Engine`."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, env: dict[str, str] | None = None, wait: bool = True, **options: Any) -> None:
+        """`env`: more for its environment. Without `wait`, `ready` waits for it."""
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "engine_process.py"), json.dumps([arguments, options])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         # A reader of its own, so that waiting for an answer has a deadline.
         self._answers: queue.Queue = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
+        if wait:
+            self.ready()
+
+    def ready(self) -> None:
+        """Waits until it is made."""
         self.answer(START_S)
 
     def _read(self) -> None:

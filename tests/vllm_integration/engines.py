@@ -10,7 +10,10 @@ from pathlib import Path
 
 from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+from vllm.model_executor.models import registry
 
+# vLLM looks at each class of models in a process of its own, so that no GPU is touched. Here it would import vLLM once more for each.
+registry._run_in_subprocess = lambda look: look()
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 512 << 10
 
@@ -99,7 +102,8 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
             "kv_load_failure_policy": policy,
             "kv_connector_extra_config": {"pool": pool, **extra},
         }
-        if "tensor_parallel_size" in options:  # Workers are processes of their own, where nothing is registered yet.
+        # Workers are processes of their own, where nothing is registered yet.
+        if {"tensor_parallel_size", "pipeline_parallel_size"} & options.keys():
             options["kv_transfer_config"]["kv_connector_module_path"] = "kvbm_cxl.vllm_integration.connector"
     settings = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **options}
     llm, before = None, set(_left_by_ranks())
