@@ -194,19 +194,18 @@ fn what_cannot_be_measured_is_refused() {
 
 #[test]
 fn requests_are_replayed_by_hosts_and_held_against_the_planner() {
-    let output =
-        bench(&["trace", "--json", "--hosts", "2", "--requests", "40", "--pool-percent", "40", "--eviction", "lru,s3-fifo", "--own"]);
+    let output = bench(&["trace", "--json", "--hosts", "2", "--requests", "16", "--pool-percent", "40", "--eviction", "lru", "--own"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let results: Value = serde_json::from_slice(&output.stdout).unwrap();
     let results = results.as_array().unwrap();
-    assert_eq!(results.len(), 5 * 4, "five workloads, by two policies in a pool, and own caches by two routings");
+    assert_eq!(results.len(), 5 * 3, "five workloads, in a pool, and in own caches by two routings");
     for result in results {
         let (planned, replayed) = (result["planned"].as_f64().unwrap(), result["replayed"].as_f64().unwrap());
         // Two hosts and few cells, of which some are kept free; the recorded traces are held to more (perf/README.md).
         assert!((planned - replayed).abs() < 0.15, "{result}");
         let all = &result["all"];
         assert_eq!(all["found"], all["pulled"], "hosts that take turns lose nothing between pin and pull: {result}");
-        assert!(all["stored"].as_u64().unwrap() > 0 && all["lookups"].as_u64().unwrap() == 40);
+        assert!(all["stored"].as_u64().unwrap() > 0 && all["lookups"].as_u64().unwrap() == 16);
     }
     assert!(results.iter().any(|result| result["all"]["evicted"].as_u64().unwrap() > 0 && result["replayed"].as_f64().unwrap() > 0.0));
 }
