@@ -222,6 +222,10 @@ gpu-kernels: .venv/gpu/installed ## Make the kernels for GPUs from their source:
 	$(STEP) 'PTX of the kernels' scripts/gpu-kernels write
 	$(STEP) 'cubins of the kernels' scripts/gpu-kernels build target/gpu-kernels
 
+.PHONY: gpu-kit
+gpu-kit: python-package ## Pack what a machine with a GPU and nothing else needs to try and time the GPU path, in target/gpu-kit.tar.gz: at most 60 MiB
+	$(STEP) 'kit for a machine with a GPU' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/gpu-kit target/gpu-kit
+
 .PHONY: build-member
 build-member: .venv/etcd-installed ## Build cxl-member, which keeps a host's slot in etcd
 	$(STEP) 'release build of cxl-member' env $(PROTOC_ENV) cargo build $(CARGO_FLAGS) --release -p cxl-member
@@ -271,7 +275,7 @@ test-rust: ## Tests of the pool, its C API and its command line
 .PHONY: test-gpu-kernels
 test-gpu-kernels: .venv/installed ## The kernels for GPUs without a GPU, compiled for the CPU: 10,000 random lists against copies and checksums of the CPU, each step left out in turn; is the PTX that of the source (after `make setup-gpu`)
 	$(STEP) 'pytest, PTX of the kernels' .venv/bin/python -m pytest -q -rs tests/test_gpu_kernels.py
-	$(STEP) 'cargo test, kernels on the CPU' cargo test $(CARGO_FLAGS) -p cxl-pool --test cuda kernels::
+	$(STEP) 'cargo test, kernels on the CPU' cargo test $(CARGO_FLAGS) $(SHIPPED) --test cuda kernels::
 	$(STEP) 'cargo test, fences around kernels' cargo test $(CARGO_FLAGS) -p cxl-sim --test copy_gpu
 
 .PHONY: test-sim
@@ -446,6 +450,12 @@ perf-copy: build .venv/installed ## Copies of payload: publish, pull, gather, sp
 perf-pool: build .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
 	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxl-bench pool --ratios \
 		--ucx '.venv/bin/python perf/ucx_peer.py'
+
+# It has never run on a GPU.
+.PHONY: perf-gpu
+perf-gpu: gpu-kit ## The path between a GPU and the pool, tried to the last byte and then timed: by piece, batch, kernel and pinned buffers (12 minutes; skipped without a GPU)
+	@if reason=$$(python3 target/gpu-kit/gpu.py --look); then $(RATIOS) perf-gpu --timeout-s 900 -- python3 target/gpu-kit/gpu.py; \
+	else echo "== perf-gpu: SKIPPED, nothing was run: $$reason"; fi
 
 .PHONY: perf-hit-rate
 perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg

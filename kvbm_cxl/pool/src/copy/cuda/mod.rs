@@ -142,7 +142,9 @@ impl CudaEngine {
         config.check()?;
         let gpu = Gpu::open(Driver::load(&config.library)?, device)?;
         let kernels = Kernels::open(&gpu, config);
-        if let Err(reason) = &kernels {
+        if let Err(reason) = &kernels
+            && config.kernels != "none"
+        {
             log::warn!("GPU {device}: no kernels, so blocks with checksums go through pinned buffers: {reason}");
         }
         Ok(CudaEngine {

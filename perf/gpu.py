@@ -1,0 +1,388 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tries and times the path between a GPU and the pool on a machine with an NVIDIA GPU, in 12 minutes at most. **It has never run on one.**
+
+    python3 gpu.py                  in the unpacked kit of `make gpu-kit`, which needs no network and nothing else; --look: is there a GPU?
+
+Truth comes first: the engine's own test program; every byte of blocks that were published from the GPU, pulled to other places of it and
+read back, by each way, with hosts as they are and emulated ones; and of blocks that a second process pulls. Nothing is timed before.
+
+Ways, through the same calls of package kvbm_cxl: `piece` (one copy a piece), `batch` (copy engines, one call), `kernel` (one launch), and
+with checksums `bounce` (pinned buffers and a CPU) and `summed` (a kernel that takes them). They take turns in each round, each pull is
+compared outside of its time, and ratios are of medians. `pull_128x20k_piece_over_kernel` is the time by piece by that of the kernel: above
+1 the kernel is faster. `..._summed_over_kernel` is what checksums cost. `pool_over_pinned_to_gpu` is the bandwidth of plain copies of 1 MiB
+out of the registered pool by that out of pinned memory. Where kernels are not loaded the ways with them are not measured, and it says why.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# The wheel of the kit is unpacked beside this file; in a checkout there is the package.
+sys.path[:0] = [str(path) for path in (HERE / "package", HERE.parent / "python") if path.exists()]
+
+import gpu_driver  # noqa: E402
+import kvbm_cxl  # noqa: E402
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+ALL, NEVER = str(1 << 40), str(1 << 30)
+# Way -> whether blocks have checksums, and the environment of the engine.
+WAYS = {
+    "piece": (False, {"CXL_CUDA_KERNELS": "none", "CXL_CUDA_BATCH_PIECES": NEVER}),
+    "batch": (False, {"CXL_CUDA_KERNELS": "none"}),
+    "kernel": (False, {"CXL_CUDA_KERNEL_PIECES": "1", "CXL_CUDA_KERNEL_PIECE_BYTES": ALL}),
+    "bounce": (True, {"CXL_CUDA_KERNELS": "none"}),
+    "summed": (True, {}),
+}
+VARIABLES = ("CXL_CUDA_KERNELS", "CXL_CUDA_BATCH_PIECES", "CXL_CUDA_KERNEL_PIECES", "CXL_CUDA_KERNEL_PIECE_BYTES", "CXL_COHERENCE")
+# Label -> pieces of a block, bytes of a piece: Beluga's experiments, and a block of 16 tokens of Llama 3.1 8B.
+SHAPES = {"128x20k": (128, 20 * KIB), "64x32k": (64, 32 * KIB), "16384x160": (16384, 160)}
+RATIOS = {}
+
+
+class Late(Exception):
+    """The time is over."""
+
+
+class Bench:
+    """What all parts use."""
+
+    def __init__(self, said):
+        self.said, self.end = said, time.monotonic() + 60 * said.minutes
+        self.gpu = gpu_driver.Gpu()
+        self.path = Path(said.pool)
+        self.spec = f"{said.pool},size={said.pool_mib}M"
+        self.number = 0
+        self.random = random.Random(5)
+        self.has_kernels = True
+
+    def go_on(self):
+        if time.monotonic() > self.end:
+            raise Late
+
+    def ways(self):
+        return [way for way in WAYS if self.has_kernels or way not in ("kernel", "summed")]
+
+    def keys(self, count):
+        self.number += 1
+        return [kvbm_cxl.chain_key(None, [self.number, index]) for index in range(count)]
+
+    def format(self, block_bytes):
+        kvbm_cxl.format_pool(self.spec, cells=f"{-(-block_bytes // 64) * 64}:75%", force=True)
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def surroundings(way, coherence="native"):
+    """The environment of an engine of this way."""
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(WAYS[way][1] | {"CXL_COHERENCE": coherence})
+
+
+NS_FIELDS = {"dtype": "int8", "layer_count": 1, "kv_head_count": 1, "head_size": 1, "block_tokens": 16, "layout": "pieces"}
+
+
+class Blocks:
+    """Blocks on the GPU, each of as many pieces, which lie apart; `count` of them, and as much room beside them."""
+
+    def __init__(self, bench, pieces, piece_bytes, count):
+        self.gpu, self.pieces, self.piece_bytes, self.count = bench.gpu, pieces, piece_bytes, count
+        self.stride = piece_bytes + 16 if piece_bytes % 16 == 0 else piece_bytes + 1
+        self.len_bytes = pieces * 2 * count * self.stride
+        self.address = self.gpu.allocate(self.len_bytes)
+        self.content = bytearray(bench.random.randbytes(self.len_bytes))
+        self.gpu.write(self.address, bytes(self.content))
+        parts = [(self.address + part * 2 * count * self.stride, self.stride, piece_bytes) for part in range(pieces)]
+        self.layout = kvbm_cxl.BlockLayout(parts, 2 * count, device="cuda:0")
+        self.block_bytes = pieces * piece_bytes
+
+    def change(self, random_bytes):
+        """Other bytes in all of it, so that what arrives is of this round."""
+        self.content[:] = random_bytes(self.len_bytes)
+        self.gpu.write(self.address, bytes(self.content))
+
+    def at(self, part, block):
+        return (part * 2 * self.count + block) * self.stride
+
+    def block(self, block):
+        starts = (self.at(part, block) for part in range(self.pieces))
+        return b"".join(self.content[start : start + self.piece_bytes] for start in starts)
+
+    def check(self, moved):
+        """Blocks arrived at their new places, block -> place, and not a byte beside them changed."""
+        for part in range(self.pieces):
+            for block, place in moved.items():
+                source, to = self.at(part, block), self.at(part, place)
+                self.content[to : to + self.piece_bytes] = self.content[source : source + self.piece_bytes]
+        if self.gpu.read(self.address, self.len_bytes) != bytes(self.content):
+            raise SystemExit("a byte on the GPU is wrong: nothing that was timed counts")
+
+    def free(self):
+        self.gpu.free(self.address)
+
+
+def there_and_back(bench, cache, blocks, ns):
+    """Publishes the blocks and pulls them to the room beside them; the two times."""
+    keys, count = bench.keys(blocks.count), blocks.count
+    places = list(range(count, 2 * count))
+    bench.random.shuffle(places)
+    blocks.change(bench.random.randbytes)
+    start = time.perf_counter()
+    stored = cache.publish_blocks(ns, keys, blocks.layout, range(count))
+    published = time.perf_counter()
+    found = cache.pull_blocks(ns, keys, blocks.layout, places)
+    pulled = time.perf_counter()
+    if stored != ["stored"] * count or found != [None] * count:
+        raise SystemExit(f"blocks were not stored or not found: {stored} {found}")
+    blocks.check(dict(enumerate(places)))
+    cache.evict_all(ns, keys)
+    return published - start, pulled - published
+
+
+def test_program(bench):
+    """The engine's own test of every GPU; whether kernels passed their trial."""
+    program = next((path for path in (HERE / "cuda_gpu", HERE.parent / "target/gpu-kit/cuda_gpu") if path.exists()), None)
+    if program is None:
+        return say("truth: the engine's test program is not in this folder")
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run([program, "--nocapture"], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    say(done.stdout[-6000:])
+    if done.returncode or "skipped:" in done.stdout:
+        raise SystemExit(f"the engine's test program failed: {done.stderr[-3000:]}")
+    bench.has_kernels = "no_kernels: None" in done.stdout and 'no_kernels: Some' not in done.stdout
+
+
+def truth(bench):
+    """Every way, hosts as they are and emulated ones; pieces of round and of odd lengths."""
+    ns = kvbm_cxl.Namespace(model="truth", **NS_FIELDS)
+    for pieces, piece_bytes in ((7, 4096), (5, 1501), (40, 160)):
+        blocks = Blocks(bench, pieces, piece_bytes, 8)
+        bench.format(blocks.block_bytes)
+        for coherence in ("native", "emulated:seed=7,noise=8"):
+            for way in bench.ways():
+                bench.go_on()
+                surroundings(way, coherence)
+                with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way][0]) as cache:
+                    there_and_back(bench, cache, blocks, ns)
+        blocks.free()
+    say(f"truth: every byte is right by {', '.join(bench.ways())}; native and emulated")
+    if not bench.has_kernels:
+        say("truth: kernels are not loaded here (the test program's Reach says why): ways with them are left out")
+
+
+def peer(said):
+    """The second process: pulls what the first one published, and tells the digest of each block as its GPU has it."""
+    gpu = gpu_driver.Gpu()
+    ns = kvbm_cxl.Namespace(model="two", **NS_FIELDS)
+    keys, (pieces, piece_bytes) = [bytes.fromhex(key) for key in said.peer.split(",")], (9, 4112)
+    address = gpu.allocate(len(keys) * pieces * piece_bytes)
+    parts = [(address + part * len(keys) * piece_bytes, piece_bytes, piece_bytes) for part in range(pieces)]
+    layout = kvbm_cxl.BlockLayout(parts, len(keys), device="cuda:0")
+    for checksums in (True, False):
+        with kvbm_cxl.Pool(f"{said.pool},size={said.pool_mib}M") as pool, pool.cache(checksums=checksums) as cache:
+            found = cache.pull_blocks(ns, keys, layout, range(len(keys)))
+            if found != [None] * len(keys):
+                raise SystemExit(f"not found: {found}")
+    content = gpu.read(address, len(keys) * pieces * piece_bytes)
+    for block in range(len(keys)):
+        starts = ((part * len(keys) + block) * piece_bytes for part in range(pieces))
+        print(hashlib.sha256(b"".join(content[start : start + piece_bytes] for start in starts)).hexdigest())
+
+
+def two_processes(bench):
+    ns = kvbm_cxl.Namespace(model="two", **NS_FIELDS)
+    blocks = Blocks(bench, 9, 4112, 6)
+    bench.format(blocks.block_bytes)
+    for coherence in ("native", "emulated:seed=3,noise=8"):
+        bench.go_on()
+        surroundings("summed", coherence)
+        with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=True) as cache:
+            keys = bench.keys(6)
+            blocks.change(bench.random.randbytes)
+            if cache.publish_blocks(ns, keys, blocks.layout, range(6)) != ["stored"] * 6:
+                raise SystemExit("blocks were not stored")
+            arguments = [*bench.said.again, "--peer", ",".join(key.hex() for key in keys)]
+            done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode or done.stdout.split() != [hashlib.sha256(blocks.block(block)).hexdigest() for block in range(6)]:
+            raise SystemExit(f"another process has other bytes: {done.stdout[-500:]} {done.stderr[-2000:]}")
+    blocks.free()
+    say("truth: another process has every byte")
+
+
+def plain_memory(bench):
+    """Registration, and plain copies of the registered pool beside those of pinned memory."""
+    gpu, size = bench.gpu, min(bench.said.pool_mib, 1024) * MIB
+    with open(bench.path, "r+b") as file:
+        memory = mmap.mmap(file.fileno(), size)
+    hold = ctypes.c_char.from_buffer(memory)
+    base = ctypes.addressof(hold)
+    for at in range(0, size, mmap.PAGESIZE):
+        memory[at]
+    start = time.perf_counter()
+    status = gpu.register(base, size)
+    seconds = time.perf_counter() - start
+    if status:
+        say(f"registering {size // MIB} MiB of the pool is refused: CUDA error {status}. Is the memory-lock limit too small?")
+    else:
+        say(f"registering {size // MIB} MiB of the pool takes {seconds:.3f} s")
+        RATIOS["registration_gib_per_s"] = size / GIB / seconds
+        part, pinned = min(size, 256 * MIB), None
+        pinned, on_gpu = gpu.pinned(part), gpu.allocate(part)
+        times = {}
+        for _ in range(bench.said.rounds):
+            bench.go_on()
+            for name, host in (("pinned", pinned), ("pool", base)):
+                for way in ("to_gpu", "from_gpu"):
+                    offsets = range(0, part, MIB)
+                    moves = [(on_gpu + at, host + at, MIB) if way == "to_gpu" else (host + at, on_gpu + at, MIB) for at in offsets]
+                    if way == "to_gpu":
+                        ctypes.memset(host, bench.random.randrange(256), 64)
+                    start = time.perf_counter()
+                    gpu.copy(moves)
+                    times.setdefault((name, way), []).append(time.perf_counter() - start)
+                    if gpu.read(on_gpu, MIB) != ctypes.string_at(host, MIB):
+                        raise SystemExit(f"a plain copy {way} of {name} memory is wrong")
+        for way in ("to_gpu", "from_gpu"):
+            pinned_s, pool_s = (statistics.median(times[name, way]) for name in ("pinned", "pool"))
+            RATIOS[f"pool_over_pinned_{way}"] = pinned_s / pool_s
+            say(f"1 MiB copies {way}: pinned {part / pinned_s / 1e9:.2f} GB/s, pool {part / pool_s / 1e9:.2f} GB/s")
+        gpu.free(on_gpu)
+        gpu.free_pinned(pinned)
+        gpu.unregister(base)
+    del hold
+    memory.close()
+
+
+def shape(bench, label, pieces, piece_bytes, count):
+    """One call with blocks of this shape by each way; medians by way and direction."""
+    ns = kvbm_cxl.Namespace(model=label, **NS_FIELDS)
+    blocks = Blocks(bench, pieces, piece_bytes, count)
+    bench.format(blocks.block_bytes)
+    times = {}
+    for number in range(bench.said.rounds + 1):
+        for way in bench.ways():
+            bench.go_on()
+            surroundings(way)
+            with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way][0]) as cache:
+                # The first call opens the engine and registers what it touches.
+                there_and_back(bench, cache, blocks, ns)
+                timed = [there_and_back(bench, cache, blocks, ns) for _ in range(3)]
+            if number:
+                for name, found in zip(("publish", "pull"), zip(*timed, strict=True), strict=True):
+                    times.setdefault((name, way), []).extend(found)
+    medians = {key: statistics.median(found) for key, found in times.items()}
+    for name in ("publish", "pull"):
+        rates = (f"{way} {1e6 * medians[name, way]:.0f} us" for way in bench.ways())
+        say(f"{label} x {count} blocks, {name}: {', '.join(rates)}; {count * blocks.block_bytes / MIB:.2f} MiB")
+        for one, other in (("piece", "batch"), ("piece", "kernel"), ("batch", "kernel"), ("bounce", "summed"), ("summed", "kernel")):
+            if {one, other} <= set(bench.ways()):
+                RATIOS[f"{name}_{label}_{one}_over_{other}"] = medians[name, one] / medians[name, other]
+    blocks.free()
+
+
+def shapes(bench):
+    for label, (pieces, piece_bytes) in SHAPES.items():
+        shape(bench, label, max(2, pieces // bench.said.divide), piece_bytes, 1)
+
+
+def token_blocks(bench):
+    """Blocks of 16, 64 and 256 tokens of Llama 3.1 8B: 64 pieces, 64 MiB a call."""
+    for tokens in (16, 64, 256):
+        piece_bytes = tokens * 2 * KIB
+        count = max(1, 64 * MIB // (64 * piece_bytes) // bench.said.divide)
+        shape(bench, f"{tokens}_tokens", max(2, 64 // bench.said.divide), piece_bytes, count)
+
+
+def computing(bench):
+    """A product of matrices beside copies by engine and by kernel, where PyTorch is there."""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ImportError("it has no CUDA")
+    except ImportError as reason:
+        return say(f"computing beside copies: left out, no PyTorch with CUDA ({reason})")
+    import threading
+
+    x = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
+    ns = kvbm_cxl.Namespace(model="computing", **NS_FIELDS)
+
+    def products():
+        start = time.perf_counter()
+        for _ in range(40):
+            x @ x
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    products()
+    blocks = Blocks(bench, 64, 32 * KIB, 16)
+    bench.format(blocks.block_bytes)
+    for way in bench.ways():
+        surroundings(way)
+        with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=WAYS[way][0]) as cache:
+            there_and_back(bench, cache, blocks, ns)
+            keys = bench.keys(16)
+            cache.publish_blocks(ns, keys, blocks.layout, range(16))
+            alone, stop = statistics.median(products() for _ in range(3)), threading.Event()
+
+            def pull(cache=cache, keys=keys, stop=stop):
+                while not stop.is_set():
+                    cache.pull_blocks(ns, keys, blocks.layout, range(16, 32))
+
+            thread = threading.Thread(target=pull)
+            thread.start()
+            beside = statistics.median(products() for _ in range(3))
+            stop.set()
+            thread.join()
+        RATIOS[f"product_beside_{way}_over_alone"] = beside / alone
+        say(f"a product beside pulls by {way}: {beside / alone:.3f} of its time alone")
+    blocks.free()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="The path between a GPU and the pool, tried and timed.")
+    parser.add_argument("--look", action="store_true", help="say whether there is a GPU to try, and exit with 1 where there is none")
+    parser.add_argument("--pool", default="/dev/shm/kvbm-cxl-perf-gpu", help="a file that is made and removed")
+    parser.add_argument("--pool-mib", type=int, default=1536)
+    parser.add_argument("--minutes", type=float, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--divide", type=int, default=1, help="smaller lists, for a look at the program itself")
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
+    said = parser.parse_args()
+    said.again = [f"--pool={said.pool}", f"--pool-mib={said.pool_mib}"]
+    if said.peer:
+        return peer(said)
+    try:
+        bench = Bench(said)
+    except gpu_driver.NoGpu as reason:
+        print(f"skipped: no GPU to try: {reason}")
+        return 1 if said.look else 0
+    if said.look:
+        return print("there is a GPU")
+    try:
+        for part in (test_program, truth, two_processes, plain_memory, shapes, token_blocks, computing):
+            bench.go_on()
+            part(bench)
+    except Late:
+        say(f"{said.minutes} minutes are over: what comes after was left out")
+    finally:
+        bench.path.unlink(missing_ok=True)
+    print("RATIOS " + json.dumps({name: round(value, 4) for name, value in RATIOS.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
