@@ -114,6 +114,12 @@ pub fn is_fenced(view: &View<'_>, slot: u16, incarnation: u32) -> bool {
     })
 }
 
+/// Whether an incarnation of a slot is no more: fenced, left, or followed by another.
+fn is_over(view: &View<'_>, slot: u16, incarnation: u32) -> bool {
+    let identity = view.peek::<Identity>(slot.into());
+    is_fenced(view, slot, incarnation) || identity.incarnation > incarnation || identity.state == Identity::LEFT
+}
+
 /// The line of a cell, unless it is being written.
 fn descriptor(view: &View<'_>, lines: &Lines, cell: u64) -> Option<Descriptor> {
     let offset = view.layout().line_offset(Descriptor::REGION, cell).ok()?;
@@ -330,24 +336,27 @@ impl Ledger {
                 }
             }
         }
-        self.claims_fit(view, &owners).or_else(|| pins_left(view, geometry.slots.into()))
+        self.claims_fit(view, lines, &owners).or_else(|| pins_left(view, geometry.slots.into()))
     }
 
-    /// Every claimed chunk is in the table of a process, and all chunks of the tables are claimed.
-    fn claims_fit(&self, view: &View<'_>, owners: &BTreeMap<u64, (SimProcess, u16)>) -> Option<String> {
+    /// Every claimed chunk is in the table of a process, but for empty ones of hosts that are over, and all chunks of the tables are claimed.
+    fn claims_fit(&self, view: &View<'_>, lines: &Lines, owners: &BTreeMap<u64, (SimProcess, u16)>) -> Option<String> {
         let geometry = *view.layout().geometry();
         let per_chunk = u64::from(geometry.cells_per_chunk);
         for chunk in 0..geometry.cell_chunks() {
-            let claim = |slot: u64| {
-                let line = slot * geometry.cell_claim_lines() + chunk / CHUNKS_PER_CELL_CLAIM as u64;
-                view.peek::<CellClaim>(line).has((chunk % CHUNKS_PER_CELL_CLAIM as u64) as usize)
-            };
-            let claimants: Vec<u64> = (0..u64::from(geometry.slots)).filter(|&slot| claim(slot)).collect();
+            let line = |slot: u64| view.peek::<CellClaim>(slot * geometry.cell_claim_lines() + chunk / CHUNKS_PER_CELL_CLAIM as u64);
+            let is_claimed = |&slot: &u64| line(slot).has((chunk % CHUNKS_PER_CELL_CLAIM as u64) as usize);
+            let claimants: Vec<u64> = (0..u64::from(geometry.slots)).filter(is_claimed).collect();
+            let is_over = |&slot: &u64| is_over(view, slot as u16, line(slot).incarnation);
+            let is_free = |cell| descriptor(view, lines, cell).is_some_and(|found| found.state == Descriptor::FREE);
+            let may_wait = || claimants.iter().all(is_over) && (chunk * per_chunk..(chunk + 1) * per_chunk).all(is_free);
             match owners.get(&(chunk * per_chunk)) {
                 Some((process, slot)) if !claimants.contains(&u64::from(*slot)) => {
                     return Some(format!("chunk {chunk} of {process:?} is claimed by {claimants:?}"));
                 }
-                None if !claimants.is_empty() => return Some(format!("chunk {chunk} is claimed by {claimants:?} and in no table")),
+                None if !claimants.is_empty() && !may_wait() => {
+                    return Some(format!("chunk {chunk} is claimed by {claimants:?} and in no table"));
+                }
                 _ => {}
             }
         }
