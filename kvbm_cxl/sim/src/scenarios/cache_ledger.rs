@@ -339,7 +339,7 @@ impl Ledger {
         self.claims_fit(view, lines, &owners).or_else(|| pins_left(view, geometry.slots.into()))
     }
 
-    /// Every claimed chunk is in the table of a process, but for empty ones of hosts that are over, and all chunks of the tables are claimed.
+    /// Every claimed chunk is in the table of a process, but for empty ones of hosts that are over; all chunks of the tables are claimed.
     fn claims_fit(&self, view: &View<'_>, lines: &Lines, owners: &BTreeMap<u64, (SimProcess, u16)>) -> Option<String> {
         let geometry = *view.layout().geometry();
         let per_chunk = u64::from(geometry.cells_per_chunk);
