@@ -49,6 +49,19 @@ def test_a_block_is_all_of_its_bytes(layout, kernel_blocks):
     assert sorted(seen) == list(range(memory.numel()))
 
 
+@pytest.mark.parametrize(("slices", "kernel_blocks"), ((2, 4), (3, 3), (2, 2)))
+def test_slices_of_several_pages_are_these_pages(slices, kernel_blocks):
+    memory, views = _views(KVCacheLayout.LBHNC, kernel_blocks)
+    (cells,) = cell_parts([("", view) for view in views], BLOCKS, 1, slices)
+    pages = kernel_blocks // slices
+    for block, number in itertools.product(range(BLOCKS), range(slices)):
+        first = block * kernel_blocks + number * pages
+        expected = [value for view in views for value in view[first : first + pages].flatten().tolist()]
+        assert _gathered(memory, cells[number], block) == expected
+    with pytest.raises(GeometryError, match="cannot be divided by"):
+        cell_parts([("", view) for view in views], BLOCKS, 1, kernel_blocks + 1)
+
+
 def test_pages_that_lie_together_are_one_part():
     for layout, expected in (("LBHNC", LAYERS), ("LBNHC", LAYERS), ("BLHNC", 1), ("BLNHC", 1), ("LHBNC", LAYERS * HEADS)):
         _, views = _views(KVCacheLayout[layout])

@@ -170,6 +170,7 @@ def test_what_large_blocks_publish_is_found_in_small_ones(bench):
 @pytest.mark.parametrize(("gone", "found"), ((0, 0), (3, 0), (4, 64), (8, 128), (9, 128)))
 def test_a_block_counts_when_all_its_cells_are_there(bench, shard, gone, found):
     here, prompt = bench(64), tokens(150)
+    assert here.side.workers == RANKS and len(here.side.namespaces) == RANKS * SHARDS
     keys = keys_of_a_small_engine(prompt)
     here.publish(keys)
     here.evict(shard, keys[gone])

@@ -71,12 +71,10 @@ def pieces_of_cells(page: torch.Tensor, writer: PageWriter, shards: int, slices:
     cells = [_written(page, writer, part, slices) for part in numbers.chunk(shards, dim=1)]
     codes = _codes([whole, *cells])
     order = numpy.argsort(codes[0], kind="stable")
-    in_order = codes[0][order]
-    wanted = numpy.concatenate(codes[1:])
-    at = numpy.searchsorted(in_order, wanted)
+    at = numpy.searchsorted(codes[0][order], numpy.concatenate(codes[1:]))
     found = order[numpy.minimum(at, len(order) - 1)]
-    # Every number once in the page, and once in the cells.
-    if numpy.any(in_order[1:] == in_order[:-1]) or not numpy.array_equal(numpy.sort(found), numpy.arange(len(order))):
+    # Every place of the page is that of one number in the cells. Of equal numbers only the first place is found.
+    if not numpy.array_equal(numpy.sort(found), numpy.arange(len(order))):
         raise ConfigError(
             f"CxlConnector: attention backend {writer.name} puts several tokens or heads in one place of a page; leave stored_tp and "
             "stored_block_tokens out"
