@@ -205,8 +205,8 @@ build: ## Build the release programs, the C API libraries and the Python extensi
 
 # With the programs: cargo would unify other features for the C interface alone, and build it anew whenever the two take turns.
 .PHONY: build-plugin
-build-plugin: build ## Build the NIXL plugin: target/nixl_plugin/libplugin_CXL.so
-	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin plugin_CXL -DKVBM_CXL_TESTS=OFF
+build-plugin: build ## Build the NIXL plugin, target/nixl_plugin/libplugin_CXL.so, and libcxl_malloc.so beside it
+	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin shipped -DKVBM_CXL_TESTS=OFF
 
 # All of the plugin that is compiled without the pool's library, which is only linked.
 .PHONY: compile-plugin

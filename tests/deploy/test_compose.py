@@ -197,3 +197,24 @@ def test_nixl_profiles_answer_alike(docker_env):
             assert (moved["reads"] > 0) == (profile == "nixl-cxl") and moved["failed"] == 0
             assert len(graph.slots()) == (3 if profile == "nixl-cxl" else 1)
     assert texts["nixl-cxl"] == texts["nixl-ucx"] and len(set(texts["nixl-cxl"])) == 2
+
+
+@pytest.mark.timeout(3000)
+def test_nixlbench_measures_between_two_containers(docker_env, tmp_path):
+    """With the small program of tests/nixl in nixlbench's place; its bytes are those of NIXL and of our plugin."""
+    program = tmp_path / "nixlbench"
+    program.write_text("#!/usr/bin/env python3\n" + (charts.ROOT / "tests/nixl/fake_nixlbench.py").read_text())
+    program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    for memory in ("pool", "heap"):
+        told = {"NIXLBENCH_FOLDER": str(tmp_path), "NIXLBENCH_MEMORY": memory, "NIXLBENCH_BUFFER": str(48 << 20)}
+        graph = Graph({**docker_env, **told}, daemon.compose(), "nixlbench")
+        try:
+            said = graph.compose("up", "--exit-code-from", "initiator", "initiator", "target")
+            assert "4194304" in said and "B/W (GB/Sec)" in said, said
+            moved = graph.cxlctl("nixl")["all"]
+            went = {"heap": moved["staged_read_bytes"], "pool": moved["pool_read_bytes"] + moved["pool_written_bytes"]}
+            assert moved["failed"] == 0 and [place for place, count in went.items() if count] == [memory]
+        finally:
+            graph.compose("down", "-v", "-t", "10", check=False)
+            shutil.rmtree(graph.folder, ignore_errors=True)

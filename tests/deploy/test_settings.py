@@ -192,7 +192,7 @@ def test_keepers_are_the_same_program_with_the_same_identity_and_time_to_leave()
 
 def test_every_host_of_compose_is_one_of_its_own_and_has_time_to_leave():
     hosts = {name: service for name, service in of_compose().items() if "CXL_MACHINE_ID" in service.get("environment", {})}
-    assert {"host", "prefill", "decode", "prefill-gpu", "decode-nixl-cxl"} <= set(hosts)
+    assert {"host", "prefill", "decode", "prefill-gpu", "decode-nixl-cxl", "initiator", "target"} <= set(hosts)
     for name, service in hosts.items():
         role = name.split("-")[0]
         assert service["environment"]["CXL_MACHINE_ID"].endswith(f"/{role}"), name

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 
+import pool_api
 import pytest
 import upstream_bench
 import wheels
+from upstream_suite import counted
 
 RUNNER, FAKE = wheels.HERE / "upstream_bench.py", wheels.HERE / "fake_nixlbench.py"
 
@@ -19,7 +21,7 @@ def run(tmp_path, how="", *more):
     program.write_text(f"#!{sys.executable}\n" + FAKE.read_text())
     program.chmod(0o755)
     env = {**os.environ, "PYTHONPATH": str(wheels.HERE), "FAKE_NIXLBENCH": how}
-    sizes = ["--min-block", "65536", "--max-block", "131072", "--max-batch", "2", "--timeout-s", "120"]
+    sizes = ["--sizes", "64K-128K:2", "--timeout-s", "120"]
     ended = subprocess.run([sys.executable, str(RUNNER), str(program), *sizes, *more], env=env, capture_output=True, text=True, timeout=500)
     return ended.returncode, ended.stdout + ended.stderr
 
@@ -30,10 +32,11 @@ def test_both_backends_move_and_are_compared(plugin, tmp_path, how):
     status, told = run(tmp_path, how)
     assert status == 0, told
     ratios = json.loads(told.splitlines()[-1].removeprefix("RATIOS "))
-    names = [f"{operation}_{size}_x{batch}_vs_ucx" for operation in ("read", "write") for size in ("64k", "128k") for batch in (1, 2)]
+    rows = [(operation, size, batch) for operation in ("read", "write") for size in ("64k", "128k") for batch in (1, 2)]
+    names = [f"{pool}{operation}_{size}_x{batch}_vs_ucx" for operation, size, batch in rows for pool in ("", "pool_")]
     assert list(ratios) == names and all(ratio > 0 for ratio in ratios.values())
-    # Of each operation four sizes and batches.
-    assert "transfers that our plugin made: 8" in told
+    # Of each operation four sizes and batches, from ordinary memory and from the pool's.
+    assert "transfers that our plugin made: 16" in told
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("kvbm-cxl-bench")]
 
 
@@ -41,6 +44,31 @@ def test_both_backends_move_and_are_compared(plugin, tmp_path, how):
 def test_what_goes_wrong_is_no_result(plugin, tmp_path, how, named):
     status, told = run(tmp_path, how)
     assert status == 1 and named in told and "RATIOS" not in told, told
+
+
+@pytest.mark.parametrize(("memory", "prefixes"), [("heap", {""}), ("pool", {"pool_"})])
+def test_one_place_of_the_buffers_alone(plugin, tmp_path, memory, prefixes):
+    status, told = run(tmp_path, "", "--memory", memory)
+    assert status == 0, told
+    assert {name.split("read_")[0] for name in json.loads(told.splitlines()[-1].removeprefix("RATIOS ")) if "read_" in name} == prefixes
+
+
+@pytest.mark.parametrize("column", ["CXL", "CXL, pool"])
+def test_bytes_that_went_another_way_are_no_result(column):
+    none = dict.fromkeys(("staged_read_bytes", "staged_written_bytes", "pool_read_bytes", "pool_written_bytes"), 0)
+    with pytest.raises(upstream_bench.Failed, match="moved nothing"):
+        upstream_bench.went_the_right_way(column, none, none)
+    staged, direct = ({**none, name: 4096} for name in ("staged_read_bytes", "pool_written_bytes"))
+    right, wrong = (staged, direct) if column == "CXL" else (direct, staged)
+    upstream_bench.went_the_right_way(column, none, right)
+    with pytest.raises(upstream_bench.Failed, match="over staging blocks"):
+        upstream_bench.went_the_right_way(column, none, wrong)
+
+
+@pytest.mark.parametrize("sizes", ["64K", "1M-64K:1", "64K-1M:0", "0-1M:1"])
+def test_sizes_that_are_none_are_refused(sizes):
+    with pytest.raises(ValueError):
+        upstream_bench.sizes_of(sizes)
 
 
 def test_a_name_that_the_binary_does_not_know_is_told(plugin, tmp_path):
@@ -60,3 +88,27 @@ def test_tables_of_both_forms_are_read():
     old = "Block Size (B)      Batch Size     Avg Lat. (us)  B/W (MiB/Sec)  B/W (GiB/Sec)  B/W (GB/Sec)   \n1024 1 9.0 8.0 7.0 6.5\n"
     assert upstream_bench.rows(new) == {(65536, 4): 1.25} and upstream_bench.rows(old) == {(1024, 1): 6.5}
     assert upstream_bench.rows("65536 4 1.25\n") == {}
+
+
+def test_the_command_of_the_package_runs_both_hosts(plugin, tmp_path, monkeypatch):
+    """`kvbm-cxl nixlbench` on two hosts, the target's first: it waits. The NIXL is the one that this Python has."""
+    program, pool, port = tmp_path / "nixlbench", tmp_path / "pool", upstream_bench.free_port()
+    program.write_text(f"#!{sys.executable}\n" + FAKE.read_text())
+    program.chmod(0o755)
+    monkeypatch.setenv("CXL_MACHINE_ID", "bench-0")
+    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state-0"))
+    pool_api.format_pool(f"{pool},size=256M")
+    sizes = ["--total_buffer_size=67108864", "--start_block_size=65536", "--max_block_size=1048576", "--max_batch_size=4"]
+    command = [sys.executable, "-m", "kvbm_cxl.cli", "nixlbench", "--initiator", "127.0.0.1", f"--port={port}", str(program)]
+    command += ["--", "--op_type=WRITE", *sizes]
+    hosts = []
+    for number in (1, 0):
+        env = {**os.environ, "PYTHONPATH": str(wheels.ROOT / "python"), "CXL_POOL": str(pool), "CXL_MACHINE_ID": f"bench-{number}"}
+        env["CXL_STATE_DIR"] = str(tmp_path / f"state-{number}")
+        hosts.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [host.communicate(timeout=240)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    # Whichever came first waited for the other, and printed the table.
+    assert sum((1 << 20, 4) in upstream_bench.rows(each) for each in said) == 1
+    moved = counted({**os.environ, "CXL_POOL": str(pool)})
+    assert moved["writes"] == 15 and moved["failed"] == moved["staged_written_bytes"] == 0

@@ -78,11 +78,16 @@ def outcomes(report):
     return found
 
 
+def counted(env):
+    """What the agents of the pool have counted: name -> sum of all hosts."""
+    told = subprocess.run([str(CXLCTL), "nixl", "--json"], env=env, check=True, capture_output=True, text=True)
+    return json.loads(told.stdout)["all"]
+
+
 def transfers(env):
     """Transfers that ended well, as the agents of the pool have counted them."""
-    told = subprocess.run([str(CXLCTL), "nixl", "--json"], env=env, check=True, capture_output=True, text=True)
-    counted = json.loads(told.stdout)["all"]
-    return counted["reads"] + counted["writes"]
+    now = counted(env)
+    return now["reads"] + now["writes"]
 
 
 def run_pass(checkout, wheel, folder, backend, is_ours, is_in_place_of_ucx=False):

@@ -13,7 +13,7 @@ be changed, `kvbm-cxl nixl-plugin-dir` makes a folder for NIXL_PLUGIN_DIR.
 from ._errors import AbiMismatch, NixlError, NixlNotFound, PluginNotFound
 from ._installed import Installation, find
 from ._manager import enable
-from ._plugin import plugin_dir, plugin_path
+from ._plugin import malloc_path, plugin_dir, plugin_path
 from ._vtable import check
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "check",
     "enable",
     "find",
+    "malloc_path",
     "plugin_dir",
     "plugin_path",
 ]

@@ -4,6 +4,7 @@
 import errno
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from ._errors import NixlError
@@ -32,8 +33,10 @@ def _link(target: Path, link: Path) -> None:
         raise
 
 
-def make_overlay(installation: Installation, folder: Path) -> Path:
+def make_overlay(installation: Installation, folder: Path, aliases: Sequence[str] = ()) -> Path:
     """Links NIXL's plugins and ours below `folder`; returns the folder to set NIXL_PLUGIN_DIR to. Nothing is copied.
+
+    `aliases`: further names of backends that our plugin has there, for programs that know a closed list of names.
 
     Plugins look for their libraries beside where they were found, so the folders around them are there as well. May be called by many at a
     time. Raises NixlError where `folder` holds NIXL itself, or files with these names that are no links: nothing of them is touched.
@@ -49,9 +52,12 @@ def make_overlay(installation: Installation, folder: Path) -> Path:
         for file in installation.libraries.iterdir():
             if file.is_file():
                 _link(file, libraries / file.name)
+        ours = {NAME, *(f"libplugin_{alias}.so" for alias in aliases)}
         for file in installation.plugins.iterdir():
-            _link(file, plugins / file.name)
-        _link(plugin_path(), plugins / NAME)
+            if file.name not in ours:
+                _link(file, plugins / file.name)
+        for name in sorted(ours):
+            _link(plugin_path(), plugins / name)
         bundled = f"{installation.package}.libs"
         if (installation.site / bundled).is_dir():
             _link(installation.site / bundled, folder / bundled)
