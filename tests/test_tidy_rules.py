@@ -13,6 +13,9 @@ HOME = "/ho" "me/user/pool"
 
 # (check, path, text, lines at which it must complain)
 CASES = [
+    (tidy.no_links, "deploy/helm/files", "../../files", [1]),
+    (tidy.no_links, "deploy/helm/files.md", "../../files\nare elsewhere\n", []),
+    (tidy.no_links, "deploy/helm/files.md", "../files are elsewhere", []),
     (tidy.spdx, POOL, "fn main() {}\n", [1]),
     (tidy.spdx, "scripts/run", "#!/bin/sh\necho\n", [1]),
     (tidy.spdx, "Makefile", "all:\n", [1]),

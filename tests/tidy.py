@@ -258,6 +258,13 @@ def bare_type_names(files):
             seen.setdefault(key, where)
 
 
+def no_links(path, text):
+    """No file is a link to another: a link gets lost where a tree is packed or copied, and what it leads to is missing then."""
+    lost = text.strip()
+    if (ROOT / path).is_symlink() or (lost.startswith("../") and len(lost.split()) == 1):
+        yield 1, "a link, or a link that was lost: keep the file itself here, or a copy that a script writes and compares"
+
+
 def stale_exceptions(paths):
     """Listed exceptions whose file is gone."""
     listed = [*LINE_LENGTH_EXCEPTIONS, *INSTRUCTION_EXCEPTIONS, *WORD_EXCEPTIONS]
@@ -277,4 +284,5 @@ FILE_CHECKS = [
     locks_without_urls,
     names_the_actor,
     media_lines,
+    no_links,
 ]

@@ -196,9 +196,9 @@ class Rack:
         """Checks the pool; what cxlctl printed."""
         return self.cxlctl(name, "fsck", status=status).output
 
-    def exchange(self, seed, count=24, len_bytes=40_000):
-        """A and B publish and pull each other's blocks, and leave a sound pool."""
-        peers = self.peers()
+    def exchange(self, seed, count=24, len_bytes=40_000, peers=None):
+        """A and B, or these peers in them, publish and pull each other's blocks, and leave a sound pool."""
+        peers = peers or self.peers()
         for number, (one, other) in enumerate((peers, peers[::-1])):
             chain = (f"model-{number}", seed + number, count, len_bytes)
             assert one("publish", *chain) == ["stored"] * count

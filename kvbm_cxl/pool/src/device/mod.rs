@@ -154,6 +154,11 @@ impl Device {
             let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
             match sysfs.dax(major, minor)? {
                 Some(facts) => (DeviceKind::Devdax, facts.len_bytes, facts.align_bytes, facts.numa_node),
+                None if !sysfs.is_mounted() => {
+                    return refuse(
+                        "nothing is mounted at /sys, which says what this character device is: give the container its sysfs".into(),
+                    );
+                }
                 None => return refuse("this character device is not devdax: name a /dev/daxX.Y or a file".into()),
             }
         } else if meta.is_file() {

@@ -33,6 +33,11 @@ impl Sysfs {
         Sysfs { root: root.into() }
     }
 
+    /// Whether there is such a tree. A container may have none.
+    pub(super) fn is_mounted(&self) -> bool {
+        self.root.join("dev/char").is_dir()
+    }
+
     /// Size, alignment and node of the character device `major:minor`; `None` when it is not a devdax device.
     pub(super) fn dax(&self, major: u32, minor: u32) -> Result<Option<DaxFacts>> {
         let folder = self.root.join(format!("dev/char/{major}:{minor}"));

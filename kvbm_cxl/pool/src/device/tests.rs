@@ -225,6 +225,13 @@ fn what_cannot_be_opened_is_refused_with_a_reason() {
 }
 
 #[test]
+fn a_container_without_sysfs_is_told_of_it() {
+    let nothing = tempfile::tempdir().unwrap();
+    let error = Device::open(Path::new("/dev/null"), Access::Write, &Sysfs::at(nothing.path())).unwrap_err();
+    assert!(matches!(error, Error::NotAPool { .. }) && error.to_string().contains("nothing is mounted at /sys"), "{error}");
+}
+
+#[test]
 fn no_permission_says_so_and_names_the_way_out() {
     let bench = files("permission", None, &[8 << 20]);
     std::fs::set_permissions(bench._folder.as_ref().unwrap().path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
