@@ -2,6 +2,7 @@
 //! The upkeep of the cache: what has to be done now and then, in the background of each process.
 
 use super::cells::FoundBlock;
+use super::cells::recency::CHUNKS_LEARNT_PER_ROUND;
 use super::index::Inserted;
 use super::{BlockKey, Cache, Inner, Namespace, cells::evict};
 use crate::background::{Background, FailedRound, FailedRounds};
@@ -60,7 +61,8 @@ impl Inner {
         self.count_copies();
         self.count_damage();
         self.progress.board.publish_round(&self.host, &self.metrics, self.config.upkeep_ms)?;
-        Ok(())
+        // Last, because only hits depend on it: pin lines that cannot be read keep nothing else from being done.
+        self.learn_uses(CHUNKS_LEARNT_PER_ROUND)
     }
 
     /// Takes over what the copy engine counts by itself.

@@ -121,7 +121,8 @@ fn cells_in_poisoned_memory_are_not_used_again() {
         assert_eq!(is_bad(number), Some(false), "block {number}");
         assert!(other.has(number, LEN));
     }
-    assert_eq!(member.count(2 * CELLS + lost..3 * CELLS, LEN) as u64, CELLS - lost);
+    // Which ones stay is left open: the uses by the other host count from their tick on.
+    assert_eq!(member.count(0..3 * CELLS, LEN) as u64, CELLS - lost);
     let usage = member.cache.usage();
     assert_eq!((usage.owned, usage.free, usage.ready, usage.quarantined), (CELLS, 0, CELLS - lost, 0));
     // Another process has not met the damage, and may have better luck with the memory.

@@ -325,6 +325,19 @@ impl Cells {
         }
     }
 
+    /// News that another host used a block at a tick.
+    pub fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        let Some(chunk) = self.chunks.get(&self.place(cell).0) else { return };
+        if let Some(class) = self.classes.get_mut(chunk.class).and_then(Option::as_mut) {
+            class.policy.used_elsewhere(cell, tick);
+        }
+    }
+
+    /// Up to `limit` chunks from `from` on.
+    pub fn chunks_from(&self, from: u64, limit: usize) -> Vec<u64> {
+        self.chunks.range(from..).map(|(&chunk, _)| chunk).take(limit).collect()
+    }
+
     /// Blocks that hold what `wanted` says.
     pub fn blocks(&self, mut wanted: impl FnMut(&Descriptor) -> bool) -> Vec<FoundBlock> {
         let per_chunk = self.per_chunk();

@@ -5,6 +5,10 @@
 //! a number in its lines, and publishes them, while it is the oldest of the cycle, and follows the pool to the next tick only once no line
 //! has that tick's number any more: where much is to be cleared, or the service stood still for ticks, it pins with an older number
 //! meanwhile. What hosts that are gone have left in their lines does not count.
+//!
+//! An owner learns of uses by others in two ways: of a block that it is about to evict, and, in turn, of all its blocks, some at each
+//! round of the upkeep. Without the second a use would be forgotten with its number, after some 30 seconds, while a block may have to wait
+//! for its next use much longer.
 
 use crate::background::held;
 use crate::cache::Inner;
@@ -14,13 +18,16 @@ use crate::error::{Error, Result};
 use crate::limits::MAX_SLOTS;
 use crate::media::{CELLS_PER_PIN, Identity, PinLine, Seat};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Beats of the manager's seat in one tick of recency: about five seconds.
 const BEATS_PER_TICK: u64 = 100;
 /// Pin lines published in one round because of numbers that were cleared in them: a round takes some milliseconds more at most, and those
 /// of a tick are enough for the lines of two TiB.
 const CLEARED_PER_ROUND: usize = 1 << 14;
+/// Own chunks whose uses by others are looked up in one round. A round of 112 cells a chunk is some thousand lines with eight hosts; at two
+/// rounds a second a process comes by each of its chunks before a number is cleared, for up to 15 thousand chunks.
+pub(in crate::cache) const CHUNKS_LEARNT_PER_ROUND: usize = 256;
 /// One in each nibble.
 const EACH_NIBBLE: u64 = 0x1111_1111_1111_1111;
 
@@ -29,6 +36,8 @@ pub(in crate::cache) struct Recency {
     /// Up to which incarnation each slot's hosts are gone, so that their ticks tell nothing.
     over: [AtomicU32; MAX_SLOTS],
     clearing: Mutex<Clearing>,
+    /// The chunk behind the last one whose uses by others were looked up.
+    learnt: AtomicU64,
 }
 
 /// How far this process has looked through the host's pin lines on the way from one tick to another.
@@ -40,7 +49,7 @@ struct Clearing {
 
 impl Default for Recency {
     fn default() -> Self {
-        Recency { over: [const { AtomicU32::new(0) }; MAX_SLOTS], clearing: Mutex::default() }
+        Recency { over: [const { AtomicU32::new(0) }; MAX_SLOTS], clearing: Mutex::default(), learnt: AtomicU64::new(0) }
     }
 }
 
@@ -98,6 +107,26 @@ impl Inner {
         if known != now && (known == 0 || self.clear_numbers(known, now, CLEARED_PER_ROUND)?) {
             // Another process of the host may have been faster.
             let _ = ticks.compare_exchange(known, now, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Takes over when other hosts last used blocks in `limit` of this process's chunks; the next round goes on behind them.
+    pub(in crate::cache) fn learn_uses(&self, limit: usize) -> Result<()> {
+        let from = self.store.recency.learnt.load(Ordering::Relaxed);
+        let chunks = self.store.cells().chunks_from(from, limit);
+        let next = chunks.last().filter(|_| chunks.len() == limit).map_or(0, |last| last + 1);
+        self.store.recency.learnt.store(next, Ordering::Relaxed);
+        for chunk in chunks {
+            // The cells of a chunk have one line of each host.
+            let cells: Vec<u64> = self.cells_of(chunk).collect();
+            let uses = self.uses(&cells)?;
+            let mut own = self.store.cells();
+            for (&cell, seen) in cells.iter().zip(&uses).filter(|(_, seen)| seen.ticks != 0) {
+                if let Some(tick) = self.youngest(seen) {
+                    own.used_elsewhere(cell, tick);
+                }
+            }
         }
         Ok(())
     }

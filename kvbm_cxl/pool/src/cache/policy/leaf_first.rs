@@ -196,6 +196,15 @@ impl<P: EvictionPolicy> EvictionPolicy for LeafFirst<P> {
         self.inner.touched(cell, tick);
     }
 
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        if let Some(number) = self.cells.find(cell)
+            && self.cells.get(number).is_some_and(|node| matches!(node.queue, WAITING | READY) && node.tick < tick)
+        {
+            self.back(number, Verdict::Younger { tick });
+        }
+        self.inner.used_elsewhere(cell, tick);
+    }
+
     fn removed(&mut self, cell: u64) {
         if let Some(number) = self.cells.find(cell) {
             self.forget(number);

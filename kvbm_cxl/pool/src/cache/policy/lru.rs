@@ -105,6 +105,15 @@ impl EvictionPolicy for Lru {
         }
     }
 
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        self.advance(tick);
+        let Some(cell) = self.cells.find(cell) else { return };
+        if self.cells.get(cell).is_some_and(|node| node.state == ListState::Listed && node.tick < tick) {
+            self.unlink(cell);
+            self.use_at(cell, tick);
+        }
+    }
+
     fn removed(&mut self, cell: u64) {
         if let Some(cell) = self.cells.find(cell) {
             self.unlink(cell);

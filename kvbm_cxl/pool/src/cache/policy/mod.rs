@@ -15,8 +15,8 @@
 //!
 //! # Recency from two sources
 //!
-//! Touches of this process reach the policy at once. Uses by other hosts are known only as ticks in their pin lines, which the evictor
-//! reads when it already has a candidate. So eviction is a dialogue:
+//! Touches of this process reach the policy at once. Uses by other hosts are known only as ticks in their pin lines, which the upkeep
+//! reads in turn ([`EvictionPolicy::used_elsewhere`]), and the evictor when it already has a candidate. So eviction is a dialogue:
 //!
 //! ```
 //! use cxl_pool::cache::policy::{Candidate, Entry, EvictionPolicy, PolicyKind, QueueEnd, Verdict};
@@ -117,6 +117,10 @@ pub trait EvictionPolicy: Send {
 
     /// A block was found and used by this process.
     fn touched(&mut self, cell: u64, tick: u32);
+
+    /// Another host used a block at `tick`, as its pin line says. Nothing where that is no news: it was used as late, or it is a candidate,
+    /// which is looked at anyway.
+    fn used_elsewhere(&mut self, cell: u64, tick: u32);
 
     /// A cell was given up for a reason other than eviction. It is no longer followed.
     fn removed(&mut self, cell: u64);

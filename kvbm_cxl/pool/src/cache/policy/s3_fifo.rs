@@ -139,6 +139,16 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        self.now = self.now.max(tick);
+        if let Some(node) = self.cells.find(cell).and_then(|cell| self.cells.get_mut(cell))
+            && node.state == ListState::Listed
+            && node.tick < tick
+        {
+            (node.tick, node.mark) = (tick, (node.mark + 1).min(MAX_USES));
+        }
+    }
+
     fn removed(&mut self, cell: u64) {
         if let Some(cell) = self.cells.find(cell) {
             if let Some(queue) = self.cells.get(cell).filter(|node| node.state == ListState::Listed).map(|node| node.queue) {

@@ -100,6 +100,16 @@ impl EvictionPolicy for Sieve {
         }
     }
 
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        self.now = self.now.max(tick);
+        if let Some(node) = self.cells.find(cell).and_then(|cell| self.cells.get_mut(cell))
+            && node.state == ListState::Listed
+            && node.tick < tick
+        {
+            (node.tick, node.mark) = (tick, USED);
+        }
+    }
+
     fn removed(&mut self, cell: u64) {
         if let Some(cell) = self.cells.find(cell) {
             if self.cells.get(cell).is_some_and(|node| node.state == ListState::Listed) {

@@ -212,7 +212,8 @@ impl Inner {
         }
         let tick = self.store.clock_now();
         let mut own = self.store.cells();
-        for reservation in reservations.iter_mut() {
+        // From the end of a chain to its start, so that the start is the younger: without it the rest is of no use.
+        for reservation in reservations.iter_mut().rev() {
             reservation.open = false;
             own.set_ready(reservation.cell, reservation.descriptor, reservation.parent, QueueEnd::Young, tick)?;
             if reservation.promised_bytes > 0 {

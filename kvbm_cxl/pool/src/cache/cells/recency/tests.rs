@@ -175,3 +175,39 @@ fn no_publish_is_refused_because_other_hosts_used_many_blocks() {
     let evicted = pair.one.metrics().evictions_total.total();
     assert_eq!(evicted, 40, "more went than had to");
 }
+
+#[test]
+fn a_use_by_another_host_counts_after_its_number_is_gone() {
+    // Of blocks 0 to 9, published in this order, another host uses the first five. Three cycles later none of its numbers is left.
+    let evicted = |learns: bool| {
+        let pair = Pair::new(112, |one, _| publish(one, 0..10));
+        pair.follow_to(1);
+        pull(&pair.two, 0..5);
+        for tick in 2..22 {
+            if learns {
+                pair.one.inner.learn_uses(CHUNKS_LEARNT_PER_ROUND).unwrap();
+            }
+            pair.follow_to(tick);
+        }
+        assert_eq!(pair.ticks(0), 0);
+        pair.one.inner.evict(0, 5).unwrap();
+        (0..10).filter(|&number| pair.one.lookup(SPACE, key(number)).unwrap().is_none()).collect::<Vec<_>>()
+    };
+    assert_eq!(evicted(true), [5, 6, 7, 8, 9]);
+    assert_eq!(evicted(false), [0, 1, 2, 3, 4], "without looking, those that are used go first");
+}
+
+#[test]
+fn uses_are_learnt_in_turn() {
+    let pair = Pair::new(5 * CELLS_PER_PIN as u64, |one, _| publish(one, 0..4 * CELLS_PER_PIN as u64));
+    pair.follow_to(1);
+    pull(&pair.two, 0..4 * CELLS_PER_PIN as u64);
+    let chunks = pair.one.inner.store.cells().chunks().count();
+    assert!(chunks > 2);
+    let learnt = &pair.one.inner.store.recency.learnt;
+    for round in 0..=chunks {
+        assert_eq!(learnt.load(Ordering::Relaxed) == 0, round == 0, "round {round} of {chunks}");
+        pair.one.inner.learn_uses(1).unwrap();
+    }
+    assert_eq!(learnt.load(Ordering::Relaxed), 0, "and begins anew");
+}

@@ -58,9 +58,14 @@ fn compare(policy: &mut dyn EvictionPolicy, model: &mut dyn Model, seed: u64, st
                 policy.inserted(&entry, place, tick).unwrap();
                 model.inserted(&entry, place, tick);
             }
-            6..12 => {
+            6..10 => {
                 policy.touched(cell, tick);
                 model.touched(cell, tick);
+            }
+            10 | 11 => {
+                let tick = tick.saturating_sub(random.below(9) as u32);
+                policy.used_elsewhere(cell, tick);
+                model.used_elsewhere(cell, tick);
             }
             12 => {
                 offered.retain(|candidate| candidate.cell != cell || random.below(2) == 0);

@@ -7,6 +7,7 @@ use super::*;
 pub trait Model {
     fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32);
     fn touched(&mut self, cell: u64, tick: u32);
+    fn used_elsewhere(&mut self, cell: u64, tick: u32);
     fn removed(&mut self, cell: u64);
     fn victims(&mut self, count: usize, tick: u32, out: &mut Vec<Candidate>);
     fn settle(&mut self, cell: u64, verdict: Verdict) -> bool;
@@ -81,6 +82,15 @@ impl Model for LruModel {
         }
     }
 
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        self.now = self.now.max(tick);
+        if self.order.iter().any(|block| block.cell == cell && block.tick < tick)
+            && let Some(block) = take(&mut self.order, cell)
+        {
+            self.young(block, tick);
+        }
+    }
+
     fn removed(&mut self, cell: u64) {
         take(&mut self.order, cell);
         take(&mut self.offered, cell);
@@ -144,6 +154,13 @@ impl Model for S3FifoModel {
         self.now = self.now.max(tick);
         for block in self.small.iter_mut().chain(&mut self.main).chain(&mut self.offered).filter(|block| block.cell == cell) {
             (block.tick, block.uses) = (self.now, 3.min(block.uses + 1));
+        }
+    }
+
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        self.now = self.now.max(tick);
+        for block in self.small.iter_mut().chain(&mut self.main).filter(|block| block.cell == cell && block.tick < tick) {
+            (block.tick, block.uses) = (tick, 3.min(block.uses + 1));
         }
     }
 
@@ -246,6 +263,13 @@ impl Model for SieveModel {
         self.now = self.now.max(tick);
         for block in self.order.iter_mut().chain(&mut self.offered).filter(|block| block.cell == cell) {
             (block.tick, block.uses) = (self.now, 1);
+        }
+    }
+
+    fn used_elsewhere(&mut self, cell: u64, tick: u32) {
+        self.now = self.now.max(tick);
+        for block in self.order.iter_mut().filter(|block| block.cell == cell && block.tick < tick) {
+            (block.tick, block.uses) = (tick, 1);
         }
     }
 
