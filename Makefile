@@ -362,6 +362,12 @@ test-models: serve-ready ## The vLLM connector with tiny models of the families 
 test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
 	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
 
+# What of deploy/ needs no daemon: a minute, with its packages, so that CI runs it.
+.PHONY: test-chart
+test-chart: .venv/deploy/installed ## The chart with many values against strict schemas, and settings of chart, Compose, scripts and launcher beside each other
+	$(STEP) 'pytest, chart and settings' env DYNAMO_CHECKOUT='$(DYNAMO_CHECKOUT)' PYTHONPATH=python:.venv/deploy/python .venv/bin/python -m pytest -q \
+		tests/deploy/test_chart.py tests/deploy/test_settings.py tests/deploy/test_dashboards.py -k 'not prometheus and not real'
+
 .PHONY: test-deploy
 test-deploy: build python-package python-extension .venv/deploy/installed ## Chart, dashboards, Compose and containers; what `make setup-deploy` has not added is skipped. DYNAMO_CHECKOUT=/path for Dynamo's own schema
 	$(STEP) 'pytest, deployment' env DYNAMO_CHECKOUT='$(DYNAMO_CHECKOUT)' PYTHONPATH=python:.venv/deploy/python .venv/bin/python -m pytest -q -rs tests/deploy

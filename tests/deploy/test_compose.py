@@ -192,9 +192,11 @@ def test_nixl_profiles_answer_alike(docker_env):
     for profile in ("nixl-cxl", "nixl-ucx"):
         with running(docker_env, profile) as graph:
             texts[profile] = [graph.ask(prompt(seed))[0] for seed in (1, 2)]
+            # Over UCX nothing goes through the pool, which is there for the keeper alone. A host writes its counters from time to time.
+            if profile == "nixl-cxl":
+                graph.until(lambda: graph.cxlctl("nixl")["all"]["reads"] >= 2, WAIT_S, "no reads are counted")
             moved = graph.cxlctl("nixl")["all"]
-            # Over UCX nothing goes through the pool, which is there for the keeper alone.
-            assert (moved["reads"] > 0) == (profile == "nixl-cxl") and moved["failed"] == 0
+            assert moved["failed"] == 0 and (profile == "nixl-cxl" or moved["reads"] == 0)
             assert len(graph.slots()) == (3 if profile == "nixl-cxl" else 1)
     assert texts["nixl-cxl"] == texts["nixl-ucx"] and len(set(texts["nixl-cxl"])) == 2
 
@@ -210,7 +212,10 @@ def test_nixlbench_measures_between_two_containers(docker_env, tmp_path):
         told = {"NIXLBENCH_FOLDER": str(tmp_path), "NIXLBENCH_MEMORY": memory, "NIXLBENCH_BUFFER": str(48 << 20)}
         graph = Graph({**docker_env, **told}, daemon.compose(), "nixlbench")
         try:
-            said = graph.compose("up", "--exit-code-from", "initiator", "initiator", "target")
+            graph.compose("up", "-d", "initiator", "target")
+            statuses = [graph.docker("wait", graph.container(service)).strip() for service in ("initiator", "target")]
+            said = graph.compose("logs", "--no-color", "initiator")
+            assert statuses == ["0", "0"], f"{statuses}: {graph.compose('logs', '--no-color')}"
             assert "4194304" in said and "B/W (GB/Sec)" in said, said
             moved = graph.cxlctl("nixl")["all"]
             went = {"heap": moved["staged_read_bytes"], "pool": moved["pool_read_bytes"] + moved["pool_written_bytes"]}

@@ -32,8 +32,16 @@ class Peer:
             listener.listen(1)
             self.rank, (self.stream, _) = 0, listener.accept()
         except OSError:
-            self.rank, self.stream = 1, socket.create_connection((address, port))
+            self.rank, self.stream = 1, self.connected(address, port)
         listener.close()
+
+    def connected(self, address, port):
+        """A connection to the initiator; nixlbench does not wait for it either."""
+        try:
+            return socket.create_connection((address, port))
+        except OSError as error:
+            print(f"  what():  ASIO Connection failed: {error.strerror}", flush=True)
+            os.abort()
 
     def exchange(self, mine):
         """Gives one thing, gets one."""
