@@ -471,6 +471,10 @@ perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writ
 perf-trace: build .venv/installed ## Recorded requests through the real cache, hosts in processes, every byte compared: hits beside the planner's, by policy; TRACES=/folder, else synthetic ones; writes perf/trace.csv
 	@$(RATIOS) perf-trace --timeout-s 7200 -- target/release/cxl-bench trace $(TRACES) --ratios --own $(if $(TRACES),--write perf)
 
+.PHONY: perf-paper
+perf-paper: build python-extension .venv/perf-installed ## The figures and tables of the papers beside ours, measured, recorded or simulated; writes perf/PAPERS.md and papers.svg (a minute)
+	@$(RATIOS) perf-paper --timeout-s 1800 -- .venv/bin/python perf/papers.py --write perf
+
 .PHONY: perf-nixl
 perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
 	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf

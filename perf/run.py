@@ -32,6 +32,7 @@ The latest recorded run of each benchmark on each machine. `make perf-NAME RECOR
 MAIN_RATIOS = {
     "perf-copy": ("publish_1m_over_nt_copy", "pull_1m_over_best_safe_loop", "gather_over_safe_copy_per_piece"),
     "perf-nixl": ("read_4k_vs_ucx", "write_4k_vs_ucx", "read_1m_vs_ucx", "write_1m_vs_ucx", "staged_1m_vs_tcp"),
+    "perf-paper": ("dense_write_llama_3_1_8b", "dense_read_llama_3_1_8b", "pull_16_over_256_tokens", "nand_ahead_8", "slides_wall"),
     "perf-pool": ("publish_1m_vs_bare", "pull_64k_vs_bare", "pull_1m_vs_bare", "lookup64_vs_fetch", "pull_1m_vs_ucx"),
     "perf-routing": ("prefill_work_without_over_with_pool_round_robin", "prefill_work_round_robin_over_kv_with_pool"),
     "perf-serve": ("transfer_time_vs_ucx", "transfer_and_publish_time_vs_ucx", "prefill_tokens_vs_ucx", "ttft_shared_prefix_vs_ucx"),
