@@ -90,7 +90,7 @@ def main():
     if asked.write:
         draw(asked.write / "papers.svg")
         picture = "![What simulated devices give](papers.svg)\n"
-        (asked.write / "PAPERS.md").write_text("\n".join([(HERE / "paper/heading.md").read_text(), picture, *parts]))
+        (asked.write / "PAPERS.md").write_text("\n".join([(HERE / "paper/heading.txt").read_text(), picture, *parts]))
     print(f"RATIOS {json.dumps({name: round(ratio, 4) for name, ratio in ratios.items()})}")
 
 
