@@ -154,6 +154,40 @@ void registration(const Folder& folder, Gpu& gpu) {
     CHECK(!extra);
 }
 
+/// The first memory of a GPU that is registered has the pool registered with the driver, or refused.
+void registered_at_start(const Folder& folder, Gpu& gpu) {
+    setenv("CXL_CUDA_REGISTER_AT_START", "1", 1);
+    {
+        Scene scene(folder, gpu, "registered", "native", 1 << 20);
+        cxl_shm_info_t info{};
+        info.struct_size = sizeof info;
+        CHECK(cxl_shm_get_info(scene.core->pool->handle(), &info) == CXL_SHM_OK);
+        CHECK(gpu.fake->registered == static_cast<int>((info.len_bytes + granule_bytes - 1) / granule_bytes));
+    }
+    CHECK(gpu.fake->registered == 0);
+    setenv("CXL_CUDA_REGISTER_REQUIRED", "1", 1);
+    setenv("CXL_CUDA_REGISTER_BYTES", "3M", 1);
+    {
+        std::shared_ptr<Core> core = testing::new_core(testing::new_pool(folder, "required", "native"));
+        std::shared_ptr<Gpus> gpus;
+        CHECK_OK(Gpus::open(gpu.library, core->pool, gpus, granule_bytes));
+        uint64_t memory = 0;
+        CHECK(gpu.allocate(&memory, 64) == 0);
+        std::unique_ptr<RegistrationExtra> extra;
+        gpu.fake->fail("cuMemHostRegister_v2", 0, 2);
+        CHECK_STATUS(gpus->register_memory(0, memory, 64, extra), NIXL_ERR_BACKEND);
+        CHECK(gpu.fake->registered == 0 && !extra);
+        CHECK_OK(gpus->register_memory(0, memory, 64, extra));
+        CHECK(gpu.fake->registered == 3);
+        extra.reset();
+        CHECK(gpu.release(memory) == 0);
+    }
+    CHECK(gpu.fake->registered == 0);
+    for (const char* name : {"CXL_CUDA_REGISTER_REQUIRED", "CXL_CUDA_REGISTER_BYTES"})
+        unsetenv(name);
+    setenv("CXL_CUDA_REGISTER_AT_START", "0", 1);
+}
+
 /// Both directions: the bytes arrive, not before the device is done, and past this host's caches.
 void both_directions(const Scene& scene, size_t count, Way way) {
     const Gpu& gpu = scene.gpu;
@@ -463,6 +497,8 @@ void many_threads(const Folder& folder, Gpu& gpu) {
 } // namespace
 
 int main() {
+    // Only where a test says so.
+    setenv("CXL_CUDA_REGISTER_AT_START", "0", 1);
     Folder folder;
     no_driver();
     {
@@ -473,6 +509,7 @@ int main() {
     Gpu gpu(FAKE_CUDA);
     driver_that_does_not_start(gpu);
     registration(folder, gpu);
+    registered_at_start(folder, gpu);
     lists(folder, gpu, "lists", "native", true);
     lists(folder, gpu, "lists-emulated", "emulated:seed=1", true);
     memory_that_cannot_be_pinned(folder, gpu);

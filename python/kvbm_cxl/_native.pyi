@@ -187,6 +187,21 @@ class CellUsage:
     @property
     def quarantined(self) -> int: ...
 
+class GpuReach:
+    """How a GPU reaches the pool: bytes of it that are registered with the driver, why more of it is not (refusal) and why no kernel moves
+    bytes (no_kernels), if so, and what the flushes around its copies are (dma: "cached" or "uncached")."""
+
+    @property
+    def device(self) -> int: ...
+    @property
+    def registered_bytes(self) -> int: ...
+    @property
+    def refusal(self) -> str | None: ...
+    @property
+    def no_kernels(self) -> str | None: ...
+    @property
+    def dma(self) -> str: ...
+
 class Pins:
     """Blocks that stay until this is released: by release(), by the end of a with statement, by closing the cache, or with the object.
 
@@ -408,6 +423,10 @@ class Cache:
         Raises FullError, InvalidError (numbers that cannot be), FencedError.
         """
 
+    def open_gpu(self, device: int) -> GpuReach:
+        """Opens a GPU, by its number in CUDA, before the first block of it, and registers the pool for it if register_at_start: that may
+        take minutes, and copies may be made meanwhile. Raises NotFoundError (no driver, too old, or no such GPU), DeviceError."""
+
     def is_settled(self, timeout_ms: int = 0) -> bool:
         """Whether nothing of a call that raised TimeoutError_ can still happen to the memory that it named; waits for that so long."""
 
@@ -592,12 +611,21 @@ class Pool:
         upkeep_ms: int | None = None,
         remembered_keys: int | None = None,
         copy: str | None = None,
+        dma: Literal["cached", "uncached"] | None = None,
+        register_at_start: bool | None = None,
+        register_bytes: int | None = None,
+        register_required: bool | None = None,
     ) -> Cache:
         """Opens the cache of this process; one at a time for each Pool.
 
         policy: order of eviction. checksums: of every payload, computed as it is copied in, compared as it is copied out. The background
         evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of cells that a
         namespace may take of this process's. copy: as CXL_COPY, for example "engine=cpu,workers=3".
+
+        Of GPUs, where None is what the environment says (CXL_CUDA_...): dma: "uncached" leaves out the flushes around a GPU's copies,
+        which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_at_start: open_gpu registers the
+        pool with the driver, of which register_bytes from its beginning (0: all). register_required: open_gpu raises DeviceError where
+        that is refused; otherwise blocks go through pinned buffers.
 
         Raises InvalidError (no cells in the pool, or numbers that cannot be), ExistsError, FencedError.
         """

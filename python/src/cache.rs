@@ -17,6 +17,7 @@ use crate::watch::Watch;
 use cxl_pool::cache::lent::RegionSize;
 use cxl_pool::cache::{CacheConfig, Presence, Pulled, Upkeep};
 use cxl_pool::copy::LocalPlace;
+use cxl_pool::copy::cuda::Reach;
 use cxl_pool::metrics::MissReason;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -159,6 +160,27 @@ impl PullResult {
             None => format!("PullResult(hit=True, len_bytes={})", self.len_bytes),
             Some(reason) => format!("PullResult(hit=False, reason={reason:?})"),
         }
+    }
+}
+
+/// How a GPU reaches the pool.
+#[pyclass(frozen, get_all, eq, module = "kvbm_cxl")]
+#[derive(Clone, PartialEq, Eq)]
+pub struct GpuReach {
+    device: u32,
+    registered_bytes: u64,
+    refusal: Option<String>,
+    no_kernels: Option<String>,
+    dma: &'static str,
+}
+
+#[pymethods]
+impl GpuReach {
+    fn __repr__(&self) -> String {
+        let GpuReach { device, registered_bytes, refusal, no_kernels, dma } = self;
+        format!(
+            "GpuReach(device={device}, registered_bytes={registered_bytes}, refusal={refusal:?}, no_kernels={no_kernels:?}, dma={dma:?})"
+        )
     }
 }
 
@@ -408,6 +430,12 @@ impl Cache {
     fn lent_region(&self, py: Python<'_>, len_bytes: u64, block_count: u32, parts: usize) -> PyResult<LentRegion> {
         let (lender, memory) = self.call(py, |open| Lender::create(open, RegionSize { len_bytes, blocks: block_count, parts }))?;
         Ok(LentRegion::new(lender, Py::new(py, memory)?, self.handle()?.clone()))
+    }
+
+    fn open_gpu(&self, py: Python<'_>, device: u32) -> PyResult<GpuReach> {
+        let reach = self.call(py, |open| Ok(open.cache()?.copy_engine().open_gpu(device)?))?;
+        let Reach { registered_bytes, refusal, no_kernels, dma } = reach;
+        Ok(GpuReach { device, registered_bytes, refusal, no_kernels, dma: dma.text() })
     }
 
     #[pyo3(signature = (timeout_ms=0))]

@@ -31,7 +31,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::cache::{BlockInfo, Cache, CellUsage, PullResult};
+    use crate::cache::{BlockInfo, Cache, CellUsage, GpuReach, PullResult};
     #[pymodule_export]
     use crate::events::{Event, Events};
     #[pymodule_export]

@@ -11,6 +11,7 @@ use crate::metrics;
 use crate::names::Namespace;
 use cxl_pool::cache::CacheConfig;
 use cxl_pool::cache::policy::PolicyKind;
+use cxl_pool::copy::CudaConfig;
 use cxl_pool::host::HostConfig;
 use cxl_pool::media::uuid_text;
 use cxl_pool::pool::OpenOptions;
@@ -142,7 +143,8 @@ impl Pool {
     }
 
     #[pyo3(signature = (*, policy="lru", checksums=true, low_water_percent=None, high_water_percent=None, quotas=HashMap::new(),
-        lock_timeout_ms=None, service_ms=None, upkeep_ms=None, remembered_keys=None, copy=None))]
+        lock_timeout_ms=None, service_ms=None, upkeep_ms=None, remembered_keys=None, copy=None, dma=None, register_at_start=None,
+        register_bytes=None, register_required=None))]
     #[expect(clippy::too_many_arguments, reason = "all by name: they are the fields of the library's structure")]
     fn cache(
         &self,
@@ -157,9 +159,18 @@ impl Pool {
         upkeep_ms: Option<u64>,
         remembered_keys: Option<usize>,
         copy: Option<&str>,
+        dma: Option<&str>,
+        register_at_start: Option<bool>,
+        register_bytes: Option<u64>,
+        register_required: Option<bool>,
     ) -> PyResult<Cache> {
         let defaults = CacheConfig::default();
         let policy: PolicyKind = policy.parse().map_err(Failure::Pool)?;
+        let mut cuda = CudaConfig::from_env().map_err(Failure::Pool)?;
+        cuda.dma = dma.map(str::parse).transpose().map_err(Failure::Pool)?.unwrap_or(cuda.dma);
+        cuda.register_at_start = register_at_start.unwrap_or(cuda.register_at_start);
+        cuda.register_bytes = register_bytes.unwrap_or(cuda.register_bytes);
+        cuda.is_register_required = register_required.unwrap_or(cuda.is_register_required);
         let config = CacheConfig {
             policy,
             checksums,
@@ -171,6 +182,7 @@ impl Pool {
             upkeep_ms: upkeep_ms.unwrap_or(defaults.upkeep_ms).min(MAX_MS),
             remembered_keys: remembered_keys.unwrap_or(defaults.remembered_keys),
             copy: copy.map(str::parse).transpose().map_err(Failure::Pool)?,
+            cuda: Some(cuda),
             ..defaults
         };
         let slot = self.call(py, |member| {

@@ -4,6 +4,7 @@
 import ctypes
 import os
 import subprocess
+import time
 from types import SimpleNamespace
 
 import kvbm_cxl
@@ -184,6 +185,38 @@ def test_a_gpu_that_does_not_answer_is_an_error(gpu, pool, monkeypatch):
         assert failed.value.kind == "gpu"
         gpu.library.fake_forgive()
         assert cache.pull_blocks(NS, keys, layout(addresses), [0]) == [None]
+
+
+def test_the_pool_is_registered_before_the_first_block(gpu, pool):
+    with pool.cache(dma="uncached") as cache:
+        reach = cache.open_gpu(0)
+        assert (reach.device, reach.refusal, reach.dma) == (0, None, "uncached") and reach.registered_bytes > 32 << 20
+        assert gpu.get("registered") > 0 and repr(reach).startswith("GpuReach(device=0, registered_bytes=")
+        with pytest.raises(NotFoundError, match="GPU 7"):
+            cache.open_gpu(7)
+        # The counters are taken over with the next round of the service.
+        deadline = time.monotonic() + 60
+        while f"cxl_gpu_registered_bytes {reach.registered_bytes}" not in cache.prometheus():
+            assert time.monotonic() < deadline, cache.prometheus()
+            time.sleep(0.01)
+    assert gpu.get("registered") == 0
+    with pool.cache(register_at_start=False) as cache:
+        assert (cache.open_gpu(0).registered_bytes, cache.open_gpu(0).dma) == (0, "cached")
+    with pool.cache(register_bytes=1) as cache:
+        assert 0 < cache.open_gpu(0).registered_bytes <= 256 << 20
+
+
+def test_a_pool_that_is_not_registered_is_refused_or_not_as_is_wanted(gpu, pool):
+    gpu.library.fake_fail(b"cuMemHostRegister_v2", 0, 1000, 2)
+    with pool.cache() as cache:
+        reach = cache.open_gpu(0)
+        assert reach.registered_bytes == 0 and "memlock" in reach.refusal
+    with pool.cache(register_required=True) as cache, pytest.raises(DeviceError, match="ulimit -l unlimited"):
+        cache.open_gpu(0)
+    gpu.library.fake_forgive()
+    for wrong in ({"dma": "sometimes"}, {"dma": ""}):
+        with pytest.raises(InvalidError, match="want cached or uncached"):
+            pool.cache(**wrong)
 
 
 def test_without_a_driver_blocks_of_a_gpu_are_refused(pool, monkeypatch):

@@ -167,6 +167,25 @@ def test_a_report_before_the_step_s_saves_does_not_count_them(bench):
     assert here.side.report().saved_step == 1
 
 
+def test_a_gpu_is_opened_at_the_start_or_refused(bench, monkeypatch):
+    monkeypatch.setenv("CXL_CUDA_LIBRARY", "none")
+    here = bench()
+    with pytest.raises(ConfigError, match="GPU 0 .*CUDA driver"):
+        here.side._open_gpu(0)
+    opened = []
+    reach = SimpleNamespace(registered_bytes=1, dma="cached")
+    stub = SimpleNamespace(open_gpu=lambda device: opened.append(device) or reach, close=lambda: None)
+    monkeypatch.setattr(here.access, "call", lambda operation: operation(stub))
+    here.side._open_gpu(3)
+    # A pool that was lost is registered when it is open again.
+    monkeypatch.undo()
+    monkeypatch.setattr(pool_access, "_open", lambda *_: pool_access._Opened(stub, stub))
+    before = here.access._opened
+    here.access._reopen()
+    assert opened == [3, 0, 3] and here.access._opened.cache is stub
+    before.close()
+
+
 def test_a_stage_without_layers_of_a_group_leaves_its_blocks_to_others(bench):
     here, there = bench(seed=1, elsewhere=1), bench(seed=2, elsewhere=1)
     greeting = here.side.handshake()

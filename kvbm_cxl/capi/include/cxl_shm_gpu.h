@@ -15,9 +15,10 @@ extern "C" {
  * Copies between the memory of a GPU and the pool, or ordinary memory of this process. They are started and go on beside the caller, who
  * looks after them. The CUDA driver is loaded at run time; nothing here needs CUDA before.
  *
- * The GPU reaches the pool itself: its memory is registered with the driver, in parts, when a copy first needs them. It is unregistered
- * when the GPU is closed. What the GPU reads is what other hosts have made visible before, and what it wrote is visible to them when the
- * end of the copies is told. Ordinary memory, and memory of the pool that cannot be registered, goes through pinned buffers of the library.
+ * The GPU reaches the pool itself: its memory is registered with the driver, as a whole while the GPU is opened, or in parts when a copy
+ * first needs them. It is unregistered when the GPU is closed. What the GPU reads is what other hosts have made visible before, and what it
+ * wrote is visible to them when the end of the copies is told. Ordinary memory, and memory of the pool that cannot be registered, goes
+ * through pinned buffers of the library.
  *
  * Ownership   The memory of copies, on both sides, is the GPU's from the call of cxl_shm_gpu_start() on until cxl_shm_gpu_wait() has said
  *             how they ended. There is no other way to get it back: a GPU cannot be stopped, cxl_shm_gpu_cancel() and closing do not end
@@ -33,14 +34,28 @@ extern "C" {
 #define CXL_SHM_GPU_FROM_HOST 1u /* from `host` to the GPU */
 #define CXL_SHM_GPU_BUFFERED 1u  /* through pinned buffers only: cancelled copies do not touch memory of the host any more */
 
+/* Whether payload is flushed around the copies of a GPU. CACHED is right on every platform. UNCACHED is right only where the pool's memory
+ * is uncacheable on this host and I/O leaves nothing in its caches (DDIO is off): elsewhere others see old bytes. No fence is left out. */
+#define CXL_SHM_GPU_DMA_DEFAULT 0u /* as CXL_CUDA_DMA says, else cached */
+#define CXL_SHM_GPU_DMA_CACHED 1u
+#define CXL_SHM_GPU_DMA_UNCACHED 2u
+
+#define CXL_SHM_GPU_REGISTER_DEFAULT 0u  /* as CXL_CUDA_REGISTER_AT_START and CXL_CUDA_REGISTER_REQUIRED say, else at the start */
+#define CXL_SHM_GPU_REGISTER_START 1u    /* while the GPU is opened; what is refused goes through pinned buffers */
+#define CXL_SHM_GPU_REGISTER_USE 2u      /* when a copy first needs it */
+#define CXL_SHM_GPU_REGISTER_REQUIRED 3u /* while the GPU is opened, which fails with CXL_SHM_E_GPU where anything is refused */
+
 typedef uint64_t cxl_gpu_t;      /* a GPU that this process has open: never used again */
 typedef uint64_t cxl_gpu_copy_t; /* copies that were started on a GPU: never used again */
 
 typedef struct cxl_shm_gpu_options {
-    size_t struct_size;     /* sizeof(cxl_shm_gpu_options_t) */
-    const char* library;    /* the CUDA driver, "none" = there is none; NULL = CXL_CUDA_LIBRARY of the environment, else libcuda.so.1 */
-    uint64_t granule_bytes; /* of the pool that are registered at a time, a power of two; 0 = 256 MiB */
-    uint64_t buffer_bytes;  /* of a pinned buffer, a multiple of 64; copies under way have up to two; 0 = 4 MiB */
+    size_t struct_size;         /* sizeof(cxl_shm_gpu_options_t) */
+    const char* library;        /* the CUDA driver, "none" = there is none; NULL = CXL_CUDA_LIBRARY of the environment, else libcuda.so.1 */
+    uint64_t granule_bytes;     /* of the pool that are registered at a time, a power of two; 0 = 256 MiB */
+    uint64_t buffer_bytes;      /* of a pinned buffer, a multiple of 64; copies under way have up to two; 0 = 4 MiB */
+    uint64_t register_bytes;    /* of the pool, from its beginning, registered at the start; 0 = CXL_CUDA_REGISTER_BYTES, else all */
+    uint32_t dma;               /* CXL_SHM_GPU_DMA_...: what this host's platform does with lines that a GPU reads and writes */
+    uint32_t register_at_start; /* CXL_SHM_GPU_REGISTER_...: whether the pool is registered while the GPU is opened */
 } cxl_shm_gpu_options_t;
 
 typedef struct cxl_shm_gpu_info {
@@ -50,8 +65,9 @@ typedef struct cxl_shm_gpu_info {
     uint64_t from_pool_bytes;  /* ... and to it */
     uint64_t failed;           /* calls of cxl_shm_gpu_start() whose copies ended with an error */
     uint32_t device;           /* number in CUDA */
-    uint32_t reserved;         /* zero */
+    uint32_t dma;              /* CXL_SHM_GPU_DMA_CACHED or CXL_SHM_GPU_DMA_UNCACHED */
     char refusal[256];         /* why memory of the pool could not be registered, the first time; "" = it could. Cut if longer */
+    uint64_t unflushed_bytes;  /* copied to and from the pool and not flushed, because dma is uncached */
 } cxl_shm_gpu_info_t;
 
 /* A stretch to be copied. `host` lies in the blocks of the GPU's pool, or is ordinary memory, which no open pool is. */

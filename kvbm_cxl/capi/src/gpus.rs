@@ -9,7 +9,7 @@ use crate::status::{Failure, Outcome, Status};
 use crate::types::{self, CxlGpu, CxlGpuCopy, CxlPool, GpuInfo, GpuOptions};
 use bytemuck::Zeroable;
 use cxl_pool::copy::CopyEngine;
-use cxl_pool::copy::cuda::{CudaConfig, CudaEngine, Direction, Ending, GpuCopy, GpuPiece, HostPlace};
+use cxl_pool::copy::cuda::{CudaConfig, CudaEngine, Direction, Dma, Ending, GpuCopy, GpuPiece, HostPlace};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -72,6 +72,22 @@ fn config(library: Option<&str>, options: &GpuOptions) -> Outcome<CudaConfig> {
         config.buffer_bytes =
             usize::try_from(options.buffer_bytes).map_err(|_| Failure::invalid("buffer_bytes of cxl_shm_gpu_options_t is too large"))?;
     }
+    if options.register_bytes != 0 {
+        config.register_bytes = options.register_bytes;
+    }
+    config.dma = match options.dma {
+        types::GPU_DMA_DEFAULT => config.dma,
+        types::GPU_DMA_CACHED => Dma::Cached,
+        types::GPU_DMA_UNCACHED => Dma::Uncached,
+        other => return Err(Failure::invalid(format!("{other} is no CXL_SHM_GPU_DMA_..."))),
+    };
+    (config.register_at_start, config.is_register_required) = match options.register_at_start {
+        types::GPU_REGISTER_DEFAULT => (config.register_at_start, config.is_register_required),
+        types::GPU_REGISTER_START => (true, false),
+        types::GPU_REGISTER_USE => (false, false),
+        types::GPU_REGISTER_REQUIRED => (true, true),
+        other => return Err(Failure::invalid(format!("{other} is no CXL_SHM_GPU_REGISTER_..."))),
+    };
     Ok(config)
 }
 
@@ -87,6 +103,8 @@ pub fn open(pool: *mut CxlPool, device: u32, library: Option<&str>, options: &Gp
         let engine = CudaEngine::open(&config, device, pool.pool().lines().memory().clone())?;
         Ok(GpuEntry { engine: Arc::new(engine), pool: handle, timeout_ms: pool.timeout_ms(types::TIMEOUT_DEFAULT) })
     })?;
+    // Without the pool's handle, which others use meanwhile: it may take minutes. The engine keeps the mapping.
+    entry.engine.register_ahead()?;
     Ok(enter(&GPUS, entry))
 }
 
@@ -111,6 +129,8 @@ pub fn info(number: CxlGpu) -> Outcome<GpuInfo> {
         from_pool_bytes: copied.pulled_bytes,
         failed: copied.failed_lists,
         device: engine.device(),
+        dma: if reach.dma == Dma::Uncached { types::GPU_DMA_UNCACHED } else { types::GPU_DMA_CACHED },
+        unflushed_bytes: copied.unflushed_bytes,
         ..GpuInfo::zeroed()
     };
     // The last byte stays zero, so that the text ends.

@@ -535,6 +535,10 @@ impl Coherence for ReadOnly {
     fn address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
         self.0.address(offset, len_bytes)
     }
+
+    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<std::ptr::NonNull<u8>> {
+        self.0.device_address(offset, len_bytes)
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Steps of order around the copies of a GPU, on emulated hosts with a driver that is faked: what it wrote lies in this host's caches, and
-//! what it reads may be there from before.
+//! what it reads may be there from before. And on hosts whose DMA goes past the caches.
 
 #[path = "../../pool/tests/cuda/device.rs"]
 #[allow(dead_code)] // The tests of the engine use the rest; the same below.
@@ -14,8 +14,8 @@ mod scenes;
 
 use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::{
-    After, Checksum, Copied, CopyConfig, CopyEngine, CpuEngine, CudaConfig, CudaEngine, LocalPlace, OnGpu, Outcome, ReadList, WriteList,
-    checksum_of,
+    After, Checksum, Copied, CopyConfig, CopyEngine, CpuEngine, CudaConfig, CudaEngine, Dma, LocalPlace, OnGpu, Outcome, ReadList,
+    WriteList, checksum_of,
 };
 use cxl_pool::fault::drop_rule;
 use fake::{Fake, Kind};
@@ -57,20 +57,54 @@ impl CopyEngine for Without {
 
 /// Whether a byte or a checksum is wrong when a rule is dropped; `alter` is what happens to the driver before.
 fn is_noticed(rule: Option<&'static str>, kind: Kind, checksum: Checksum, alter: fn(&Fake)) -> bool {
+    is_noticed_on(PLATFORM, Dma::Cached, rule, kind, checksum, alter)
+}
+
+/// As [`is_noticed`], on a platform, of which something is believed.
+fn is_noticed_on(platform: &str, dma: Dma, rule: Option<&'static str>, kind: Kind, checksum: Checksum, alter: fn(&Fake)) -> bool {
     let fake = Fake::new(kind);
     let gpu = device::Gpu::open(fake.path(), 0);
-    let hosts = scenes::hosts("emulated:seed=3,noise=0");
+    let hosts = scenes::hosts(platform);
     // By kernel whatever the pieces are, in steps of which many are not the last.
-    let config =
-        CudaConfig { kernel_pieces: 1, kernel_piece_bytes: 1 << 30, in_flight_bytes: 256 << 10, timeout_ms: 60_000, ..fake.config() };
+    let steps = CudaConfig { kernel_pieces: 1, kernel_piece_bytes: 1 << 30, in_flight_bytes: 256 << 10, ..fake.config() };
+    let config = CudaConfig { timeout_ms: 60_000, dma, ..steps };
     let engine = Without { engine: CudaEngine::open(&config, 0, hosts[0].clone()).unwrap(), rule };
     assert_eq!(engine.engine.reach().no_kernels.is_none(), kind == Kind::Kernels);
     alter(&fake);
     let tried = catch_unwind(AssertUnwindSafe(|| scenes::there_and_back(&gpu, 0, &engine, &hosts, checksum, 1)));
     if let Ok(outcomes) = &tried {
         assert!(scenes::all_well(outcomes), "{outcomes:?}");
+        let copied = engine.counters()[0];
+        // Through buffers the CPU flushes whatever is believed of devices.
+        let is_direct = kind == Kind::Kernels || checksum == Checksum::Off;
+        let unflushed = if dma == Dma::Uncached && is_direct { copied.published_bytes + copied.pulled_bytes } else { 0 };
+        // Lists of so few bytes that no kernel sums them take the others along, through buffers.
+        assert!(copied.unflushed_bytes == unflushed || checksum != Checksum::Off && copied.unflushed_bytes == 0, "{copied:?}");
     }
     tried.is_err()
+}
+
+/// Hosts whose devices reach the pool through their caches, and hosts whose devices go past them.
+const PLATFORM: &str = "emulated:seed=3,noise=0";
+const UNCACHED_PLATFORM: &str = "emulated:seed=3,noise=0,dma=uncached";
+
+/// Flushes around DMA are a property of the platform. Without them nothing is missing where DMA goes past the caches; where it goes
+/// through them, what one host's GPU writes is not seen by the other, and what it reads is old.
+#[test]
+fn uncached_is_right_where_it_is_true_and_noticed_where_it_is_not() {
+    for kind in [Kind::New, Kind::Kernels] {
+        for checksum in [Checksum::Off, Checksum::Xxh3] {
+            for dma in [Dma::Cached, Dma::Uncached] {
+                assert!(!is_noticed_on(UNCACHED_PLATFORM, dma, None, kind, checksum, |_| {}), "{dma:?}, {kind:?}, {checksum:?}");
+            }
+        }
+        assert!(is_noticed_on(PLATFORM, Dma::Uncached, None, kind, Checksum::Off, |_| {}), "{kind:?}: nothing noticed a wrong belief");
+        // What is believed of devices leaves the end of their work awaited.
+        let late = |fake: &Fake| fake.set("queries_until_done", 3);
+        for (rule, is_expected) in [(None, false), (Some("copy.dma_unawaited"), true)] {
+            assert_eq!(is_noticed_on(UNCACHED_PLATFORM, Dma::Uncached, rule, kind, Checksum::Off, late), is_expected, "{rule:?}, {kind:?}");
+        }
+    }
 }
 
 #[test]
@@ -95,10 +129,14 @@ fn the_loss_of_a_step_around_a_copy_is_noticed() {
 
 /// Two blocks of a GPU by kernel, with checksums, behind work of the caller's.
 fn summed(rule: Option<&'static str>, is_launch_lost: bool) -> bool {
+    summed_on(PLATFORM, Dma::Cached, rule, is_launch_lost)
+}
+
+fn summed_on(platform: &str, dma: Dma, rule: Option<&'static str>, is_launch_lost: bool) -> bool {
     let fake = Fake::new(Kind::Kernels);
     let gpu = device::Gpu::open(fake.path(), 0);
-    let hosts = scenes::hosts("emulated:seed=3,noise=0");
-    let engine = Without { engine: CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap(), rule };
+    let hosts = scenes::hosts(platform);
+    let engine = Without { engine: CudaEngine::open(&CudaConfig { dma, ..fake.config() }, 0, hosts[0].clone()).unwrap(), rule };
     assert_eq!(engine.engine.reach().no_kernels, None);
     let (memory, stream, bytes) = (gpu.memory(&scenes::pattern(1, 20_000)), gpu.stream(), scenes::pattern(2, 20_000));
     let place = LocalPlace::Gpu(OnGpu { device: 0, after: After::Stream(stream.handle) });
@@ -131,5 +169,7 @@ fn the_loss_of_a_step_of_a_kernels_checksum_is_noticed() {
     for rule in ["copy.dma_no_flush", "copy.publish_no_fence", "copy.dma_unawaited"] {
         assert!(!summed(Some(rule), false), "{rule}: nothing noticed its loss");
     }
+    // Sums that kernels take are right whatever lies in caches: the bytes that another host finds are not.
+    assert!(summed_on(UNCACHED_PLATFORM, Dma::Uncached, None, false) && !summed_on(PLATFORM, Dma::Uncached, None, false));
     assert!(!summed(Some("copy.dma_unmarked"), true), "a kernel that did nothing was believed");
 }

@@ -68,13 +68,17 @@ void Gpus::shut_down() noexcept {
 Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_bytes, std::unique_ptr<RegistrationExtra>& range) {
     std::shared_ptr<Device> device;
     {
-        std::lock_guard lock(mutex_);
-        auto& place = devices_[ordinal];
-        device = place.lock();
+        // Registers the pool as well, which may take minutes: copies of other devices go on.
+        std::lock_guard opens(opens_);
+        std::unique_lock lock(mutex_);
+        device = devices_[ordinal].lock();
+        lock.unlock();
         if (!device) {
             if (Status opened = Device::open(library_, pool_, ordinal, granule_bytes_, device); !opened.ok())
                 return opened;
-            place = device;
+            device->tell_refusal();
+            lock.lock();
+            devices_[ordinal] = device;
         }
     }
     if (Status checked = device->check_memory(address, len_bytes); !checked.ok())

@@ -34,6 +34,7 @@ class Gpus {
     const std::string library_;
     const std::shared_ptr<Pool> pool_;
     const uint64_t granule_bytes_;
+    std::mutex opens_; // held while a device is opened; before mutex_
     std::mutex mutex_;
     std::map<uint64_t, std::weak_ptr<Device>> devices_;
     std::condition_variable changed_;

@@ -13,6 +13,7 @@ class ConfigError(ValueError):
 
 CACHE_OPTIONS = frozenset(
     ("policy", "low_water_percent", "high_water_percent", "quotas", "lock_timeout_ms", "service_ms", "upkeep_ms", "remembered_keys", "copy")
+    + ("dma", "register_at_start", "register_bytes", "register_required")
 )
 """What `cache` may hold: the keywords of `Pool.cache`, but for the one that the connector has itself."""
 
@@ -74,7 +75,8 @@ class ConnectorConfig:
     record_max_bytes: int = 1 << 30
     """Longest record of an engine. What comes behind it is dropped and counted."""
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the pool's cache: `policy`, `low_water_percent`, ..."""
+    """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`),
+    `register_at_start`, `register_bytes`, `register_required`."""
 
     @classmethod
     def read(cls, extra: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "ConnectorConfig":

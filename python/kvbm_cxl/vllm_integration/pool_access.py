@@ -57,6 +57,8 @@ class PoolAccess:
     _retry_at: float = 0.0
     _retry_s: float = _RETRY_FIRST_S
     _retrying: bool = False
+    _gpus: set[int] = field(default_factory=set)
+    """Numbers of those that the cache was opened for."""
 
     @property
     def pool(self) -> "kvbm_cxl.Pool | None":
@@ -76,6 +78,12 @@ class PoolAccess:
             if error_kind(error) in _LOST:
                 self._lose(opened, error)
             raise
+
+    def open_gpu(self, device: int) -> "kvbm_cxl.GpuReach":
+        """Has the pool registered for a GPU, now and when it is opened again. Raises as `call` and `Cache.open_gpu` do."""
+        with self._lock:
+            self._gpus.add(device)
+        return self.call(lambda cache: cache.open_gpu(device))
 
     def _lose(self, opened: _Opened, error: Exception) -> None:
         with self._lock:
@@ -99,6 +107,9 @@ class PoolAccess:
         opened = None
         try:
             opened = _open(self.spec, self.options)
+            for device in sorted(self._gpus):
+                # Before the pool is used: afterwards it would be in the way of requests.
+                opened.cache.open_gpu(device)
             logger.warning("pool %s is open again", self.spec)
         except Exception as error:  # Whatever it is, the next attempt must come.
             self.failures.report(f"opening pool {self.spec} again", error)

@@ -185,7 +185,26 @@ class WorkerSide:
         if pool := self.access.pool:
             # Now, before the engine has requests to answer. The scheduler's process copies no blocks.
             pool.map_ahead()
-        self._attached = _Attached(attached, devices_of.pop(), shards.publishes, facts_of(fields))
+        device = devices_of.pop()
+        if device.type == "cuda":
+            self._open_gpu(device.index or 0)
+        self._attached = _Attached(attached, device, shards.publishes, facts_of(fields))
+
+    def _open_gpu(self, number: int) -> None:
+        """Has the GPU reach the pool from the start. Where the driver does not let it, blocks go through a CPU, if that is allowed."""
+        try:
+            reach = self.access.open_gpu(number)
+        except kvbm_cxl.CxlError as error:
+            if error_kind(error) == "lost":
+                return
+            raise ConfigError(f"CxlConnector cannot use GPU {number} with pool {self.config.pool}: {error}") from error
+        logger.info(
+            "CxlConnector: GPU %d reaches %d bytes of pool %s itself, DMA is %s",
+            number,
+            reach.registered_bytes,
+            self.config.pool,
+            reach.dma,
+        )
 
     def _shards(self, shape: Shape) -> Shards:
         """Which heads this rank has, of all groups."""

@@ -135,10 +135,62 @@ static void end(cxl_gpu_copy_t copy, int status) {
 
 static void open_gpu(void) {
     cxl_shm_gpu_options_t options = {.struct_size = sizeof options, .library = driver, .granule_bytes = GRANULE, .buffer_bytes = BUFFER};
+    options.register_at_start = CXL_SHM_GPU_REGISTER_USE;
     CHECK_OK(cxl_shm_gpu_open(NULL, 0, &options, &gpu));
 }
 
+static cxl_shm_gpu_info_t info_of(cxl_gpu_t of) {
+    cxl_shm_gpu_info_t info = {.struct_size = sizeof info};
+    CHECK_OK(cxl_shm_gpu_get_info(of, &info));
+    return info;
+}
+
 /* ---- What is tested ---- */
+
+/* The pool is registered while a GPU is opened: all, a part, or else not opened. Nothing stays registered of a GPU that is closed. */
+static void registered_at_start(void) {
+    cxl_shm_gpu_options_t options = {.struct_size = sizeof options, .library = driver, .granule_bytes = GRANULE, .buffer_bytes = BUFFER};
+    cxl_shm_info_t pool = {.struct_size = sizeof pool};
+    CHECK_OK(cxl_shm_get_info(NULL, &pool));
+    cxl_gpu_t opened = CXL_SHM_GPU_NONE;
+    for (uint32_t how = CXL_SHM_GPU_REGISTER_DEFAULT; how <= CXL_SHM_GPU_REGISTER_REQUIRED; how++) {
+        options.register_at_start = how;
+        CHECK_OK(cxl_shm_gpu_open(NULL, 0, &options, &opened));
+        CHECK(info_of(opened).registered_bytes == (how == CXL_SHM_GPU_REGISTER_USE ? 0 : pool.len_bytes) && !info_of(opened).refusal[0]);
+        CHECK_OK(cxl_shm_gpu_close(opened));
+        CHECK(fake_get("registered") == 0);
+    }
+    options.register_bytes = 5 * GRANULE + 1;
+    CHECK_OK(cxl_shm_gpu_open(NULL, 0, &options, &opened));
+    CHECK(info_of(opened).registered_bytes == 6 * GRANULE);
+    CHECK_OK(cxl_shm_gpu_close(opened));
+    options.register_bytes = 0;
+    /* Refused in the middle. */
+    fake_fail("cuMemHostRegister_v2", 7, 1000000, 2);
+    opened = CXL_SHM_GPU_NONE;
+    CHECK_STATUS(cxl_shm_gpu_open(NULL, 0, &options, &opened), CXL_SHM_E_GPU);
+    CHECK(strstr(cxl_shm_last_error(), "memlock") != NULL && opened == CXL_SHM_GPU_NONE);
+    CHECK(fake_get("registered") == 0 && fake_get("contexts") == 1);
+    options.register_at_start = CXL_SHM_GPU_REGISTER_START;
+    CHECK_OK(cxl_shm_gpu_open(NULL, 0, &options, &opened));
+    CHECK(strstr(info_of(opened).refusal, "CUDA_ERROR_OUT_OF_MEMORY") != NULL);
+    CHECK_OK(cxl_shm_gpu_close(opened));
+    CHECK(fake_get("registered") == 0);
+    fake_forgive();
+    options.register_at_start = 4;
+    CHECK_STATUS(cxl_shm_gpu_open(NULL, 0, &options, &opened), CXL_SHM_E_INVALID);
+    /* What is told of DMA. */
+    options.register_at_start = CXL_SHM_GPU_REGISTER_USE;
+    for (uint32_t dma = CXL_SHM_GPU_DMA_DEFAULT; dma <= CXL_SHM_GPU_DMA_UNCACHED; dma++) {
+        options.dma = dma;
+        CHECK_OK(cxl_shm_gpu_open(NULL, 0, &options, &opened));
+        CHECK(info_of(opened).dma == (dma == CXL_SHM_GPU_DMA_UNCACHED ? CXL_SHM_GPU_DMA_UNCACHED : CXL_SHM_GPU_DMA_CACHED));
+        CHECK(info_of(opened).unflushed_bytes == 0);
+        CHECK_OK(cxl_shm_gpu_close(opened));
+    }
+    options.dma = 3;
+    CHECK_STATUS(cxl_shm_gpu_open(NULL, 0, &options, &opened), CXL_SHM_E_INVALID);
+}
 
 static void no_driver(const char* broken) {
     uint32_t count = 77;
@@ -452,6 +504,7 @@ int main(int argc, char** argv) {
         return 0;
     }
     no_driver(argv[4]);
+    registered_at_start();
     unregistered();
     open_gpu();
     refusals();

@@ -3,7 +3,7 @@
 
 use super::Namespace;
 use super::policy::PolicyKind;
-use crate::copy::CopyConfig;
+use crate::copy::{CopyConfig, CudaConfig};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use std::collections::HashMap;
@@ -34,6 +34,8 @@ pub struct CacheConfig {
     pub remembered_keys: usize,
     /// How payload is copied; `None` = as `CXL_COPY` says.
     pub copy: Option<CopyConfig>,
+    /// How payload is copied to and from GPUs; `None` = as the environment says.
+    pub cuda: Option<CudaConfig>,
     /// What the cache counts with; `None` = metrics of its own. A membership ([`crate::host::Host`]) has one place among its host's
     /// counters, so whatever else counts for the same one has to use the same.
     pub metrics: Option<Arc<Metrics>>,
@@ -52,6 +54,7 @@ impl Default for CacheConfig {
             upkeep_ms: 500,
             remembered_keys: 1 << 16,
             copy: None,
+            cuda: None,
             metrics: None,
         }
     }

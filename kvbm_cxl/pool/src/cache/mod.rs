@@ -181,8 +181,13 @@ impl Cache {
             Some(copy) => copy,
             None => CopyConfig::from_env()?,
         };
+        let cuda = match &config.cuda {
+            Some(cuda) => cuda.clone(),
+            None => CudaConfig::from_env()?,
+        };
+        cuda.check()?;
         let memory = host.lines().memory().clone();
-        let engine = ByPlace::new(crate::copy::engine(copy, stripes)?, memory, CudaConfig::from_env()?);
+        let engine = ByPlace::new(crate::copy::engine(copy, stripes)?, memory, cuda);
         Self::open_with(host, config, Arc::new(engine))
     }
 

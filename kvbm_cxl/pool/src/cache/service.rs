@@ -72,6 +72,11 @@ impl Inner {
                 let counter = self.metrics.copy_bytes_total.of(engine);
                 counter.add((copied.published_bytes + copied.pulled_bytes).saturating_sub(counter.get()));
             }
+            if copied.engine == Engine::Cuda.text() {
+                let counter = &self.metrics.gpu_unflushed_bytes_total;
+                counter.add(copied.unflushed_bytes.saturating_sub(counter.get()));
+                self.metrics.gpu_registered_bytes.set(copied.registered_bytes as i64);
+            }
         }
     }
 

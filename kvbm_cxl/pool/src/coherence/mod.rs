@@ -139,6 +139,12 @@ pub trait Coherence: Send + Sync {
     /// Where this process maps the range, for callers that work in place; `None` where there is no mapping (simulated hosts).
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>>;
 
+    /// As [`Coherence::address`], for a device that this process has read and write there. Only the emulator tells the two apart, where
+    /// the platform that it stands for keeps I/O out of the caches.
+    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        self.address(offset, len_bytes)
+    }
+
     /// As [`Coherence::address`], for a caller that is about to store there and has the range to itself. Only the emulator tells the two
     /// apart: it knows that a line was stored to by its having changed, so it has to hold first what the memory holds.
     fn address_for_stores(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {

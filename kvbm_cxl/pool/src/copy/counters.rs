@@ -14,6 +14,10 @@ pub struct Copied {
     pub pulled_bytes: u64,
     /// Lists that ended with an error, or that were given to another engine.
     pub failed_lists: u64,
+    /// Bytes that a GPU copied to or from the pool itself and that were not flushed, because its DMA goes past the caches.
+    pub unflushed_bytes: u64,
+    /// Bytes of the pool that GPUs reach themselves now: registered with their driver.
+    pub registered_bytes: u64,
 }
 
 #[derive(Default)]
@@ -21,6 +25,7 @@ pub(super) struct Counters {
     published_bytes: AtomicU64,
     pulled_bytes: AtomicU64,
     failed_lists: AtomicU64,
+    unflushed_bytes: AtomicU64,
 }
 
 impl Counters {
@@ -42,12 +47,18 @@ impl Counters {
         self.failed_lists.fetch_add(lists, Relaxed);
     }
 
+    pub(super) fn unflushed(&self, len_bytes: u64) {
+        self.unflushed_bytes.fetch_add(len_bytes, Relaxed);
+    }
+
     pub(super) fn look(&self, engine: &'static str) -> Copied {
         Copied {
             engine,
             published_bytes: self.published_bytes.load(Relaxed),
             pulled_bytes: self.pulled_bytes.load(Relaxed),
             failed_lists: self.failed_lists.load(Relaxed),
+            unflushed_bytes: self.unflushed_bytes.load(Relaxed),
+            registered_bytes: 0,
         }
     }
 }

@@ -5,13 +5,13 @@
 //! says where its ranges lie, and every engine looks before it takes one: [`CpuEngine`](super::CpuEngine) and
 //! [`DsaEngine`](super::DsaEngine) refuse lists that do not lie in the host's memory, a [`CudaEngine`] those that do not lie on its GPU.
 
-use super::cuda::{CudaConfig, CudaEngine};
+use super::cuda::{CudaConfig, CudaEngine, Reach};
 use super::{Checksum, Copied, CopyEngine, Outcome, ReadList, WriteList};
 use crate::background::held;
 use crate::coherence::Coherence;
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Hands lists of host memory to one engine and those of a GPU to an engine for that GPU, which is opened with its first list.
 ///
@@ -20,7 +20,15 @@ pub struct ByPlace {
     host: Arc<dyn CopyEngine>,
     memory: Arc<dyn Coherence>,
     config: CudaConfig,
-    gpus: Mutex<BTreeMap<u32, Arc<CudaEngine>>>,
+    gpus: Mutex<BTreeMap<u32, Arc<Opening>>>,
+}
+
+/// A GPU that was asked for.
+#[derive(Default)]
+struct Opening {
+    /// Held while it opens, so that it opens once, and no other GPU waits for that.
+    opens: Mutex<()>,
+    engine: OnceLock<Arc<CudaEngine>>,
 }
 
 impl ByPlace {
@@ -34,14 +42,13 @@ impl ByPlace {
     /// # Errors
     /// Those of [`CudaEngine::open`].
     pub fn gpu(&self, device: u32) -> Result<Arc<CudaEngine>> {
-        // The lock is held while it opens, so that it opens once.
-        let mut gpus = held(&self.gpus);
-        if let Some(engine) = gpus.get(&device) {
+        let opening = held(&self.gpus).entry(device).or_default().clone();
+        let _opens = held(&opening.opens);
+        if let Some(engine) = opening.engine.get() {
             return Ok(engine.clone());
         }
         let engine = Arc::new(CudaEngine::open(&self.config, device, self.memory.clone())?);
-        gpus.insert(device, engine.clone());
-        Ok(engine)
+        Ok(opening.engine.get_or_init(|| engine).clone())
     }
 
     /// What `work` makes of the engine that reaches a place. The host's is used without a handle of its own, whose end would wait until all
@@ -54,7 +61,7 @@ impl ByPlace {
     }
 
     fn opened(&self) -> Vec<Arc<CudaEngine>> {
-        held(&self.gpus).values().cloned().collect()
+        held(&self.gpus).values().filter_map(|opening| opening.engine.get().cloned()).collect()
     }
 }
 
@@ -107,6 +114,12 @@ impl CopyEngine for ByPlace {
         self.opened().iter().fold(self.host.is_settled(timeout_ms), |settled, engine| engine.is_settled(timeout_ms) && settled)
     }
 
+    fn open_gpu(&self, device: u32) -> Result<Reach> {
+        let engine = self.gpu(device)?;
+        engine.register_ahead()?;
+        Ok(engine.reach())
+    }
+
     fn counters(&self) -> Vec<Copied> {
         let mut all = self.host.counters();
         let gpus: Vec<Copied> = self.opened().iter().flat_map(|engine| engine.counters()).collect();
@@ -115,6 +128,9 @@ impl CopyEngine for ByPlace {
                 published_bytes: sum.published_bytes + one.published_bytes,
                 pulled_bytes: sum.pulled_bytes + one.pulled_bytes,
                 failed_lists: sum.failed_lists + one.failed_lists,
+                unflushed_bytes: sum.unflushed_bytes + one.unflushed_bytes,
+                // The GPUs of a process share what is registered.
+                registered_bytes: sum.registered_bytes.max(one.registered_bytes),
                 ..sum
             }));
         }

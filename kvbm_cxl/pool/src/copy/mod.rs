@@ -50,7 +50,7 @@ pub use checksum::{Checksum, checksum_of};
 pub use config::{CopyConfig, ENVIRONMENT, EngineChoice};
 pub use counters::Copied;
 pub use cpu::CpuEngine;
-pub use cuda::{CudaConfig, CudaEngine};
+pub use cuda::{CudaConfig, CudaEngine, Dma};
 pub use dispatch::ByPlace;
 pub use dsa::DsaEngine;
 pub use list::{After, LocalPlace, LocalRange, OnGpu, ReadList, WriteList};
@@ -86,6 +86,15 @@ pub trait CopyEngine: Send + Sync {
     /// Whether nothing of a call that ended with [`Error::Timeout`] can still happen, so that the memory of its lists may be used again.
     /// Waits for that, at most `timeout_ms`.
     fn is_settled(&self, timeout_ms: u64) -> bool;
+
+    /// Opens a GPU before the first list of it, and registers the pool for it as the configuration says: at the start of a program, which
+    /// this may hold up for minutes. How the GPU reaches the pool then.
+    ///
+    /// # Errors
+    /// Those of [`CudaEngine::open`] and [`CudaEngine::register_ahead`]; [`Error::NotFound`] of an engine that reaches no GPU.
+    fn open_gpu(&self, device: u32) -> Result<cuda::Reach> {
+        Err(Error::NotFound(format!("an engine for GPU {device} ({} has none),", self.name())))
+    }
 
     /// Bytes copied so far by each engine that had a part in it.
     fn counters(&self) -> Vec<Copied>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The steps of order in a copy, each in one place so that a test can drop it: also for worker threads, which take the choice along.
 
+use super::cuda::Dma;
 use crate::coherence::Coherence;
 use crate::error::Result;
 use crate::fault::mutant;
@@ -14,6 +15,8 @@ pub(super) struct Order {
     pull_flush: bool,
     full_fence: bool,
     load_fence: bool,
+    /// Whether devices' reads and writes of the pool go through this host's caches.
+    is_dma_cached: bool,
 }
 
 impl Order {
@@ -26,7 +29,19 @@ impl Order {
             pull_flush: !mutant!("copy.pull_no_flush"),
             full_fence: !mutant!("copy.pull_no_full_fence"),
             load_fence: !mutant!("copy.pull_no_load_fence"),
+            is_dma_cached: true,
         }
+    }
+
+    /// The choice of this thread, where this host's platform may keep what devices read and write out of its caches. Of the steps around
+    /// a device's copies that drops the flushes, never a fence.
+    pub(super) fn around(dma: Dma) -> Self {
+        Order { is_dma_cached: dma == Dma::Cached, ..Self::now() }
+    }
+
+    /// Whether a device's copies are flushed.
+    pub(super) fn is_dma_flushed(self) -> bool {
+        self.is_dma_cached
     }
 
     /// Behind the last store of a publish: no later line of this thread is seen before its payload (I4).
@@ -39,12 +54,17 @@ impl Order {
     /// Before a write by a device to a part of the line at `offset`, with [`Order::flushed`] between: what it leaves as it is must be what
     /// the memory holds.
     pub(super) fn flush_edge(self, memory: &dyn Coherence, offset: u64) -> Result<()> {
-        if self.edge_flush { memory.flush_range(offset, 1) } else { Ok(()) }
+        if self.edge_flush && self.is_dma_cached { memory.flush_range(offset, 1) } else { Ok(()) }
     }
 
     /// Behind a write by a device that may have left it in this host's caches; [`Order::published`] comes after.
     pub(super) fn flush_moved(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
-        if self.moved_flush { memory.flush_range(offset, len_bytes) } else { Ok(()) }
+        if self.moved_flush && self.is_dma_cached { memory.flush_range(offset, len_bytes) } else { memory.check(offset, len_bytes) }
+    }
+
+    /// Before a read by a device, with [`Order::flushed`] between: what this host's caches have must not answer it.
+    pub(super) fn flush_for_read(self, memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Result<()> {
+        if self.is_dma_cached { self.flush(memory, offset, len_bytes) } else { memory.check(offset, len_bytes) }
     }
 
     /// Drops what this host's caches hold of a range that is to be pulled.

@@ -352,7 +352,7 @@ fn a_bad_list_stops_no_other() {
         let done = engine.pull_each(&*pool.memory, &mut lists, Checksum::Off);
         assert!(matches!(done[..], [Err(Error::Poisoned { .. }), Err(Error::OutOfRange { .. }), Ok(None), Ok(None)]), "{done:?}");
         assert!(found[..10_000] == [0; 10_000] && found[10_000..20_000] == bytes[..10_000] && found[20_000..] == bytes[20_000..]);
-        let moved = Copied { engine: "cpu", published_bytes: 20_000, pulled_bytes: 20_000, failed_lists: 4 };
+        let moved = Copied { engine: "cpu", published_bytes: 20_000, pulled_bytes: 20_000, failed_lists: 4, ..Copied::default() };
         assert_eq!(engine.counters(), [moved]);
     }
 }

@@ -95,6 +95,9 @@ metrics! {
     moved_files: Gauge = "cxl_host_moved_files", "Files of the pool that were removed or replaced since this process opened them.";
     copy_bytes_total: Counters<Engine, 3> = "cxl_copy_bytes_total", "Bytes copied to and from the pool.";
     copy_seconds: Labelled<Engine, Histogram<Time>, 3> = "cxl_copy_seconds", "Time of a copy, of however many pieces.";
+    gpu_unflushed_bytes_total: Counter = "cxl_gpu_unflushed_bytes_total",
+        "Bytes that GPUs copied to and from the pool without a flush: DMA is uncached.";
+    gpu_registered_bytes: Gauge = "cxl_gpu_registered_bytes", "Bytes of the pool that are registered for GPUs.";
     ring_messages_total: Counters<Direction, 2> = "cxl_ring_messages_total", "Messages through rings.";
     ring_bytes_total: Counters<Direction, 2> = "cxl_ring_bytes_total", "Payload of these messages.";
 }

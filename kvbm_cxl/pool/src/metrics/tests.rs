@@ -48,6 +48,8 @@ cxl_host_failed_rounds_total counter reason=device|damaged|fenced|timeout|full|i
 cxl_host_moved_files gauge -
 cxl_copy_bytes_total counter engine=cpu|dsa|cuda
 cxl_copy_seconds histogram engine=cpu|dsa|cuda
+cxl_gpu_unflushed_bytes_total counter -
+cxl_gpu_registered_bytes gauge -
 cxl_ring_messages_total counter direction=sent|received
 cxl_ring_bytes_total counter direction=sent|received
 ";

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef FAKE_BATCH
 #define FAKE_BATCH 13
@@ -93,6 +94,7 @@ static struct {
 } failures[max_names];
 static int device_count = 1, queries_until_done, is_stuck, copy_error, io_only, is_launch_lost;
 static int batches, singles, most_of_a_batch, io_registered, registrations, launches, modules;
+static int register_us, registering, most_registering;
 static void (*hook)(uint64_t to, uint64_t from, size_t len);
 
 static void wrong(const char* what) {
@@ -270,6 +272,8 @@ DRIVER void fake_set(const char* name, int value) {
         copy_error = value;
     else if (!strcmp(name, "io_only"))
         io_only = value;
+    else if (!strcmp(name, "register_us"))
+        register_us = value;
     else if (!strcmp(name, "is_launch_lost"))
         is_launch_lost = value;
     else
@@ -290,6 +294,8 @@ DRIVER long fake_get(const char* name) {
         found = io_registered;
     else if (!strcmp(name, "registrations"))
         found = registrations;
+    else if (!strcmp(name, "most_registering"))
+        found = most_registering;
     else if (!strcmp(name, "launches"))
         found = launches;
     else if (!strcmp(name, "modules"))
@@ -376,35 +382,7 @@ DRIVER int cuInit(unsigned flags) {
     END(flags ? invalid_value : 0);
 }
 
-DRIVER int cuDeviceGetCount(int* count) {
-    BEGIN("cuDeviceGetCount");
-    *count = device_count;
-    END(0);
-}
-
-DRIVER int cuDeviceGet(int* device, int ordinal) {
-    BEGIN("cuDeviceGet");
-    *device = ordinal;
-    END(ordinal < device_count ? 0 : invalid_device);
-}
-
-DRIVER int cuDevicePrimaryCtxRetain(void** context, int device) {
-    BEGIN("cuDevicePrimaryCtxRetain");
-    contexts[device]++;
-    *context = (void*)((uintptr_t)device + 1);
-    END(0);
-}
-
-DRIVER int cuDevicePrimaryCtxRelease_v2(int device) {
-    BEGIN("cuDevicePrimaryCtxRelease_v2");
-    if (--contexts[device] < 0)
-        wrong("a context released too often");
-    for (Range* range = ranges; !contexts[device] && range; range = range->next) {
-        if (range->device == device && range->kind != device_memory)
-            wrong("a context released before the host memory that it holds");
-    }
-    END(0);
-}
+#include "fake_devices.h"
 
 DRIVER int cuCtxPushCurrent_v2(void* context) {
     BEGIN("cuCtxPushCurrent_v2");
@@ -530,6 +508,14 @@ DRIVER int cuMemHostRegister_v2(void* address, size_t len, unsigned flags) {
         wrong("memory registered for one context alone");
     if (io_only && !(flags & 4))
         END(invalid_value);
+    // It takes its time, and other threads may call meanwhile.
+    if (register_us > 0) {
+        most_registering = ++registering > most_registering ? registering : most_registering;
+        pthread_mutex_unlock(&mutex);
+        usleep((unsigned)register_us);
+        pthread_mutex_lock(&mutex);
+        registering--;
+    }
     for (Range* range = ranges; range; range = range->next) {
         if (range->kind == registered && touches(start, len, range->start, range->len))
             END(registered_already);

@@ -122,6 +122,8 @@ impl Fake {
             buffer_bytes: 16 << 10,
             // As many warps as show what two do to each other.
             kernel_blocks: 2,
+            // A test says when it wants that.
+            register_at_start: false,
             ..CudaConfig::default()
         }
     }

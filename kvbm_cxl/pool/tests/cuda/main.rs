@@ -2,6 +2,7 @@
 //! The engine that copies to and from the memory of GPUs, over a driver that is faked: copies happen late, calls fail, streams do not end.
 //! A CPU that follows an address of the fake's devices is ended.
 
+mod ahead;
 mod cache;
 mod copies;
 mod device;

@@ -7,7 +7,7 @@ use crate::scenes::*;
 use cxl_pool::Result;
 use cxl_pool::coherence::Coherence;
 use cxl_pool::copy::cuda::{Direction, GpuPiece, HostPlace};
-use cxl_pool::copy::{Checksum, CopyEngine, CudaEngine};
+use cxl_pool::copy::{Checksum, CopyEngine, CudaConfig, CudaEngine, Dma};
 use cxl_pool::line::Line;
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -104,12 +104,17 @@ impl Coherence for Watched {
 
 /// The steps of one call for two blocks, to the pool and back: 100 bytes from 4096 + 30 on in two pieces, and the two lines at 8192.
 fn steps(checksum: Checksum) -> [Vec<Step>; 2] {
+    steps_where(Dma::Cached, checksum)
+}
+
+fn steps_where(dma: Dma, checksum: Checksum) -> [Vec<Step>; 2] {
     let fake = Fake::new(Kind::New);
     fake.hook(copied);
     let gpu = Gpu::open(fake.path(), 0);
     let [host, _] = hosts("native");
     let host: Arc<dyn Coherence> = Arc::new(Watched { memory: host, is_mapped: true });
-    let engine = CudaEngine::open(&fake.config(), 0, host.clone()).unwrap();
+    let engine = CudaEngine::open(&CudaConfig { dma, ..fake.config() }, 0, host.clone()).unwrap();
+    assert_eq!(engine.reach().dma, dma);
     let memory = gpu.memory(&pattern(1, 1000));
     let blocks = [Block { offset: 4126, pieces: vec![(0, 60), (70, 40)] }, Block { offset: 8192, pieces: vec![(200, 128)] }];
     take_steps();
@@ -161,6 +166,16 @@ fn through_buffers_the_steps_are_those_of_the_cpu() {
         vec![FenceLoads],
     ];
     assert_eq!(read, expected.concat());
+}
+
+#[test]
+fn where_dma_goes_past_the_caches_the_fences_stay() {
+    let moved = [Step::Gpu(60), Step::Gpu(40), Step::Gpu(128)];
+    let [written, read] = steps_where(Dma::Uncached, Checksum::Off);
+    assert_eq!(written, [&[FenceAll][..], &moved, &[FenceStores]].concat());
+    assert_eq!(read, [&[FenceAll][..], &moved, &[FenceLoads]].concat());
+    // The CPU's own copies are what they were.
+    assert_eq!(steps_where(Dma::Uncached, Checksum::Xxh3), steps(Checksum::Xxh3));
 }
 
 /// The steps of copies that were started, which this thread then looks after: as of one call.

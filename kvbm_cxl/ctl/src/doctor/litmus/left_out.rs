@@ -76,4 +76,8 @@ impl Coherence for LeftOut {
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.inner.address(offset, len_bytes)
     }
+
+    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        self.inner.device_address(offset, len_bytes)
+    }
 }

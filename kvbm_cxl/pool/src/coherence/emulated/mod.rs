@@ -12,6 +12,8 @@
 //!   again never sees a change, except where a random prefetch shows it.
 //! - `write_line` and the whole lines of `copy_in` are pending until this thread fences, in any order. So are flushes: their write-back
 //!   until the next fence, their refill until the next [`Coherence::fence_all`]. The host itself sees its own pending writes.
+//! - A device's reads and writes go through the host's caches: they are made in the view. With [`EmulatorOptions::is_dma_uncached`] they
+//!   go past them, to the memory ([`Coherence::device_address`]).
 //! - What is dirty when the host is dropped is lost; its pending writes arrive. A process that ends without dropping it loses both. (On a
 //!   real machine they come out of its caches later. That a dead process leaves nothing there which could, only the simulator checks.)
 //!
@@ -73,6 +75,7 @@ pub struct Emulated {
     view: View,
     shards: Box<[Mutex<Shard>]>,
     noise: u64,
+    is_dma_uncached: bool,
     random: AtomicU64,
     recent: [AtomicU64; RECENT],
     steps: AtomicU64,
@@ -88,6 +91,7 @@ impl Emulated {
             view,
             shards: (0..SHARDS).map(|_| Mutex::new(Vec::new())).collect(),
             noise: options.noise.into(),
+            is_dma_uncached: options.is_dma_uncached,
             random: AtomicU64::new(options.seed),
             recent: [const { AtomicU64::new(0) }; RECENT],
             steps: AtomicU64::new(0),
@@ -321,6 +325,11 @@ impl Coherence for Emulated {
     fn address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         self.shared.enter(offset, len_bytes).ok()?;
         NonNull::new(self.view.address(offset))
+    }
+
+    fn device_address(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        let address = self.address(offset, len_bytes)?;
+        if self.is_dma_uncached { NonNull::new(self.view.memory_address(offset)) } else { Some(address) }
     }
 
     fn keeps_lines_whole(&self) -> bool {

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// The emulator's settings, written as `seed=7,noise=4,copy_mib=256`; what is not named keeps its default.
+/// The emulator's settings, written as `seed=7,noise=4,copy_mib=256,dma=uncached`; what is not named keeps its default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmulatorOptions {
     /// Seed of the noise and of the order in which fences apply pending steps.
@@ -14,11 +14,14 @@ pub struct EmulatorOptions {
     pub noise: u32,
     /// How much of the pool the view holds from the start, in MiB. See [`super::Emulated`].
     pub copy_mib: u32,
+    /// Devices of the host read and write the memory itself, past its view: a platform whose memory is uncacheable and whose I/O leaves
+    /// nothing in caches. Without it, all that a device reads and writes lies in the view.
+    pub is_dma_uncached: bool,
 }
 
 impl Default for EmulatorOptions {
     fn default() -> Self {
-        EmulatorOptions { seed: 1, noise: 16, copy_mib: 256 }
+        EmulatorOptions { seed: 1, noise: 16, copy_mib: 256, is_dma_uncached: false }
     }
 }
 
@@ -33,7 +36,12 @@ impl FromStr for EmulatorOptions {
                 Some(("seed", value)) => options.seed = value.parse().map_err(invalid)?,
                 Some(("noise", value)) => options.noise = value.parse().map_err(invalid)?,
                 Some(("copy_mib", value)) => options.copy_mib = value.parse().map_err(invalid)?,
-                _ => return Err(Error::Invalid(format!("emulator: {pair:?}: want seed=, noise= or copy_mib= and a number"))),
+                Some(("dma", "cached")) => options.is_dma_uncached = false,
+                Some(("dma", "uncached")) => options.is_dma_uncached = true,
+                _ => {
+                    let wanted = "want seed=, noise= or copy_mib= and a number, or dma=cached or dma=uncached";
+                    return Err(Error::Invalid(format!("emulator: {pair:?}: {wanted}")));
+                }
             }
         }
         Ok(options)
@@ -42,6 +50,7 @@ impl FromStr for EmulatorOptions {
 
 impl fmt::Display for EmulatorOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed={},noise={},copy_mib={}", self.seed, self.noise, self.copy_mib)
+        let dma = if self.is_dma_uncached { "uncached" } else { "cached" };
+        write!(f, "seed={},noise={},copy_mib={},dma={dma}", self.seed, self.noise, self.copy_mib)
     }
 }

@@ -93,9 +93,14 @@ impl View {
         unsafe { self.twin.start.as_ptr().add(line as usize * LINE_BYTES) }
     }
 
+    /// Where the memory itself has `offset`, which lies in the pool.
+    pub(super) fn memory_address(&self, offset: u64) -> *mut u8 {
+        // SAFETY: the mapping is as long as the pool.
+        unsafe { self.shared.mapping().base.as_ptr().add(offset as usize) }
+    }
+
     fn memory_at(&self, line: u64) -> *mut u8 {
-        // SAFETY: the line lies in the pool.
-        unsafe { self.shared.mapping().base.as_ptr().add(line as usize * LINE_BYTES) }
+        self.memory_address(line * LINE_BYTES as u64)
     }
 
     /// The line as this host sees it.

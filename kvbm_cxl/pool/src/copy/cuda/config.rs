@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where the CUDA driver and the kernels are, when kernels are used, and how long the driver may take.
 
+use crate::device::parse_size;
 use crate::error::{Error, Result};
+use std::str::FromStr;
 
 /// The environment variable with the driver's library; `none` = GPU memory is not offered. The NIXL plugin's option `cuda_library` says the
 /// same there.
@@ -17,6 +19,47 @@ pub const KERNEL_PIECE_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECE_BYTES";
 pub const KERNEL_PIECES_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECES";
 /// The environment variable with the number of pieces from which on copy engines are given them in one call.
 pub const BATCH_PIECES_ENVIRONMENT: &str = "CXL_CUDA_BATCH_PIECES";
+
+/// The environment variable with whether this host's platform keeps what GPUs read and write out of its caches.
+pub const DMA_ENVIRONMENT: &str = "CXL_CUDA_DMA";
+
+/// The environment variable with whether the pool is registered while a GPU is opened for it.
+pub const REGISTER_AT_START_ENVIRONMENT: &str = "CXL_CUDA_REGISTER_AT_START";
+/// The environment variable with how much of the pool that is.
+pub const REGISTER_BYTES_ENVIRONMENT: &str = "CXL_CUDA_REGISTER_BYTES";
+/// The environment variable with whether a GPU for which that is refused is refused itself.
+pub const REGISTER_REQUIRED_ENVIRONMENT: &str = "CXL_CUDA_REGISTER_REQUIRED";
+
+/// What this host's platform does with the lines of the pool that a GPU reads and writes: a property of its BIOS settings and of the type
+/// that the pool's memory has (docs/internals/gpu.md), which no program can see from within. Lines that the pool keeps for itself are
+/// always flushed; this is about payload that a GPU copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dma {
+    /// I/O may go through this host's caches: payload is flushed around the copies of a GPU. Right on every platform.
+    #[default]
+    Cached,
+    /// The pool's memory is uncacheable here, and I/O leaves nothing in caches (DDIO is off): payload is not flushed around the copies of
+    /// a GPU. On a platform for which that is not so, others see old bytes.
+    Uncached,
+}
+
+impl Dma {
+    const ALL: [(Dma, &'static str); 2] = [(Dma::Cached, "cached"), (Dma::Uncached, "uncached")];
+
+    /// Its name.
+    pub fn text(self) -> &'static str {
+        Self::ALL.iter().find(|of| of.0 == self).map_or("cached", |of| of.1)
+    }
+}
+
+impl FromStr for Dma {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || Error::Invalid(format!("DMA of GPUs is {text:?}: want cached or uncached"));
+        Self::ALL.iter().find(|of| of.1 == text).map(|of| of.0).ok_or_else(wrong)
+    }
+}
 
 /// The kernels that this library has.
 pub(super) const BUILTIN: &str = "builtin";
@@ -47,6 +90,16 @@ pub struct CudaConfig {
     /// Bytes that a call gives the GPU at a time, where that reaches the pool itself: half of them a step. A list with a checksum is one
     /// step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
     pub in_flight_bytes: u64,
+    /// What this host's platform does with lines that a GPU reads and writes.
+    pub dma: Dma,
+    /// Whether the pool is registered ahead of the first copy, by [`super::CudaEngine::register_ahead`].
+    pub register_at_start: bool,
+    /// How much of the pool that is, in bytes from its beginning; 0 = all of it. The rest is registered when a copy first needs it.
+    pub register_bytes: u64,
+    /// Whether a pool that cannot be registered ahead is an error; otherwise copies go through pinned buffers.
+    pub is_register_required: bool,
+    /// Threads that register it.
+    pub register_threads: u32,
 }
 
 impl Default for CudaConfig {
@@ -62,6 +115,11 @@ impl Default for CudaConfig {
             batch_pieces: 2,
             kernel_blocks: 32,
             in_flight_bytes: 256 << 20,
+            dma: Dma::Cached,
+            register_at_start: true,
+            register_bytes: 0,
+            is_register_required: false,
+            register_threads: 8,
         }
     }
 }
@@ -93,6 +151,20 @@ impl CudaConfig {
         if let Some(kernels) = text(KERNELS_ENVIRONMENT)? {
             config.kernels = kernels;
         }
+        if let Some(dma) = text(DMA_ENVIRONMENT)? {
+            config.dma = dma.parse().map_err(|error| Error::Invalid(format!("{DMA_ENVIRONMENT}: {error}")))?;
+        }
+        let flag = |name: &str, kept: bool| match text(name)?.as_deref() {
+            None => Ok(kept),
+            Some("1") => Ok(true),
+            Some("0") => Ok(false),
+            Some(other) => Err(Error::Invalid(format!("{name}: {other:?}: want 1 or 0"))),
+        };
+        config.register_at_start = flag(REGISTER_AT_START_ENVIRONMENT, config.register_at_start)?;
+        config.is_register_required = flag(REGISTER_REQUIRED_ENVIRONMENT, config.is_register_required)?;
+        if let Some(size) = text(REGISTER_BYTES_ENVIRONMENT)? {
+            config.register_bytes = parse_size(&size).map_err(|error| Error::Invalid(format!("{REGISTER_BYTES_ENVIRONMENT}: {error}")))?;
+        }
         config.check().map(|()| config)
     }
 
@@ -115,6 +187,9 @@ impl CudaConfig {
         }
         if !(8192..=1 << 40).contains(&self.in_flight_bytes) {
             return Err(Error::Invalid(format!("{} bytes under way: want 8192 to 2^40", self.in_flight_bytes)));
+        }
+        if !(1..=64).contains(&self.register_threads) {
+            return Err(Error::Invalid(format!("{} threads to register the pool: want 1 to 64", self.register_threads)));
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! The CUDA driver, found at run time: the few functions that are used, by the names of their versions, so that nothing needs CUDA when it
 //! is built or loaded. Names, values and signatures are those of the CUDA driver API reference.
 
+use super::described::GpuInfo;
 use crate::background::held;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -17,7 +18,11 @@ pub(super) type Address = u64;
 pub(super) const SUCCESS: c_int = 0;
 pub(super) const ERROR_NOT_READY: c_int = 600;
 pub(super) const ERROR_ALREADY_REGISTERED: c_int = 712;
+pub(super) const ERROR_INVALID_VALUE: c_int = 1;
 pub(super) const ERROR_OUT_OF_MEMORY: c_int = 2;
+pub(super) const ERROR_OPERATING_SYSTEM: c_int = 304;
+pub(super) const ERROR_NOT_PERMITTED: c_int = 800;
+pub(super) const ERROR_NOT_SUPPORTED: c_int = 801;
 
 /// Whether an error stays: the driver's reference says of these that the process gets the same one from every further call.
 pub(super) fn is_lasting(code: c_int) -> bool {
@@ -34,6 +39,8 @@ pub(super) const REGISTER_DEVICE_MAP: c_uint = 2;
 /// What is registered is memory of a device: its pages are looked up, not held.
 pub(super) const REGISTER_IO_MEMORY: c_uint = 4;
 
+pub(super) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
+pub(super) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 pub(super) const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
 pub(super) const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 pub(super) const MEMORY_TYPE_DEVICE: c_int = 2;
@@ -142,6 +149,14 @@ functions! {
     free = "cuMemFree_v2"(Address);
 }
 
+functions! {
+    /// What tells of GPUs.
+    Describing:
+    name = "cuDeviceGetName"(*mut c_char, c_int, c_int);
+    memory = "cuDeviceTotalMem_v2"(*mut usize, c_int);
+    attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
+}
+
 /// A library that stays loaded until the process ends: the driver has threads and exit handlers of its own.
 struct Library(*mut c_void);
 
@@ -170,6 +185,20 @@ impl Library {
         }
     }
 
+    /// The version of CUDA that the driver is of, major and minor; it may be asked before the driver is started.
+    fn version(&self) -> Option<(u32, u32)> {
+        let found = self.symbol("cuDriverGetVersion");
+        if found.is_null() {
+            return None;
+        }
+        // SAFETY: a function of this signature by the driver's reference.
+        let version_of = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(found) };
+        let mut version = 0;
+        // SAFETY: the driver writes the version.
+        let number = (unsafe { version_of(&mut version) } == SUCCESS).then_some(version).and_then(|found| u32::try_from(found).ok())?;
+        Some((number / 1000, number % 1000 / 10))
+    }
+
     /// By version: drivers of CUDA 13 have both.
     fn batch(&self) -> Option<Batch> {
         let newer = self.symbol("cuMemcpyBatchAsync_v2");
@@ -190,7 +219,9 @@ pub(super) struct Driver {
     pub(super) batch: Option<Batch>,
     /// What is missing, where no kernel can be launched.
     pub(super) launching: std::result::Result<Launching, Vec<&'static str>>,
+    describing: Option<Describing>,
     devices: u32,
+    version: Option<(u32, u32)>,
 }
 
 impl std::ops::Deref for Driver {
@@ -221,7 +252,14 @@ impl Driver {
         let handle = Library::open(library).map_err(|reason| Error::NotFound(format!("the CUDA driver ({reason})")))?;
         let functions = Functions::find(&handle)
             .map_err(|missing| Error::NotFound(format!("{} of a driver of CUDA 11 or newer in {library}", missing.join(", "))))?;
-        let mut driver = Driver { functions, batch: handle.batch(), launching: Launching::find(&handle), devices: 0 };
+        let mut driver = Driver {
+            functions,
+            batch: handle.batch(),
+            launching: Launching::find(&handle),
+            describing: Describing::find(&handle).ok(),
+            devices: 0,
+            version: handle.version(),
+        };
         let mut devices = 0;
         // SAFETY: the driver's first call; the second writes to `devices`.
         let code = match unsafe { (driver.init)(0) } {
@@ -236,9 +274,41 @@ impl Driver {
         Ok(loaded.entry(library.to_owned()).or_insert(Arc::new(driver)).clone())
     }
 
+    /// The version of CUDA that it is of, major and minor.
+    pub(super) fn version(&self) -> Option<(u32, u32)> {
+        self.version
+    }
+
     /// GPUs that this process sees.
     pub(super) fn devices(&self) -> u32 {
         self.devices
+    }
+
+    /// What there is to know of a GPU that this process sees.
+    pub(super) fn describe(&self, number: u32) -> GpuInfo {
+        let (Some(describing), Ok(ordinal)) = (&self.describing, c_int::try_from(number)) else { return GpuInfo::default() };
+        let (mut device, mut text, mut memory) = (0, [0 as c_char; 256], 0usize);
+        // SAFETY: the driver writes the device.
+        if unsafe { (self.functions.device_get)(&mut device, ordinal) } != SUCCESS {
+            return GpuInfo::default();
+        }
+        // SAFETY: the driver writes at most so many bytes, with a zero behind the name; the last byte stays one.
+        let is_named = unsafe { (describing.name)(text.as_mut_ptr(), text.len() as c_int - 1, device) } == SUCCESS;
+        // SAFETY: as above.
+        let name = is_named.then(|| unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned());
+        // SAFETY: the driver writes the size.
+        let has_memory = unsafe { (describing.memory)(&mut memory, device) } == SUCCESS;
+        let attribute = |attribute: c_int| {
+            let mut value = 0;
+            // SAFETY: the driver writes the value.
+            let code = unsafe { (describing.attribute)(&mut value, attribute, device) };
+            (code == SUCCESS).then_some(value).and_then(|value| u32::try_from(value).ok())
+        };
+        GpuInfo {
+            name,
+            capability: attribute(ATTRIBUTE_CAPABILITY_MAJOR).zip(attribute(ATTRIBUTE_CAPABILITY_MINOR)),
+            memory_bytes: has_memory.then_some(memory as u64),
+        }
     }
 
     /// The driver's name for what a call answered.

@@ -19,6 +19,9 @@
 //!   old bytes; copy; what was written is flushed, because I/O may leave it in this host's caches (DDIO); store fence (I4);
 //! - pull: flush, full fence, copy, load fence (I5): what the GPU reads may come from this host's caches, so they have to hold nothing old.
 //!
+//! Where the platform keeps I/O out of this host's caches, and the pool's memory in them is none ([`Dma::Uncached`]), the flushes are left
+//! out, and all fences stay. What goes through buffers is flushed as ever.
+//!
 //! A sum has to be of the very bytes that are delivered. To sum the pool's bytes after the GPU wrote them would vouch for whatever is
 //! there, a write of a host that was thought dead included; to sum them before the GPU reads them would say nothing of what it reads. So
 //! a kernel takes it, of the words that it has loaded and stores. Kernels are loaded when the engine is opened and are used once they
@@ -39,12 +42,16 @@
 //! An emulated host ([`Emulated`](crate::coherence::Emulated)) is such a host whose I/O always goes through its caches: the view is what is
 //! registered, and no host sees what a copy wrote there before the flush.
 
+mod ahead;
 mod config;
+mod described;
 mod driver;
 mod gpu;
 mod kernel;
 mod lane;
+mod memory;
 mod plan;
+mod refusal;
 mod registered;
 mod started;
 mod table;
@@ -53,9 +60,11 @@ mod trial;
 mod windows;
 
 pub use config::{
-    BATCH_PIECES_ENVIRONMENT, CudaConfig, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT, LIBRARY_ENVIRONMENT,
-    TIMEOUT_ENVIRONMENT,
+    BATCH_PIECES_ENVIRONMENT, CudaConfig, DMA_ENVIRONMENT, Dma, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT,
+    LIBRARY_ENVIRONMENT, REGISTER_AT_START_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT, REGISTER_REQUIRED_ENVIRONMENT, TIMEOUT_ENVIRONMENT,
 };
+pub use described::{DriverInfo, GpuInfo, describe};
+pub use memory::GpuMemory;
 pub use started::{Ending, GpuCopy, GpuPiece, HostPlace};
 
 use super::counters::Counters;
@@ -130,6 +139,8 @@ pub struct Reach {
     pub refusal: Option<String>,
     /// Why no kernel moves bytes, if so: with checksums they go through pinned buffers, without by copy engines.
     pub no_kernels: Option<String>,
+    /// How DMA is taken to go on this host.
+    pub dma: Dma,
 }
 
 impl CudaEngine {
@@ -170,9 +181,10 @@ impl CudaEngine {
             Ok(kernels) => kernels.failure(),
             Err(reason) => Some(reason.clone()),
         };
+        let dma = self.config.dma;
         match &self.registered {
-            Some(registered) => Reach { registered_bytes: registered.len_bytes(), refusal: registered.refusal(), no_kernels },
-            None => Reach { registered_bytes: 0, refusal: Some("this process does not map the pool".into()), no_kernels },
+            Some(registered) => Reach { registered_bytes: registered.len_bytes(), refusal: registered.refusal(), no_kernels, dma },
+            None => Reach { registered_bytes: 0, refusal: Some("this process does not map the pool".into()), no_kernels, dma },
         }
     }
 
@@ -189,7 +201,8 @@ impl CudaEngine {
                 continue;
             }
             // No other host may find what the copy left in this host's caches behind what the memory is used for next.
-            one.written.iter().for_each(|&(offset, len_bytes)| drop(self.memory.flush_range(offset, len_bytes)));
+            let order = Order::around(self.config.dma);
+            one.written.iter().for_each(|&(offset, len_bytes)| drop(order.flush_moved(&*self.memory, offset, len_bytes)));
             self.memory.fence_stores();
             self.give_back(one.lane);
         }
@@ -220,6 +233,7 @@ impl CudaEngine {
         {
             transfer.fail_all(|| self.gpu.failed_again(&error));
         }
+        self.counters.unflushed(transfer.unflushed_bytes());
         transfer.finish()
     }
 
@@ -296,7 +310,7 @@ impl CopyEngine for CudaEngine {
     }
 
     fn publish_each(&self, memory: &dyn Coherence, lists: &[WriteList<'_>], checksum: Checksum) -> Vec<Outcome> {
-        let order = Order::now();
+        let order = Order::around(self.config.dma);
         let gpu = Some(self.gpu.number());
         let checked = lists.iter().map(|list| (list.check_on(gpu, memory.len_bytes(), checksum.is_on()), list.place().after()));
         let outcomes = self.run(memory, Transfer::new(Direction::ToHost, order, checksum, checked));
@@ -306,7 +320,7 @@ impl CopyEngine for CudaEngine {
     }
 
     fn pull_each(&self, memory: &dyn Coherence, lists: &mut [ReadList<'_>], checksum: Checksum) -> Vec<Outcome> {
-        let order = Order::now();
+        let order = Order::around(self.config.dma);
         let gpu = Some(self.gpu.number());
         let checked = lists.iter().map(|list| (list.check_on(gpu, memory.len_bytes(), checksum.is_on()), list.place().after()));
         let outcomes = self.run(memory, Transfer::new(Direction::FromHost, order, checksum, checked));
@@ -331,7 +345,8 @@ impl CopyEngine for CudaEngine {
     }
 
     fn counters(&self) -> Vec<Copied> {
-        vec![self.counters.look(self.name())]
+        let registered_bytes = self.registered.as_ref().map_or(0, Registered::len_bytes);
+        vec![Copied { registered_bytes, ..self.counters.look(self.name()) }]
     }
 }
 

@@ -8,6 +8,7 @@ use super::transfer::Transfer;
 use super::{CudaEngine, Direction, Late};
 use crate::background::held;
 use crate::copy::list::Piece;
+use crate::copy::order::Order;
 use crate::error::{Error, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -73,7 +74,7 @@ impl CudaEngine {
         let (pool, process) = self.sorted(pieces)?;
         let len_bytes = pool.iter().chain(&process).fold(0, |sum: u64, piece| sum.saturating_add(piece.len_bytes as u64));
         let started = |work| GpuCopy { engine: self.clone(), direction, len_bytes, work: Mutex::new(work) };
-        let mut transfer = Transfer::of_pieces(direction, pool, process);
+        let mut transfer = Transfer::of_pieces(direction, Order::around(self.config.dma), pool, process);
         if !transfer.has_work() {
             return Ok(started(Work::Ended(Ok(()))));
         }
@@ -212,6 +213,7 @@ impl GpuCopy {
         // Also after a failure: what the GPU did write must not linger in this host's caches.
         transfer.leave(memory);
         transfer.fence(memory);
+        self.engine.counters.unflushed(transfer.unflushed_bytes());
         let is_cut = transfer.is_cut();
         let failed = transfer.finish().into_iter().find_map(Result::err);
         let lane = lane.map(|lane| self.engine.give_back(lane));

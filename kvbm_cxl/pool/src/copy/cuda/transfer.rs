@@ -119,7 +119,7 @@ impl<'t> Transfer<'t> {
     }
 
     /// Of pieces of the pool and of other memory of this process.
-    pub(super) fn of_pieces(direction: Direction, pool: Vec<Piece>, process: Vec<Piece>) -> Self {
+    pub(super) fn of_pieces(direction: Direction, order: Order, pool: Vec<Piece>, process: Vec<Piece>) -> Self {
         let list = |(pieces, side): (Vec<Piece>, Side)| List {
             pieces: Cow::Owned(pieces),
             side,
@@ -130,7 +130,7 @@ impl<'t> Transfer<'t> {
             summed: None,
         };
         let lists = [(pool, Side::Pool), (process, Side::Process)].into_iter().filter(|(pieces, _)| !pieces.is_empty());
-        Self::of(direction, Order::now(), Checksum::Off, lists.map(list).collect())
+        Self::of(direction, order, Checksum::Off, lists.map(list).collect())
     }
 
     fn of(direction: Direction, order: Order, checksum: Checksum, lists: Vec<List<'t>>) -> Self {
@@ -253,7 +253,7 @@ impl<'t> Transfer<'t> {
         for (index, list) in self.lists.iter_mut().enumerate().filter(|(_, list)| list.error.is_none()) {
             let prepare = |piece: &Piece| match direction {
                 Direction::ToHost => edges(piece).try_for_each(|offset| order.flush_edge(memory, offset)),
-                Direction::FromHost => order.flush(memory, piece.offset, piece.len_bytes as u64),
+                Direction::FromHost => order.flush_for_read(memory, piece.offset, piece.len_bytes as u64),
             };
             if let Err(error) = list.pieces.iter().try_for_each(prepare) {
                 list.error = Some(error);
@@ -441,6 +441,15 @@ impl<'t> Transfer<'t> {
                 }
             }
         }
+    }
+
+    /// Bytes that the GPU copied to or from the pool itself and that nothing flushes, by what is known of this host's platform.
+    pub(super) fn unflushed_bytes(&self) -> u64 {
+        if self.order.is_dma_flushed() || !matches!(self.way, Way::Direct(_)) {
+            return 0;
+        }
+        let well = self.lists.iter().filter(|list| list.is_given && list.is_well());
+        well.flat_map(|list| list.pieces.iter()).map(|piece| piece.len_bytes as u64).sum()
     }
 
     /// The fence behind everything, [`Transfer::leave`] included.
