@@ -4,12 +4,14 @@
 //! Every call answers each key once, in the order of the list, whatever its length. What an answer means, and how a call ends that its
 //! caller drops, is the pool's ([`cxl_pool::cache::tier`]); this module turns hashes into keys and blocks of layouts into pieces.
 
+use crate::config::RecordConfig;
 use crate::counts::{Counts, Operation, Outcome};
 use crate::error::{Error, Result};
 use crate::keys::{Lineage, key_of};
 use crate::names::{BlockShape, Model, Ranks, namespaces};
 use crate::pieces::Source;
 use cxl_pool::cache::tier::{Answer, TierBlock, TierBlocks, Turns};
+use cxl_pool::cache::trace::{TraceConfig, TraceCounts, TraceRecorder};
 use cxl_pool::cache::{BlockKey, Cache, Changes, Namespace, Watch};
 use futures::future::BoxFuture;
 use kvbm_common::LogicalLayoutHandle;
@@ -40,6 +42,7 @@ struct Inner {
     pool: Range<usize>,
     counts: Counts,
     lineage: Mutex<Lineage>,
+    recorder: Option<TraceRecorder>,
 }
 
 impl CxlBlocks {
@@ -48,6 +51,15 @@ impl CxlBlocks {
     /// # Errors
     /// [`Error::CellTooSmall`] when the pool was not formatted for such blocks; [`Error::Field`] for a model that says too little.
     pub fn new(cache: &Cache, model: &Model, shape: BlockShape, ranks: Ranks) -> Result<CxlBlocks> {
+        Self::recorded(cache, model, shape, ranks, None)
+    }
+
+    /// As [`CxlBlocks::new`], with a record of what is asked for by [`CxlBlocks::has`] and stored. Only the worker of rank 0 writes one:
+    /// the others are asked the same. Where there can be no file, the blocks are there without one, and the log says why.
+    ///
+    /// # Errors
+    /// As [`CxlBlocks::new`].
+    pub fn recorded(cache: &Cache, model: &Model, shape: BlockShape, ranks: Ranks, record: Option<&RecordConfig>) -> Result<CxlBlocks> {
         let block_bytes = shape.block_bytes() as u64;
         let cells = cache.host().lines().layout().geometry().cells.iter().filter(|class| class.chunks > 0);
         let cell_bytes = cells.map(|class| class.cell_bytes).max().unwrap_or(0);
@@ -58,13 +70,19 @@ impl CxlBlocks {
         let own = namespaces[ranks.rank() as usize];
         let pool = mapping(cache);
         let blocks = TierBlocks::new(cache, namespaces.clone(), own, block_bytes);
-        let inner = Inner { blocks, shape, namespaces, own, pool, counts: Counts::default(), lineage: Mutex::default() };
+        let recorder = record.filter(|_| ranks.rank() == 0).and_then(|record| recorder(record, shape.block_tokens() as u64));
+        let inner = Inner { blocks, shape, namespaces, own, pool, counts: Counts::default(), lineage: Mutex::default(), recorder };
         Ok(CxlBlocks { inner: Arc::new(inner) })
     }
 
     /// What became of all blocks so far.
     pub fn counts(&self) -> &Counts {
         &self.inner.counts
+    }
+
+    /// What became of the entries of this worker's record; `None` without one.
+    pub fn recorded_entries(&self) -> Option<TraceCounts> {
+        self.inner.recorder.as_ref().map(TraceRecorder::counts)
     }
 
     /// Namespace of this worker's blocks.
@@ -110,7 +128,7 @@ impl CxlBlocks {
     /// As [`CxlBlocks::has`], on a thread that may block.
     #[cfg(feature = "router")]
     pub(crate) async fn find(&self, keys: Vec<SequenceHash>) -> Vec<Outcome> {
-        self.clone().run(Operation::Has, keys, |inner, keys, _| inner.has(keys), |_, outcome| outcome).await
+        self.clone().run(Operation::Has, keys, |inner, keys, _| inner.look_for(keys), |_, outcome| outcome).await
     }
 
     /// Whether each block is there for every rank. Advice: it may go right afterwards, and a get says so.
@@ -178,6 +196,12 @@ impl CxlBlocks {
     }
 }
 
+fn recorder(record: &RecordConfig, block_tokens: u64) -> Option<TraceRecorder> {
+    let RecordConfig { directory, salt, most_bytes } = record.clone();
+    let started = TraceRecorder::start(&TraceConfig { directory, salt, block_tokens, most_bytes });
+    started.inspect_err(|error| tracing::warn!(%error, "requests to the CXL tier are not recorded")).ok()
+}
+
 /// Where a process maps the pool of a cache; empty where it does not.
 fn mapping(cache: &Cache) -> Range<usize> {
     let memory = cache.host().lines().memory();
@@ -219,7 +243,19 @@ impl Inner {
         self.lineage.lock().unwrap_or_else(PoisonError::into_inner).learn(keys);
     }
 
+    /// As a worker asks for the blocks of a request.
     fn has(&self, keys: &[SequenceHash]) -> Vec<Outcome> {
+        let outcomes = self.look_for(keys);
+        if let Some(recorder) = &self.recorder {
+            let tokens = self.shape.block_tokens() as u64;
+            let found = outcomes.iter().take_while(|outcome| outcome.is_ok()).count() as u64;
+            let names: Vec<BlockKey> = keys.iter().filter_map(|&key| key_of(key)).collect();
+            recorder.asked(self.namespaces[0], &names, names.len() as u64 * tokens, found * tokens);
+        }
+        outcomes
+    }
+
+    fn look_for(&self, keys: &[SequenceHash]) -> Vec<Outcome> {
         self.learn(keys);
         let mut outcomes = vec![Outcome::Key; keys.len()];
         let known = keys.iter().enumerate().filter_map(|(place, &key)| Some((place, key_of(key)?)));
@@ -282,6 +318,11 @@ impl Inner {
         let answers = unsafe { self.blocks.put(&stored, turns) };
         self.note(Operation::Put, own, answers, &mut outcomes);
         again.into_iter().for_each(|(place, first)| outcomes[place] = outcomes[first]);
+        if let Some(recorder) = &self.recorder {
+            let stored = keys.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Done);
+            let names: Vec<BlockKey> = stored.filter_map(|(&key, _)| key_of(key)).collect();
+            recorder.published(self.namespaces[0], &names);
+        }
         outcomes
     }
 

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use cxl_pool::cache::CacheConfig;
 use cxl_pool::device::PoolSpec;
+use std::path::PathBuf;
 
 /// The pool: `/dev/dax0.0`, or `/dev/shm/pool,size=4G`. Without it `CXL_POOL` is used.
 pub const ENV_POOL: &str = "DYN_KVBM_CXL_POOL";
@@ -14,6 +15,32 @@ pub const ENV_LOW_WATER: &str = "DYN_KVBM_CXL_LOW_WATER_PERCENT";
 /// Percent of this process's cells: it goes on until so many are free.
 pub const ENV_HIGH_WATER: &str = "DYN_KVBM_CXL_HIGH_WATER_PERCENT";
 
+/// A folder for a record of what this process asks for and stores, as salted ids of blocks: for `cxlctl record` and `cxl-plan`. Without it
+/// nothing is recorded.
+pub const ENV_RECORD_DIR: &str = "DYN_KVBM_CXL_RECORD_DIR";
+/// A secret that the recorded ids depend on, the same on all hosts whose records are to be merged.
+pub const ENV_RECORD_SALT: &str = "DYN_KVBM_CXL_RECORD_SALT";
+/// Longest record of a process, in bytes; a gibibyte by default. What comes behind it is dropped and counted.
+pub const ENV_RECORD_MAX_BYTES: &str = "DYN_KVBM_CXL_RECORD_MAX_BYTES";
+
+/// Where a process records what it asks for and stores.
+#[derive(Clone)]
+pub struct RecordConfig {
+    /// The folder.
+    pub directory: PathBuf,
+    /// The secret that ids depend on.
+    pub salt: String,
+    /// Longest file, in bytes.
+    pub most_bytes: u64,
+}
+
+impl std::fmt::Debug for RecordConfig {
+    /// Without the salt.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RecordConfig {{ directory: {:?}, most_bytes: {} }}", self.directory, self.most_bytes)
+    }
+}
+
 /// Which pool, and how its cache behaves.
 #[derive(Clone, Debug)]
 pub struct TierConfig {
@@ -21,12 +48,14 @@ pub struct TierConfig {
     pub pool: PoolSpec,
     /// Checksums and water marks among others.
     pub cache: CacheConfig,
+    /// Where requests are recorded, if they are.
+    pub record: Option<RecordConfig>,
 }
 
 impl TierConfig {
     /// A pool with the defaults of the cache.
     pub fn new(pool: PoolSpec) -> TierConfig {
-        TierConfig { pool, cache: CacheConfig::default() }
+        TierConfig { pool, cache: CacheConfig::default(), record: None }
     }
 
     /// What the environment says.
@@ -52,8 +81,25 @@ impl TierConfig {
         if let Some(value) = said(ENV_HIGH_WATER) {
             config.cache.high_water_percent = percent(ENV_HIGH_WATER, value)?;
         }
+        config.record = record(&said)?;
         Ok(config)
     }
+}
+
+fn record(said: &impl Fn(&str) -> Option<String>) -> Result<Option<RecordConfig>> {
+    let not_empty = |name| said(name).filter(|value| !value.is_empty());
+    let Some(directory) = not_empty(ENV_RECORD_DIR) else { return Ok(None) };
+    let expected = "set it to a secret for the ids that are recorded, the same on all hosts whose records are to be merged";
+    let missing = || Error::Variable { name: ENV_RECORD_SALT, value: String::new(), expected };
+    let salt = not_empty(ENV_RECORD_SALT).ok_or_else(missing)?;
+    let most_bytes = match said(ENV_RECORD_MAX_BYTES) {
+        None => 1 << 30,
+        Some(value) => match value.trim().parse() {
+            Ok(number @ 1024..) => number,
+            _ => return Err(Error::Variable { name: ENV_RECORD_MAX_BYTES, value, expected: "set it to a number of bytes, at least 1024" }),
+        },
+    };
+    Ok(Some(RecordConfig { directory: directory.into(), salt, most_bytes }))
 }
 
 fn truth(name: &'static str, value: String) -> Result<bool> {
@@ -90,6 +136,20 @@ mod tests {
         let config = with(&[(ENV_POOL, "/dev/dax0.0"), (ENV_CHECKSUMS, "no")]).unwrap();
         let otherwise = CacheConfig::default();
         assert_eq!((config.cache.checksums, config.cache.low_water_percent), (false, otherwise.low_water_percent));
+    }
+
+    #[test]
+    fn a_record_takes_a_folder_and_a_salt() {
+        let pool = (ENV_POOL, "/dev/dax0.0");
+        let said = with(&[pool, (ENV_RECORD_DIR, "/records"), (ENV_RECORD_SALT, "s3cret"), (ENV_RECORD_MAX_BYTES, "4096")]).unwrap();
+        let record = said.record.clone().unwrap();
+        assert_eq!((record.directory, record.salt.as_str(), record.most_bytes), ("/records".into(), "s3cret", 4096));
+        assert!(!format!("{said:?}").contains("s3cret"));
+        assert!(with(&[pool, (ENV_RECORD_SALT, "s3cret")]).unwrap().record.is_none());
+        let told = with(&[pool, (ENV_RECORD_DIR, "/records")]).unwrap_err().to_string();
+        assert!(told.contains(ENV_RECORD_SALT), "{told}");
+        let told = with(&[pool, (ENV_RECORD_DIR, "/r"), (ENV_RECORD_SALT, "s"), (ENV_RECORD_MAX_BYTES, "9")]).unwrap_err().to_string();
+        assert!(told.contains(ENV_RECORD_MAX_BYTES) && told.contains('9'), "{told}");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub mod tier;
 pub mod worker;
 
 pub use blocks::CxlBlocks;
-pub use config::TierConfig;
+pub use config::{RecordConfig, TierConfig};
 pub use counts::{Counts, Outcome};
 pub use error::{Error, Result};
 pub use names::{BlockShape, Model, Ranks};

@@ -60,7 +60,6 @@ impl BlockShape {
     }
 
     /// Tokens of a block.
-    #[cfg(feature = "router")]
     pub(crate) fn block_tokens(&self) -> usize {
         self.config.page_size
     }

@@ -2,7 +2,7 @@
 //! The pool as this process uses it: opened, joined and served in the right order, and left in the right order.
 
 use crate::blocks::CxlBlocks;
-use crate::config::TierConfig;
+use crate::config::{RecordConfig, TierConfig};
 use crate::error::Result;
 use crate::names::{BlockShape, Model, Ranks};
 use cxl_pool::cache::{Cache, Upkeep};
@@ -19,6 +19,7 @@ pub struct Tier {
     service: Service,
     host: Host,
     pool: Pool,
+    record: Option<RecordConfig>,
 }
 
 impl Tier {
@@ -32,7 +33,7 @@ impl Tier {
         let service = host.serve()?;
         let cache = Cache::open(&host, config.cache.clone())?;
         let upkeep = cache.serve()?;
-        Ok(Tier { upkeep, cache, service, host, pool })
+        Ok(Tier { upkeep, cache, service, host, pool, record: config.record.clone() })
     }
 
     /// The blocks of one worker of a model in this pool.
@@ -40,7 +41,7 @@ impl Tier {
     /// # Errors
     /// As [`CxlBlocks::new`].
     pub fn blocks(&self, model: &Model, shape: BlockShape, ranks: Ranks) -> Result<CxlBlocks> {
-        CxlBlocks::new(&self.cache, model, shape, ranks)
+        CxlBlocks::recorded(&self.cache, model, shape, ranks, self.record.as_ref())
     }
 
     /// The cache.
@@ -58,7 +59,7 @@ impl Tier {
     /// # Errors
     /// Those of the pool; then other hosts take this one for dead after a while.
     pub fn close(self) -> Result<()> {
-        let Tier { upkeep, cache, service, host, pool } = self;
+        let Tier { upkeep, cache, service, host, pool, record: _ } = self;
         drop(upkeep);
         cache.close()?;
         drop(service);

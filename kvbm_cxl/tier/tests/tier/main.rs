@@ -19,6 +19,7 @@ mod leaders;
 mod load;
 mod lost;
 mod ranks;
+mod records;
 #[cfg(feature = "router")]
 mod router;
 
