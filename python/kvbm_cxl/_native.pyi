@@ -294,7 +294,7 @@ class Watch:
     def look(self) -> Changes:
         """What has changed since the last look; at the first one everything is new. What came and went in between is not told.
 
-        Reads a line for each cell in use of the size that is watched, and looks up every block in every companion. Raises ClosedError.
+        Reads a line for each cell in use of the sizes that are watched, and looks up every block in every companion. Raises ClosedError.
         """
 
 class TraceRecorder:
@@ -352,9 +352,9 @@ class Cache:
         """Which of several blocks are there, or on their way; one answer each, in order. Advice, as lookup: a block that is coming may be
         given up. A host that dies while it writes one is found out within suspect_ms, and the block is absent then."""
 
-    def watch(self, ns: Namespace, len_bytes: int, *, companions: Sequence[Namespace] = ()) -> Watch:
+    def watch(self, ns: Namespace, len_bytes: int | None = None, *, companions: Sequence[Namespace] = ()) -> Watch:
         """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes, and
-        those that are lent. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that
+        those that are lent; None: those of all sizes. Events of other hosts' blocks are what changes between two looks. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that
         no block can have."""
 
     def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
@@ -459,7 +459,7 @@ class Cache:
         """The same as text for Prometheus (version 0.0.4)."""
 
     def subscribe(self, capacity: int | None = None) -> Events:
-        """Listens to what happens to this process's blocks from now on; capacity: events that wait before the oldest are lost (4096)."""
+        """Listens to what happens to this process's blocks from now on (those of all hosts: watch); capacity: events that wait before the oldest are lost (4096)."""
 
     def close(self) -> None:
         """Waits for calls under way, releases every pin, leaves the blocks to other processes. Later calls raise ClosedError.

@@ -308,8 +308,8 @@ impl Cache {
         Ok(found.iter().map(word).collect())
     }
 
-    #[pyo3(signature = (ns, len_bytes, *, companions=Vec::new()))]
-    fn watch(&self, py: Python<'_>, ns: &Namespace, len_bytes: u64, companions: Vec<Namespace>) -> PyResult<Watch> {
+    #[pyo3(signature = (ns, len_bytes=None, *, companions=Vec::new()))]
+    fn watch(&self, py: Python<'_>, ns: &Namespace, len_bytes: Option<u64>, companions: Vec<Namespace>) -> PyResult<Watch> {
         let (namespace, companions) = (ns.0, companions.iter().map(|companion| companion.0).collect::<Vec<_>>());
         let watch = self.call(py, |open| Ok(open.cache()?.watch(namespace, len_bytes, &companions)?))?;
         Ok(Watch::new(watch, self.handle()?))

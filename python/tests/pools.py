@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import kvbm_cxl
@@ -42,6 +43,14 @@ def payload(key, len_bytes):
 def opened(spec, **options):
     """A pool on which no host is taken for dead within a test."""
     return kvbm_cxl.Pool(spec, **{"suspect_ms": PATIENT_MS, **options})
+
+
+def until(condition, what, seconds=240):
+    """Waits until `condition()` is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
 
 
 def flip(path, data):

@@ -14,6 +14,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(HERE)]
 
 import peers  # noqa: E402
+import programs  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -71,5 +72,23 @@ def peer(tmp_path):
         def start(consumer: str, pool: str, machine: str = "a", environment: dict | None = None, **variation) -> peers.Peer:
             state = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine, **(environment or {})}
             return started.enter_context(peers.Peer(consumer, pool, {**os.environ, **state}, variation))
+
+        yield start
+
+
+@pytest.fixture
+def run(tmp_path, tmp_path_factory):
+    """Starts programs on hosts of the rack, which end with the test: `run(name, command, machine)`."""
+    with contextlib.ExitStack() as started:
+
+        def start(name: str, command: list, machine: str) -> programs.Program:
+            path = os.pathsep.join(map(str, [ROOT / "python", HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
+            own = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine}
+            # The second host joins once it has found the first one dead.
+            own |= {"CXL_SUSPECT_MS": "3000", "VLLM_CACHE_ROOT": str(tmp_path_factory.getbasetemp() / "vllm")}
+            environment = {**os.environ, **own, "PYTHONPATH": path, "LMCACHE_TRACK_USAGE": "false"}
+            program = programs.Program(list(map(str, command)), environment, tmp_path / name)
+            started.callback(program.kill)
+            return program
 
         yield start

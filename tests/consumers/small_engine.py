@@ -20,16 +20,8 @@ from vllm import LLM, SamplingParams  # noqa: E402
 
 def small_engine(model: str, **options) -> LLM:
     """An engine with room for some prompts of 1000 tokens."""
-    return LLM(
-        model=model,
-        dtype="float32",
-        max_model_len=2048,
-        enforce_eager=True,
-        seed=0,
-        kv_cache_memory_bytes=64 * (512 << 10),
-        disable_log_stats=False,
-        **options,
-    )
+    usual = {"max_model_len": 2048, "kv_cache_memory_bytes": 64 * (512 << 10)}
+    return LLM(model=model, dtype="float32", enforce_eager=True, seed=0, disable_log_stats=False, **{**usual, **options})
 
 
 def answer(llm: LLM, seed: int) -> list:

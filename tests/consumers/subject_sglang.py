@@ -25,6 +25,8 @@ VARIATIONS = {
     "number of pipeline ranks": {"pp_size": 2},
     "context rank": {"attn_cp_rank": 1, "attn_cp_size": 2},
     "number of context ranks": {"attn_cp_size": 2},
+    "rank of decode contexts": {"dcp_rank": 1, "dcp_size": 2},
+    "number of decode contexts": {"dcp_size": 2},
     "heads split for other ranks": {"tp_lcm_size": 2, "should_split_heads": True},
     "type of the same size": {"dtype": "bfloat16"},
     "layout": {"layout": "layer_first"},

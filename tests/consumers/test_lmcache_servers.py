@@ -3,74 +3,17 @@
 
 import contextlib
 import json
-import os
-import queue
-import socket
-import subprocess
 import sys
-import threading
 import urllib.request
 import uuid
 from pathlib import Path
 
 import pytest
-from peers import until
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+from peers import HERE, ROOT, until
+from programs import free_port
 pytest.importorskip("lmcache", reason="LMCache is not installed: `make setup-lmcache`")
 pytest.importorskip("vllm", reason="vLLM is not installed: `make setup-serve`")
 sys.path.insert(0, str(ROOT / "deploy" / "dynamo"))
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-class _Program:
-    """A process whose lines are kept, and which ends with the test."""
-
-    def __init__(self, command, environment, log):
-        self.log = Path(log)
-        with self.log.open("w") as file:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True)
-        self.lines = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            with self.log.open("a") as file:
-                file.write(line)
-            if line.startswith("ANSWERS "):
-                self.lines.put(json.loads(line[8:]))
-        self.lines.put(None)
-
-    def answers(self):
-        answers = self.lines.get(timeout=600)
-        assert answers is not None, self.log.read_text()[-4000:]
-        return answers
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def run(tmp_path):
-    with contextlib.ExitStack() as started:
-
-        def start(name, command, machine):
-            path = os.pathsep.join(map(str, [ROOT / "python", HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
-            own = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine}
-            # The second host joins once it has found the first one dead.
-            own |= {"CXL_SUSPECT_MS": "3000", "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
-            program = _Program(command, {**os.environ, **own, "PYTHONPATH": path, "LMCACHE_TRACK_USAGE": "false"}, tmp_path / name)
-            started.callback(program.kill)
-            return program
-
-        yield start
 
 
 @pytest.fixture
@@ -78,14 +21,15 @@ def serve(run, make_pool):
     pool, names = make_pool(size="96M", cells="512K:75%"), []
 
     def start(machine):
-        port, web = _free_port(), _free_port()
-        adapter = {"type": "plugin", "module_path": "kvbm_cxl.lmcache", "class_name": "CxlL2Adapter", "adapter_params": {"pool": pool}}
+        port, web = free_port(), free_port()
+        adapter = {"type": "plugin", "shared": True, "module_path": "kvbm_cxl.lmcache", "class_name": "CxlL2Adapter"}
+        adapter["adapter_params"] = {"pool": pool}
         names.append(f"kvbm-cxl-{uuid.uuid4().hex[:8]}")
         command = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", port, "--http-host", "127.0.0.1"]
         command += ["--http-port", web, "--chunk-size", 128, "--l1-size-gb", 0.25, "--no-l1-use-lazy", "--eviction-policy", "LRU"]
         # An engine on CPUs asks for this mode, which is not the server's own choice.
         command += ["--supported-transfer-mode", "engine_driven", "--shm-name", names[-1], "--l2-adapter", json.dumps(adapter)]
-        program = run(f"server-{machine}", list(map(str, command)), machine)
+        program = run(f"server-{machine}", command, machine)
 
         def status():
             assert program.process.poll() is None, program.log.read_text()[-4000:]
@@ -116,12 +60,12 @@ def _adapter(status: dict) -> dict:
 def test_a_second_host_answers_from_what_the_first_stored(run, serve, tmp_path):
     from tiny_model import tiny_model
 
-    model = str(tiny_model(tmp_path / "model"))
+    model = tiny_model(tmp_path / "model")
 
     def engine(name, port, machine):
-        return run(name, [sys.executable, str(HERE / "lmcache_engine.py"), model, str(port)], machine)
+        return run(name, [sys.executable, HERE / "lmcache_engine.py", model, port], machine)
 
-    plain = engine("plain", 0, "plain")
+    plain = engine("plain", "none", "plain")
     wanted = plain.answers()
     plain.kill()
     server, port, status = serve("a")

@@ -71,13 +71,13 @@ class Engine:
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, tmp_path_factory):
     with contextlib.ExitStack() as started:
 
         def start(machine, model, pool="", ranks=1):
             path = os.pathsep.join(map(str, [ROOT / "python", HERE]))
             own = {"CXL_STATE_DIR": str(tmp_path / f"state-{machine}"), "CXL_MACHINE_ID": machine, "CXL_SUSPECT_MS": "3000"}
-            own |= {"VLLM_CACHE_ROOT": str(tmp_path / "vllm"), "PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1"}
+            own |= {"VLLM_CACHE_ROOT": str(tmp_path_factory.getbasetemp() / "vllm"), "PYTHONPATH": path, "VLLM_SERVER_DEV_MODE": "1"}
             engine = Engine(str(model), pool, {**os.environ, **own}, tmp_path / f"kvbm-cxl-test-{machine}-{os.getpid()}", ranks)
             started.callback(engine.kill)
             return engine

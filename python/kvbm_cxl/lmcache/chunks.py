@@ -6,6 +6,7 @@ a hash. All of these are part of the namespace. A chunk that is not full is shor
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from lmcache.v1.metadata import LMCacheMetadata
 import kvbm_cxl
 
 from ..consumers.names import key_of, namespace_of
-from .shapes import shape_of, shape_of_object
+from .shapes import Shape, shape_of, shape_of_object
 
 
 @dataclass
@@ -48,27 +49,36 @@ class Chunks:
         tokens, rest = divmod(len_bytes * self.metadata.chunk_size, full_bytes)
         return 0 if rest or tokens > self.metadata.chunk_size else tokens
 
-    def has(self, memory_object: MemoryObj) -> bool:
-        """Whether this is a chunk as `layout` and `format` tell, and not what else LMCache may hold."""
-        tokens = self.tokens_in(memory_object.get_size())
-        if not tokens or memory_object.meta.fmt is not self.format:
-            return False
-        return shape_of_object(memory_object) == shape_of(*self.layout(tokens))
+    def has(self, objects: Sequence[MemoryObj]) -> list[bool]:
+        """Which of them are chunks as `layout` and `format` tell, and not what else LMCache may hold."""
+        known: dict[tuple, bool] = {}
+        found = []
+        for one in objects:
+            meta = one.meta
+            kind = (meta.fmt, one.get_size(), tuple(meta.shapes or [meta.shape]), tuple(meta.dtypes or [meta.dtype]))
+            if kind not in known:
+                tokens = self.tokens_in(one.get_size()) if meta.fmt is self.format else 0
+                known[kind] = tokens > 0 and shape_of_object(one) == shape_of(*self.layout(tokens))
+            found.append(known[kind])
+        return found
 
-    def namespace(self, key: CacheEngineKey) -> "kvbm_cxl.Namespace":
-        """The namespace of the chunk with this key."""
+    def namespaces(self, keys: Sequence[CacheEngineKey]) -> list["kvbm_cxl.Namespace"]:
+        """The namespaces of the chunks with these keys."""
         shape = shape_of(*self.layout())
-        name = (key.model_name, key.world_size, key.worker_id, key.dtype, key.tags, shape)
         with self._lock:
-            known = self._known.get(name)
-            if known is None:
-                fields: dict[str, Any] = {"model": key.model_name, "ranks": key.world_size, "rank": key.worker_id, "dtype": key.dtype}
-                fields |= {"tags": key.tags, "shape": shape, "tokens": self.metadata.chunk_size, "format": self.format.name}
-                # The shapes have heads and their size in one number.
-                fields |= {"kv_shape": self.metadata.kv_shape}
-                fields |= {"hash": self.config.pre_caching_hash_algorithm, "extra": self.extra, "replica": self.replica}
-                known = self._known[name] = namespace_of("lmcache-in-process", **fields)
-            return known
+            return [self._namespace(key, shape) for key in keys]
+
+    def _namespace(self, key: CacheEngineKey, shape: Shape) -> "kvbm_cxl.Namespace":
+        name = (key.model_name, key.world_size, key.worker_id, key.dtype, key.tags, shape)
+        known = self._known.get(name)
+        if known is None:
+            fields: dict[str, Any] = {"model": key.model_name, "ranks": key.world_size, "rank": key.worker_id, "dtype": key.dtype}
+            fields |= {"tags": key.tags, "shape": shape, "tokens": self.metadata.chunk_size, "format": self.format.name}
+            # The shapes have heads and their size in one number.
+            fields |= {"kv_shape": self.metadata.kv_shape}
+            fields |= {"hash": self.config.pre_caching_hash_algorithm, "extra": self.extra, "replica": self.replica}
+            known = self._known[name] = namespace_of("lmcache-in-process", **fields)
+        return known
 
     def known(self) -> list["kvbm_cxl.Namespace"]:
         """The namespaces that this engine has met."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lmcache.kvbm_cxl")
 _WHO = "LMCache's storage plugin CxlStorageBackend"
 _PREFIX = "cxl."
+# A store is divided among threads from twice so much on: less is over before another thread has begun.
+_STRETCH_BYTES = 2 << 20
 # How long a load waits for a store to give its memory back, where there is no other.
 _STORE_WAIT_S = 5.0
 
@@ -94,28 +96,35 @@ class CxlStorageBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Callable[[CacheEngineKey], None] | None = None,
     ) -> list[Future] | None:
-        """Has chunks stored; never waits for the pool. One future for all, whose result is one word for each."""
+        """Has chunks stored; never waits for the pool. Futures of stretches in order, each with one word for each of its chunks."""
         with self._lock:
             fresh = {key: one for key, one in zip(keys, objs, strict=True) if key not in self._storing}
             if not fresh or self._closed:
                 return None
-            for one in fresh.values():
-                one.ref_count_up()
-            # The task removes its keys under the lock, so that they are there first.
-            task = self._stores.submit(self._store, list(fresh), list(fresh.values()), on_complete_callback)
-            self._storing.update(dict.fromkeys(fresh, task))
-        return [task]
+            tasks = []
+            for some in self._stretches(list(fresh), sum(one.get_size() for one in fresh.values()) // _STRETCH_BYTES):
+                for key in some:
+                    fresh[key].ref_count_up()
+                # The task removes its keys under the lock, so that they are there first.
+                tasks.append(self._stores.submit(self._store, some, [fresh[key] for key in some], on_complete_callback))
+                self._storing.update(dict.fromkeys(some, tasks[-1]))
+        return tasks
+
+    def _stretches(self, some: list, most: int) -> list[list]:
+        """As many stretches of like length as there are threads, `most` at most."""
+        step = max(1, -(-len(some) // max(1, min(self._threads, most))))
+        return [some[first : first + step] for first in range(0, len(some), step)]
 
     def _store(
         self, keys: list[CacheEngineKey], objects: list[MemoryObj], told: Callable[[CacheEngineKey], None] | None
     ) -> list[str]:
         words = ["failed"] * len(keys)
         try:
-            for place, one in enumerate(objects):
-                if not self._chunks.has(one):
+            for place, is_chunk in enumerate(self._chunks.has(objects)):
+                if not is_chunk:
                     words[place] = "other_layout"
             fit = [place for place, word in enumerate(words) if word == "failed"]
-            for namespace, some in by_namespace([self._chunks.namespace(keys[place]) for place in fit]):
+            for namespace, some in by_namespace(self._chunks.namespaces([keys[place] for place in fit])):
                 places = [fit[number] for number in some]
                 sizes = [objects[place].get_size() for place in places]
                 memory = [memory_of(objects[place]) for place in places]
@@ -184,7 +193,7 @@ class CxlStorageBackend(StoragePluginInterface):
         """What `find` says of each chunk; None for all after a failure."""
         found: list = [None] * len(keys)
         try:
-            for namespace, places in by_namespace([self._chunks.namespace(key) for key in keys]):
+            for namespace, places in by_namespace(self._chunks.namespaces(keys)):
                 for place, one in zip(places, find(namespace, [name_of(keys[place]) for place in places]), strict=True):
                     found[place] = one
         except Exception as error:
@@ -199,16 +208,13 @@ class CxlStorageBackend(StoragePluginInterface):
     def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         """Each chunk in memory of LMCache's, which the caller gives back; None for a miss."""
         objects = self._allocated(len(keys))
-        # As many at once as there are threads, in stretches of like length.
-        step = max(1, -(-len(objects) // self._threads))
-        slices = [(keys[first : first + step], objects[first : first + step]) for first in range(0, len(objects), step)]
-        try:
-            first, *others = slices or [([], [])]
-            tasks = [self._loads.submit(self._load, *some) for some in others]
-        except RuntimeError:  # Closed meanwhile.
+        first, *others = self._stretches(list(zip(keys, objects, strict=False)), len(objects)) or [[]]
+        with self._lock:
+            tasks = None if self._closed else [self._loads.submit(self._load, some) for some in others]
+        if tasks is None:
             _give_back(objects)
             return [None] * len(keys)
-        loaded = [self._load(*first), *(task.result() for task in tasks)]
+        loaded = [self._load(first), *(task.result() for task in tasks)]
         found = [one for some in loaded for one in some]
         return found + [None] * (len(keys) - len(found))
 
@@ -243,11 +249,12 @@ class CxlStorageBackend(StoragePluginInterface):
             self._report("allocating memory for chunks", error)
         return objects
 
-    def _load(self, keys: list[CacheEngineKey], objects: list[MemoryObj]) -> list[MemoryObj | None]:
+    def _load(self, chunks: list[tuple[CacheEngineKey, MemoryObj]]) -> list[MemoryObj | None]:
+        keys, objects = [key for key, _ in chunks], [one for _, one in chunks]
         found: list[MemoryObj | None] = [None] * len(keys)
         left = dict(enumerate(objects))
         try:
-            for namespace, places in by_namespace([self._chunks.namespace(key) for key in keys]):
+            for namespace, places in by_namespace(self._chunks.namespaces(keys)):
                 memory = [memory_of(objects[place]) for place in places]
                 loaded = self._blocks.load(namespace, [name_of(keys[place]) for place in places], memory)
                 for place, block in zip(places, loaded, strict=True):

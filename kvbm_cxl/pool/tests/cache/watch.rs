@@ -53,6 +53,9 @@ fn blocks_of_all_hosts_are_listed_by_namespace_and_size() {
     let large = other.cache.list(SPACE, LARGE as u64).unwrap();
     assert_eq!(large.iter().map(|block| block.key).collect::<BTreeSet<_>>(), keys(1590..1610));
     assert_eq!(member.cache.list(SPACE, 4097).unwrap(), [], "no cell holds them, but they may be lent");
+    let all = member.cache.list(SPACE, None).unwrap();
+    assert_eq!(all.iter().map(|block| block.key).collect::<BTreeSet<_>>(), keys(0..1500).union(&keys(1590..1610)).copied().collect());
+    assert_eq!(member.cache.watch(SPACE, None, &[]).unwrap().look(&member.cache).unwrap().added.len(), all.len());
     assert!(matches!(member.cache.list(SPACE, 1 << 32), Err(Error::Invalid(_))));
     assert!(matches!(member.cache.watch(SPACE, u64::MAX, &[]), Err(Error::Invalid(_))));
     other.leave();

@@ -30,51 +30,50 @@ pub struct Watch {
     alone: HashSet<BlockKey>,
 }
 
-/// Sizes of cells, by their number.
-struct Classes {
-    /// That hold whole blocks of the length that is watched.
-    whole: Option<usize>,
-    /// That hold references, where it is another one.
-    reference: Option<usize>,
-}
+/// Sizes of cells, by their number, and whether of the cells of a size only references count.
+struct Classes(Vec<(usize, bool)>);
 
 impl Cache {
     /// The blocks of a namespace that a pull may get, of any publisher, in cells of the size that a block of `len_bytes` takes or a
-    /// reference to a lent one. Advice: they may go right afterwards.
+    /// reference to a lent one; without a length those of all sizes. Advice: they may go right afterwards.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length that no block can have; those of the memory, except where only single lines fail.
-    pub fn list(&self, namespace: Namespace, len_bytes: u64) -> Result<Vec<Listed>> {
-        let classes = self.classes_of(len_bytes)?;
+    pub fn list(&self, namespace: Namespace, len_bytes: impl Into<Option<u64>>) -> Result<Vec<Listed>> {
+        let classes = self.classes_of(len_bytes.into())?;
         classes.blocks(&CacheView::load(self.inner.lines())?, namespace)
     }
 
-    /// The sizes of the cells that a block of a length takes, and a reference to it.
-    fn classes_of(&self, len_bytes: u64) -> Result<Classes> {
+    /// The sizes of the cells that a block of a length takes, and a reference to it; or all.
+    fn classes_of(&self, len_bytes: Option<u64>) -> Result<Classes> {
+        let Some(len_bytes) = len_bytes else {
+            return Ok(Classes((0..self.inner.geometry().cells.len()).map(|class| (class, false)).collect()));
+        };
         if u32::try_from(len_bytes).is_err() {
             return Err(Error::Invalid(format!("no block has {len_bytes} bytes: the longest has {}", u32::MAX)));
         }
         let (whole, reference) = (self.inner.class_holding(len_bytes), self.inner.class_holding(REFERENCE_BYTES));
-        Ok(Classes { whole, reference: reference.filter(|_| reference != whole) })
+        let reference = reference.filter(|_| reference != whole);
+        Ok(Classes(whole.map(|class| (class, false)).into_iter().chain(reference.map(|class| (class, true))).collect()))
     }
 
-    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size, and those that are lent. A block
-    /// counts while there is a block of the same key in every one of `companions`.
+    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size, and those that are lent; without
+    /// a length those of all sizes. A block counts while there is a block of the same key in every one of `companions`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length that no block can have.
-    pub fn watch(&self, namespace: Namespace, len_bytes: u64, companions: &[Namespace]) -> Result<Watch> {
-        let classes = self.classes_of(len_bytes)?;
+    pub fn watch(&self, namespace: Namespace, len_bytes: impl Into<Option<u64>>, companions: &[Namespace]) -> Result<Watch> {
+        let classes = self.classes_of(len_bytes.into())?;
         Ok(Watch { namespace, companions: companions.to_vec(), classes, told: HashSet::new(), alone: HashSet::new() })
     }
 }
 
 impl Classes {
-    /// The blocks of a namespace in cells of these sizes; of the size that references take only those.
+    /// The blocks of a namespace in cells of these sizes.
     fn blocks(&self, view: &CacheView, namespace: Namespace) -> Result<Vec<Listed>> {
-        let mut listed = self.whole.map_or(Ok(Vec::new()), |class| view.blocks(namespace, class))?;
-        if let Some(class) = self.reference {
-            listed.extend(view.blocks(namespace, class)?.into_iter().filter(|block| block.is_lent));
+        let mut listed = Vec::new();
+        for &(class, only_lent) in &self.0 {
+            listed.extend(view.blocks(namespace, class)?.into_iter().filter(|block| block.is_lent || !only_lent));
         }
         Ok(listed)
     }
