@@ -35,7 +35,7 @@ class Program:
         self.lines.put(None)
 
     def answers(self):
-        answers = self.lines.get(timeout=600)
+        answers = self.lines.get(timeout=1800)
         assert answers is not None, self.log.read_text()[-4000:]
         return answers
 

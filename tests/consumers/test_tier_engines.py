@@ -50,7 +50,7 @@ class Engine:
         self._lines.put(None)
 
     def _answer(self):
-        answer = self._lines.get(timeout=900)
+        answer = self._lines.get(timeout=1800)
         assert answer is not None, self.log.read_text()[-4000:]
         return answer
 
