@@ -104,6 +104,10 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'vLLM, Dynamo and NIXL (3 GB)' scripts/setup-serve scripts/requirements/serve.lock
 	@touch $@
 
+.venv/l2-installed: scripts/requirements/l2.lock scripts/setup | .venv/installed
+	$(STEP) 'fsspec' scripts/setup scripts/requirements/l2.lock
+	@touch $@
+
 .venv/perf-installed: scripts/requirements/perf.lock scripts/setup | .venv/installed
 	$(STEP) 'matplotlib' scripts/setup scripts/requirements/perf.lock
 	@touch $@
@@ -291,7 +295,7 @@ test-lab-itself: build-lab python-extension .venv/installed ## The lab's own par
 	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
 
 .PHONY: test-python
-test-python: build python-extension .venv/nixl-installed ## The Python package over the pool, in one and two processes
+test-python: build python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes
 	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
 
 .PHONY: test-examples

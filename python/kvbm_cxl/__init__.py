@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Cache,
         CellUsage,
         Changes,
+        ColdBlock,
         Event,
         Events,
         GpuReach,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         TraceRecorder,
         Watch,
         chain_key,
+        checksum,
         format_pool,
         pool_info,
     )
@@ -57,6 +59,7 @@ __all__ = [
     "CellUsage",
     "Changes",
     "ClosedError",
+    "ColdBlock",
     "CxlError",
     "DamagedError",
     "DeviceError",
@@ -86,6 +89,7 @@ __all__ = [
     "Watch",
     "__version__",
     "chain_key",
+    "checksum",
     "format_pool",
     "pool_info",
 ]

@@ -84,6 +84,9 @@ def chain_key(parent: bytes | None, tokens: Sequence[int], extra: bytes | None =
     image among its tokens. Raises InvalidError.
     """
 
+def checksum(data: Memory) -> int:
+    """XXH3-64 with seed 0 of the bytes of memory, as the pool has it of payload."""
+
 class Namespace:
     """How the bytes of blocks were made: a digest of every number that shapes them besides tokens. Blocks of two namespaces never meet.
 
@@ -160,6 +163,21 @@ class BlockInfo:
     def len_bytes(self) -> int: ...
     @property
     def owner(self) -> int: ...
+
+class ColdBlock:
+    """A block of this process that its evictor would look at soon, as Cache.coldest found it."""
+
+    @property
+    def namespace(self) -> Namespace: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def parent(self) -> bytes | None: ...
+    @property
+    def len_bytes(self) -> int: ...
+    def copy(self, into: Memory) -> PullResult:
+        """Copies the block, and verifies it. It is neither pinned nor used by that; one that has gone meanwhile, or came anew, is a miss.
+        Raises InvalidError where into is shorter than the block, ClosedError."""
 
 class PullResult:
     """What became of a pull; true when it is a hit. After a miss the destination may hold anything."""
@@ -446,6 +464,10 @@ class Cache:
 
     def clear_all(self) -> int:
         """Evicts the blocks of every namespace, also those of other users of the pool, as clear() does those of one."""
+
+    def coldest(self, limit: int) -> list[ColdBlock]:
+        """Up to limit blocks of this process of each size of cells, first the one that its evictor would look at first; none of a size of
+        which twice high_water_percent of this process's cells are free. Lent blocks are left out. The order of eviction stays."""
 
     def usage(self) -> CellUsage: ...
     def pinned(self) -> int:

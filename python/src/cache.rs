@@ -2,6 +2,7 @@
 //! The prefix cache as Python has it.
 
 use crate::blocks;
+use crate::cold::ColdBlock;
 use crate::events::Events;
 use crate::failure::{Failure, Outcome, invalid};
 use crate::handle::{End, OpenHandle, drop_detached, held};
@@ -141,7 +142,7 @@ pub struct PullResult {
 }
 
 impl PullResult {
-    fn of(pulled: &Pulled) -> Self {
+    pub fn of(pulled: &Pulled) -> Self {
         match pulled {
             Pulled::Hit { len_bytes } => PullResult { hit: true, len_bytes: *len_bytes, reason: None },
             Pulled::Miss(reason) => PullResult { hit: false, len_bytes: 0, reason: Some(reason.text()) },
@@ -460,6 +461,12 @@ impl Cache {
 
     fn clear_all(&self, py: Python<'_>) -> PyResult<usize> {
         self.call(py, |open| Ok(open.cache()?.clear(None)?))
+    }
+
+    fn coldest(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<ColdBlock>> {
+        let found = self.call(py, |open| Ok(open.cache()?.coldest(limit)))?;
+        let handle = self.handle()?;
+        Ok(found.into_iter().map(|block| ColdBlock::new(block, handle)).collect())
     }
 
     fn usage(&self, py: Python<'_>) -> PyResult<CellUsage> {

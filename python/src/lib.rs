@@ -7,6 +7,7 @@
 mod blocks;
 mod buffer;
 mod cache;
+mod cold;
 mod events;
 mod failure;
 mod format;
@@ -32,6 +33,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::cache::{BlockInfo, Cache, CellUsage, GpuReach, PullResult};
+    #[pymodule_export]
+    use crate::cold::{ColdBlock, checksum};
     #[pymodule_export]
     use crate::events::{Event, Events};
     #[pymodule_export]

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other process of the tests: reads calls as lines of JSON and answers each with one line."""
 
+import itertools
 import json
 import os
 import sys
 
 import kvbm_cxl
 import pools
+from kvbm_cxl import l2
 
 
 class Calls:
@@ -34,6 +36,23 @@ class Calls:
             self.cache.publish_blocks(ns, some, layout, range(len(some)))
             done += len(some)
             print(json.dumps(done), flush=True)
+
+    def demote_stream(self, model, seed, len_bytes, folder):
+        """Publishes a chain without end, and keeps what is about to go in a folder."""
+        level = l2.Level2(l2.LocalStore(folder), max_bytes=1 << 40)
+        l2.Demoter(lambda work: work(self.cache), level, period_s=0.002)
+        ns = pools.namespace(model)
+        for key in itertools.cycle(pools.chain(4096, seed)):
+            self.cache.publish(ns, key, pools.payload(key, len_bytes))
+
+    def promote(self, model, seed, count, folder):
+        """Brings a chain back from a folder, again and again."""
+        ns, keys = pools.namespace(model), pools.chain(count, seed)
+        level = l2.Level2(l2.LocalStore(folder), max_bytes=1 << 40)
+        while True:
+            if promotion := level.promote(lambda work: work(self.cache), [bytes(ns)], keys):
+                promotion.wait(60)
+            self.cache.clear(ns)
 
     def right(self, model, seed, count, len_bytes):
         """How many blocks of a chain are hits, all with the right bytes."""

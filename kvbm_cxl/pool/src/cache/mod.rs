@@ -70,6 +70,7 @@
 
 mod batch;
 mod cells;
+mod coldest;
 mod config;
 mod hashing;
 mod index;
@@ -88,6 +89,7 @@ pub mod trace;
 
 pub(crate) use cells::residue::HOOKS;
 pub use cells::usage::Share;
+pub use coldest::ColdBlock;
 pub use config::CacheConfig;
 pub use index::lookup::BlockInfo;
 pub use index::presence::Presence;

@@ -81,6 +81,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c28_machine_of_a_dead_filler_joins_again", caches::joined_again),
     ("c29_host_of_a_dead_filler_leaves", caches::left),
     ("c30_given_back_after_a_zombie", claims::given_back_after_a_zombie),
+    ("c31_cold_copy_of_a_cell_that_goes", pull::cold_copy_of_a_cell_that_goes),
     ("awaited_blocks", awaited::awaited),
     ("full_window_of_own_blocks", window::of_own_blocks),
     ("full_window_of_another_host", window::of_another_host),

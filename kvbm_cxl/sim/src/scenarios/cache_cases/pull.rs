@@ -2,9 +2,10 @@
 //! What a pull looks at behind its copy (CACHE.md C1, C5). The reader's host is taken for dead, so its pin counts for nothing.
 
 use super::super::cache_stage::{Actor, HALF_READ, Shape, Stage, WARDEN, Watch};
-use super::{K, L, Z};
+use super::{K, L, M, Z};
 use crate::{Failure, Stats};
 use cxl_pool::Result;
+use cxl_pool::cache::Pulled;
 
 /// The publisher.
 const OWNER: usize = 2;
@@ -23,6 +24,32 @@ pub(super) fn same_key_in_the_same_cell(seed: u64) -> std::result::Result<Stats,
         me.expect(me.evict(K)?, "a fenced reader's pin counts for nothing")?;
         me.publish(K)
     })
+}
+
+/// C31: the owner copies the block that is next to go, without a pin, and another thread of it evicts the block and fills the cell.
+pub(super) fn cold_copy_of_a_cell_that_goes(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(2) });
+    let place = stage.random().pick(&["cache.copying", HALF_READ, HALF_READ]);
+    let other = stage.random().pick(&[K, M]);
+    stage.role(WARDEN, |me| me.hear("copied"));
+    stage.role(1, move |me| {
+        me.publish(L)?;
+        // There is one cell: from the eviction on nothing can be had but by another.
+        me.publish(K)?;
+        me.beside("evictor", move |me| {
+            me.await_stop(1)?;
+            me.expect(me.evict(K)?, "the block is not pinned")?;
+            me.publish(other)?;
+            me.let_go(1);
+            Ok(())
+        });
+        me.stop_at(place);
+        let copied = me.copy_coldest(K)?;
+        me.expect(matches!(copied, Pulled::Miss(_)), "the block went meanwhile")?;
+        me.say("copied");
+        Ok(())
+    });
+    stage.run()
 }
 
 /// A reader is stopped before or in the middle of its copy and fenced; the owner does `work` meanwhile.

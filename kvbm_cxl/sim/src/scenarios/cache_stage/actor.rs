@@ -340,6 +340,18 @@ impl Actor {
         Ok(pulled)
     }
 
+    /// Copies the block of this process that is next to go, without a pin, and checks P1.
+    pub fn copy_coldest(&self, name: Name) -> Result<Pulled> {
+        let found = self.cache().coldest(1);
+        self.expect(found.first().is_some_and(|block| block.key() == name.key()), "the block is next to go")?;
+        let mut buffer = vec![0; self.len_bytes];
+        let copied = self.cache().copy_cold(&found[0], &mut buffer)?;
+        if let Pulled::Hit { len_bytes } = copied {
+            self.ledger.borrow_mut().accepted(&self.env, name, &buffer[..len_bytes as usize], "copy of a cold block");
+        }
+        Ok(copied)
+    }
+
     /// Whether a block can be pulled now. Checks P1.
     pub fn has(&self, name: Name) -> Result<bool> {
         Ok(matches!(self.pull(name)?, Pulled::Hit { .. }))
