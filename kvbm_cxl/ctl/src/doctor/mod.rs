@@ -4,6 +4,7 @@
 //! Nothing that belongs to a pool is written, see [`crate::scratch`].
 
 mod costs;
+mod gpu;
 mod litmus;
 mod report;
 mod system;
@@ -13,10 +14,12 @@ use crate::peer::Peer;
 use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
 use crate::text::bytes;
 use cxl_pool::coherence::{CoherenceOptions, Instructions};
+use cxl_pool::copy::Dma;
 use cxl_pool::device::{Access, Device, DeviceInfo, DeviceKind, PoolSpec, Sysfs, bytes_in_huge_pages, mapping_limit, parse_size};
 use cxl_pool::limits::DEFAULT_STRIPE_BYTES;
 use cxl_pool::media::Stripes;
 use cxl_pool::{Error, Result};
+use gpu::GpuReport;
 use litmus::{Litmus, Party, Role, Step, Trial};
 use report::{DeviceReport, Level, ONE_HOST, Report, TWO_ROLES, Verdict};
 use std::path::{Path, PathBuf};
@@ -56,6 +59,9 @@ pub struct Args {
     /// Runs the visibility tests with another host: one gets `a`, the other `b`, both the same device and --scratch-offset.
     #[arg(long, requires = "scratch_offset")]
     peer_role: Option<Role>,
+    /// Examines the GPU of this number as well: its driver, registration, and which way is fastest for pieces of each length.
+    #[arg(long, value_name = "NUMBER", num_args = 0..=1, default_missing_value = "0")]
+    gpu: Option<u32>,
     /// Leaves a step out of the memory under test, to see that the visibility tests notice: only with CXL_COHERENCE=emulated.
     #[arg(long)]
     leave_out: Option<Step>,
@@ -69,6 +75,12 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
     let options = CoherenceOptions::from_env()?;
     if args.leave_out.is_some() && options.emulator.is_none() {
         return Err(Failure::usage("--leave-out shows something only where hosts are emulated: set CXL_COHERENCE=emulated"));
+    }
+    if args.gpu.is_some() && args.peer_role.is_some() {
+        return Err(Failure::usage(
+            "--gpu measures on one host, --peer-role tests two: whether DMA of a GPU goes past caches is not among these tests. Publish \
+             blocks of the GPU with checksums and dma=uncached, and see that another host pulls all of them (docs/internals/gpu.md)",
+        ));
     }
     let chosen = match options.instructions {
         Some(chosen) => chosen,
@@ -90,6 +102,7 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             memory,
             system: System::look(),
             devices: Vec::new(),
+            gpu: None,
             cannot_tell: if args.peer_role.is_some() { TWO_ROLES.to_vec() } else { ONE_HOST.to_vec() },
         },
     };
@@ -127,6 +140,7 @@ impl Doctor<'_> {
             let mut report = empty_report("/dev/shm (no pool named: ordinary memory)".into());
             self.measure(&mut report, &scratch)?;
             self.report.devices.push(report);
+            self.examine_gpu(Some(&scratch).filter(|_| !self.args.look));
             return Ok(());
         };
         let mut infos = Vec::new();
@@ -135,10 +149,42 @@ impl Doctor<'_> {
             self.report.devices.push(device);
             infos.extend(info);
         }
+        // Where nothing may be written.
+        self.examine_gpu(None);
         if infos.len() == spec.devices().len() {
             self.judge_together(&infos, spec.size_bytes());
         }
         Ok(())
+    }
+
+    /// What there is to say of a GPU, on scratch memory if there is some.
+    fn examine_gpu(&mut self, scratch: Option<&Scratch>) {
+        let Some(device) = self.args.gpu.filter(|_| self.report.gpu.is_none()) else { return };
+        let report = match GpuReport::of(device, scratch.map(|scratch| (scratch, &self.options))) {
+            Ok(report) => report,
+            Err(error) => {
+                let advice =
+                    "install NVIDIA's driver for this kernel, let a container see it (--gpus all), or name it with CXL_CUDA_LIBRARY";
+                let advice = if matches!(error, Error::NotFound(_)) { format!(": {advice}") } else { String::new() };
+                return self.report.find(Level::Error, format!("GPU {device}: {error}{advice}"));
+            }
+        };
+        if let Some(refusal) = &report.refusal {
+            self.report.find(Level::Warning, format!("{refusal}; until then blocks go through pinned buffers and a CPU"));
+        }
+        if let Some(reason) = &report.no_kernels {
+            let text = format!("GPU {device}: no kernels, so blocks with checksums go through pinned buffers and a CPU: {reason}");
+            self.report.find(Level::Warning, text);
+        }
+        if report.dma != Dma::Cached.text() {
+            self.report.find(
+                Level::Warning,
+                "CXL_CUDA_DMA=uncached is right only where the pool's memory is uncacheable on this host and DDIO is off, which one \
+                 host cannot show: publish blocks of its GPU with checksums, and see that another host pulls all of them \
+                 (docs/internals/gpu.md)",
+            );
+        }
+        self.report.gpu = Some(report);
     }
 
     fn judge_cpu_and_system(&mut self) {
@@ -210,7 +256,10 @@ impl Doctor<'_> {
         }
         if !self.args.look {
             match Scratch::beside(path, self.args.scratch_offset, self.args.scratch_bytes, self.args.force, sysfs) {
-                Ok(Ok(scratch)) => self.measure(&mut report, &scratch)?,
+                Ok(Ok(scratch)) => {
+                    self.measure(&mut report, &scratch)?;
+                    self.examine_gpu(Some(&scratch));
+                }
                 Ok(Err(reason)) => self.report.find(Level::Note, format!("{}: not measured: {reason}", info.name)),
                 Err(error) => self.report.find(Level::Error, error.to_string()),
             }

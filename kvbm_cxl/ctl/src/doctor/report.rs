@@ -2,6 +2,7 @@
 //! What the doctor says: findings, verdict, and the text for people.
 
 use super::costs::Costs;
+use super::gpu::GpuReport;
 use super::litmus::{Litmus, Test, TrialReport};
 use super::system::{Cpu, DaxBinding, System};
 use crate::stats::{columns, time_text};
@@ -82,6 +83,8 @@ pub struct Report {
     pub system: System,
     /// The devices.
     pub devices: Vec<DeviceReport>,
+    /// A GPU; none when it was not asked for, or could not be examined.
+    pub gpu: Option<GpuReport>,
     /// What these tests cannot say.
     pub cannot_tell: Vec<&'static str>,
 }
@@ -192,6 +195,9 @@ impl Report {
         }
         for device in &self.devices {
             device.write_text(text)?;
+        }
+        if let Some(gpu) = &self.gpu {
+            gpu.write_text(text)?;
         }
         writeln!(text, "\nWhat this run cannot tell")?;
         self.cannot_tell.iter().try_for_each(|line| writeln!(text, "  - {line}"))?;

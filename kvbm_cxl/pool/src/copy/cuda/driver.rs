@@ -145,6 +145,11 @@ functions! {
     module_function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
     launch = "cuLaunchKernel"(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
     mapped_address = "cuMemHostGetDevicePointer_v2"(*mut Address, *mut c_void, c_uint);
+}
+
+functions! {
+    /// Memory of GPUs: of the tables of kernels, and of programs that measure.
+    Allocating:
     allocate = "cuMemAlloc_v2"(*mut Address, usize);
     free = "cuMemFree_v2"(Address);
 }
@@ -219,6 +224,8 @@ pub(super) struct Driver {
     pub(super) batch: Option<Batch>,
     /// What is missing, where no kernel can be launched.
     pub(super) launching: std::result::Result<Launching, Vec<&'static str>>,
+    /// What is missing, where no memory of a GPU can be had.
+    pub(super) allocating: std::result::Result<Allocating, Vec<&'static str>>,
     describing: Option<Describing>,
     devices: u32,
     version: Option<(u32, u32)>,
@@ -256,6 +263,7 @@ impl Driver {
             functions,
             batch: handle.batch(),
             launching: Launching::find(&handle),
+            allocating: Allocating::find(&handle),
             describing: Describing::find(&handle).ok(),
             devices: 0,
             version: handle.version(),

@@ -258,19 +258,20 @@ impl Entered<'_> {
 
     /// Memory of this GPU.
     pub(super) fn allocate(&self, len_bytes: usize) -> Result<Address> {
-        let launching = self.launching()?;
+        let missing = |names: &Vec<&str>| Error::NotFound(format!("{} of the CUDA driver", names.join(", ")));
+        let allocating = self.gpu.driver.allocating.as_ref().map_err(missing)?;
         let mut address = 0;
         // SAFETY: the driver writes the address.
-        let code = unsafe { (launching.allocate)(&mut address, len_bytes) };
+        let code = unsafe { (allocating.allocate)(&mut address, len_bytes) };
         self.answer(code, format_args!("allocating {len_bytes} bytes of its memory")).map(|()| address)
     }
 
     /// # Safety
     /// Memory that [`Entered::allocate`] gave and nothing uses any more.
     pub(super) unsafe fn free(&self, address: Address) {
-        if let Ok(launching) = self.launching() {
+        if let Ok(allocating) = &self.gpu.driver.allocating {
             // SAFETY: as this function demands.
-            unsafe { (launching.free)(address) };
+            unsafe { (allocating.free)(address) };
         }
     }
 
