@@ -169,11 +169,15 @@ setup-deploy: .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-ins
 .PHONY: setup-gpu
 setup-gpu: .venv/gpu/installed ## Add the compilers of the kernels for GPUs: NVRTC, without CUDA's toolkit (optional; 110 MB to fetch, 290 MB on disk)
 
-.PHONY: setup-cross
-setup-cross: .venv/installed ## Add the aarch64 linker (optional)
-	$(STEP) 'cross linker' scripts/setup scripts/requirements/cross.lock
+.venv/cross/installed: scripts/requirements/cross.lock scripts/setup scripts/setup-cross scripts/unpack-debian | .venv/installed
+	$(STEP) 'zig' scripts/setup $< .venv/cross/python
+	$(STEP) 'GCC for aarch64, C library of manylinux_2_28' scripts/setup-cross .venv/cross
+	@touch $@
 
-.venv/lab/ready: scripts/setup-lab tests/lab/cxl_lab/image.py $(wildcard tests/lab/guest/*) | .venv/installed
+.PHONY: setup-cross
+setup-cross: .venv/cross/installed ## Add what `make wheels` and `make test-aarch64` link with, and qemu-user (optional; 170 MB to fetch, 1 GB on disk)
+
+.venv/lab/ready: scripts/setup-lab scripts/unpack-debian tests/lab/cxl_lab/image.py $(wildcard tests/lab/guest/*) | .venv/installed
 	$(if $(wildcard .venv/lab/root/boot),,$(STEP) 'QEMU and Linux for the lab (150 MB)' scripts/setup-lab .venv/lab)
 	$(STEP) 'image of the virtual hosts' .venv/bin/python tests/lab/cxl_lab/image.py .venv/lab/root .venv/lab
 	@touch $@
@@ -240,6 +244,11 @@ python-package: build build-plugin .venv/installed ## Build the wheel of package
 	$(STEP) 'Python package' scripts/python-package target/wheels
 	$(if $(wildcard .venv/serve-installed),$(STEP) 'Python package in .venv/serve' .venv/bin/uv pip install --quiet \
 		--python .venv/serve/bin/python --no-deps --no-index --reinstall target/wheels/kvbm_cxl-*.whl)
+
+.PHONY: wheels
+wheels: .venv/cross/installed .venv/deploy/installed ## Build the wheels for manylinux_2_28 in target/manylinux/wheels, x86_64 and aarch64, and test them: what auditwheel says of them, blocks, NIXL, qemu-user (20 minutes)
+	$(STEP) 'wheels for manylinux_2_28' env CARGO_FLAGS='$(CARGO_FLAGS)' scripts/wheels target/manylinux/wheels x86_64 aarch64
+	$(STEP) 'pytest, wheels' env PYTHONPATH=.venv/deploy/python .venv/bin/python -m pytest -q -rs tests/deploy/test_wheel.py
 
 .PHONY: images
 images: setup-deploy serve-ready ## Build the images of deploy/images that need no registry; IMAGES='base tools services worker-cpu', or worker-gpu, from NVIDIA's
