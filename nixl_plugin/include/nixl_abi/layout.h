@@ -8,7 +8,14 @@
 #include <cstddef>
 
 static_assert(__cplusplus >= 202002L && _GLIBCXX_USE_CXX11_ABI == 1, "NIXL is C++20 with libstdc++'s new strings");
-static_assert(sizeof(void*) == 8 && sizeof(std::string) == 32 && sizeof(nixl_b_params_t) == 56 && sizeof(std::mutex) == 40);
+static_assert(sizeof(void*) == 8 && sizeof(std::string) == 32 && sizeof(nixl_b_params_t) == 56);
+// NIXL's engine has one, and the C library says how large it is.
+#ifdef __aarch64__
+inline constexpr std::size_t nixl_mutex_bytes = 48;
+#else
+inline constexpr std::size_t nixl_mutex_bytes = 40;
+#endif
+static_assert(sizeof(std::mutex) == nixl_mutex_bytes);
 
 static_assert(DRAM_SEG == 0 && VRAM_SEG == 1 && BLK_SEG == 2 && OBJ_SEG == 3 && FILE_SEG == 4 && sizeof(nixl_mem_t) == 4);
 static_assert(NIXL_READ == 0 && NIXL_WRITE == 1 && sizeof(nixl_xfer_op_t) == 4 && sizeof(nixl_status_t) == 4);
@@ -18,7 +25,7 @@ static_assert(sizeof(nixlBasicDesc) == 24 && sizeof(nixlBlobDesc) == 56 && sizeo
 static_assert(sizeof(nixlRemoteMetaDesc) == 64 && sizeof(nixl_meta_dlist_t) == 40 && sizeof(nixl_reg_dlist_t) == 40);
 static_assert(sizeof(nixlTelemetryEvent) == 16 && sizeof(nixlBackendReqH) == 8 && sizeof(nixlBackendMD) == 16);
 static_assert(sizeof(nixlBackendInitParams) == 96 && sizeof(nixlBackendOptionalArgs) == 72);
-static_assert(sizeof(nixlBackendEngine) == 208);
+static_assert(sizeof(nixlBackendEngine) == 168 + nixl_mutex_bytes);
 
 // GCC knows the offsets in these classes, and says that the language does not promise them.
 #pragma GCC diagnostic push
