@@ -4,18 +4,20 @@
 import gc
 import mmap
 import random
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
-from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown, get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.models import registry
 
 # vLLM looks at each class of models in a process of its own, so that no GPU is touched. Here it would import vLLM once more for each.
 registry._run_in_subprocess = lambda look: look()
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 512 << 10
+SETTLES_S = 180
 
 
 def prompt(length: int, seed: int) -> dict:
@@ -41,8 +43,6 @@ class Engine:
 
     @property
     def worker_side(self):
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
         return get_kv_transfer_group()._worker
 
     def outputs(self, prompts: list[dict], max_tokens: int = 8, **sampling) -> list:
@@ -84,8 +84,28 @@ class Engine:
 
     def settle(self) -> None:
         """Steps until nothing is left to do, so that late counts are in."""
+        # Ranks of their own have no connector here.
+        saves, deadline = self.worker_side._saves if has_kv_transfer_group() else None, time.monotonic() + SETTLES_S
+        while saves and saves._by_key:
+            assert time.monotonic() < deadline, f"{len(saves._by_key)} blocks are on their way into the pool"
+            time.sleep(0.001)
         for _ in range(3):
             self.llm.llm_engine.step()
+
+
+def arguments(role: str | None, pool: str, policy: str, blocks: int, options: dict, spread: bool) -> dict:
+    """What vLLM is told, with what all tests have in common. `spread`: the connector is made in processes of vLLM's own."""
+    extra, told = options.get("extra", {}), {name: value for name, value in options.items() if name != "extra"}
+    if role is not None:
+        told["kv_transfer_config"] = {
+            "kv_connector": CONNECTOR_NAME,
+            "kv_role": role,
+            "kv_load_failure_policy": policy,
+            "kv_connector_extra_config": {"pool": pool, **extra},
+            **({"kv_connector_module_path": "kvbm_cxl.vllm_integration.connector"} if spread else {}),
+        }
+    common = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0}
+    return {**common, "kv_cache_memory_bytes": blocks * BLOCK_BYTES, **told}
 
 
 @contextmanager
@@ -94,21 +114,12 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
     from vllm import LLM
 
     register()
-    extra = options.pop("extra", {})
-    if role is not None:
-        options["kv_transfer_config"] = {
-            "kv_connector": CONNECTOR_NAME,
-            "kv_role": role,
-            "kv_load_failure_policy": policy,
-            "kv_connector_extra_config": {"pool": pool, **extra},
-        }
-        # Workers are processes of their own, where nothing is registered yet.
-        if {"tensor_parallel_size", "pipeline_parallel_size"} & options.keys():
-            options["kv_transfer_config"]["kv_connector_module_path"] = "kvbm_cxl.vllm_integration.connector"
-    settings = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0, **options}
-    llm, before = None, set(_left_by_ranks())
+    # Workers are processes of their own, where nothing is registered yet.
+    spread = bool({"tensor_parallel_size", "pipeline_parallel_size"} & options.keys())
+    settings = arguments(role, pool, policy, blocks, options, spread)
+    llm, before = None, set(left_by_ranks())
     try:
-        llm = LLM(model=model, kv_cache_memory_bytes=blocks * BLOCK_BYTES, **settings)
+        llm = LLM(model=model, **settings)
         yield Engine(llm)
     finally:
         if llm is not None:
@@ -118,11 +129,11 @@ def engine(model: str, role: str | None, pool: str = "", policy: str = "recomput
         del llm
         gc.collect()
         # Workers of several ranks are ended before they remove what they talk through.
-        for path in set(_left_by_ranks()) - before:
+        for path in set(left_by_ranks()) - before:
             path.unlink(missing_ok=True)
 
 
-def _left_by_ranks() -> Iterable[Path]:
+def left_by_ranks() -> Iterable[Path]:
     return Path("/dev/shm").glob("vllm_dist_*cpushm_*")
 
 

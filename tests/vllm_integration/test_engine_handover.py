@@ -22,8 +22,7 @@ def texts(model):
 def test_decode_pulls_every_token_of_the_prompt(model, pool, texts, behind):
     with engine(model, "kv_producer", pool, max_num_batched_tokens=384, extra={"publish_behind": behind}) as prefill:
         params = [output.kv_transfer_params for output in prefill.outputs(PROMPTS, max_tokens=1)]
-        if behind:
-            prefill.settle()
+        prefill.settle()
         counted = prefill.counted()
     assert [each["kvbm_cxl"]["tokens"] for each in params] == list(LENGTHS)
     assert counted["published_blocks/stored"] == BLOCKS
@@ -81,6 +80,7 @@ def test_prompts_with_a_common_prefix_in_one_batch(model, pool, texts):
         expected = plain.texts(batch)
     with engine(model, "kv_producer", pool) as prefill:
         prefill.texts(batch, max_tokens=1)
+        prefill.settle()
         counted = prefill.counted()
         assert counted["published_blocks/stored"] == 4 + 4, "the prefix once, and four tails"
     with engine(model, "kv_consumer", pool) as decode:
@@ -97,6 +97,7 @@ def test_salts_keep_requests_apart(model, pool):
     salted = [{**each, "cache_salt": "one tenant"} for each in asked]
     with engine(model, "kv_producer", pool) as prefill:
         prefill.texts(salted, max_tokens=1)
+        prefill.settle()
         assert prefill.counted()["published_blocks/stored"] == 4
     with engine(model, "kv_consumer", pool) as decode:
         decode.texts(asked)

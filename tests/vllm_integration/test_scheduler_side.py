@@ -280,8 +280,9 @@ def _begin(here, asked):
     here.side.allocated(asked, allocation([]), 0)
 
 
-def test_blocks_are_saved_as_chunks_complete_them(bench):
-    here, asked = bench(consumer=False), request("a", tokens(100))
+@pytest.mark.parametrize("behind", (False, True))
+def test_blocks_are_saved_as_chunks_complete_them(bench, behind):
+    here, asked = bench(consumer=False, publish_behind=behind), request("a", tokens(100))
     _begin(here, asked)
     (save,) = _run(here, asked, 40).saves
     assert (save.keys, save.block_ids, save.parent) == (block_keys(asked, 0, 2), [10, 11], None)
@@ -293,7 +294,7 @@ def test_blocks_are_saved_as_chunks_complete_them(bench):
     assert (tail.keys, tail.block_ids, tail.tail_tokens) == ([tail_key(asked, BLOCK_TOKENS)], [16], 4)
     assert tail.parent == block_keys(asked, 5, 6)[0] and orders.complete == {"a"}
     delay, params = here.side.finished(asked)
-    assert not delay, "the last step waited for them"
+    assert delay == behind, "without publish_behind the last step waited for them"
     told = handover.expected_of(params)
     assert (told.tokens, told.namespace) == (100, str(here.namespaces[0])) and told.facts["pool"] == here.access.pool.uuid
 
@@ -364,16 +365,17 @@ def test_a_consumer_saves_nothing(bench):
     assert not orders.saves and not orders.complete and here.side.finished(asked) == (False, None)
 
 
-def test_both_waits_only_for_whom_another_worker_waits(bench):
-    here = bench()
+@pytest.mark.parametrize("behind", (False, True))
+def test_both_waits_only_for_whom_another_worker_waits(bench, behind):
+    here = bench(publish_behind=behind)
     alone, handed_over = request("a", tokens(100)), request("b", tokens(100, 1), handover.prefill_params())
     for asked in (alone, handed_over):
         _begin(here, asked)
     assert _run(here, alone, 100).complete == set() and _run(here, handed_over, 100).complete == {"b"}
-    assert here.side.finished(handed_over)[0] is False and here.side.finished(handed_over) == (False, None)
+    assert here.side.finished(handed_over)[0] is behind and here.side.finished(handed_over) == (False, None)
     assert here.side.finished(alone) == (True, None), "its blocks are being copied"
     orders = here.side.step(Scheduled())
-    assert orders.release == {"a"} and orders.idle and here.side.step(Scheduled()).release == set()
+    assert orders.release == {"a", *({"b"} if behind else ())} and orders.idle and here.side.step(Scheduled()).release == set()
 
 
 def test_blocks_are_free_at_once_when_their_copies_are_over(bench):

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole engines of two data-parallel ranks: what one of them computes, the other pulls from the pool, and so does an engine by itself."""
+
+import pytest
+import tiny_models
+from engines import engine, prompt
+from parallel_ranks import ranks
+
+LENGTH = 400
+PROMPTS = [prompt(LENGTH, 61), prompt(LENGTH, 62)]
+# Ranks that end at different times.
+ANSWERS = (24, 6)
+# Dense: ranks are independent of each other. A mixture of experts has none on CPUs, since vLLM's communicator lacks collectives there.
+KINDS = {"llama": {}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_share_blocks_with_each_other_and_with_engines_without(kind, folder, make_pool):
+    name = kind.partition(",")[0]
+    model, options, pool = tiny_models.make(name, folder), tiny_models.options(name), make_pool(size="128M", cells="512K:75%")
+    with engine(model, None, **{key: value for key, value in options.items() if key != "extra"}) as alone:
+        expected = [alone.texts([asked], max_tokens=tokens)[0] for asked, tokens in zip(PROMPTS, ANSWERS)]
+    with ranks(model, "kv_both", pool, **{**options, **KINDS[kind]}) as both:
+        asked = list(zip((0, 1), PROMPTS, ANSWERS))
+        assert both.texts(asked) == expected
+        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [0, 0]
+        for rank in (0, 1):
+            both.wait_published(rank, -(-LENGTH // 32))
+        both.forget()
+        # Each has what the other one computed.
+        assert both.texts([(1 - rank, *rest) for rank, *rest in asked]) == expected
+        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [LENGTH, LENGTH]
+        both.forget()
+        # One after the other.
+        assert both.texts(asked[:1]) == expected[:1] and both.texts(asked[1:]) == expected[1:]
+        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [LENGTH, LENGTH]
+        assert [both.counted("kvbm_cxl_weights", rank, found="changed") for rank in (0, 1)] == [0, 0]
+    with engine(model, "kv_both", pool, **options) as single:
+        assert [single.texts([one], max_tokens=tokens)[0] for one, tokens in zip(PROMPTS, ANSWERS)] == expected
+        assert single.counted()["external_hits"] == 2 * LENGTH
