@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 from engines import engine, prompt
 from kvbm_cxl.vllm_integration.handover import prefill_params
@@ -18,13 +19,17 @@ LORA = {"enable_lora": True, "max_lora_rank": 8}
 RANK = 8
 
 
-def _adapter(folder: Path, seed: int) -> Path:
-    """An adapter for the projections of the tiny model's attention."""
+def _adapter(model: str, folder: Path, seed: int) -> Path:
+    """An adapter for the projections of a model's attention."""
     random, tensors = torch.Generator().manual_seed(seed), {}
-    for layer in range(4):
-        for name, size in (("q_proj", 256), ("k_proj", 128), ("v_proj", 128)):
+    config = json.loads((Path(model) / "config.json").read_text())
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head = config.get("head_dim", hidden // heads)
+    kv = config["num_key_value_heads"] * head
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in (("q_proj", heads * head), ("k_proj", kv), ("v_proj", kv)):
             base = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{base}.lora_A.weight"] = torch.randn(RANK, 256, generator=random) * 0.2
+            tensors[f"{base}.lora_A.weight"] = torch.randn(RANK, hidden, generator=random) * 0.2
             tensors[f"{base}.lora_B.weight"] = torch.randn(size, RANK, generator=random) * 0.2
     folder.mkdir(exist_ok=True)
     save_file(tensors, str(folder / "adapter_model.safetensors"))
@@ -42,38 +47,49 @@ def _ask(running, folder: Path, **options) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_an_adapter_replaced_under_its_name(model, pool, tmp_path):
+@pytest.fixture(params=("llama", "gemma3"))
+def adapted(request, model, folder) -> tuple[str, dict]:
+    """A model with one KV cache group, and one with sliding windows; what its engines take."""
+    if request.param == "llama":
+        return model, LORA
+    return tiny_models.make(request.param, folder), {**tiny_models.options(request.param), **LORA}
+
+
+def test_an_adapter_replaced_under_its_name(adapted, make_pool, tmp_path):
     """Between engines, and under a running one that loads it again. One of equal files is found."""
-    folder = _adapter(tmp_path / "adapter", 1)
-    with engine(model, None, **LORA) as alone:
+    model, options = adapted
+    pool, folder = make_pool(size="128M", cells="512K:80%"), _adapter(model, tmp_path / "adapter", 1)
+    with engine(model, None, **{key: value for key, value in options.items() if key != "extra"}) as alone:
         first = _ask(alone, folder)
         # Otherwise vLLM goes on with its own blocks of the first one.
         alone.llm.reset_prefix_cache()
-        second = _ask(alone, _adapter(folder, 2), load_inplace=True)
+        second = _ask(alone, _adapter(model, folder, 2), load_inplace=True)
     assert first != second
-    _adapter(folder, 1)
-    with engine(model, "kv_both", pool, **LORA) as running:
+    _adapter(model, folder, 1)
+    with engine(model, "kv_both", pool, **options) as running:
+        reach = sum(running.scheduler_side.shape.reach(len(each["prompt_token_ids"]), True) for each in PROMPTS)
+        assert reach >= TOKENS - len(PROMPTS), "with windows the last token of a prompt is computed"
         assert _ask(running, folder) == first
         running.settle()
         # Replaced on disk: the engine keeps what it has loaded, and so do its blocks.
-        _adapter(folder, 2)
+        _adapter(model, folder, 2)
         running.llm.reset_prefix_cache()
         running.counted()
-        assert _ask(running, folder) == first and running.counted()["external_hits"] == TOKENS
+        assert _ask(running, folder) == first and running.counted()["external_hits"] == reach
         # Loaded again under its number.
         running.llm.llm_engine.add_lora(LoRARequest("tenant", 1, str(folder), load_inplace=True))
         running.llm.reset_prefix_cache()
         assert _ask(running, folder) == second and "external_hits" not in running.counted()
         running.settle()
-    with engine(model, "kv_both", pool, **LORA) as other:
+    with engine(model, "kv_both", pool, **options) as other:
         assert _ask(other, folder) == second
-        assert other.counted()["external_hits"] == TOKENS, "at its first request"
+        assert other.counted()["external_hits"] == reach, "at its first request"
         # vLLM drops it for another one, and loads it again by itself: with other files by then.
-        _adapter(folder, 1)
+        _adapter(model, folder, 1)
         other.llm.llm_engine.remove_lora(1)
         other.llm.reset_prefix_cache()
         assert _ask(other, folder) == first
-        assert other.counted()["external_hits"] == TOKENS
+        assert other.counted()["external_hits"] == reach
 
 
 @pytest.fixture(scope="module")
