@@ -91,7 +91,7 @@ def test_auditwheel_finds_manylinux_2_28(architecture):
 
 
 def test_every_file_is_for_the_machine_and_old_enough(architecture, unpacked):
-    """auditwheel leaves programs out."""
+    """Each one by itself, so that a failure names it."""
     files = [path for path in unpacked.rglob("*") if path.is_file()]
     assert {str(path.relative_to(unpacked)) for path in files if path.read_bytes()[:4] == b"\x7fELF"} == FILES
     for name in FILES:

@@ -74,6 +74,13 @@ class ConnectorConfig:
     """A secret that the recorded ids depend on, the same on all hosts whose records are to be merged."""
     record_max_bytes: int = 1 << 30
     """Longest record of an engine. What comes behind it is dropped and counted."""
+    l2: str = ""
+    """A second level behind the pool: a folder of a local disk or of a file system that hosts share, or a URL as fsspec takes it. Blocks
+    that are about to be evicted are kept there, and come back when a prompt begins with them. Left out: they are dropped."""
+    l2_max_bytes: int = 0
+    """What the second level may hold. Beyond it the blocks that were unused for longest go."""
+    l2_wait_ms: int = 1000
+    """Longest wait of a request for blocks that come back from the second level."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`),
     `register_at_start`, `register_bytes`, `register_required`."""
@@ -105,6 +112,7 @@ class ConnectorConfig:
             )
         at_least = {"workers": 1, "max_inflight_bytes": 1, "max_pinned_blocks": 1, "min_load_tokens": 1, "handover_wait_ms": 0}
         at_least |= {"window_every_tokens": 1, "stored_tp": 0, "stored_block_tokens": 0, "record_max_bytes": 1024}
+        at_least |= {"l2_max_bytes": 0, "l2_wait_ms": 0}
         for name, least in {**at_least, "copy_timeout_ms": 1, "events_period_ms": 1}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
@@ -116,6 +124,10 @@ class ConnectorConfig:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):
             raise ConfigError("CxlConnector: record_dir and record_salt go together: a folder, and a secret for the ids there")
+        if bool(self.l2) != (self.l2_max_bytes > 0):
+            raise ConfigError("CxlConnector: l2 and l2_max_bytes go together: where evicted blocks are kept, and how many bytes of them")
+        if self.l2 and self.zero_copy:
+            raise ConfigError("CxlConnector: with zero_copy vLLM itself evicts blocks, which l2 does not see; leave one of them out")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
         if unknown := sorted(set(self.cache) - CACHE_OPTIONS):

@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from . import engine_watch, pool_access, support
-from .config import ConnectorConfig
+from . import engine_watch, pool_access, second_level, support
+from .config import ConfigError, ConnectorConfig
 from .events import PoolEvents
 from .groups import shape_of
 from .keys import hasher_of
@@ -58,8 +58,14 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         support.check(vllm_config, kv_cache_config)
         if config.zero_copy:
             support.check_zero_copy(vllm_config, kv_cache_config)
+        second_level.check(config, shape)
         self._is_hybrid = len(kv_cache_config.kv_cache_groups) > 1
         self._access = pool_access.acquire(config)
+        try:
+            self._second = second_level.acquire(config, self._access)
+        except ConfigError:
+            self._access.release()
+            raise
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -85,10 +91,12 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                 tally,
                 reads=support.takes_hits(vllm_config) and caches,
                 hasher=hasher_of(vllm_config, kv_cache_config, shape.hash_tokens),
+                second=self._second,
             )
             engine_watch.watch_calls(engine_watch.engine_of_this_call(), self._scheduler)
         else:
-            self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access, worker=worker_of_this_call())
+            worker = worker_of_this_call()
+            self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access, worker=worker, second=self._second)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -102,6 +110,9 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()
+        second, self._second = self._second, None
+        if second is not None:
+            second.release()
         access, self._access = self._access, None
         if access is not None:
             access.release()

@@ -19,6 +19,7 @@ from .metadata import Blocks
 from .pool_access import PoolAccess
 from .prefix_search import PrefixSearch
 from .recording import Recording
+from .second_level import SecondLevel
 from .stats import Tally
 from .support import can_be_cached
 from .tracked import PinnedLookup, Tracked
@@ -40,6 +41,7 @@ class Lookups:
     reads: bool = True
     """False: the engine computes whole prompts, and nothing is looked up."""
     recording: Recording | None = None
+    second: SecondLevel | None = None
     pinned: int = 0
     """Blocks that requests of this engine have pinned."""
     loading: Counter[bytes] = field(default_factory=Counter)
@@ -70,7 +72,8 @@ class Lookups:
             self.tally.count("lookups", "skipped")
             return 0, False
         first_block = computed_tokens // self.names.shape.groups[0].block_tokens
-        if any(key in self.loading for key in self.names.keys(tracked, first_block, first_block + 1)):
+        is_loading = any(key in self.loading for key in self.names.keys(tracked, first_block, first_block + 1))
+        if is_loading or (self.second and self.second.is_coming(tracked)):
             self.tally.count("lookups", "deferred")
             return None, False
         is_first = tracked.first_lookup_s is None
@@ -93,7 +96,7 @@ class Lookups:
         wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
         # Loads under way will unpin theirs. Without any, even a request beyond the bound has its turn.
         too_many = wanted and self.pinned > 0 and self.pinned + lookup.pinned > self.config.max_pinned_blocks
-        if too_many or self._still_written(tracked, lookup):
+        if too_many or self._still_written(tracked, lookup) or (self.second and self.second.brings(tracked, lookup, self.names)):
             lookup.release()
             self.tally.count("lookups", "deferred")
             return None, False

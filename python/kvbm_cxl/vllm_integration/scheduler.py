@@ -24,6 +24,7 @@ from .metadata import StepMetadata, WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
 from .recording import Recording
 from .saving import Saving, written_blocks
+from .second_level import SecondLevel
 from .stats import CxlStats, Tally
 from .tracked import Tracked
 
@@ -50,6 +51,7 @@ class SchedulerSide:
     """False: the engine computes whole prompts, and nothing is looked up."""
     hasher: Hasher | None = None
     """Hashes requests in blocks of the pool, where vLLM's are others."""
+    second: SecondLevel | None = None
     _tracked: dict[str, Tracked] = field(default_factory=dict)
     _step: int = 0
 
@@ -58,7 +60,9 @@ class SchedulerSide:
         self.names = BlockNames(self.access, self.shape, self.tally, self.hasher)
         self.corrupt = CorruptBlocks(self.access, self.names)
         self.recording = Recording.begin(self.config, self.names, self.access.failures)
-        self.lookups = Lookups(self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads, self.recording)
+        self.lookups = Lookups(
+            self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads, self.recording, self.second
+        )
         self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events, self.recording)
 
     def handshake(self, workers: Mapping[Any, WorkerHandshake]) -> None:
@@ -157,6 +161,8 @@ class SchedulerSide:
         self.access.failures.count_in(self.tally)
         if self.recording:
             self.recording.count_in(self.tally)
+        if self.second:
+            self.second.count_in(self.tally)
         return self.tally.take()
 
     def close(self) -> None:

@@ -45,6 +45,11 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "announced_blocks": ("change", ("stored", "removed"), "Blocks of the pool, of all engines, that routers were told of."),
     "recorded_entries": ("outcome", ("written", "dropped", "failed"), "Requests and publishes for the record of `record_dir`."),
+    "second_level": (
+        "outcome",
+        ("demoted", "promoted", "missed", "dropped", "trimmed", "failed"),
+        "Blocks kept in the second level (`l2`) and brought back, by what became of them, and calls of its store that failed.",
+    ),
     "thread_errors": (
         "reason",
         ("lost", "timeout", "other"),

@@ -11,6 +11,7 @@ from .sessions import Session
 
 if TYPE_CHECKING:
     import kvbm_cxl
+    from kvbm_cxl.l2 import Promotion
     from vllm.v1.request import Request
 
 
@@ -64,6 +65,12 @@ class Tracked:
     """When it was first looked up."""
     reused_tokens: int = 0
     """Tokens that vLLM had itself when it last looked it up."""
+    promotion: "Promotion | None" = None
+    """Its blocks that are on their way back from the second level."""
+    promoted_until_s: float = 0.0
+    """How long it waits for them."""
+    was_promoted: bool = False
+    """The second level was asked for what continues it."""
     counted: bool = False
     adapter: bytes = b""
     """Digest of its adapter; empty without one."""

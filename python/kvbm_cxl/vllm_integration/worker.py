@@ -38,6 +38,7 @@ from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
 from .movers import Mover, PublishBatch, mover_for
 from .pool_access import PoolAccess
 from .save_job import SaveJob, SaveOutcome
+from .second_level import SecondLevel
 from .shards import Shards, replicas_of, shards_of
 from .stats import CxlStats, Tally
 from .token_places import pieces_of_cells, writer_of
@@ -123,6 +124,7 @@ class WorkerSide:
     tally: Tally = field(default_factory=Tally)
     worker: Any | None = None
     """vLLM's worker, where it was found: it has the model and the adapters."""
+    second: SecondLevel | None = None
     _attached: _Attached | None = None
     _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
@@ -189,6 +191,8 @@ class WorkerSide:
         if device.type == "cuda":
             self._open_gpu(device.index or 0)
         self._attached = _Attached(attached, device, shards.publishes, facts_of(fields))
+        if self.second:
+            self.second.begin_demoting()
 
     def _open_gpu(self, number: int) -> None:
         """Has the GPU reach the pool from the start. Where the driver does not let it, blocks go through a CPU, if that is allowed."""
@@ -459,6 +463,8 @@ class WorkerSide:
 
     def take_stats(self) -> CxlStats | None:
         self.access.failures.count_in(self.tally)
+        if self.second:
+            self.second.count_in(self.tally)
         return self.tally.take()
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ mod instructions;
     allow(dead_code, reason = "no other processor has a copy that sums; the definition is tested on all")
 )]
 mod line;
+// Only x86-64 has a copy that sums as it goes.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod line_sum;
 mod mapping;
 mod native;

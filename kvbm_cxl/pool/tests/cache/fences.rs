@@ -64,7 +64,8 @@ fn blocks_of_a_fenced_host_are_misses_until_they_are_adopted() {
     // Its re-join proves that it has ended.
     member.service = Some(member.host.serve().unwrap());
     other.serve_until("the end of the quarantine", || other.cache.usage().quarantined == 0);
-    member.serve_until("a re-join", || member.host.enter().is_ok());
+    // Others know of it before its own process does.
+    member.serve_until_rejoined(incarnation);
     assert_eq!(member.count(0..8, 1000), 8);
 }
 
