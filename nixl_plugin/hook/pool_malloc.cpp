@@ -18,12 +18,14 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cxl_shm.h>
 #include <mutex>
+#include <thread>
 
 // The C library's own, by the names under which a program that replaces them finds them.
 extern "C" void __libc_free(void* memory);
@@ -34,6 +36,8 @@ namespace {
 
 constexpr std::size_t DEFAULT_MIN_BYTES = std::size_t{1} << 20;
 constexpr std::size_t MOST_BUFFERS = 4096;
+constexpr auto FULL_WAIT = std::chrono::seconds(2);
+constexpr auto FULL_RETRY = std::chrono::milliseconds(5);
 
 struct Buffer {
     std::uintptr_t at = 0;    // what the program has
@@ -95,10 +99,17 @@ void flush(const void* memory, std::size_t len_bytes) {
         std::fprintf(stderr, "libcxl_malloc: stores to a buffer were not flushed: %s\n", cxl_shm_last_error());
 }
 
-// A block of the pool, or null; what failed has been told. Under `lock`.
+// A block of the pool, or null; what failed has been told. Under `lock`. What was just freed can be in the hands of the pool's upkeep for
+// a moment: a full pool is tried again.
 void* block_of(std::size_t len_bytes) {
     void* block = nullptr;
-    if (cxl_shm_alloc(pool, len_bytes, CXL_SHM_ALLOC_SCRATCH, &block) == CXL_SHM_OK)
+    const auto deadline = std::chrono::steady_clock::now() + FULL_WAIT;
+    int status = cxl_shm_alloc(pool, len_bytes, CXL_SHM_ALLOC_SCRATCH, &block);
+    while (status == CXL_SHM_E_FULL && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(FULL_RETRY);
+        status = cxl_shm_alloc(pool, len_bytes, CXL_SHM_ALLOC_SCRATCH, &block);
+    }
+    if (status == CXL_SHM_OK)
         return block;
     std::fprintf(stderr, "libcxl_malloc: no %zu bytes of the pool: %s\n", len_bytes, cxl_shm_last_error());
     return nullptr;
