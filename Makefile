@@ -379,7 +379,7 @@ test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, wor
 .PHONY: test-chart
 test-chart: .venv/deploy/installed ## The chart with many values against strict schemas, and settings of chart, Compose, scripts and launcher beside each other
 	$(STEP) 'pytest, chart and settings' env DYNAMO_CHECKOUT='$(DYNAMO_CHECKOUT)' PYTHONPATH=python:.venv/deploy/python .venv/bin/python -m pytest -q \
-		tests/deploy/test_chart.py tests/deploy/test_settings.py tests/deploy/test_dashboards.py -k 'not prometheus and not real'
+		tests/deploy/test_chart.py tests/deploy/test_settings.py tests/deploy/test_dashboards.py -k 'not prometheus'
 
 .PHONY: test-deploy
 test-deploy: build python-package python-extension .venv/deploy/installed ## Chart, dashboards, Compose and containers; what `make setup-deploy` has not added is skipped. DYNAMO_CHECKOUT=/path for Dynamo's own schema

@@ -14,8 +14,11 @@ use crate::pool::{CellArea, FormatOptions, Pool, Share};
 
 const SPACE: Namespace = Namespace([3; 16]);
 
-/// The cache of the only host of a pool with `cells` cells of 64 bytes, and what has to outlive it.
-fn cache(cells: u64) -> (Cache, crate::host::Service, Pool, tempfile::TempDir) {
+/// The cache of the only host of a pool, and what has to outlive it.
+pub(super) type Alone = (Cache, crate::host::Service, Pool, tempfile::TempDir);
+
+/// That of a pool of `device_bytes` with `cells` cells of `cell_bytes` bytes. `seats` are reserved for these machines.
+pub(super) fn alone(cell_bytes: u64, cells: u64, device_bytes: u64, seats: Vec<MachineId>, config: CacheConfig) -> Alone {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let id = MachineId([3; 16]);
     let options = FormatOptions {
@@ -23,20 +26,24 @@ fn cache(cells: u64) -> (Cache, crate::host::Service, Pool, tempfile::TempDir) {
         locks: 64,
         objects: 16,
         chunk_bytes: 256 << 10,
-        cells: vec![CellArea { cell_bytes: 64, share: Share::Bytes(cells * 64) }],
+        cells: vec![CellArea { cell_bytes, share: Share::Bytes(cells * cell_bytes) }],
         machine: Some(id),
-        // Of a machine that never comes.
-        seats: vec![MachineId([9; 16])],
+        seats,
         memory: Some(CoherenceOptions::default()),
         ..FormatOptions::default()
     };
-    let pool = Pool::format(&PoolSpec::new(vec![directory.path().join("pool")], Some(8 << 20)).unwrap(), &options).unwrap();
+    let pool = Pool::format(&PoolSpec::new(vec![directory.path().join("pool")], Some(device_bytes)).unwrap(), &options).unwrap();
     let machine = Machine::new(id, State::open(directory.path(), pool.superblock().uuid(), id).unwrap()).unwrap();
-    let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
-    let host = crate::pool::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
+    let host_config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
+    let host = crate::pool::join(pool.lines().clone(), Arc::new(machine), host_config).unwrap();
     let service = host.serve().unwrap();
-    let cache = Cache::open(&host, CacheConfig::default()).unwrap();
+    let cache = Cache::open(&host, config).unwrap();
     (cache, service, pool, directory)
+}
+
+/// That of a pool with `cells` cells of 64 bytes, with a seat of a machine that never comes.
+fn cache(cells: u64) -> Alone {
+    alone(64, cells, 8 << 20, vec![MachineId([9; 16])], CacheConfig::default())
 }
 
 fn key(number: u64) -> BlockKey {

@@ -3,14 +3,9 @@
 
 use super::*;
 use crate::cache::policy::PolicyKind;
+use crate::cache::tests::alone;
 use crate::cache::{CacheConfig, Published, chain};
-use crate::coherence::CoherenceOptions;
-use crate::device::PoolSpec;
-use crate::host::HostConfig;
-use crate::machine::{Machine, State};
-use crate::platform::MachineId;
-use crate::pool::{CellArea, FormatOptions, Pool, Share};
-use std::sync::Arc;
+use crate::pool::Pool;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const SPACE: Namespace = Namespace([3; 16]);
@@ -34,24 +29,8 @@ fn bytes(number: u64) -> Vec<u8> {
 }
 
 fn bench(policy: PolicyKind) -> Bench {
-    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let id = MachineId([3; 16]);
-    let options = FormatOptions {
-        slots: 4,
-        locks: 64,
-        objects: 16,
-        chunk_bytes: 256 << 10,
-        cells: vec![CellArea { cell_bytes: 4096, share: Share::Bytes(CELLS * 4096) }],
-        machine: Some(id),
-        memory: Some(CoherenceOptions::default()),
-        ..FormatOptions::default()
-    };
-    let pool = Pool::format(&PoolSpec::new(vec![directory.path().join("pool")], Some(16 << 20)).unwrap(), &options).unwrap();
-    let machine = Machine::new(id, State::open(directory.path(), pool.superblock().uuid(), id).unwrap()).unwrap();
-    let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
-    let host = crate::pool::join(pool.lines().clone(), Arc::new(machine), config).unwrap();
-    let service = host.serve().unwrap();
-    let cache = Cache::open(&host, CacheConfig { policy, ..CacheConfig::default() }).unwrap();
+    let config = CacheConfig { policy, ..CacheConfig::default() };
+    let (cache, service, pool, directory) = alone(4096, CELLS, 16 << 20, Vec::new(), config);
     Bench { cache, _service: service, _pool: pool, _directory: directory }
 }
 
