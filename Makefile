@@ -507,6 +507,10 @@ perf-tier: .venv/nixl-installed ## The KVBM tier between two processes: put, get
 perf-lmcache: build python-extension .venv/lmcache/installed ## LMCache's storage plugin over the pool beside LMCache's own DAX backend, every byte compared (2 minutes)
 	@PYTHONPATH=$(CURDIR)/.venv/lmcache $(RATIOS) perf-lmcache -- .venv/serve/bin/python perf/lmcache_backends.py
 
+.PHONY: perf-lmcache-turns
+perf-lmcache-turns: build python-extension .venv/lmcache/installed ## Conversations with long contexts (10 of 5 turns) through vLLM engines: without LMCache, with LMCache in host memory, with its plugin in the pool (5 minutes)
+	@PYTHONPATH=$(CURDIR)/.venv/lmcache $(RATIOS) perf-lmcache-turns --timeout-s 3600 -- .venv/serve/bin/python perf/lmcache_turns.py
+
 .PHONY: perf-routing
 perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
 	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py

@@ -74,6 +74,8 @@ class Peer:
         for line in self.process.stdout:
             if line.startswith("ANSWER "):
                 self._answers.put(json.loads(line[7:]))
+            else:  # What vLLM logs.
+                sys.stderr.write(line)
         self._answers.put({"error": "the process has ended"})
 
     def begin(self, call: str, *args):
