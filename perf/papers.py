@@ -27,8 +27,20 @@ PAPERS = {
 }
 
 
+# What else a row has, by how ours was got: a row with a word that is not read would say "-".
+SOURCES = {
+    "recorded": {"record", "ratios", "form"},
+    "measured": {"function"},
+    "simulated": {"function"},
+    "needs hardware": set(),
+}
+COMMON = {"paper", "where", "what", "theirs", "how", "differs"}
+
+
 def ours_of(row):
     """The text of ours, and the ratios that this run measured or simulated."""
+    if row.keys() != COMMON | SOURCES[row["how"]]:
+        raise ValueError(f"row {row['where']!r}, {row['what']!r}: {row['how']} has {', '.join(sorted(COMMON | SOURCES[row['how']]))}")
     if "record" in row:
         return ours.recorded(row["record"], row["ratios"], row["form"])
     return getattr(ours, row["function"])() if "function" in row else ("-", {})
