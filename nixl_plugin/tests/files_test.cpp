@@ -3,9 +3,12 @@
 // Files and devices: by descriptor and by path, by calls and by mapping, and what must never be written to.
 #include "files/file.h"
 #include "support/pools.h"
+#include "transfer/memory.h"
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -222,6 +225,54 @@ void pools(const testing::Folder& folder, const Core& core, const std::string& o
     }
 }
 
+/// A pool that begins behind an offset of a file: its blocks are had by their place on the file, and nothing else of the file is.
+void pool_at_an_offset(const testing::Folder& folder) {
+    constexpr uint64_t begins = 16 << 20;
+    std::string path = folder.path("shelf");
+    CHECK(std::ofstream(path).good());
+    std::filesystem::resize_file(path, begins + (48 << 20));
+    Options options = testing::new_pool(folder, "shelf,offset=16M", "native");
+    auto core = testing::new_core(options);
+    std::vector<std::byte> bytes = testing::unique_bytes(8192, 8), seen(8192);
+    void* block = nullptr;
+    CHECK(cxl_shm_alloc(core->pool->handle(), 8192, 0, &block) == CXL_SHM_OK);
+    auto offset = static_cast<uint64_t>(static_cast<std::byte*>(block) - core->pool->base());
+    for (FileAccess access : {FileAccess::automatic, FileAccess::mapped, FileAccess::calls}) {
+        auto file = open_file(*core, 0, "rw:" + path, access);
+        CHECK(file->is_in_pool());
+        CHECK_OK(file->write(begins + offset, heap(bytes), go_on));
+        CHECK(cxl_shm_copy_out(seen.data(), block, 8192) == CXL_SHM_OK && seen == bytes);
+        for (uint64_t outside : {uint64_t{0}, offset, begins, begins - 8192})
+            CHECK_STATUS(file->write(outside, heap(bytes), go_on), NIXL_ERR_INVALID_PARAM);
+    }
+    CHECK(cxl_shm_check(core->pool->handle()) == CXL_SHM_OK);
+
+    // Memory of a mapping of the whole file is found in the pool where it lies there, and only there.
+    int fd = open(path.c_str(), O_RDWR);
+    auto* whole = static_cast<std::byte*>(mmap(nullptr, begins + (48 << 20), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    close(fd);
+    CHECK(whole != MAP_FAILED);
+    for (uint64_t at : {begins + offset, offset}) {
+        Registration registration;
+        registration.base = reinterpret_cast<uintptr_t>(whole + at);
+        registration.len_bytes = 8192;
+        CHECK_OK(locate_dram(*core->pool, registration));
+        CHECK((registration.kind == RegionKind::pool) == (at > begins) && (at < begins || registration.pool_offset == offset));
+    }
+    CHECK(munmap(whole, begins + (48 << 20)) == 0);
+
+    // Another process's pool there: its header is not written over.
+    std::string other = make_file(folder, "later_shelf", testing::unique_bytes(3 * file_bytes, 9));
+    auto later = open_file(*core, 0, "rw:" + other, FileAccess::calls);
+    uint64_t magic = CXL_SHM_MAGIC;
+    int raw = open(other.c_str(), O_WRONLY);
+    CHECK(pwrite(raw, &magic, 8, 4 << 20) == 8);
+    close(raw);
+    CHECK_STATUS(later->write((4 << 20) + 100, heap(bytes), go_on), NIXL_ERR_NOT_ALLOWED);
+    CHECK_STATUS(later->write((4 << 20) - 100, heap(bytes), go_on), NIXL_ERR_NOT_ALLOWED);
+    CHECK_OK(later->write((4 << 20) - 8192, heap(bytes), go_on));
+}
+
 /// A full disk, an end that moves, and memory that is not there.
 void failures(const testing::Folder& folder, const Core& core) {
     std::vector<std::byte> bytes = testing::unique_bytes(1 << 20, 8);
@@ -320,6 +371,7 @@ int main() {
     testing::Folder folder;
     specs();
     std::string other = testing::new_pool(folder, "foreign", "native").pool;
+    pool_at_an_offset(folder);
     int number = 0;
     for (const char* coherence : {"native", "emulated:seed=21,noise=4"}) {
         Options options = testing::new_pool(folder, "pool" + std::to_string(number++), coherence);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a call without the interpreter's lock says of its failure, and the exceptions of `kvbm_cxl.errors` that are made of it.
 
-use cxl_pool::Error;
+use cxl_pool::{Error, PartitionProblem};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -63,6 +63,13 @@ fn names(error: &Error) -> (&'static str, &'static str) {
         Error::BadLine { .. } => ("DamagedError", "bad_line"),
         Error::NotAPool { .. } => ("NotAPoolError", "not_a_pool"),
         Error::Invalid(_) => ("InvalidError", "invalid"),
+        Error::Partition { problem, .. } => match problem {
+            PartitionProblem::Overlaps { .. } => ("ExistsError", "overlap"),
+            PartitionProblem::Unaligned { .. } => ("InvalidError", "unaligned"),
+            PartitionProblem::BehindEnd { .. } => ("InvalidError", "behind_end"),
+            PartitionProblem::TooLong { .. } => ("InvalidError", "too_long"),
+            _ => ("InvalidError", "partition"),
+        },
         Error::Os { .. } => ("SystemError_", "os"),
         Error::Fenced { .. } => ("FencedError", "fenced"),
         Error::Timeout { .. } => ("TimeoutError_", "timeout"),

@@ -106,6 +106,7 @@ pub fn pool_info<'py>(py: Python<'py>, spec: Option<&str>) -> PyResult<Bound<'py
     for device in pool.devices() {
         let entry = PyDict::new(py);
         entry.set_item("name", &device.name)?;
+        entry.set_item("offset_bytes", device.offset_bytes)?;
         entry.set_item("len_bytes", device.len_bytes)?;
         entry.set_item("numa_node", device.numa_node)?;
         devices.append(entry)?;

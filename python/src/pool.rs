@@ -49,8 +49,8 @@ fn join(spec: Option<&str>, config: HostConfig) -> Outcome<(String, Member)> {
     let host = pool.join(config)?;
     match host.serve() {
         Ok(service) => {
-            let names: Vec<String> = spec.devices().map(|path| path.display().to_string()).collect();
-            Ok((names.join(","), Member::new(pool, host, service)))
+            // The pool's name without the size, which opening needs none of.
+            Ok((spec.with_size(None)?.to_string(), Member::new(pool, host, service)))
         }
         Err(error) => {
             // The first error is the one to report; if leaving fails too, the host is taken for dead after a while.

@@ -166,7 +166,17 @@ def test_notes_name_what_is_installed():
     assert "cxlctl" not in charts.notes(connector="nixl-ucx")
 
 
+def test_a_pool_that_is_a_part_of_its_devices_is_named_as_one():
+    named = set()
+    for changes in ({}, {"offset": "64G", "size": "32G"}, {"offset": "64G"}):
+        for _, _, container, _ in containers(charts.render(pool={"devices": ["/dev/dax0.0", "/dev/dax1.0"], **changes})):
+            named |= {value for name, value in charts.environment(container).items() if name == "CXL_POOL"}
+    devices = "/dev/dax0.0,/dev/dax1.0"
+    assert named == {devices, f"{devices},offset=64G,size=32G", f"{devices},offset=64G"}
+
+
 REFUSED = {
+    "offset": ({"pool": {"offset": "64 GB"}}, "/pool/offset"),
     "access": ({"access": "hostpath"}, "/pool/access"),
     "identity": ({"identity": "pod"}, "/identity"),
     "connector": ({"connector": "ucx"}, "/connector"),

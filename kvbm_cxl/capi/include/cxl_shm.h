@@ -140,7 +140,8 @@ typedef struct cxl_shm_options {
 /* Opens a pool and joins it as part of this machine's host; the processes of one machine share a host. A thread of the library keeps the
  * host alive until the pool is closed. Never formats.
  *
- * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv"; NULL = CXL_POOL of the environment.
+ * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv", or a part of each, like "/dev/dax0.0,offset=64G"; NULL = CXL_POOL
+ *          of the environment.
  * options  NULL = defaults.
  *
  * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator),
@@ -184,7 +185,8 @@ typedef struct cxl_shm_format_options {
 } cxl_shm_format_options_t;
 
 /* Formats devices as one pool; whatever they held is lost. Does not open it. With "size=" in the spec, as in "/dev/shm/kv,size=1G",
- * missing files are made. CXL_SHM_E_NOT_A_POOL, naming what is there, if a device is not empty and CXL_SHM_FORMAT_FORCE is not given. */
+ * missing files are made. CXL_SHM_E_NOT_A_POOL, naming what is there, if a device is not empty and CXL_SHM_FORMAT_FORCE is not given;
+ * CXL_SHM_E_EXISTS, whatever is given, if it would overlap another pool on the device. */
 int cxl_shm_format(const char* spec, const cxl_shm_format_options_t* options);
 
 #define CXL_SHM_INFO_READ_ONLY 1u
@@ -539,10 +541,10 @@ int cxl_shm_copy_list(uint32_t direction, const cxl_shm_copy_t* pieces, size_t c
 #define CXL_SHM_DEVICE_IN_POOL 1u           /* found: the device is part of the pool */
 #define CXL_SHM_MAGIC 0x006c78636d62766bull /* the first 8 bytes, little-endian, of a device that is part of a pool */
 
-/* Opens a device; `pool` (NULL = the default pool) says which pool is this process's own. If the device is part of it, only its blocks can
- * be read and written, cached ones excepted, and everything else of it is refused (CXL_SHM_E_NOT_IN_POOL), so that no pool is damaged this
- * way. A device of another pool is refused (CXL_SHM_E_EXISTS), as is writing to one that became one. *len_bytes is its length and *found
- * CXL_SHM_DEVICE_IN_POOL or 0; both may be NULL. */
+/* Opens a device, all of it, whatever part of it a pool has; `pool` (NULL = the default pool) says which pool is this process's own. If it
+ * is there, only its blocks can be read and written, cached ones excepted, and everything else of the device is refused
+ * (CXL_SHM_E_NOT_IN_POOL), so that no pool is damaged this way. A device that has only other pools is refused (CXL_SHM_E_EXISTS), as is
+ * writing where one begins by now. *len_bytes is its length and *found CXL_SHM_DEVICE_IN_POOL or 0; both may be NULL. */
 int cxl_shm_device_open(cxl_pool_t* pool, const char* path, uint32_t flags, cxl_device_t* device, uint64_t* len_bytes, uint32_t* found);
 
 /* Copies `size` bytes at `offset` of the device to `destination`, ordinary memory, whole or not usable at all. CXL_SHM_E_INVALID for bytes

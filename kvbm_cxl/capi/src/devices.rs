@@ -9,7 +9,9 @@ use crate::types::{CxlDevice, CxlPool};
 use cxl_pool::coherence::{Coherence, CoherenceOptions, MappedMemory, over_mapping};
 use cxl_pool::copy::CopyEngine;
 use cxl_pool::device::{Access, Device, Sysfs, map_part};
+use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::media::{Piece, Stripes, Superblock};
+use cxl_pool::pool::pools_on;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,22 +38,33 @@ fn refused(name: &str, reason: &str) -> Failure {
     Failure::new(Status::E_EXISTS, format!("{name} {reason}"))
 }
 
-/// Whether a pool begins at offset 0, as the memory is now.
-fn holds_a_pool(memory: &dyn Coherence) -> Outcome<bool> {
-    memory.flush_line(0)?;
-    memory.fence_all();
-    let line = memory.load_line(0)?;
-    memory.fence_loads();
-    Ok(Superblock::identity_in(&line).is_some())
+/// Whether a pool begins at the start of the device or within a range of it, as the memory is now. Pools begin at multiples of the device
+/// header.
+fn holds_a_pool(memory: &dyn Coherence, offset: u64, len_bytes: u64) -> Outcome<bool> {
+    let first = offset / DEVICE_HEADER_BYTES * DEVICE_HEADER_BYTES;
+    let within = (first..offset + len_bytes).step_by(DEVICE_HEADER_BYTES as usize);
+    for place in std::iter::once(0).chain(within) {
+        memory.flush_line(place)?;
+        memory.fence_all();
+        let line = memory.load_line(place)?;
+        memory.fence_loads();
+        if Superblock::identity_in(&line).is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
-/// The pieces of the pool that lie on `device`, sorted by their offset there; `None` if it is no device of the pool.
+/// The pieces of the pool that lie on `device`, sorted by their offset there, which counts from the start of the device whatever part of it
+/// the pool has; `None` if it is no device of the pool.
 fn pieces_on(pool: &OpenPool, device: &Device) -> Outcome<Option<Vec<Piece>>> {
     let pool = pool.pool();
     let is_it = |name: &str| Device::open(Path::new(name), Access::Read, &Sysfs::default()).is_ok_and(|other| other.is_same(device));
     let Some(index) = pool.devices().iter().position(|info| is_it(&info.name)) else { return Ok(None) };
     let stripes = Stripes::of(pool.layout().geometry())?;
-    let mut pieces: Vec<Piece> = stripes.pieces().filter(|piece| piece.device == index).collect();
+    let begins = pool.devices()[index].offset_bytes;
+    let on_device = |piece: Piece| Piece { device_offset: begins + piece.device_offset, ..piece };
+    let mut pieces: Vec<Piece> = stripes.pieces().filter(|piece| piece.device == index).map(on_device).collect();
     pieces.sort_unstable_by_key(|piece| piece.device_offset);
     Ok(Some(pieces))
 }
@@ -82,7 +95,7 @@ impl DeviceEntry {
             Some((handle, pieces)) => DevicePlace::InPool(handle, pieces),
             None => {
                 let memory = over_mapping(map_part(&device, 0, len_bytes)?, &CoherenceOptions::from_env()?)?;
-                if holds_a_pool(&*memory.memory)? {
+                if holds_a_pool(&*memory.memory, 0, 0)? || !pools_on(&device)?.is_empty() {
                     return Err(refused(&name, "is a device of another pool: open that pool to reach its blocks"));
                 }
                 DevicePlace::Alone(memory)
@@ -103,7 +116,7 @@ impl DeviceEntry {
         }
         match &self.place {
             DevicePlace::Alone(mapped) => {
-                if write && holds_a_pool(&*mapped.memory)? {
+                if write && holds_a_pool(&*mapped.memory, offset, len_bytes)? {
                     return Err(refused(name, "was formatted as a pool since it was opened: close it, and open the pool"));
                 }
                 step(&*mapped.memory, offset, len)

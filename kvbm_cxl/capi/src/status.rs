@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Statuses, the last error of each thread, and the wall that no panic passes.
 
-use cxl_pool::Error;
+use cxl_pool::{Error, PartitionProblem};
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char, c_int};
@@ -122,6 +122,8 @@ impl From<&Error> for Failure {
             Error::BadLine { .. } => Status::E_CORRUPT,
             Error::NotAPool { .. } => Status::E_NOT_A_POOL,
             Error::Invalid(_) => Status::E_INVALID,
+            Error::Partition { problem: PartitionProblem::Overlaps { .. }, .. } => Status::E_EXISTS,
+            Error::Partition { .. } => Status::E_INVALID,
             Error::Os { .. } => Status::E_OS,
             Error::Fenced { .. } => Status::E_FENCED,
             Error::Timeout { .. } => Status::E_TIMEOUT,

@@ -31,7 +31,8 @@ Environment:
 #[derive(Parser, Debug)]
 #[command(name = "cxlctl", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub struct Cli {
-    /// The pool: its devices, separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G [env: CXL_POOL]
+    /// The pool: its devices, separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G, or a part of each, such as
+    /// /dev/dax0.0,offset=64G,size=64G [env: CXL_POOL]
     #[arg(long, global = true, value_name = "SPEC")]
     pub pool: Option<String>,
     /// Print JSON
@@ -58,6 +59,8 @@ pub struct RecordArgs {
 pub enum Command {
     /// Make an empty pool on devices or files
     Format(FormatArgs),
+    /// Make a pool none any more, so that its part of the devices is free for other pools
+    Erase(EraseArgs),
     /// Tell what a pool is made of and how much of it is used
     Info,
     /// Hold this machine's slot while workers come and go
@@ -187,6 +190,17 @@ pub struct FormatArgs {
     #[arg(long)]
     pub force: bool,
     /// As --force, also while hosts use the pool: make it void, wait until each of them has stopped, then overwrite it
+    #[arg(long)]
+    pub evict_hosts: bool,
+}
+
+/// Options of `erase`.
+#[derive(Args, Debug)]
+pub struct EraseArgs {
+    /// Erase it. Everything in it is lost. Refused while hosts use it
+    #[arg(long)]
+    pub force: bool,
+    /// As --force, also while hosts use it: make it void and wait until each of them has stopped
     #[arg(long)]
     pub evict_hosts: bool,
 }

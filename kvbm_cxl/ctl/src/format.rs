@@ -6,11 +6,11 @@ use crate::info;
 use crate::output::{Exit, Failure, Out};
 use crate::pool::spec;
 use cxl_pool::coherence::{CoherenceOptions, over_mapping};
-use cxl_pool::device::{Access, Device, PoolSpec, Sysfs, map_header, parse_size};
+use cxl_pool::device::{Access, DevicePart, PoolSpec, Sysfs, map_header, parse_size};
 use cxl_pool::media::CoherenceMode;
 use cxl_pool::platform::MachineId;
 use cxl_pool::pool::{CellArea, FormatOptions, HeaderContent, Pool, Share, inspect_header};
-use std::path::Path;
+use cxl_pool::{PartitionProblem, escaped};
 
 /// Cells of a pool that is formatted without saying which.
 const DEFAULT_CELL_BYTES: u64 = 1 << 20;
@@ -72,8 +72,8 @@ fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
 /// About how large a pool over these devices becomes: the smallest decides. Zero where that cannot be told, which the format then tells.
 fn len_bytes(spec: &PoolSpec) -> u64 {
     let each = spec.size_bytes().or_else(|| {
-        let len_bytes = |path: &Path| Device::open(path, Access::Read, &Sysfs::default()).map_or(0, |device| device.info().len_bytes);
-        spec.devices().map(len_bytes).min()
+        let len_bytes = |part: DevicePart| part.open(Access::Read, &Sysfs::default()).map_or(0, |device| device.info().len_bytes);
+        spec.parts().map(len_bytes).min()
     });
     each.unwrap_or(0).saturating_mul(spec.devices().count() as u64)
 }
@@ -82,8 +82,7 @@ fn len_bytes(spec: &PoolSpec) -> u64 {
 pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit, Failure> {
     let mut spec = spec(pool)?;
     if let Some(size) = args.size {
-        let devices = spec.devices().map(Path::to_path_buf).collect();
-        spec = PoolSpec::new(devices, Some(size)).map_err(|error| Failure::usage(error.to_string()))?;
+        spec = spec.with_size(Some(size)).map_err(|error| Failure::usage(error.to_string()))?;
     }
     if args.seat_machine.len() as u64 + 1 > u64::from(args.seats) {
         return Err(Failure::usage(format!("{} machines for seats 1 and up, but {} seats", args.seat_machine.len(), args.seats)));
@@ -107,20 +106,25 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
         ..FormatOptions::default()
     };
     if !args.force && !args.evict_hosts {
-        refuse_if_used(&spec)?;
+        refuse_if_used(&spec, "format")?;
     }
     let pool = Pool::format(&spec, &options).map_err(failed)?;
-    out.answer(
-        || info::json(&pool, None),
-        || format!("formatted {}\n{}", spec.devices().map(cxl_pool::shown).collect::<Vec<_>>().join(", "), info::text(&pool, None)),
-    )?;
+    out.answer(|| info::json(&pool, None), || format!("formatted {}\n{}", parts_text(&spec), info::text(&pool, None)))?;
     Ok(Exit::Done)
+}
+
+/// The parts of devices that a name gives, for people.
+pub fn parts_text(spec: &PoolSpec) -> String {
+    spec.parts().map(|part| escaped(&part.to_string()).into_owned()).collect::<Vec<_>>().join(", ")
 }
 
 /// Why a format failed.
 pub fn failed(error: cxl_pool::Error) -> Failure {
     let exit = match error {
         cxl_pool::Error::Invalid(_) => Exit::Usage,
+        cxl_pool::Error::Partition { problem: PartitionProblem::Unaligned { .. }, .. } => Exit::Usage,
+        cxl_pool::Error::Partition { problem: PartitionProblem::Overlaps { .. }, .. } => Exit::Refused,
+        cxl_pool::Error::Partition { .. } => Exit::CannotOpen,
         cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Exit::CannotOpen,
         cxl_pool::Error::InUse { .. } => Exit::Refused,
         _ => Exit::Failed,
@@ -129,16 +133,18 @@ pub fn failed(error: cxl_pool::Error) -> Failure {
 }
 
 /// Looks at each device that is there, so that a refusal tells what would be lost.
-pub fn refuse_if_used(spec: &PoolSpec) -> Result<(), Failure> {
-    for path in spec.devices() {
+pub fn refuse_if_used(spec: &PoolSpec, command: &str) -> Result<(), Failure> {
+    for part in spec.parts() {
         // What cannot be opened or mapped is the format's to refuse, with its reason; an empty or missing file it may still create.
-        let Ok(device) = Device::open(path, Access::Read, &Sysfs::default()) else { continue };
+        let Ok(device) = part.open(Access::Read, &Sysfs::default()) else { continue };
         let Ok(mapping) = map_header(&device) else { continue };
         let header = over_mapping(mapping, &CoherenceOptions::default())?;
-        let found = inspect_header(&*header.memory, 0, &device.info().name)?;
+        let found = inspect_header(&*header.memory, 0, &device.info().label())?;
         if !matches!(found, HeaderContent::Empty) {
-            let message =
-                format!("{}: it holds {found}; format overwrites it only with --force, and then it is lost", cxl_pool::shown(path));
+            let message = format!(
+                "{}: it holds {found}; {command} overwrites it only with --force, and then it is lost",
+                escaped(&device.info().label())
+            );
             return Err(Failure::new(Exit::Refused, message));
         }
     }

@@ -46,7 +46,8 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
     let (superblock, geometry) = (pool.superblock(), *pool.layout().geometry());
     let [compat, ro_compat, incompat] = superblock.features();
     let devices = pool.devices().iter().zip(superblock.devices()).map(|(device, record)| {
-        json!({"name": device.name, "kind": kind(device.kind), "len_bytes": device.len_bytes, "align_bytes": device.align_bytes,
+        json!({"name": device.name, "kind": kind(device.kind), "offset_bytes": device.offset_bytes,
+            "len_bytes": device.len_bytes, "align_bytes": device.align_bytes,
             "numa_node": device.numa_node, "id": MachineId(record.id).to_string(), "formatted_as": record.name})
     });
     let regions = pool
@@ -165,7 +166,7 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
     let mut rows = vec![["  #", "kind", "size", "node", "name"].map(String::from).to_vec()];
     for (index, device) in pool.devices().iter().enumerate() {
         let node = device.numa_node.map_or("-".into(), |node| node.to_string());
-        rows.push(vec![format!("  {index}"), kind(device.kind).into(), bytes(device.len_bytes), node, safe(&device.name)]);
+        rows.push(vec![format!("  {index}"), kind(device.kind).into(), bytes(device.len_bytes), node, safe(&device.label())]);
     }
     text.push_str(&table(&rows));
     text.push_str(&cells_text(&geometry));

@@ -199,7 +199,7 @@ fn superblocks(pool: &Pool, wanted: &Wanted, raw: bool, out: &mut Out) -> Result
         memory.flush_range(offset, SUPERBLOCK_BYTES as u64)?;
         memory.fence_all();
         memory.copy_out(offset, &mut held)?;
-        let decoded = Superblock::decode(&device.name, &held);
+        let decoded = Superblock::decode(&device.label(), &held);
         let damage = decoded.as_ref().err().map(ToString::to_string);
         if damage.is_some() {
             exit = Exit::Failed;

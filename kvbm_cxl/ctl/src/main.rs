@@ -9,6 +9,7 @@ mod cli;
 mod demo;
 mod docs;
 mod doctor;
+mod erase;
 mod exporter;
 mod format;
 mod fsck;
@@ -42,6 +43,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
     let pool = cli.pool.as_deref();
     match cli.command {
         Command::Format(args) => format::run(pool, &args, out),
+        Command::Erase(args) => erase::run(pool, &args, out),
         Command::Info => info::run(pool, out),
         Command::Host(args) => host::run(pool, &args, out),
         Command::Hosts(args) => hosts::run(pool, &args, out),

@@ -7,13 +7,13 @@
 //! - An unformatted devdax device is written only when that is forced: that its header is empty does not say that the rest is unused.
 
 use cxl_pool::coherence::{CoherenceOptions, MappedMemory, over_mapping};
-use cxl_pool::device::{Access, Device, DeviceKind, Sysfs, map_header, map_part};
+use cxl_pool::device::{Access, Device, DeviceKind, DevicePart, Sysfs, map_header, map_part};
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::Lines;
 use cxl_pool::media::{Geometry, Layout, Stripes, Superblock};
-use cxl_pool::pool::{HeaderContent, inspect_header};
+use cxl_pool::pool::{HeaderContent, inspect_header, refuse_overlap};
 use cxl_pool::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Smallest scratch memory, in bytes: a device header's worth of room, the lines, and payload for both directions.
@@ -23,7 +23,7 @@ const SEED: [u8; 16] = *b"cxlctl scratch 1";
 
 /// A range of a file or device that may be overwritten.
 pub struct Scratch {
-    path: PathBuf,
+    part: DevicePart,
     offset: u64,
     len_bytes: u64,
     sysfs: Sysfs,
@@ -40,16 +40,17 @@ impl Scratch {
         let (device, _) = Device::open_or_create(&path, len_bytes, &Sysfs::default())?;
         // A huge page rounds the length down.
         let len_bytes = device.info().len_bytes;
-        Ok(Scratch { path: path.to_path_buf(), offset: 0, len_bytes, sysfs: Sysfs::default(), _file: Some(path) })
+        Ok(Scratch { part: DevicePart::whole(path.to_path_buf()), offset: 0, len_bytes, sysfs: Sysfs::default(), _file: Some(path) })
     }
 
-    /// The `len_bytes` bytes from `offset` of an existing file or device, which the caller states to be free.
+    /// The `len_bytes` bytes from `offset` of a part of an existing file or device, which the caller states to be free.
     ///
     /// # Errors
-    /// [`Error::NotAPool`] when it does not lie within the device, or a pool's header or metadata lie there.
-    pub fn region(path: &Path, offset: u64, len_bytes: u64, sysfs: &Sysfs) -> Result<Scratch> {
+    /// [`Error::NotAPool`] when it does not lie within the device, or the header or metadata of the part's pool lie there;
+    /// [`Error::Partition`] when another pool does.
+    pub fn region(part: &DevicePart, offset: u64, len_bytes: u64, sysfs: &Sysfs) -> Result<Scratch> {
         let len_bytes = checked_len(len_bytes)?;
-        let device = Device::open(path, Access::Write, sysfs)?;
+        let device = part.open(Access::Write, sysfs)?;
         if offset.checked_add(len_bytes).is_none_or(|end| end > device.info().len_bytes) {
             return Err(device.refuse(format!("{len_bytes} bytes at {offset:#x} do not lie within its {} bytes", device.info().len_bytes)));
         }
@@ -61,25 +62,26 @@ impl Scratch {
                 )));
             }
         }
-        Ok(Scratch { path: path.to_path_buf(), offset, len_bytes, sysfs: sysfs.clone(), _file: None })
+        refuse_overlap(&device, offset, len_bytes)?;
+        Ok(Scratch { part: part.clone(), offset, len_bytes, sysfs: sysfs.clone(), _file: None })
     }
 
     /// What may be written of a pool's device, or the reason why nothing may.
     ///
     /// The outer error is a device that cannot be used at all.
     pub fn beside(
-        path: &Path,
+        part: &DevicePart,
         offset: Option<u64>,
         len_bytes: u64,
         force: bool,
         sysfs: &Sysfs,
     ) -> Result<std::result::Result<Scratch, String>> {
         if let Some(offset) = offset {
-            return Scratch::region(path, offset, len_bytes, sysfs).map(Ok);
+            return Scratch::region(part, offset, len_bytes, sysfs).map(Ok);
         }
-        let device = Device::open(path, Access::Read, sysfs)?;
+        let device = part.open(Access::Read, sysfs)?;
         if device.info().kind != DeviceKind::Devdax {
-            let directory = path.parent().unwrap_or(Path::new("/"));
+            let directory = part.path.parent().unwrap_or(Path::new("/"));
             return Ok(Scratch::file(directory, len_bytes).map_err(|error| {
                 format!("no scratch file can be made beside it ({error}): state a free region of it with --scratch-offset")
             }));
@@ -87,7 +89,7 @@ impl Scratch {
         Ok(match header_of(&device)? {
             HeaderContent::Empty if force => {
                 let align = device.info().align_bytes;
-                Ok(Scratch::region(path, DEVICE_HEADER_BYTES.next_multiple_of(align), len_bytes.next_multiple_of(align), sysfs)?)
+                Ok(Scratch::region(part, DEVICE_HEADER_BYTES.next_multiple_of(align), len_bytes.next_multiple_of(align), sysfs)?)
             }
             HeaderContent::Empty => {
                 Err("it is not formatted, but others may use it without a header: --force measures on it and overwrites \
@@ -98,12 +100,12 @@ impl Scratch {
         })
     }
 
-    /// The file or device.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// The file or the part of a device.
+    pub fn part(&self) -> &DevicePart {
+        &self.part
     }
 
-    /// Where on it, in bytes.
+    /// Where in it, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -115,7 +117,7 @@ impl Scratch {
 
     /// Maps it once more. Every call is a mapping of its own, with its own view where hosts are emulated.
     pub fn memory(&self, options: &CoherenceOptions) -> Result<MappedMemory> {
-        let device = Device::open(&self.path, Access::Write, &self.sysfs)?;
+        let device = self.part.open(Access::Write, &self.sysfs)?;
         over_mapping(map_part(&device, self.offset, self.len_bytes)?, options)
     }
 
@@ -137,7 +139,7 @@ pub fn header_of(device: &Device) -> Result<HeaderContent> {
         return Ok(HeaderContent::Unknown("too few bytes for a device header".into()));
     }
     let options = CoherenceOptions::default();
-    inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().name)
+    inspect_header(&*over_mapping(map_header(device)?, &options)?.memory, 0, &device.info().label())
 }
 
 /// The offset on its device behind which the metadata of a pool's superblock has ended.
@@ -161,6 +163,7 @@ mod tests {
     use super::*;
     use cxl_pool::device::PoolSpec;
     use cxl_pool::pool::{FormatOptions, Pool};
+    use std::path::PathBuf;
 
     fn pool(devices: usize) -> (tempfile::TempDir, Vec<PathBuf>) {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -178,10 +181,11 @@ mod tests {
                 let before = std::fs::read(path).unwrap();
                 // The metadata of these pools fill less than a stripe, which lies on the first device.
                 for offset in [0, 4096, DEVICE_HEADER_BYTES].into_iter().take(if index == 0 { 3 } else { 2 }) {
-                    let error = Scratch::region(path, offset, MIN_SCRATCH_BYTES, &Sysfs::default()).err().unwrap().to_string();
+                    let error =
+                        Scratch::region(&DevicePart::whole(path), offset, MIN_SCRATCH_BYTES, &Sysfs::default()).err().unwrap().to_string();
                     assert!(error.contains("metadata"), "{error}");
                 }
-                let free = Scratch::region(path, 12 << 20, MIN_SCRATCH_BYTES, &Sysfs::default()).unwrap();
+                let free = Scratch::region(&DevicePart::whole(path), 12 << 20, MIN_SCRATCH_BYTES, &Sysfs::default()).unwrap();
                 assert_eq!(free.memory(&CoherenceOptions::default()).unwrap().memory.len_bytes(), MIN_SCRATCH_BYTES);
                 assert_eq!(std::fs::read(path).unwrap(), before);
             }
@@ -194,18 +198,18 @@ mod tests {
     fn a_region_lies_within_its_device() {
         let (_directory, paths) = pool(1);
         for offset in [17 << 20, u64::MAX - 4095] {
-            assert!(Scratch::region(&paths[0], offset, MIN_SCRATCH_BYTES, &Sysfs::default()).is_err());
+            assert!(Scratch::region(&DevicePart::whole(&paths[0]), offset, MIN_SCRATCH_BYTES, &Sysfs::default()).is_err());
         }
-        assert!(Scratch::region(&paths[0], 12 << 20, 4096, &Sysfs::default()).is_err());
+        assert!(Scratch::region(&DevicePart::whole(&paths[0]), 12 << 20, 4096, &Sysfs::default()).is_err());
     }
 
     #[test]
     fn a_scratch_file_stands_beside_the_device_and_goes() {
         let (directory, paths) = pool(1);
-        let scratch = Scratch::beside(&paths[0], None, MIN_SCRATCH_BYTES, false, &Sysfs::default()).unwrap().unwrap();
-        assert_eq!(scratch.path().parent(), Some(directory.path()));
-        assert_ne!(scratch.path(), paths[0]);
-        let path = scratch.path().to_path_buf();
+        let scratch = Scratch::beside(&DevicePart::whole(&paths[0]), None, MIN_SCRATCH_BYTES, false, &Sysfs::default()).unwrap().unwrap();
+        assert_eq!(scratch.part().path.parent(), Some(directory.path()));
+        assert_ne!(scratch.part().path, paths[0]);
+        let path = scratch.part().path.clone();
         drop(scratch);
         assert!(!path.exists());
     }

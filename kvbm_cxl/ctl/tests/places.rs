@@ -115,3 +115,59 @@ fn a_format_under_hosts_is_refused_or_evicts_them_and_leaves_a_whole_pool() {
     assert_eq!(fsck.code, 0, "{}", fsck.out);
     drop(bench.host("machine-a"));
 }
+
+#[test]
+fn several_pools_lie_side_by_side_on_one_file() {
+    let bench = Bench::new();
+    let path = bench.spec();
+    let at = |part: &str, args: &[&str]| bench.run(&[&["--pool", &format!("{path}{part}")], args].concat());
+    std::fs::File::create(&path).unwrap().set_len(48 << 20).unwrap();
+    let wrong = at(",offset=3M,size=16M", &["format"]);
+    assert_eq!(wrong.code, 2, "{}", wrong.err);
+    assert!(wrong.err.contains("the next that is one is offset=4194304"), "{}", wrong.err);
+    for (part, code, reason) in
+        [(",offset=48M", 3, "lies behind its end"), (",offset=32M,size=17M", 3, "were asked for at offset=33554432")]
+    {
+        let refused = at(part, &["format"]);
+        assert_eq!(refused.code, code, "{part}: {}", refused.err);
+        assert!(refused.err.contains(reason), "{part}: {}", refused.err);
+    }
+    for part in [",offset=16M,size=16M", ",offset=32M"] {
+        let made = at(part, &["format"]);
+        assert_eq!(made.code, 0, "{}", made.err);
+        assert!(made.out.contains(&format!("formatted {path},offset=")), "{}", made.out);
+    }
+    // An option carries the size as well, and loses no offset.
+    assert_eq!(at(",offset=32M", &["format", "--force", "--size", "16M"]).code, 0);
+    let uuid = |part: &str| {
+        let ran = at(part, &["--json", "info"]);
+        let info: serde_json::Value = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {}", ran.err));
+        (info["uuid"].as_str().unwrap().to_owned(), info["devices"][0]["offset_bytes"].as_u64().unwrap())
+    };
+    let (first, second) = (uuid(",offset=16M"), uuid(",offset=32M"));
+    assert!(first.0 != second.0 && (first.1, second.1) == (16 << 20, 32 << 20));
+    for force in [&["format"][..], &["format", "--force"]] {
+        let refused = at("", force);
+        assert_eq!(refused.code, 4, "{}", refused.err);
+        assert!(refused.err.contains(&first.0) && refused.err.contains("overlap the pool"), "{}", refused.err);
+    }
+    for part in [",offset=16M", ",offset=32M"] {
+        assert_eq!(at(part, &["fsck"]).code, 0, "{part}");
+        let ran = at(part, &["--json", "doctor", "--look"]);
+        let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        let pools = report["devices"][0]["pools"].as_array().unwrap();
+        assert_eq!(pools.iter().map(|pool| pool["uuid"].as_str().unwrap()).collect::<Vec<_>>(), [&*first.0, &*second.0]);
+    }
+    let within = at(",offset=20M", &["doctor", "--look"]);
+    assert!(within.code == 1 && within.out.contains("a format is refused there"), "{}", within.out);
+    // Tests of the device keep out of the neighbours.
+    let scratch = at(",offset=16M", &["doctor", "--scratch-offset", "16M", "--scratch-bytes", "8M", "--rounds", "8", "--batches", "1"]);
+    assert!(scratch.code == 1 && scratch.out.contains(&second.0), "{}", scratch.out);
+
+    let kept = at(",offset=16M", &["erase"]);
+    assert!(kept.code == 4 && kept.err.contains("erase overwrites it only with --force"), "{}", kept.err);
+    assert_eq!(at(",offset=16M", &["erase", "--force"]).code, 0);
+    assert_eq!(at(",offset=16M", &["info"]).code, 3);
+    assert_eq!(uuid(",offset=32M"), second);
+    assert_eq!(at(",size=32M", &["format", "--force"]).code, 0);
+}

@@ -18,7 +18,7 @@ impl Error {
             Error::Full { .. } => "full",
             Error::SlotInUse { .. } | Error::Twin { .. } | Error::InUse { .. } => "in_use",
             Error::Replaced { .. } => "replaced",
-            Error::OutOfRange { .. } | Error::Invalid(_) | Error::TooLarge { .. } | Error::Os { .. } => "other",
+            Error::OutOfRange { .. } | Error::Invalid(_) | Error::Partition { .. } | Error::TooLarge { .. } | Error::Os { .. } => "other",
             Error::PeerGone { .. } | Error::PeerClosed { .. } | Error::Protocol { .. } => "other",
             Error::NotFound(_) | Error::Exists(_) | Error::Closed | Error::Cancelled(_) => "other",
         }
@@ -82,6 +82,14 @@ pub enum Error {
         device: String,
         /// Why, and what to do.
         reason: String,
+    },
+    /// The part of a device that was asked for cannot be a pool's.
+    #[error("{}: {problem}", escaped(.device))]
+    Partition {
+        /// The device or file.
+        device: String,
+        /// Why, and what to do.
+        problem: PartitionProblem,
     },
     /// A request that cannot be satisfied whatever the state of the pool.
     #[error("{}", escaped(.0))]
@@ -208,6 +216,59 @@ pub enum Error {
     /// The handle was closed, or the host has left the pool.
     #[error("this handle is closed")]
     Closed,
+}
+
+/// Why a part of a device cannot be a pool's ([`Error::Partition`]). All numbers are bytes, offsets those on the device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartitionProblem {
+    /// Pools begin at multiples of a unit, which this offset is not.
+    #[error("offset={offset} is not a multiple of {unit_bytes}, where pools begin on it: the next that is one is offset={next}")]
+    Unaligned {
+        /// The offset asked for.
+        offset: u64,
+        /// The device header's length, or the device's alignment where that is larger.
+        unit_bytes: u64,
+        /// The next right offset.
+        next: u64,
+    },
+    /// The device ends before the part begins.
+    #[error("offset={offset} lies behind its end, it has {device_bytes} bytes: take a smaller offset, or make a file longer (fallocate)")]
+    BehindEnd {
+        /// The offset asked for.
+        offset: u64,
+        /// The device's length.
+        device_bytes: u64,
+    },
+    /// The device ends before the part does.
+    #[error(
+        "size={size_bytes} were asked for at offset={offset}, where it has {left_bytes} bytes: give at most that, or leave the size out"
+    )]
+    TooLong {
+        /// The offset asked for.
+        offset: u64,
+        /// The size asked for.
+        size_bytes: u64,
+        /// What the device has from there on.
+        left_bytes: u64,
+    },
+    /// Another pool lies on the same bytes.
+    #[error(
+        "{len_bytes} bytes at offset={offset} overlap the pool {uuid}, which has {pool_bytes} bytes at offset={pool_offset}: take others \
+         (offset=, size=), or erase that pool first (cxlctl erase, its offset in --pool)"
+    )]
+    Overlaps {
+        /// Where the part begins.
+        offset: u64,
+        /// Its length.
+        len_bytes: u64,
+        /// Where the other pool begins.
+        pool_offset: u64,
+        /// Its length on this device, or that of a device header where it cannot be read.
+        pool_bytes: u64,
+        /// Its UUID.
+        uuid: String,
+    },
 }
 
 /// Text that came from a user, a file name or the pool, made safe to print: control characters, and those that are not seen or that turn

@@ -134,7 +134,7 @@
 //!
 //! | variable | what it says | without it |
 //! |---|---|---|
-//! | `CXL_POOL` | the pool's devices, as [`PoolSpec`](device::PoolSpec) reads them: `/dev/dax0.0,/dev/dax1.0` or `/dev/shm/kv,size=1G` | to be named by the caller |
+//! | `CXL_POOL` | the pool's devices, as [`PoolSpec`](device::PoolSpec) reads them: `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`, or a part of a device, `/dev/dax0.0,offset=64G,size=64G` | to be named by the caller |
 //! | `CXL_POOL_SIZE` | the size of each device, where `CXL_POOL` carries none | what the devices have |
 //! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
@@ -180,6 +180,6 @@ pub mod record;
 pub mod ring;
 
 pub use cache::Cache;
-pub use error::{ERROR_CLASSES, Error, Result, escaped, shown};
+pub use error::{ERROR_CLASSES, Error, PartitionProblem, Result, escaped, shown};
 pub use host::Host;
 pub use pool::Pool;

@@ -68,13 +68,13 @@ impl Machine {
         self
     }
 
-    /// The same, for a process that reaches the pool through `file`: with it, the processes of one kernel can ask that kernel whether a
-    /// host has ended, whatever containers they run in.
+    /// The same, for a process that reaches the pool through `file`, on which it begins at `offset_bytes`: with it, the processes of one
+    /// kernel can ask that kernel whether a host has ended, whatever containers they run in.
     ///
     /// # Errors
     /// [`Error::Os`] when the system does not tell what it is asked.
-    pub fn with_file(self, file: File) -> Result<Machine> {
-        Ok(Machine { presence: Some(presence::Presence::over(file)?), ..self })
+    pub fn with_file(self, file: File, offset_bytes: u64) -> Result<Machine> {
+        Ok(Machine { presence: Some(presence::Presence::over(file, offset_bytes)?), ..self })
     }
 
     /// The directory that this machine's processes share for this pool.

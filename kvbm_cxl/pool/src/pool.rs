@@ -4,9 +4,11 @@
 mod format;
 mod former;
 mod media;
+mod neighbours;
 
 pub use former::FormerHosts;
 pub use media::{FORMAT_SAMPLES, HeaderContent, erase_superblocks, fetch_superblock, inspect_header, write_regions, write_superblocks};
+pub use neighbours::{PoolOnDevice, pools_on, refuse_overlap};
 
 use crate::alloc;
 use crate::cache;
@@ -129,11 +131,11 @@ impl Pool {
     pub fn open(spec: &PoolSpec, options: &OpenOptions) -> Result<Pool> {
         let access = if options.read_only { Access::Read } else { Access::Write };
         let found = spec
-            .devices()
-            .map(|path| {
-                let device = Device::open(path, access, &options.sysfs)?;
+            .parts()
+            .map(|part| {
+                let device = part.open(access, &options.sysfs)?;
                 let header = over_mapping(map_header(&device)?, &CoherenceOptions::default())?;
-                let superblock = fetch_superblock(&*header.memory, 0, &device.info().name)?;
+                let superblock = fetch_superblock(&*header.memory, 0, &device.info().label())?;
                 Ok((device, superblock))
             })
             .collect::<Result<Vec<_>>>()?;
@@ -158,7 +160,8 @@ impl Pool {
     /// [`write_superblocks`].
     ///
     /// # Errors
-    /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::InUse`] when hosts use the pool there,
+    /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::Partition`] where the part of a device
+    /// that the name gives is none, or overlaps another pool, which not even force allows; [`Error::InUse`] when hosts use the pool there,
     /// unless
     /// [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts do not stop; [`Error::Invalid`] for numbers that do not fit. A
     /// file that was made for a format that fails is removed.
@@ -166,7 +169,8 @@ impl Pool {
         let (devices, made) = format::open_devices(spec, options)?;
         refuse_duplicates(&devices)?;
         let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
-        let stripes = stripes_for(&devices, spec.size_bytes(), options)?;
+        devices.iter().try_for_each(|device| refuse_overlap(device, 0, device.info().len_bytes))?;
+        let stripes = stripes_for(&devices, options)?;
         let geometry = Geometry {
             devices: devices.len() as u32,
             stripe_bytes: stripes.stripe_bytes(),
@@ -201,6 +205,16 @@ impl Pool {
         write_superblocks(&*memory, &pool.superblock)?;
         made.keep();
         Ok(pool)
+    }
+
+    /// Makes a pool none any more, so that its parts of the devices are free for others. Only `evict_hosts`, `memory` and `sysfs` of the
+    /// options count.
+    ///
+    /// # Errors
+    /// [`Error::NotAPool`] when a device holds none; [`Error::InUse`] when hosts use it, unless they are to be evicted; [`Error::Timeout`]
+    /// when evicted hosts do not stop.
+    pub fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
+        format::erase(spec, options)
     }
 
     fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool) -> Result<Pool> {
@@ -275,8 +289,10 @@ impl Pool {
     fn machine(&self) -> Result<Machine> {
         let machine = Machine::for_pool(self.superblock.uuid(), self.faults.clone())?.watching(&self.devices);
         match &self.file {
-            Some(file) => machine
-                .with_file(file.try_clone().map_err(|source| Error::Os { what: "duplicating the pool's descriptor".into(), source })?),
+            Some(file) => {
+                let file = file.try_clone().map_err(|source| Error::Os { what: "duplicating the pool's descriptor".into(), source })?;
+                machine.with_file(file, self.devices.first().map_or(0, |device| device.offset_bytes))
+            }
             None => Ok(machine),
         }
     }
@@ -322,7 +338,7 @@ fn connect(mapping: Mapping, mode: CoherenceMode, options: Option<CoherenceOptio
 fn before(spec: &PoolSpec, options: &FormatOptions, devices: &[Device], memory: &dyn Coherence) -> Result<Before> {
     let mut is_pool = false;
     for (index, device) in devices.iter().enumerate() {
-        let found = inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().name)?;
+        let found = inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().label())?;
         if !options.force && !matches!(found, HeaderContent::Empty) {
             return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
         }
@@ -343,7 +359,7 @@ fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superb
             return Err(device.refuse(format!(
                 "foreign: it belongs to pool {}, but {} to pool {}",
                 uuid_text(superblock.uuid()),
-                first.info().name,
+                first.info().label(),
                 uuid_text(reference.uuid())
             )));
         }
@@ -352,7 +368,7 @@ fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superb
                 "its superblock is of another format of pool {} (incarnation {:#x}) than that of {} (incarnation {:#x})",
                 uuid_text(reference.uuid()),
                 superblock.incarnation(),
-                first.info().name,
+                first.info().label(),
                 reference.incarnation()
             )));
         }
@@ -372,7 +388,7 @@ fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superb
             }
             (Some((one, _)), Some((other, _))) => {
                 return Err(
-                    other.refuse(format!("it says it is device {index} of the pool, and so does {}: one is a copy", one.info().name))
+                    other.refuse(format!("it says it is device {index} of the pool, and so does {}: one is a copy", one.info().label()))
                 );
             }
             (Some(_), None) => {}
@@ -391,7 +407,7 @@ fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superb
 fn refuse_duplicates(devices: &[Device]) -> Result<()> {
     for (index, device) in devices.iter().enumerate() {
         if let Some(other) = devices[..index].iter().find(|other| other.is_same(device)) {
-            return Err(device.refuse(format!("this is the same device as {}", other.info().name)));
+            return Err(device.refuse(format!("this is the same device as {}", other.info().label())));
         }
     }
     Ok(())
@@ -431,18 +447,8 @@ fn with_cells(mut geometry: Geometry, areas: &[CellArea]) -> Result<Geometry> {
 }
 
 /// The arrangement of a new pool.
-fn stripes_for(devices: &[Device], size_bytes: Option<u64>, options: &FormatOptions) -> Result<Stripes> {
-    let mut sizes = Vec::with_capacity(devices.len());
-    for device in devices {
-        let info = device.info();
-        let used = size_bytes.unwrap_or(info.len_bytes);
-        if used > info.len_bytes {
-            return Err(
-                device.refuse(format!("it has {} bytes, {used} were asked for: leave the size out, or take another", info.len_bytes))
-            );
-        }
-        sizes.push(used / info.align_bytes * info.align_bytes);
-    }
+fn stripes_for(devices: &[Device], options: &FormatOptions) -> Result<Stripes> {
+    let sizes: Vec<u64> = devices.iter().map(|device| device.info().len_bytes).collect();
     let stripe_bytes = match options.stripe_bytes {
         Some(stripe_bytes) => stripe_bytes,
         None if devices.len() == 1 => DEFAULT_STRIPE_BYTES,
@@ -457,7 +463,7 @@ fn seat_table(options: &FormatOptions) -> Vec<MachineId> {
 }
 
 fn record_of(info: &DeviceInfo) -> Result<DeviceRecord> {
-    Ok(DeviceRecord { id: random_bytes()?, len_bytes: info.len_bytes, name: info.name.clone() })
+    Ok(DeviceRecord { id: random_bytes()?, len_bytes: info.len_bytes, name: info.label() })
 }
 
 fn read_only() -> Error {

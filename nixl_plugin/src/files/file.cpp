@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 namespace kvbm_cxl {
@@ -69,9 +70,22 @@ bool is_dax(int fd) {
 #endif
 }
 
-bool begins_like_a_pool(int fd) {
+/// Pools begin at multiples of this.
+constexpr uint64_t pool_unit_bytes = 2 << 20;
+
+bool begins_like_a_pool(int fd, uint64_t offset = 0) {
     uint64_t first = 0;
-    return uninterrupted([&] { return pread(fd, &first, sizeof first, 0); }) == sizeof first && first == CXL_SHM_MAGIC;
+    ssize_t got = uninterrupted([&] { return pread(fd, &first, sizeof first, static_cast<off_t>(offset)); });
+    return got == sizeof first && first == CXL_SHM_MAGIC;
+}
+
+/// Whether the file is one that the pool lies on. Not seen where hosts are emulated, whose view of the pool is memory of their own.
+bool is_of_pool(const Pool& pool, const struct stat& facts) {
+    const std::vector<MapEntry>* entries = nullptr;
+    uint64_t device = uint64_t{major(facts.st_dev)} << 32 | minor(facts.st_dev);
+    return pool.own_entries(entries).ok() && std::any_of(entries->begin(), entries->end(), [&](const MapEntry& entry) {
+               return entry.is_shared && entry.device == device && entry.inode == facts.st_ino;
+           });
 }
 
 /// The path by which this process reaches what a descriptor is open on, also where it has no name any more.
@@ -185,6 +199,8 @@ Status File::choose_access(FileAccess access) {
     }
     bool is_mapped = is_character || (is_regular && (access == FileAccess::mapped || begins_like_a_pool(look_fd_)));
     is_mapped |= is_regular && access == FileAccess::automatic && is_dax(fd_);
+    // A pool may begin anywhere on it.
+    is_mapped |= is_regular && is_of_pool(*pool_, facts);
     // pwrite() would add to the end then, whatever the offset, and say that all is well.
     if (!is_mapped && !read_only && (flags & O_APPEND))
         return {NIXL_ERR_INVALID_PARAM, text("CXL: ", name_,
@@ -230,7 +246,10 @@ File::~File() {
 
 /// Nothing that is or became a pool is written to behind its back.
 Status File::refuse_pools(uint64_t offset, size_t len_bytes) const {
-    if (!begins_like_a_pool(look_fd_))
+    bool is_pool = begins_like_a_pool(look_fd_);
+    for (uint64_t at = offset - offset % pool_unit_bytes; !is_pool && at < offset + len_bytes; at += pool_unit_bytes)
+        is_pool = begins_like_a_pool(look_fd_, at);
+    if (!is_pool)
         return {};
     return {NIXL_ERR_NOT_ALLOWED, text("CXL: writing ", len_bytes, " bytes at offset ", offset, " of ", name_,
                                        ": it was formatted as a pool since it was registered: register it again to reach its blocks")};

@@ -32,7 +32,10 @@ $(NODE_NAME)/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}no
 {{- end }}
 
 {{- define "kvbm-cxl.poolEnv" -}}
-- {name: CXL_POOL, value: {{ join "," .root.Values.pool.devices | quote }}}
+{{- $pool := .root.Values.pool }}
+{{- $parts := concat $pool.devices (ternary (list (print "offset=" $pool.offset)) (list) (ne $pool.offset "")) }}
+{{- $parts = concat $parts (ternary (list (print "size=" $pool.size)) (list) (ne $pool.size "")) }}
+- {name: CXL_POOL, value: {{ join "," $parts | quote }}}
 - {name: CXL_SUSPECT_MS, value: {{ .root.Values.pool.suspectMs | quote }}}
 {{- end }}
 

@@ -3,7 +3,8 @@
  * Devices by themselves:  device write|read FOLDER
  *
  * In FOLDER, the first host makes a pool striped over two files, a second pool, and a file that is no pool. It writes to the file and, by
- * place on the device, to a block that it allocated; the second host reads both. Then the file is cut under a host that has it open. */
+ * place on the device, to a block that it allocated; the second host reads both. A third pool is a part of its file.
+ * Then the file is cut under a host that has it open. */
 #define _GNU_SOURCE /* memmem */
 #include "check.h"
 
@@ -82,7 +83,52 @@ static void metadata(const char* path) {
     CHECK_OK(cxl_shm_check(NULL));
 }
 
-static void write_all(void) {
+/* A pool that lies behind an offset of a file: places on the file count from its start. */
+static void part_of_a_file(const char* folder) {
+    static char shelf[4096], part[4200];
+    snprintf(shelf, sizeof shelf, "%s/shelf", folder);
+    snprintf(part, sizeof part, "%s,offset=8M,size=8M", shelf);
+    int fd = open(shelf, O_RDWR | O_CREAT, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, 24 << 20) == 0);
+    close(fd);
+    cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 64, .objects = 16, .chunk_bytes = 64 << 10};
+    CHECK_OK(cxl_shm_format(part, &format));
+    cxl_device_t device = CXL_SHM_DEVICE_NONE;
+    CHECK_STATUS(cxl_shm_device_open(NULL, shelf, 0, &device, NULL, NULL), CXL_SHM_E_EXISTS);
+    *strrchr(part, ',') = 0;
+    CHECK_STATUS(cxl_shm_format(shelf, &format), CXL_SHM_E_EXISTS);
+    static char beside[4200];
+    snprintf(beside, sizeof beside, "%s,offset=9M,size=8M", shelf);
+    CHECK_STATUS(cxl_shm_format(beside, &format), CXL_SHM_E_INVALID);
+
+    cxl_pool_t* pool = NULL;
+    CHECK_OK(cxl_shm_open(part, NULL, &pool));
+    uint64_t len_bytes = 0;
+    uint32_t found = 0;
+    CHECK_OK(cxl_shm_device_open(pool, shelf, 0, &device, &len_bytes, &found));
+    CHECK(found == CXL_SHM_DEVICE_IN_POOL && len_bytes == 24 << 20);
+    void* block = NULL;
+    static uint8_t mark[256];
+    CHECK_OK(cxl_shm_alloc(pool, 4096, 0, &block));
+    for (size_t index = 0; index < sizeof mark; index++)
+        mark[index] = (uint8_t)(index * 11 + 5);
+    CHECK_OK(cxl_shm_copy_in(block, mark, sizeof mark));
+    uint64_t at = look_for(shelf, mark, sizeof mark);
+    CHECK(at != UINT64_MAX && at > 8 << 20 && at < 16 << 20);
+    CHECK_OK(cxl_shm_device_read(device, at, seen, sizeof mark));
+    CHECK(memcmp(seen, mark, sizeof mark) == 0);
+    CHECK_OK(cxl_shm_device_write(device, at, seen + 1, 255));
+    CHECK_OK(cxl_shm_copy_out(seen, block, 255));
+    CHECK(memcmp(seen, mark + 1, 255) == 0);
+    uint64_t outside[] = {0, at - (8 << 20), 8 << 20, 16 << 20, (24 << 20) - 64};
+    for (size_t index = 0; index < sizeof outside / sizeof *outside; index++)
+        CHECK_STATUS(cxl_shm_device_write(device, outside[index], bytes, 64), CXL_SHM_E_NOT_IN_POOL);
+    CHECK_OK(cxl_shm_device_close(device));
+    CHECK_OK(cxl_shm_free(block));
+    CHECK_OK(cxl_shm_close(pool));
+}
+
+static void write_all(const char* folder) {
     cxl_shm_format_options_t format = {
         .struct_size = sizeof format, .slots = 4, .locks = 64, .objects = 16, .chunk_bytes = 64 << 10, .stripe_bytes = STRIPE};
     CHECK_OK(cxl_shm_format(other, &format));
@@ -94,6 +140,7 @@ static void write_all(void) {
     refusals();
     metadata(first);
     metadata(second);
+    part_of_a_file(folder);
 
     cxl_device_t device;
     uint64_t len_bytes = 0;
@@ -171,7 +218,7 @@ int main(int argc, char** argv) {
     CHECK(argc == 3);
     name_files(argv[2]);
     if (strcmp(argv[1], "write") == 0)
-        write_all();
+        write_all(argv[2]);
     else
         read_all();
     return 0;

@@ -74,11 +74,11 @@ pub fn run(pool: Option<&str>, offset: Option<u64>, batches: u64) -> std::result
         None => Scratch::file(Path::new("/dev/shm"), SCRATCH_BYTES)?,
         Some(pool) => {
             let spec = crate::pool::spec(Some(pool))?;
-            let mut devices = spec.devices();
+            let mut devices = spec.parts();
             let (Some(device), None) = (devices.next(), devices.next()) else {
                 return Err(Failure::usage("lines are measured on one device: name exactly one with --pool"));
             };
-            let scratch = Scratch::beside(device, offset, SCRATCH_BYTES, false, &Sysfs::default());
+            let scratch = Scratch::beside(&device, offset, SCRATCH_BYTES, false, &Sysfs::default());
             let scratch = scratch.map_err(|error| Failure::new(Exit::CannotOpen, error.to_string()))?;
             scratch.map_err(|reason| Failure::new(Exit::Failed, reason))?
         }
@@ -100,7 +100,7 @@ pub fn run(pool: Option<&str>, offset: Option<u64>, batches: u64) -> std::result
     for batch in 0..batches {
         measure_batch(&lines, &bare, &same, batch, &mut taken)?;
     }
-    Ok(report(taken, format!("{} on {}, base lines write={write},flush={flush}", mapped.description, scratch.path().display())))
+    Ok(report(taken, format!("{} on {}, base lines write={write},flush={flush}", mapped.description, scratch.part())))
 }
 
 fn measure_batch(lines: &Lines, bare: &Bare, same: &Bare, batch: u64, taken: &mut LineTimes) -> Result<()> {

@@ -116,7 +116,7 @@ impl Stage {
         let mut stage = Stage { spec, len_bytes: 0, file, states };
         let parsed = PoolSpec::parse(&stage.spec).map_err(|error| Failure::usage(error.to_string()))?;
         if !args.force {
-            format::refuse_if_used(&parsed)?;
+            format::refuse_if_used(&parsed, "demo")?;
         }
         let options = FormatOptions { machine: Some(first), force: args.force, ..FormatOptions::default() };
         let pool = Pool::format(&parsed, &options).map_err(format::failed)?;

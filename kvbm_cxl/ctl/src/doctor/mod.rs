@@ -15,13 +15,14 @@ use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
 use crate::text::bytes;
 use cxl_pool::coherence::{CoherenceOptions, Instructions};
 use cxl_pool::copy::Dma;
-use cxl_pool::device::{Access, Device, DeviceInfo, DeviceKind, PoolSpec, Sysfs, bytes_in_huge_pages, mapping_limit, parse_size};
+use cxl_pool::device::{Access, DeviceInfo, DeviceKind, DevicePart, PoolSpec, Sysfs, bytes_in_huge_pages, mapping_limit, parse_size};
 use cxl_pool::limits::DEFAULT_STRIPE_BYTES;
-use cxl_pool::media::Stripes;
+use cxl_pool::media::{Stripes, uuid_text};
+use cxl_pool::pool::{PoolOnDevice, pools_on};
 use cxl_pool::{Error, Result};
 use gpu::GpuReport;
 use litmus::{Litmus, Party, Role, Step, Trial};
-use report::{DeviceReport, Level, ONE_HOST, Report, TWO_ROLES, Verdict};
+use report::{DeviceReport, FoundPool, Level, ONE_HOST, Report, TWO_ROLES, Verdict};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use system::{Cpu, System, dax_devices};
@@ -32,7 +33,8 @@ const LEAST_SHM_BYTES: u64 = 64 << 20;
 /// Options of `doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Tests write on the device itself from here, like 4G. You state that the region is free; its content is lost.
+    /// Tests write on the device itself from here (in the part that --pool gives), like 4G. You state that the region is free; its content
+    /// is lost.
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     scratch_offset: Option<u64>,
     /// How much the tests may write.
@@ -144,8 +146,8 @@ impl Doctor<'_> {
             return Ok(());
         };
         let mut infos = Vec::new();
-        for path in spec.devices() {
-            let (device, info) = self.examine_device(path, &sysfs)?;
+        for part in spec.parts() {
+            let (device, info) = self.examine_device(&part, &sysfs)?;
             self.report.devices.push(device);
             infos.extend(info);
         }
@@ -214,12 +216,12 @@ impl Doctor<'_> {
         }
     }
 
-    fn examine_device(&mut self, path: &Path, sysfs: &Sysfs) -> Result<(DeviceReport, Option<DeviceInfo>)> {
-        let mut report = empty_report(path.display().to_string());
+    fn examine_device(&mut self, part: &DevicePart, sysfs: &Sysfs) -> Result<(DeviceReport, Option<DeviceInfo>)> {
+        let (path, mut report) = (&part.path, empty_report(part.to_string()));
         let node = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let bindings = dax_devices(&self.args.sysfs);
         report.dax_binding = bindings.into_iter().find(|(name, _)| *name == node && path.starts_with("/dev")).map(|(_, binding)| binding);
-        let device = match Device::open(path, Access::Read, sysfs) {
+        let device = match part.open(Access::Read, sysfs) {
             Ok(device) => device,
             Err(error) => {
                 let advice = report.dax_binding.as_ref().and_then(|binding| binding.advice(&node));
@@ -232,11 +234,16 @@ impl Doctor<'_> {
         report.len_bytes = Some(info.len_bytes);
         report.align_bytes = Some(info.align_bytes);
         report.numa_node = info.numa_node;
+        report.offset_bytes = info.offset_bytes;
         match header_of(&device) {
             Ok(found) => report.holds = Some(found.to_string()),
             Err(error) => self.report.find(Level::Error, error.to_string()),
         }
-        if let Err(error) = Device::open(path, Access::Write, sysfs) {
+        match pools_on(&device) {
+            Ok(pools) => self.judge_neighbours(&mut report, &info, pools),
+            Err(error) => self.report.find(Level::Error, error.to_string()),
+        }
+        if let Err(error) = part.open(Access::Write, sysfs) {
             self.report.find(Level::Error, format!("this user may only read it: {error}"));
             return Ok((report, Some(info)));
         }
@@ -255,7 +262,7 @@ impl Doctor<'_> {
             );
         }
         if !self.args.look {
-            match Scratch::beside(path, self.args.scratch_offset, self.args.scratch_bytes, self.args.force, sysfs) {
+            match Scratch::beside(part, self.args.scratch_offset, self.args.scratch_bytes, self.args.force, sysfs) {
                 Ok(Ok(scratch)) => {
                     self.measure(&mut report, &scratch)?;
                     self.examine_gpu(Some(&scratch));
@@ -265,6 +272,26 @@ impl Doctor<'_> {
             }
         }
         Ok((report, Some(info)))
+    }
+
+    /// The pools that lie on the device of a part, and whether one of them is in its way.
+    fn judge_neighbours(&mut self, report: &mut DeviceReport, info: &DeviceInfo, pools: Vec<PoolOnDevice>) {
+        let in_the_way =
+            |pool: &&PoolOnDevice| pool.offset_bytes < info.offset_bytes && info.offset_bytes < pool.offset_bytes + pool.len_bytes;
+        if let Some(pool) = pools.iter().find(in_the_way) {
+            self.report.find(
+                Level::Error,
+                format!(
+                    "{}: offset={} lies within the pool {}, which begins at offset={} and has {} bytes: a format is refused there",
+                    info.name,
+                    info.offset_bytes,
+                    uuid_text(&pool.uuid),
+                    pool.offset_bytes,
+                    pool.len_bytes
+                ),
+            );
+        }
+        report.pools = pools.iter().map(FoundPool::of).collect();
     }
 
     /// What concerns all devices of the pool at once.
@@ -307,7 +334,7 @@ impl Doctor<'_> {
         if self.args.look {
             return Ok(());
         }
-        report.scratch = Some((scratch.path().display().to_string(), scratch.offset(), scratch.len_bytes()));
+        report.scratch = Some((scratch.part().to_string(), scratch.offset(), scratch.len_bytes()));
         if self.args.peer_role.is_none() && self.options.emulator.is_none() {
             match costs::measure(scratch, self.args.batches.clamp(1, 100_000)) {
                 Ok(costs) => report.costs = costs,
@@ -326,7 +353,7 @@ impl Doctor<'_> {
     /// One side of the visibility tests, in this process.
     fn litmus(&self, scratch: &Scratch, role: Role) -> Litmus {
         let timeout = Duration::from_millis(self.args.timeout_ms.max(1));
-        let region = Scratch::region(scratch.path(), scratch.offset(), scratch.len_bytes(), &Sysfs::at(&self.args.sysfs));
+        let region = Scratch::region(scratch.part(), scratch.offset(), scratch.len_bytes(), &Sysfs::at(&self.args.sysfs));
         match region.and_then(|region| Party::meet(region, role, self.options, self.args.leave_out, timeout)) {
             Err(error) => Litmus { error: Some(error.to_string()), ..Litmus::default() },
             Ok(mut party) if role == Role::B => Litmus::follow(&mut party, self.chosen),
@@ -342,7 +369,7 @@ impl Doctor<'_> {
     fn two_processes(&self, scratch: &Scratch) -> Litmus {
         let mut arguments: Vec<String> = ["--json", "doctor", "--peer-role", "b"].map(String::from).to_vec();
         for (name, value) in [
-            ("--pool", scratch.path().display().to_string()),
+            ("--pool", scratch.part().to_string()),
             ("--scratch-offset", scratch.offset().to_string()),
             ("--scratch-bytes", scratch.len_bytes().to_string()),
             ("--timeout-ms", self.args.timeout_ms.to_string()),
@@ -375,6 +402,8 @@ fn empty_report(name: String) -> DeviceReport {
         numa_node: None,
         dax_binding: None,
         holds: None,
+        offset_bytes: 0,
+        pools: Vec::new(),
         scratch: None,
         costs: costs::Costs::default(),
         litmus: Litmus::default(),

@@ -7,6 +7,8 @@ use super::litmus::{Litmus, Test, TrialReport};
 use super::system::{Cpu, DaxBinding, System};
 use crate::stats::{columns, time_text};
 use crate::text::bytes;
+use cxl_pool::media::uuid_text;
+use cxl_pool::pool::PoolOnDevice;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -43,6 +45,27 @@ pub enum Verdict {
     NotUsable,
 }
 
+/// A pool on a device.
+#[derive(Debug, Serialize)]
+pub struct FoundPool {
+    /// Its UUID.
+    pub uuid: String,
+    /// Where on the device it begins, in bytes.
+    pub offset_bytes: u64,
+    /// How much of the device it has, in bytes.
+    pub len_bytes: u64,
+    /// Whether its superblock verifies.
+    pub is_readable: bool,
+}
+
+impl FoundPool {
+    /// For a pool that was found.
+    pub fn of(pool: &PoolOnDevice) -> FoundPool {
+        let PoolOnDevice { offset_bytes, len_bytes, is_readable, .. } = *pool;
+        FoundPool { uuid: uuid_text(&pool.uuid), offset_bytes, len_bytes, is_readable }
+    }
+}
+
 /// A device, or the scratch memory in its place.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
@@ -60,6 +83,10 @@ pub struct DeviceReport {
     pub dax_binding: Option<DaxBinding>,
     /// What its header holds.
     pub holds: Option<String>,
+    /// Where on the device the part begins that was named, in bytes.
+    pub offset_bytes: u64,
+    /// The pools that lie side by side on the device.
+    pub pools: Vec<FoundPool>,
     /// Where was measured: path, offset, bytes. None where nothing was written.
     pub scratch: Option<(String, u64, u64)>,
     /// Costs of the instructions; empty when they were not measured.
@@ -234,6 +261,10 @@ impl DeviceReport {
         facts.extend(self.holds.as_ref().map(|holds| format!("holds {holds}")));
         if !facts.is_empty() {
             writeln!(text, "  {}", facts.join(", "))?;
+        }
+        for pool in self.pools.iter().filter(|pool| self.pools.len() > 1 || pool.offset_bytes != self.offset_bytes) {
+            let state = if pool.is_readable { bytes(pool.len_bytes) } else { "cannot be read".into() };
+            writeln!(text, "  at offset={} the pool {}, {state}", pool.offset_bytes, pool.uuid)?;
         }
         if let Some((path, offset, len_bytes)) = &self.scratch {
             writeln!(text, "  measured on {path}, {} from {offset:#x}", bytes(*len_bytes))?;

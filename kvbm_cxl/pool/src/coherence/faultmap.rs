@@ -4,7 +4,7 @@
 //! A guarded operation looks twice: before, so that memory known to be bad is left alone, and afterwards, so that an operation that met the
 //! damage itself reports it. Both looks cost one relaxed load while all is well.
 
-use super::mapping::Mapping;
+use super::mapping::{MappedDevice, Mapping};
 use super::sigbus::{Damage, GRANULE_BYTES, Registration};
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
@@ -158,9 +158,9 @@ impl FaultMap {
             return Err(Error::DeviceLost { device, offset, len_bytes, cause });
         }
         if let Some(segment) = damage.segments(offset, len_bytes).iter().find(|segment| damage.lost(segment.device).is_some()) {
-            let device = self.mapping.devices[segment.device].clone();
+            let MappedDevice { name: device, offset_bytes } = self.mapping.devices[segment.device].clone();
             let of_device = self.mapping.segments.iter().filter(|other| other.device == segment.device);
-            let cause = why_lost(Path::new(&device), of_device.map(|segment| segment.len_bytes).sum());
+            let cause = why_lost(Path::new(&device), offset_bytes + of_device.map(|segment| segment.len_bytes).sum::<u64>());
             return Err(Error::DeviceLost { device, offset, len_bytes, cause });
         }
         let end = offset.saturating_add(len_bytes).div_ceil(GRANULE_BYTES);
@@ -192,7 +192,7 @@ impl FaultMap {
     pub fn lost_devices(&self) -> Vec<LostDevice> {
         let damage = self.registration.damage();
         let devices = self.mapping.devices.iter().enumerate();
-        devices.filter_map(|(index, device)| damage.lost(index).map(|code| LostDevice { device: device.clone(), code })).collect()
+        devices.filter_map(|(index, device)| damage.lost(index).map(|code| LostDevice { device: device.name.clone(), code })).collect()
     }
 
     /// Marks the 2 MiB around `offset` bad, as a poison fault there would: for lists of bad memory that are known beforehand, and for
@@ -207,13 +207,13 @@ impl FaultMap {
 }
 
 /// Why the device does not answer, as far as the system tells, and what to do.
-fn why_lost(path: &Path, pool_bytes: u64) -> String {
+fn why_lost(path: &Path, pool_end: u64) -> String {
     let Some(found) = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file) else {
         return "reattach it and open the pool again".into();
     };
     let has_holes = found.blocks().saturating_mul(512) < found.len();
     match found.len() {
-        len_bytes if len_bytes < pool_bytes => {
+        len_bytes if len_bytes < pool_end => {
             format!("its file was truncated to {len_bytes} bytes: restore it or format it anew, and open the pool again")
         }
         _ if has_holes => {

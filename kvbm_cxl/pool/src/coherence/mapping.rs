@@ -18,14 +18,23 @@ pub struct Segment {
     pub device: usize,
 }
 
+/// A device under a mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedDevice {
+    /// Its path.
+    pub name: String,
+    /// Where on it the part begins that the pool has, in bytes.
+    pub offset_bytes: u64,
+}
+
 /// A pool mapped into this process.
 pub struct Mapping {
     /// First byte; pool offset 0. Aligned to a page.
     pub base: NonNull<u8>,
     /// Size in bytes; the whole range is mapped and may be read and written.
     pub len_bytes: u64,
-    /// Names of the devices, for errors and reports.
-    pub devices: Vec<String>,
+    /// The devices, for errors and reports.
+    pub devices: Vec<MappedDevice>,
     /// Which device backs which range, in whole pages: sorted by start, without gaps or overlaps, from 0 to `len_bytes`.
     pub segments: Vec<Segment>,
     /// Keeps the range mapped for as long as the mapping exists.
@@ -41,7 +50,12 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Checks what all layers below rely on: alignment, size, and segments that tile the range.
     pub(super) fn check(&self) -> Result<()> {
-        let invalid = |reason: String| Err(Error::Invalid(format!("mapping of {}: {reason}", self.devices.join(", "))));
+        let invalid = |reason: String| {
+            Err(Error::Invalid(format!(
+                "mapping of {}: {reason}",
+                self.devices.iter().map(|device| &*device.name).collect::<Vec<_>>().join(", ")
+            )))
+        };
         let base = self.base.as_ptr() as usize as u64;
         if !base.is_multiple_of(4096) || !self.len_bytes.is_multiple_of(4096) || self.len_bytes == 0 {
             return invalid(format!("{:#x} bytes at {base:#x} are not whole pages", self.len_bytes));

@@ -39,7 +39,7 @@ pub use faultmap::{BadRange, FaultMap, LocalGuard, LostDevice};
 pub use instructions::{CpuFeatures, Instructions, LineCopy, LineFlush, LineLoad, LineWrite};
 pub use line::Line;
 pub use line_sum::LineSum;
-pub use mapping::{Mapping, Segment};
+pub use mapping::{MappedDevice, Mapping, Segment};
 pub use native::Native;
 pub use options::{CoherenceOptions, ENVIRONMENT, MappedMemory, over_mapping};
 pub use sigbus::{GRANULE_BYTES, MAX_MAPPINGS};

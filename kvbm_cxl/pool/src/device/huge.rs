@@ -18,10 +18,10 @@ const PAGE_BYTES: u64 = DEVICE_HEADER_BYTES;
 /// The deadline is looked at after so many bytes.
 const STEP_BYTES: u64 = 32 * PAGE_BYTES;
 
-/// Puts the memory of a file on tmpfs, all of which it has, into huge pages until the system refuses or `timeout_ms` have passed (other
-/// memory that is in pieces may have to be put together first, and that takes long). Returns how many bytes from its start lie in them;
-/// the rest stays as it was. Its content is the same throughout.
-pub fn collapse(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
+/// Puts the memory of a range of a file on tmpfs, all of which it has, into huge pages until the system refuses or `timeout_ms` have passed
+/// (other memory that is in pieces may have to be put together first, and that takes long). Returns how many bytes from `offset` lie in
+/// them; the rest stays as it was. Its content is the same throughout.
+pub fn collapse(file: &File, offset: u64, len_bytes: u64, timeout_ms: u64) -> u64 {
     if len_bytes < PAGE_BYTES || !is_tmpfs(file) || page_of_the_system() != Some(PAGE_BYTES) {
         return 0;
     }
@@ -29,7 +29,7 @@ pub fn collapse(file: &File, len_bytes: u64, timeout_ms: u64) -> u64 {
     let mut done = 0;
     while Instant::now() < deadline {
         let step = STEP_BYTES.min((len_bytes - done) / PAGE_BYTES * PAGE_BYTES);
-        if step == 0 || !collapse_range(file, done, step) {
+        if step == 0 || !collapse_range(file, offset + done, step) {
             break;
         }
         done += step;
@@ -46,7 +46,7 @@ pub fn bytes_in_huge_pages(device: &Device) -> Option<u64> {
         return None;
     }
     let range = Range::reserve(info.len_bytes, PAGE_BYTES).ok()?;
-    let start = range.place_file(0, info.len_bytes, &device.file, 0, libc::PROT_READ).ok()?;
+    let start = range.place_file(0, info.len_bytes, &device.file, device.in_file(0), libc::PROT_READ).ok()?;
     map_ahead(NonNull::new(start.cast())?, info.len_bytes, TIMEOUT_MS);
     let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
     let head = format!("{:x}-", start.addr());
@@ -131,11 +131,11 @@ mod tests {
         }
         match is_tmpfs(&disk) {
             true => println!("skipped: {} is in memory", built_in.display()),
-            false => assert_eq!(collapse(&disk, 4 * PAGE_BYTES, TIMEOUT_MS), 0),
+            false => assert_eq!(collapse(&disk, 0, 4 * PAGE_BYTES, TIMEOUT_MS), 0),
         }
         // Smaller than a huge page; out of time; all holes, which no caller asked to fill.
         for (len_bytes, timeout_ms) in [(PAGE_BYTES - 4096, TIMEOUT_MS), (4 * PAGE_BYTES, 0), (4 * PAGE_BYTES, TIMEOUT_MS)] {
-            assert_eq!(collapse(&memory, len_bytes, timeout_ms), 0);
+            assert_eq!(collapse(&memory, 0, len_bytes, timeout_ms), 0);
             assert_eq!((memory.metadata().unwrap().len(), memory.metadata().unwrap().blocks()), (4 * PAGE_BYTES, 0));
         }
     }

@@ -2,7 +2,7 @@
 //! Mapping devices into one linear range of this process.
 
 use super::{Access, Device, DeviceInfo, DeviceKind, is_tmpfs};
-use crate::coherence::{Mapping, Segment};
+use crate::coherence::{MappedDevice, Mapping, Segment};
 use crate::error::{Error, Result};
 use crate::limits::DEVICE_HEADER_BYTES;
 use crate::media::Stripes;
@@ -70,8 +70,9 @@ impl Range {
             )));
         }
         let protection = if device.access() == Access::Write { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let address =
-            self.place_file(offset, len_bytes, &device.file, device_offset, protection).map_err(|error| why_not(device, &error))?;
+        let address = self
+            .place_file(offset, len_bytes, &device.file, device.in_file(device_offset), protection)
+            .map_err(|error| why_not(device, &error))?;
         // A pool in a core dump would be as large as the pool and hold other tenants' data. Advice: a kernel without it changes nothing.
         // SAFETY: exactly the pages mapped just now.
         unsafe { libc::madvise(address, len_bytes as usize, libc::MADV_DONTDUMP) };
@@ -119,7 +120,7 @@ fn why_not(device: &Device, error: &std::io::Error) -> Error {
 /// Maps the header of one device: its first [`DEVICE_HEADER_BYTES`], or one unit of its alignment where that is larger.
 pub fn map_header(device: &Device) -> Result<Mapping> {
     let info = device.info();
-    let len_bytes = DEVICE_HEADER_BYTES.max(info.align_bytes);
+    let len_bytes = info.unit_bytes();
     if info.len_bytes < len_bytes {
         return Err(device.refuse(format!("its {} bytes are fewer than the {len_bytes} of a device header", info.len_bytes)));
     }
@@ -141,7 +142,7 @@ pub fn map_part(device: &Device, device_offset: u64, len_bytes: u64) -> Result<M
     let range = Range::reserve(len_bytes, info.align_bytes)?;
     range.place(0, len_bytes, device, device_offset)?;
     let segments = vec![Segment { start: 0, len_bytes, device: 0 }];
-    Ok(Mapping { base: range.start, len_bytes, devices: vec![info.name.clone()], segments, owner: Arc::new(range) })
+    Ok(Mapping { base: range.start, len_bytes, devices: vec![mapped(info)], segments, owner: Arc::new(range) })
 }
 
 /// Maps the devices, in the order of their index, as one linear range: pool offset = distance from its base.
@@ -175,8 +176,12 @@ pub fn map(devices: &[Device], stripes: &Stripes, mapping_limit: u64) -> Result<
         range.place(piece.start, piece.len_bytes, device, piece.device_offset)?;
         segments.push(Segment { start: piece.start, len_bytes: piece.len_bytes, device: piece.device });
     }
-    let names = devices.iter().map(|device| device.info().name.clone()).collect();
-    Ok(Mapping { base: range.start, len_bytes: stripes.len_bytes(), devices: names, segments, owner: Arc::new(range) })
+    let mapped = devices.iter().map(|device| mapped(device.info())).collect();
+    Ok(Mapping { base: range.start, len_bytes: stripes.len_bytes(), devices: mapped, segments, owner: Arc::new(range) })
+}
+
+fn mapped(info: &DeviceInfo) -> MappedDevice {
+    MappedDevice { name: info.name.clone(), offset_bytes: info.offset_bytes }
 }
 
 /// Has the system enter the pages of a mapping of this process into its tables now, instead of when each is first touched, until it has
@@ -204,8 +209,8 @@ pub fn is_in_memory(info: &DeviceInfo) -> bool {
         return true;
     }
     let Ok(file) = File::open(&info.name) else { return false };
-    let reserved = file.metadata().map_or(0, |found| found.blocks().saturating_mul(512));
-    is_tmpfs(&file) && reserved >= info.len_bytes
+    // All of the file, whatever part this is: which of its bytes have memory the system does not tell.
+    is_tmpfs(&file) && file.metadata().is_ok_and(|found| found.blocks().saturating_mul(512) >= found.len())
 }
 
 fn check_alignment(devices: &[Device], stripes: &Stripes) -> Result<()> {

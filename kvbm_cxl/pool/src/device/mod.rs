@@ -14,13 +14,16 @@
 mod huge;
 mod map;
 mod numa;
+mod part;
 mod spec;
 pub(crate) mod trust;
 
 pub use huge::bytes_in_huge_pages;
 pub use map::{is_in_memory, map, map_ahead, map_header, map_part, mapping_limit};
 pub use numa::{Sysfs, bind_current_thread_to_node};
-pub use spec::{PoolSpec, parse_size};
+pub use spec::{DevicePart, PoolSpec, parse_size};
+
+use part::check_unit;
 
 use crate::error::{Error, Result};
 use std::fs::{File, OpenOptions};
@@ -59,7 +62,9 @@ pub struct DeviceInfo {
     pub name: String,
     /// What it is.
     pub kind: DeviceKind,
-    /// Its size in bytes, rounded down to its alignment.
+    /// Where on the device the part begins that this is, in bytes; 0 = where the device does.
+    pub offset_bytes: u64,
+    /// The size of the device, or of the part, in bytes, rounded down to the alignment.
     pub len_bytes: u64,
     /// Every mapping begins and ends at a multiple of this, in bytes.
     pub align_bytes: u64,
@@ -75,6 +80,8 @@ pub struct Device {
     file: File,
     info: DeviceInfo,
     access: Access,
+    /// Of the device, whatever part of it this is.
+    whole_bytes: u64,
 }
 
 impl Device {
@@ -182,10 +189,11 @@ impl Device {
         }
         let len_bytes = len_bytes / align_bytes * align_bytes;
         if len_bytes == 0 {
-            return refuse("it is empty: give a size to create a pool in it".into());
+            return refuse("it is empty: give a size to create a pool in it, or make it longer (fallocate) for pools at offsets".into());
         }
         let identity = if kind == DeviceKind::Devdax { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
-        Ok(Device { file, info: DeviceInfo { name, kind, len_bytes, align_bytes, numa_node, identity }, access })
+        let info = DeviceInfo { name, kind, offset_bytes: 0, len_bytes, align_bytes, numa_node, identity };
+        Ok(Device { file, info, access, whole_bytes: len_bytes })
     }
 
     /// What is known of it.
@@ -208,47 +216,9 @@ impl Device {
         self.info.identity == other.info.identity
     }
 
-    /// Keeps other processes of this machine from formatting the device at the same time, for as long as the result lives.
-    pub fn lock_for_format(&self) -> Result<impl Drop + use<>> {
-        let file = self.file.try_clone().map_err(|source| os(Path::new(&self.info.name), "opening", source))?;
-        match flock(&file, libc::LOCK_EX | libc::LOCK_NB) {
-            Ok(()) => Ok(Turn(file)),
-            Err(source) if source.kind() == ErrorKind::WouldBlock => Err(self.refuse("another process is formatting it")),
-            Err(source) => Err(os(Path::new(&self.info.name), "locking", source)),
-        }
-    }
-
-    /// Gives a file with holes the memory that it lacks, so that a full file system is an error now and not a lost device in serving.
-    ///
-    /// # Errors
-    /// [`Error::NotAPool`] when its file system has no room.
-    pub fn reserve_holes(&self) -> Result<()> {
-        let path = Path::new(&self.info.name);
-        let found = self.file.metadata().map_err(|source| os(path, "looking at", source))?;
-        if self.info.kind != DeviceKind::File || found.blocks().saturating_mul(512) >= found.len() {
-            return Ok(());
-        }
-        let len = libc::off_t::try_from(found.len()).map_err(|_| self.refuse("it is too large"))?;
-        // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
-        if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, 0, len) } == 0 {
-            return Ok(());
-        }
-        let error = std::io::Error::last_os_error();
-        // A file system without reservations has to be believed, as when the file is made here.
-        if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
-            return Ok(());
-        }
-        Err(self.refuse(format!(
-            "it is a file with holes ({} of {} bytes have memory), and the rest cannot be reserved ({error}): free room on its file \
-             system, or use a smaller file",
-            found.blocks().saturating_mul(512),
-            found.len()
-        )))
-    }
-
     /// An error about this device.
     pub fn refuse(&self, reason: impl Into<String>) -> Error {
-        Error::NotAPool { device: self.info.name.clone(), reason: reason.into() }
+        Error::NotAPool { device: self.info.label(), reason: reason.into() }
     }
 }
 
@@ -308,7 +278,7 @@ fn reserve(file: &File, path: &Path, len_bytes: u64) -> Result<()> {
     // SAFETY: a plain system call on an open descriptor; it touches no memory of ours.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
         // Only now: a file that has its length has its memory, also where this process ends here.
-        huge::collapse(file, len_bytes, HUGE_PAGES_TIMEOUT_MS);
+        huge::collapse(file, 0, len_bytes, HUGE_PAGES_TIMEOUT_MS);
         return Ok(());
     }
     let error = std::io::Error::last_os_error();

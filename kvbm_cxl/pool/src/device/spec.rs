@@ -3,23 +3,68 @@
 //!
 //! ```text
 //! spec  = item *("," item)
-//! item  = an absolute path | "size=" size
+//! item  = an absolute path | "offset=" size | "size=" size
 //! size  = decimal number, then optionally K, M, G or T (powers of 1024), then optionally "iB"
 //! ```
 //!
 //! `/dev/dax0.0,/dev/dax1.0` is a pool over two devices; their order does not matter once the pool is formatted. `/dev/shm/kv,size=1G`
 //! is a file. The size is that of **each** device: how much of it a format uses, and how long a missing file is made. An existing pool
 //! is opened by what its superblock says, so every process may carry the size or leave it out.
+//!
+//! `/dev/dax0.0,offset=64G,size=64G` is a part of a device: several pools lie side by side on it, each begun where its offset says. The
+//! offset, too, is that on **each** device, and belongs to the pool's name: every process carries it. It is a multiple of the device
+//! header (2 MiB), and of the device's alignment.
 
+use super::{Access, Device, Sysfs};
 use crate::error::{Error, Result};
-use crate::limits::MAX_DEVICES;
+use crate::limits::{DEVICE_HEADER_BYTES, MAX_DEVICES};
 use std::path::{Path, PathBuf};
 
 /// Names the devices of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
     devices: Vec<PathBuf>,
+    offset_bytes: u64,
     size_bytes: Option<u64>,
+}
+
+/// One device of a pool: the part of it that the pool has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePart {
+    /// The device.
+    pub path: PathBuf,
+    /// Where the part begins, in bytes.
+    pub offset_bytes: u64,
+    /// Its length in bytes; `None` = to the device's end.
+    pub size_bytes: Option<u64>,
+}
+
+impl DevicePart {
+    /// All of a device.
+    pub fn whole(path: impl Into<PathBuf>) -> DevicePart {
+        DevicePart { path: path.into(), offset_bytes: 0, size_bytes: None }
+    }
+
+    /// Opens it from its offset to the device's end: how much of that is a pool's, its superblock says. Nothing is created and nothing
+    /// written.
+    ///
+    /// # Errors
+    /// Those of [`Device::open`] and [`Device::part`].
+    pub fn open(&self, access: Access, sysfs: &Sysfs) -> Result<Device> {
+        Device::open(&self.path, access, sysfs)?.part(self.offset_bytes, None)
+    }
+}
+
+/// Its name, without the size.
+impl std::fmt::Display for DevicePart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&label(&self.path.to_string_lossy(), self.offset_bytes))
+    }
+}
+
+/// The name of a device for people: with the offset, where it is a part that does not begin where the device does.
+pub(super) fn label(path: &str, offset_bytes: u64) -> String {
+    if offset_bytes == 0 { path.into() } else { format!("{path},offset={offset_bytes}") }
 }
 
 impl PoolSpec {
@@ -50,31 +95,54 @@ impl PoolSpec {
                 return Err(Error::Invalid(format!("{} is named twice", path.display())));
             }
         }
-        if size_bytes == Some(0) {
-            return Err(Error::Invalid("the size of a pool's devices cannot be zero".into()));
+        PoolSpec { devices, offset_bytes: 0, size_bytes: None }.with_size(size_bytes)
+    }
+
+    /// The same with another size of each device, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for zero.
+    pub fn with_size(self, size_bytes: Option<u64>) -> Result<Self> {
+        match size_bytes {
+            Some(0) => Err(Error::Invalid("the size of a pool's devices cannot be zero".into())),
+            _ => Ok(PoolSpec { size_bytes, ..self }),
         }
-        Ok(PoolSpec { devices, size_bytes })
+    }
+
+    /// The same at `offset_bytes` of each device.
+    ///
+    /// # Errors
+    /// [`Error::Partition`] with the next right offset when no pool can begin there, whatever the device.
+    pub fn with_offset(self, offset_bytes: u64) -> Result<Self> {
+        match super::check_unit(offset_bytes, DEVICE_HEADER_BYTES) {
+            Err(problem) => Err(Error::Partition { device: self.to_string(), problem }),
+            Ok(()) => Ok(PoolSpec { offset_bytes, ..self }),
+        }
     }
 
     /// Parses the text form that the module documentation gives.
     pub fn parse(text: &str) -> Result<Self> {
         let mut devices = Vec::new();
-        let mut size_bytes = None;
+        let (mut size_bytes, mut offset_bytes) = (None, None);
         for item in text.split(',').map(str::trim) {
             if let Some(size) = item.strip_prefix("size=") {
                 if size_bytes.replace(parse_size(size)?).is_some() {
                     return Err(Error::Invalid(format!("{text:?} gives two sizes")));
                 }
+            } else if let Some(offset) = item.strip_prefix("offset=") {
+                if offset_bytes.replace(parse_size(offset)?).is_some() {
+                    return Err(Error::Invalid(format!("{text:?} gives two offsets")));
+                }
             } else if item.starts_with('/') {
                 devices.push(PathBuf::from(item));
             } else {
                 return Err(Error::Invalid(format!(
-                    "{item:?} in the pool name {text:?} is neither an absolute path nor size=: write it like /dev/dax0.0,/dev/dax1.0 \
-                     or /dev/shm/kv,size=1G"
+                    "{item:?} in the pool name {text:?} is neither an absolute path nor size= or offset=: write it like \
+                     /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G or /dev/dax0.0,offset=64G,size=64G"
                 )));
             }
         }
-        PoolSpec::new(devices, size_bytes)
+        PoolSpec::new(devices, size_bytes)?.with_offset(offset_bytes.unwrap_or(0))
     }
 
     /// The pool that `CXL_POOL` names, with the size of `CXL_POOL_SIZE` when the name carries none.
@@ -92,7 +160,7 @@ impl PoolSpec {
         };
         let mut spec = PoolSpec::parse(&pool)?;
         if let (None, Some(size)) = (spec.size_bytes, text(Self::ENV_SIZE)?) {
-            spec = PoolSpec::new(spec.devices, Some(parse_size(&size)?))?;
+            spec = spec.with_size(Some(parse_size(&size)?))?;
         }
         Ok(spec)
     }
@@ -100,6 +168,17 @@ impl PoolSpec {
     /// The devices, in the order given.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.devices.iter().map(PathBuf::as_path)
+    }
+
+    /// The same with the part of each that is the pool's.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = DevicePart> {
+        let (offset_bytes, size_bytes) = (self.offset_bytes, self.size_bytes);
+        self.devices.iter().map(move |path| DevicePart { path: path.clone(), offset_bytes, size_bytes })
+    }
+
+    /// Where on each device the pool begins, in bytes.
+    pub fn offset_bytes(&self) -> u64 {
+        self.offset_bytes
     }
 
     /// How much of each device a format uses, and how long a missing file is made, in bytes.
@@ -120,6 +199,9 @@ impl std::fmt::Display for PoolSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, path) in self.devices.iter().enumerate() {
             write!(f, "{}{}", if index == 0 { "" } else { "," }, path.display())?;
+        }
+        if self.offset_bytes > 0 {
+            write!(f, ",offset={}", self.offset_bytes)?;
         }
         self.size_bytes.map_or(Ok(()), |size| write!(f, ",size={size}"))
     }
@@ -163,6 +245,12 @@ mod tests {
         assert_eq!(spec.size_bytes(), Some(2 << 30));
         assert_eq!(PoolSpec::parse(&spec.to_string()).unwrap(), spec);
         assert_eq!(PoolSpec::parse("/dev/shm/kv").unwrap().size_bytes(), None);
+        let part = PoolSpec::parse("/dev/dax0.0,offset=64G,size=32G").unwrap();
+        assert_eq!((part.offset_bytes(), part.size_bytes()), (64 << 30, Some(32 << 30)));
+        assert_eq!(part.to_string(), "/dev/dax0.0,offset=68719476736,size=34359738368");
+        assert_eq!(PoolSpec::parse(&part.to_string()).unwrap(), part);
+        assert_eq!(part.parts().map(|part| part.to_string()).collect::<Vec<_>>(), ["/dev/dax0.0,offset=68719476736"]);
+        assert_ne!(part, part.clone().with_offset(0).unwrap());
         for (text, reason) in [
             ("", "neither"),
             ("dax0.0", "neither"),
@@ -173,6 +261,11 @@ mod tests {
             ("/a,size=0", "zero"),
             ("/a\0b", "zero byte"),
             ("/a,size=many", "not a size"),
+            ("/a,offset=2M,offset=4M", "two offsets"),
+            ("/a,offset=", "not a size"),
+            ("offset=2M", "at least one"),
+            ("/a,offset=1M", "the next that is one is offset=2097152"),
+            ("/a,offset=18446744073709551615", "not a multiple"),
         ] {
             let error = PoolSpec::parse(text).unwrap_err().to_string();
             assert!(error.contains(reason), "{text:?}: {error}");

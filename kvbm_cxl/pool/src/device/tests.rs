@@ -267,6 +267,7 @@ fn devdax_facts_come_from_sysfs() {
     let expected = DeviceInfo {
         name: "/dev/zero".into(),
         kind: DeviceKind::Devdax,
+        offset_bytes: 0,
         len_bytes: 1 << 30,
         align_bytes: 2 << 20,
         numa_node: Some(3),

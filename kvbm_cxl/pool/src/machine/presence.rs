@@ -24,12 +24,14 @@ pub(super) struct Presence {
     path: PathBuf,
     /// Keeps `path` valid.
     _file: File,
+    /// Where on the file the pool begins: pools side by side on one file have marks of their own.
+    offset_bytes: u64,
     witness: u64,
 }
 
 impl Presence {
-    /// Over an open file of the pool.
-    pub fn over(file: File) -> Result<Presence> {
+    /// Over an open file, at `offset_bytes` of which the pool begins.
+    pub fn over(file: File, offset_bytes: u64) -> Result<Presence> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let found = file.metadata().map_err(|source| failed("looking at", &path, source))?;
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
@@ -37,7 +39,7 @@ impl Presence {
         let place = [found.dev().to_le_bytes(), found.ino().to_le_bytes()].concat();
         let digest = digest(&[b"cxl-pool witness", boot_id.trim().as_bytes(), &place]).0;
         let witness = digest.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
-        Ok(Presence { path, _file: file, witness })
+        Ok(Presence { path, _file: file, offset_bytes, witness })
     }
 
     /// The kernel and the inode, as one number.
@@ -48,7 +50,7 @@ impl Presence {
     /// Marks this process as one of `machine`'s, and tells whether another one is marked as well. `None` where one is and this one wants
     /// to be `alone`.
     pub fn mark(&self, machine: MachineId, alone: bool) -> Result<Option<(MachineLockGuard, bool)>> {
-        let byte = byte_of(machine);
+        let byte = self.byte_of(machine);
         let mark = Mark { file: self.open()?, byte, pid: std::process::id() };
         // Alone, then shared: the kernel turns one lock of a description into the other without letting go of it.
         let kinds = if alone { &[libc::F_WRLCK, libc::F_RDLCK][..] } else { &[libc::F_RDLCK] };
@@ -65,7 +67,11 @@ impl Presence {
     /// Whether any process is marked as `machine`'s, this one included.
     pub fn is_marked(&self, machine: MachineId) -> Result<bool> {
         // Through a description of its own: the kernel does not tell a description about its own locks.
-        is_held(&self.open()?, byte_of(machine)).map_err(|source| failed("asking for marks on", &self.path, source))
+        is_held(&self.open()?, self.byte_of(machine)).map_err(|source| failed("asking for marks on", &self.path, source))
+    }
+
+    fn byte_of(&self, machine: MachineId) -> u64 {
+        byte_of(machine, self.offset_bytes)
     }
 
     fn open(&self) -> Result<File> {
@@ -73,10 +79,14 @@ impl Presence {
     }
 }
 
-/// The byte that stands for a machine. Two machines with one byte would each count as the other's twin, so it is a digest of the whole
-/// identity: operators number machines in any part of it.
-fn byte_of(machine: MachineId) -> u64 {
-    let digest = digest(&[b"cxl-pool mark", &machine.0]).0;
+/// The byte that stands for a machine in the pool that begins at `offset_bytes`. Two machines with one byte would each count as the other's
+/// twin, so it is a digest of the whole identity: operators number machines in any part of it.
+fn byte_of(machine: MachineId, offset_bytes: u64) -> u64 {
+    // Programs that know no offsets know the byte of a pool at the start of its device.
+    let digest = match offset_bytes {
+        0 => digest(&[b"cxl-pool mark", &machine.0]).0,
+        _ => digest(&[b"cxl-pool mark", &machine.0, &offset_bytes.to_le_bytes()]).0,
+    };
     let half = digest.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
     FIRST_BYTE + half % FIRST_BYTE
 }
@@ -151,7 +161,7 @@ mod tests {
                 (0..=255_u8).map(move |value| {
                     let mut id = [5; 16];
                     id[at] = value;
-                    byte_of(MachineId(id))
+                    byte_of(MachineId(id), 0)
                 })
             })
             .collect();
@@ -159,6 +169,8 @@ mod tests {
         bytes.dedup();
         // 16 times 256 identities, of which 16 are one: all fives.
         assert_eq!(bytes.len(), 16 * 255 + 1);
+        let at = |offset_bytes| byte_of(MachineId([5; 16]), offset_bytes);
+        assert!(bytes.contains(&at(0)) && !bytes.contains(&at(2 << 20)) && at(2 << 20) != at(4 << 20));
         assert!(bytes.iter().all(|&byte| byte >= FIRST_BYTE && i64::try_from(byte).is_ok()));
     }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Formatting over what lies on the devices: the hosts of a pool there stop before the first line of the new one is written.
+//! Formatting over what lies on the devices, and erasing it: the hosts of a pool there stop before the first line of the new one is
+//! written.
 
 use super::former::FormerHosts;
-use super::{FormatOptions, OpenOptions, Pool};
-use crate::device::{Device, PoolSpec};
+use super::{FormatOptions, OpenOptions, Pool, erase_superblocks, inspect_header};
+use crate::coherence::{CoherenceOptions, over_mapping};
+use crate::device::{Access, Device, PoolSpec, map_header};
 use crate::error::{Error, Result};
 use crate::host::HostConfig;
 use crate::line::crc_seed;
@@ -82,6 +84,32 @@ impl Before {
     }
 }
 
+/// Makes the superblocks of a pool void, once its hosts have stopped: from then on its parts of the devices are free. Its blocks stay where
+/// they are until a format or its hosts write there.
+pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
+    let mut devices = Vec::with_capacity(spec.devices().len());
+    for part in spec.parts() {
+        let device = part.open(Access::Write, &options.sysfs)?;
+        // The header alone, so that pools beside it are formatted meanwhile.
+        let unit_bytes = device.info().unit_bytes();
+        devices.push(device.part(part.offset_bytes, Some(unit_bytes))?);
+    }
+    super::refuse_duplicates(&devices)?;
+    let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
+    let mut headers = Vec::with_capacity(devices.len());
+    for device in &devices {
+        let header = over_mapping(map_header(device)?, &CoherenceOptions::default())?;
+        let found = inspect_header(&*header.memory, 0, &device.info().label())?;
+        if !found.is_pool() {
+            return Err(device.refuse(format!("it holds {found}, and no pool that could be erased")));
+        }
+        headers.push(header);
+    }
+    let before = Before::look(spec, options)?;
+    headers.iter().try_for_each(|header| erase_superblocks(&*header.memory, 1))?;
+    before.wait_until_stopped()
+}
+
 fn since(begun: Instant) -> u64 {
     begun.elapsed().as_nanos() as u64
 }
@@ -96,15 +124,16 @@ pub(super) fn new_incarnation(uuid: &[u8; 16], before: &Before) -> Result<u64> {
 pub(super) fn open_devices(spec: &PoolSpec, options: &FormatOptions) -> Result<(Vec<Device>, Made)> {
     let mut made = Made(Vec::new());
     let mut devices = Vec::with_capacity(spec.devices().len());
-    for path in spec.devices() {
-        let (device, is_new) = match spec.size_bytes() {
-            Some(len_bytes) => Device::open_or_create(path, len_bytes, &options.sysfs)?,
-            None => (Device::open(path, crate::device::Access::Write, &options.sysfs)?, false),
+    for part in spec.parts() {
+        // A file is made as one pool: how long one for several has to be, a part of it does not say.
+        let (device, is_new) = match part.size_bytes {
+            Some(len_bytes) if part.offset_bytes == 0 => Device::open_or_create(&part.path, len_bytes, &options.sysfs)?,
+            _ => (Device::open(&part.path, Access::Write, &options.sysfs)?, false),
         };
         if is_new {
-            made.0.push(path.to_path_buf());
+            made.0.push(part.path.clone());
         }
-        devices.push(device);
+        devices.push(device.part(part.offset_bytes, part.size_bytes)?);
     }
     Ok((devices, made))
 }

@@ -345,7 +345,8 @@ fn a_format_that_does_not_fit_is_refused_before_anything_is_written() {
         assert!(matches!(formatted(wrong), Err(Error::Invalid(_))));
     }
     let spec = PoolSpec::new(bench.paths.clone(), Some(SIZE + 4096)).unwrap();
-    assert!(refusal(Pool::format(&spec, &options())).contains("were asked for"));
+    let too_long = Pool::format(&spec, &options()).err().unwrap();
+    assert!(matches!(&too_long, Error::Partition { problem: crate::error::PartitionProblem::TooLong { .. }, .. }), "{too_long:?}");
     assert!(bench.bytes().iter().flatten().all(|&byte| byte == 0));
     let link = bench.paths[0].with_file_name("link");
     std::os::unix::fs::symlink(&bench.paths[0], &link).unwrap();

@@ -20,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A pool in a file.
 pub struct Bench {
-    pub directory: tempfile::TempDir,
+    pub directory: Arc<tempfile::TempDir>,
     pub spec: PoolSpec,
 }
 
@@ -51,10 +51,26 @@ pub fn config() -> CacheConfig {
 impl Bench {
     /// A pool with so many cells of each size: (bytes of a cell, cells). Machines 1 to 3 have manager seats.
     pub fn new(cells: &[(u64, u64)]) -> Bench {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let directory = Arc::new(tempfile::tempdir_in("/dev/shm").unwrap());
+        Bench::at(directory, 0, cells)
+    }
+
+    /// Several pools, one behind the other, in a file that has `gap` bytes before each of them and behind the last.
+    pub fn side_by_side(count: u64, gap: u64, cells: &[(u64, u64)]) -> Vec<Bench> {
+        let directory = Arc::new(tempfile::tempdir_in("/dev/shm").unwrap());
+        let step = gap + Bench::size_for(cells);
+        std::fs::write(directory.path().join("pool"), bytes(7, (count * step + gap) as usize)).unwrap();
+        (0..count).map(|number| Bench::at(directory.clone(), gap + number * step, cells)).collect()
+    }
+
+    fn size_for(cells: &[(u64, u64)]) -> u64 {
         let cells_bytes: u64 = cells.iter().map(|(cell_bytes, count)| cell_bytes * count).sum();
-        let size = (8 << 20) + (2 * cells_bytes).next_multiple_of(2 << 20);
-        let spec = PoolSpec::parse(&format!("{},size={size}", directory.path().join("pool").display())).unwrap();
+        (8 << 20) + (2 * cells_bytes).next_multiple_of(2 << 20)
+    }
+
+    fn at(directory: Arc<tempfile::TempDir>, offset: u64, cells: &[(u64, u64)]) -> Bench {
+        let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(Bench::size_for(cells)));
+        let spec = spec.unwrap().with_offset(offset).unwrap();
         let area = |&(cell_bytes, count)| CellArea { cell_bytes, share: Share::Bytes(cell_bytes * count) };
         let options = FormatOptions {
             slots: 4,
@@ -65,6 +81,7 @@ impl Bench {
             machine: Some(machine_id(1)),
             seats: vec![machine_id(2), machine_id(3)],
             memory: Some(CoherenceOptions::default()),
+            force: offset > 0,
             ..FormatOptions::default()
         };
         Pool::format(&spec, &options).unwrap();

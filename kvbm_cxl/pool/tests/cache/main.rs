@@ -13,6 +13,7 @@ mod lent;
 mod lists;
 #[path = "../common/load.rs"]
 mod load;
+mod partitions;
 mod processes;
 mod publish;
 mod quota;

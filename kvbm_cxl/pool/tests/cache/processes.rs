@@ -52,12 +52,13 @@ pub fn run_if_child() {
 }
 
 /// A child that has done its task; it is killed when this is dropped.
-struct Process {
+pub struct Process {
     child: Child,
 }
 
 impl Process {
-    fn start(bench: &Bench, machine: u8, task: &str) -> Process {
+    /// Starts it as a process of `machine` and waits until it has done the task.
+    pub fn start(bench: &Bench, machine: u8, task: &str) -> Process {
         let done: PathBuf = bench.directory.path().join(format!("done-{}", task.replace(' ', "-")));
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -79,7 +80,8 @@ impl Process {
         process
     }
 
-    fn kill(mut self) {
+    /// Kills it.
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files mapped as devices, and further processes.
 
-use cxl_pool::coherence::{Mapping, Segment};
+use cxl_pool::coherence::{MappedDevice, Mapping, Segment};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::{Command, ExitStatus};
@@ -60,7 +60,7 @@ pub fn map_files(files: &[&File], len_bytes: u64, stripe_bytes: u64) -> Mapping 
     Mapping {
         base: NonNull::new(start.cast()).unwrap(),
         len_bytes: total,
-        devices: (0..files.len()).map(|index| format!("device{index}")).collect(),
+        devices: (0..files.len()).map(|index| MappedDevice { name: format!("device{index}"), offset_bytes: 0 }).collect(),
         segments,
         owner: Arc::new(Reserved { start: start.cast(), len_bytes: total as usize }),
     }
