@@ -289,7 +289,7 @@ test-rust: ## Tests of the pool, its C API and its command line
 test-gpu-kernels: .venv/installed ## The kernels for GPUs without a GPU, compiled for the CPU: 10,000 random lists against copies and checksums of the CPU, each step left out in turn; is the PTX that of the source (after `make setup-gpu`)
 	$(STEP) 'pytest, PTX of the kernels' .venv/bin/python -m pytest -q -rs tests/test_gpu_kernels.py
 	$(STEP) 'cargo test, kernels on the CPU' cargo test $(CARGO_FLAGS) $(SHIPPED) --test cuda kernels::
-	$(STEP) 'cargo test, fences around kernels' cargo test $(CARGO_FLAGS) -p cxl-sim --test copy_gpu
+	$(STEP) 'cargo test, fences around kernels' cargo test $(CARGO_FLAGS) -p cxl-sim --test copy_gpu --test queued_gpu
 
 .PHONY: test-sim
 test-sim: ## Simulated hosts: scenarios, crash points, mutants

@@ -148,6 +148,7 @@
 //! | `CXL_CUDA_KERNEL_PIECE_BYTES` | without checksums, pieces of at most so many bytes on average go by kernel; 0 = none do | 32768 |
 //! | `CXL_CUDA_BATCH_PIECES` | so many pieces of a call and more are given to a GPU's copy engines in one call | 2 |
 //! | `CXL_CUDA_KERNEL_PIECES` | without checksums, so many pieces of a call and more go by kernel | 16 |
+//! | `CXL_CUDA_QUEUED_BYTES` | bytes of a GPU's copies that streams order and that have not ended: `64M`; a call above it waits or is refused | `256M` |
 //! | `CXL_CUDA_REGISTER_AT_START` | `1`: a program that opens a GPU for the pool registers the pool with the driver then; `0`: parts of it are registered when copies first need them | `1` |
 //! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool is registered at the start, from its beginning: `64G`; 0 = all of it | 0 |
 //! | `CXL_CUDA_REGISTER_REQUIRED` | `1`: a GPU for which the pool cannot be registered at the start is not opened; `0`: blocks go through pinned buffers then | `0` |

@@ -3,6 +3,7 @@
 //! that is faked.
 
 #[path = "cuda/device.rs"]
+#[allow(dead_code)] // The tests over the fake driver use the rest.
 mod device;
 #[path = "cuda/real.rs"]
 mod real;

@@ -29,10 +29,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::pin`]; then none of them is pinned.
     pub fn pin_all(&self, namespace: Namespace, keys: &[BlockKey]) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
-        let mut answers = Vec::with_capacity(keys.len());
-        for group in keys.chunks(GROUP) {
-            answers.extend(self.inner.pin_group(namespace, group)?);
-        }
+        let answers = self.inner.pin_each(namespace, keys)?;
         for answer in &answers {
             match answer {
                 Ok(_) => self.inner.metrics.hits_total.inc(),
@@ -85,6 +82,19 @@ impl Inner {
             true
         })?;
         Ok(found)
+    }
+
+    /// Pins the blocks of any number of keys; one answer for each.
+    pub(super) fn pin_each(
+        self: &Arc<Self>,
+        namespace: Namespace,
+        keys: &[BlockKey],
+    ) -> Result<Vec<std::result::Result<Pinned, MissReason>>> {
+        let mut answers = Vec::with_capacity(keys.len());
+        for group in keys.chunks(GROUP) {
+            answers.extend(self.pin_group(namespace, group)?);
+        }
+        Ok(answers)
     }
 
     /// Pins the blocks of several keys; one answer for each.

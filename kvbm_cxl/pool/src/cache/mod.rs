@@ -19,6 +19,7 @@
 //! | `pull` | pin, copy, verify; `fences` of the hosts that blocks are of |
 //! | `pull::pins`, `pull::pinned` | what this host uses, for others to see; the block that a pin keeps |
 //! | `batch` | publish and pull of several blocks with shared fences |
+//! | [`queued`] | blocks of a GPU that are copied beside their caller, in the order of a stream |
 //! | [`lent`] | blocks that are published where they lie, in memory of the pool that an engine goes on using |
 //! | `service` | the upkeep that has to run |
 //! | [`events`], `observe::watch` | what happened, for listeners; which blocks of a namespace come and go in the whole pool |
@@ -82,6 +83,7 @@ mod observe;
 pub mod policy;
 mod publish;
 mod pull;
+pub mod queued;
 mod service;
 pub mod survey;
 pub mod tier;
@@ -143,6 +145,8 @@ struct Inner {
     requests: cells::owner_requests::OwnerRequests,
     progress: service::Progress,
     engine: Arc<dyn CopyEngine>,
+    /// What goes on beside its caller.
+    flights: queued::Flights,
     events: Events,
     metrics: Arc<Metrics>,
 }
@@ -217,6 +221,7 @@ impl Cache {
             requests: cells::owner_requests::OwnerRequests::default(),
             progress: service::Progress::new(StatsBoard::of(host)?),
             engine,
+            flights: queued::Flights::default(),
             events: Events::new(),
             metrics: config.metrics.clone().unwrap_or_default(),
             local,
@@ -398,12 +403,14 @@ impl Cache {
         self.inner.pins.cells()
     }
 
-    /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells.
+    /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells. What was
+    /// [queued](queued) and has not ended is not committed; this waits until the GPU does nothing of it any more.
     ///
     /// # Errors
     /// [`Error::Invalid`] while clones, reservations or pins are alive: nothing has ended, and a clone can be closed later;
     /// [`Error::Fenced`].
     pub fn close(self) -> Result<()> {
+        self.inner.flights.cancel();
         let Some(inner) = Arc::into_inner(self.inner) else {
             return Err(Error::Invalid("a clone, a reservation or a pin of the cache is still alive: drop it first".into()));
         };

@@ -39,6 +39,8 @@ impl Progress {
 impl Inner {
     /// One round of the upkeep.
     pub(super) fn service_round(&self) -> Result<()> {
+        // Also of a fenced host: the GPU has ended, and pins and cells are given back.
+        self.flights.advance();
         drop(self.work()?);
         self.ask_next()?;
         self.answer_asks()?;
@@ -173,7 +175,8 @@ impl Cache {
         self.inner.service_round()
     }
 
-    /// Runs the upkeep on a thread of its own until the result is dropped. A round that fails is recorded in
+    /// Runs the upkeep until the result is dropped, on a thread of its own and one that looks after what is
+    /// [queued](super::queued). A round that fails is recorded in
     /// [`crate::host::Host::failed_rounds`], and the thread goes on.
     ///
     /// # Errors
@@ -190,13 +193,27 @@ impl Cache {
                 Some(Duration::from_millis(cache.inner.config.upkeep_ms))
             }
         };
-        Ok(Upkeep { _thread: Background::start("cxl-cache", "start the upkeep thread of the cache", round)?, failed_rounds })
+        let thread = Background::start("cxl-cache", "start the upkeep thread of the cache", round)?;
+        let ends = EndOfRounds(self.clone());
+        let queued = move || Some(ends.0.inner.queued_round());
+        let queued = Background::start("cxl-cache-gpu", "start the thread that looks after queued blocks", queued)?;
+        Ok(Upkeep { _thread: thread, _queued: queued, failed_rounds })
     }
 }
 
-/// The upkeep on a thread of its own; dropping it stops the thread.
+/// The thread that looks after what is queued has ended once this is dropped.
+struct EndOfRounds(Cache);
+
+impl Drop for EndOfRounds {
+    fn drop(&mut self) {
+        self.0.inner.end_queued_rounds();
+    }
+}
+
+/// The upkeep on threads of its own; dropping it stops them.
 pub struct Upkeep {
     _thread: Background,
+    _queued: Background,
     failed_rounds: Arc<FailedRounds>,
 }
 

@@ -5,7 +5,7 @@
 //! says where its ranges lie, and every engine looks before it takes one: [`CpuEngine`](super::CpuEngine) and
 //! [`DsaEngine`](super::DsaEngine) refuse lists that do not lie in the host's memory, a [`CudaEngine`] those that do not lie on its GPU.
 
-use super::cuda::{CudaConfig, CudaEngine, Reach};
+use super::cuda::{CudaConfig, CudaEngine, QueueRoom, Reach};
 use super::{Checksum, Copied, CopyEngine, Outcome, ReadList, WriteList};
 use crate::background::held;
 use crate::coherence::Coherence;
@@ -118,6 +118,10 @@ impl CopyEngine for ByPlace {
         let engine = self.gpu(device)?;
         engine.register_ahead()?;
         Ok(engine.reach())
+    }
+
+    fn queue_room(&self, device: u32, len_bytes: u64) -> Result<QueueRoom> {
+        self.gpu(device)?.queue_room(len_bytes)
     }
 
     fn counters(&self) -> Vec<Copied> {

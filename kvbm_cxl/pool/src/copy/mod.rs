@@ -96,6 +96,14 @@ pub trait CopyEngine: Send + Sync {
         Err(Error::NotFound(format!("an engine for GPU {device} ({} has none),", self.name())))
     }
 
+    /// Room for copies of so many bytes of a GPU that go on beside their caller; the GPU is opened if it is not.
+    ///
+    /// # Errors
+    /// Those of [`CudaEngine::open`] and [`CudaEngine::queue_room`]; [`Error::NotFound`] of an engine that reaches no GPU.
+    fn queue_room(&self, device: u32, len_bytes: u64) -> Result<cuda::QueueRoom> {
+        Err(Error::NotFound(format!("an engine for {len_bytes} bytes of GPU {device} ({} has none),", self.name())))
+    }
+
     /// Bytes copied so far by each engine that had a part in it.
     fn counters(&self) -> Vec<Copied>;
 

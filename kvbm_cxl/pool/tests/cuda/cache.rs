@@ -2,43 +2,14 @@
 //! Blocks of a GPU in the prefix cache: published, pulled, verified; and what becomes of a cell that a GPU may still write to.
 
 use crate::bench::{Bench, SPACE, bytes, config, key};
-use crate::device::{Gpu, Memory};
+use crate::device::Gpu;
 use crate::fake::{Fake, Kind};
+use crate::paged::{BLOCK_BYTES, BLOCKS, CELL_BYTES, cache, paged, pieces};
 use crate::scenes::on;
 use cxl_pool::Error;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, PublishRequest, Pulled, Reservation, Reserved};
-use cxl_pool::copy::{ByPlace, CopyConfig, CpuEngine, CudaConfig, LocalRange};
-use cxl_pool::host::Host;
+use cxl_pool::copy::{CudaConfig, LocalRange};
 use cxl_pool::metrics::{Engine, MissReason};
-use std::sync::Arc;
-
-const BLOCKS: u64 = 12;
-const PARTS: usize = 4;
-const PART_BYTES: usize = 3000;
-const BLOCK_BYTES: usize = PARTS * PART_BYTES;
-const CELL_BYTES: u64 = BLOCK_BYTES.next_multiple_of(64) as u64;
-
-fn cache(host: &Host, config: CacheConfig, cuda: CudaConfig) -> Cache {
-    let engine = ByPlace::new(Arc::new(CpuEngine::new(CopyConfig::alone())), host.lines().memory().clone(), cuda);
-    Cache::open_with(host, config, Arc::new(engine)).unwrap()
-}
-
-/// The pieces of block `slot` of a paged cache: its part of each of several tensors.
-fn pieces(memory: &Memory<'_>, slot: usize) -> Vec<LocalRange> {
-    (0..PARTS).map(|part| memory.range((part * BLOCKS as usize + slot) * PART_BYTES, PART_BYTES)).collect()
-}
-
-/// All of a paged cache, with block `number` in `slot_of(number)`.
-fn paged(slot_of: impl Fn(u64) -> usize, seed: u64) -> Vec<u8> {
-    let mut all = bytes(seed, BLOCKS as usize * BLOCK_BYTES);
-    for number in 0..BLOCKS {
-        for (part, piece) in bytes(number, BLOCK_BYTES).chunks(PART_BYTES).enumerate() {
-            let at = (part * BLOCKS as usize + slot_of(number)) * PART_BYTES;
-            all[at..at + PART_BYTES].copy_from_slice(piece);
-        }
-    }
-    all
-}
 
 fn reserve(cache: &Cache, numbers: std::ops::Range<u64>) -> Vec<Reservation> {
     let requests: Vec<PublishRequest> =

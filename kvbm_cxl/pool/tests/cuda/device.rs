@@ -178,6 +178,16 @@ impl Stream<'_> {
         }
     }
 
+    /// Whether it has done all that it was given.
+    pub fn is_done(&self) -> bool {
+        let stream = with_exposed_provenance_mut::<c_void>(self.handle as usize);
+        type Query = unsafe extern "C" fn(*mut c_void) -> c_int;
+        // SAFETY: a function of the driver of this signature, on what it gave.
+        let code = self.gpu.within(|| unsafe { self.gpu.library.get::<Query>("cuStreamQuery")(stream) });
+        assert!([0, 600].contains(&code), "cuStreamQuery: {code}");
+        code == 0
+    }
+
     /// An event behind what the stream was given so far.
     pub fn event(&self) -> Event<'_> {
         let mut event = null_mut();

@@ -219,7 +219,7 @@ static void append(Stream* stream, Op op) {
 static int advance(Stream* stream, uint64_t up_to) {
     while (stream->done < up_to) {
         Op* op = stream->first;
-        if (stream->is_held || (op->kind == op_wait && !advance(op->awaited, op->awaited_number)))
+        if (stream->is_held || (op->kind == op_wait && op->awaited && !advance(op->awaited, op->awaited_number)))
             return 0;
         if (op->kind == op_copy) {
             if (!is_allowed(op->to, op->from, op->len)) {
@@ -428,6 +428,11 @@ DRIVER int cuStreamDestroy_v2(void* handle) {
     for (Event* event = events; event; event = event->next) {
         if (event->stream == stream)
             event->stream = NULL;
+    }
+    // It has done what others wait for.
+    for (Stream* other = streams; other; other = other->next) {
+        for (Op* op = other->first; op; op = op->next)
+            op->awaited = op->awaited == stream ? NULL : op->awaited;
     }
     free(stream);
     END(0);

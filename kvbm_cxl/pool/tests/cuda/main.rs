@@ -12,6 +12,9 @@ mod kernels;
 #[path = "../common/load.rs"]
 mod load;
 mod order;
+mod paged;
+mod queued;
+mod queued_ends;
 mod real;
 mod scenes;
 mod started;

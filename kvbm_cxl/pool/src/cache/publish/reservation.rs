@@ -130,7 +130,7 @@ impl Reservation {
         filled
     }
 
-    fn check_len(&self, list: &WriteList<'_>) -> Result<()> {
+    pub(in crate::cache) fn check_len(&self, list: &WriteList<'_>) -> Result<()> {
         let (given_bytes, len_bytes) = (list.len_bytes(), self.len_bytes());
         match given_bytes == len_bytes {
             true => Ok(()),
@@ -153,10 +153,7 @@ impl Reservation {
         let mut filled = Ok(());
         for (reservation, outcome) in reservations.iter_mut().zip(outcomes) {
             // Every one of them is noted, whatever became of those before.
-            match reservation.noted(outcome) {
-                Ok(checksum) => reservation.filled(checksum),
-                Err(error) => filled = filled.and(Err(error)),
-            }
+            filled = filled.and(reservation.note_filled(outcome));
         }
         after_filling();
         filled
@@ -186,6 +183,11 @@ impl Reservation {
     fn copy(&mut self, list: &WriteList<'_>, checksum: Checksum) -> Result<Option<u64>> {
         let outcome = self.inner.engine.publish(&**self.inner.lines().memory(), list, checksum);
         self.noted(outcome)
+    }
+
+    /// Notes what became of a copy that fills the whole block.
+    pub(in crate::cache) fn note_filled(&mut self, outcome: Outcome) -> Result<()> {
+        self.noted(outcome).map(|checksum| self.filled(checksum))
     }
 
     /// What is to be done about the outcome of a copy.
@@ -239,7 +241,7 @@ fn after_filling() {
 
 impl Inner {
     /// What is computed of the payload of blocks that are filled in one go.
-    fn payload_checksum(&self) -> Checksum {
+    pub(in crate::cache) fn payload_checksum(&self) -> Checksum {
         if self.config.checksums { Checksum::Xxh3 } else { Checksum::Off }
     }
 }

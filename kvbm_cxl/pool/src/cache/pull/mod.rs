@@ -243,7 +243,7 @@ impl Inner {
     }
 
     /// Whether the checksum of a block can be looked at while it is copied as `list` says.
-    fn is_checked(&self, block: &Pinned, list: &ReadList<'_>) -> bool {
+    pub(super) fn is_checked(&self, block: &Pinned, list: &ReadList<'_>) -> bool {
         let whole = list.len_bytes() == block.len_bytes() && list.is_one_stretch();
         whole && block.descriptor.kind == Descriptor::XXH3 && self.config.checksums
     }
@@ -353,7 +353,7 @@ fn verdict(block: &Pinned, found: Option<Descriptor>, void: bool) -> Option<Miss
 }
 
 /// What becomes of a copy of which the second look says `verdict`.
-fn answer(block: &Pinned, checked: bool, outcome: Outcome, verdict: Option<MissReason>) -> Result<Option<MissReason>> {
+pub(super) fn answer(block: &Pinned, checked: bool, outcome: Outcome, verdict: Option<MissReason>) -> Result<Option<MissReason>> {
     match outcome {
         Err(Error::Poisoned { .. }) => Ok(Some(MissReason::Device)),
         Err(error) => Err(error),

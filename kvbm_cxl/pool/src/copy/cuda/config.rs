@@ -20,6 +20,9 @@ pub const KERNEL_PIECES_ENVIRONMENT: &str = "CXL_CUDA_KERNEL_PIECES";
 /// The environment variable with the number of pieces from which on copy engines are given them in one call.
 pub const BATCH_PIECES_ENVIRONMENT: &str = "CXL_CUDA_BATCH_PIECES";
 
+/// The environment variable with how many bytes of copies that streams order may be under way.
+pub const QUEUED_BYTES_ENVIRONMENT: &str = "CXL_CUDA_QUEUED_BYTES";
+
 /// The environment variable with whether this host's platform keeps what GPUs read and write out of its caches.
 pub const DMA_ENVIRONMENT: &str = "CXL_CUDA_DMA";
 
@@ -90,6 +93,9 @@ pub struct CudaConfig {
     /// Bytes that a call gives the GPU at a time, where that reaches the pool itself: half of them a step. A list with a checksum is one
     /// step, however long. It bounds the GPU memory that a kernel's tables take: about a tenth of this.
     pub in_flight_bytes: u64,
+    /// Bytes of the copies of one GPU that streams order and that have not ended ([`super::QueueRoom`]); a call that is above it waits, or
+    /// is refused. It bounds the GPU memory that the tables of their kernels take: about a tenth of this.
+    pub queued_bytes: u64,
     /// What this host's platform does with lines that a GPU reads and writes.
     pub dma: Dma,
     /// Whether the pool is registered ahead of the first copy, by [`super::CudaEngine::register_ahead`].
@@ -115,6 +121,7 @@ impl Default for CudaConfig {
             batch_pieces: 2,
             kernel_blocks: 32,
             in_flight_bytes: 256 << 20,
+            queued_bytes: 256 << 20,
             dma: Dma::Cached,
             register_at_start: true,
             register_bytes: 0,
@@ -150,6 +157,9 @@ impl CudaConfig {
         config.batch_pieces = pieces(BATCH_PIECES_ENVIRONMENT, config.batch_pieces)?;
         if let Some(kernels) = text(KERNELS_ENVIRONMENT)? {
             config.kernels = kernels;
+        }
+        if let Some(size) = text(QUEUED_BYTES_ENVIRONMENT)? {
+            config.queued_bytes = parse_size(&size).map_err(|error| Error::Invalid(format!("{QUEUED_BYTES_ENVIRONMENT}: {error}")))?;
         }
         if let Some(dma) = text(DMA_ENVIRONMENT)? {
             config.dma = dma.parse().map_err(|error| Error::Invalid(format!("{DMA_ENVIRONMENT}: {error}")))?;
@@ -187,6 +197,9 @@ impl CudaConfig {
         }
         if !(8192..=1 << 40).contains(&self.in_flight_bytes) {
             return Err(Error::Invalid(format!("{} bytes under way: want 8192 to 2^40", self.in_flight_bytes)));
+        }
+        if !(8192..=1 << 40).contains(&self.queued_bytes) {
+            return Err(Error::Invalid(format!("{} bytes of copies that streams order: want 8192 to 2^40", self.queued_bytes)));
         }
         if !(1..=64).contains(&self.register_threads) {
             return Err(Error::Invalid(format!("{} threads to register the pool: want 1 to 64", self.register_threads)));

@@ -121,11 +121,32 @@ impl Lane {
                 After::Nothing => Ok(()),
                 After::Event(event) => entered.wait(self.stream, handle(event)),
                 After::Stream(stream) => {
-                    entered.answer(entered.record(self.mark, handle(stream)), "recording an event")?;
-                    entered.wait(self.stream, self.mark)
+                    if !mutant!("stream.callers_work_unrecorded") {
+                        entered.answer(entered.record(self.mark, handle(stream)), "recording an event")?;
+                    }
+                    if mutant!("stream.callers_work_unawaited") { Ok(()) } else { entered.wait(self.stream, self.mark) }
                 }
             }
         }
+    }
+
+    /// Has a stream of the caller's come after what the lane was given up to the mark of a slot.
+    ///
+    /// # Safety
+    /// The stream is there.
+    ///
+    /// # Errors
+    /// The driver's; and where the slot has no mark of its own.
+    pub(super) unsafe fn hold(&self, entered: &Entered<'_>, slot: usize, stream: u64) -> Result<()> {
+        let slot = &self.slots[slot % 2];
+        if !slot.is_recorded {
+            return Err(self.gpu.failed("recording an event behind copies", SUCCESS));
+        }
+        if mutant!("stream.caller_goes_on") {
+            return Ok(());
+        }
+        // SAFETY: as this function demands; the event is of this lane.
+        unsafe { entered.wait(with_exposed_provenance_mut(stream as usize), slot.event) }
     }
 
     /// Gives the GPU copies, all in one batch where the driver has that and they are enough. Those that it refuses, by their lists: the

@@ -51,6 +51,7 @@ mod kernel;
 mod lane;
 mod memory;
 mod plan;
+mod queued;
 mod refusal;
 mod registered;
 mod started;
@@ -61,10 +62,12 @@ mod windows;
 
 pub use config::{
     BATCH_PIECES_ENVIRONMENT, CudaConfig, DMA_ENVIRONMENT, Dma, KERNEL_PIECE_ENVIRONMENT, KERNEL_PIECES_ENVIRONMENT, KERNELS_ENVIRONMENT,
-    LIBRARY_ENVIRONMENT, REGISTER_AT_START_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT, REGISTER_REQUIRED_ENVIRONMENT, TIMEOUT_ENVIRONMENT,
+    LIBRARY_ENVIRONMENT, QUEUED_BYTES_ENVIRONMENT, REGISTER_AT_START_ENVIRONMENT, REGISTER_BYTES_ENVIRONMENT,
+    REGISTER_REQUIRED_ENVIRONMENT, TIMEOUT_ENVIRONMENT,
 };
 pub use described::{DriverInfo, GpuInfo, describe};
 pub use memory::GpuMemory;
+pub use queued::QueueRoom;
 pub use started::{Ending, GpuCopy, GpuPiece, HostPlace};
 
 use super::counters::Counters;
@@ -80,6 +83,7 @@ use kernel::Kernels;
 use lane::{Ended, Lane};
 use plan::{Means, Plan};
 use registered::Registered;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use transfer::Transfer;
@@ -121,6 +125,8 @@ pub struct CudaEngine {
     gpu: Arc<Gpu>,
     config: CudaConfig,
     counters: Counters,
+    /// Bytes of copies that a stream orders and that have not ended.
+    queued_bytes: AtomicU64,
 }
 
 /// A lane whose copies were not done in time.
@@ -167,6 +173,7 @@ impl CudaEngine {
             gpu,
             config: config.clone(),
             counters: Counters::default(),
+            queued_bytes: AtomicU64::new(0),
         })
     }
 
@@ -218,6 +225,11 @@ impl CudaEngine {
         idle.map_or_else(|| Lane::new(&self.gpu, entered, self.config.batch_pieces), Ok)
     }
 
+    /// Keeps a lane whose copies go on although no caller waits for them any more.
+    fn keep_late(&self, lane: Lane, transfer: &Transfer<'_>) {
+        held(&self.late).push(Late { lane, written: transfer.written() });
+    }
+
     /// Keeps a lane that has nothing under way.
     fn give_back(&self, lane: Lane) {
         let mut idle = held(&self.idle);
@@ -258,8 +270,7 @@ impl CudaEngine {
             ended = Ok(Ended::Late);
         }
         if matches!(ended, Ok(Ended::Late)) {
-            let written = if plan.is_direct() { transfer.written() } else { Vec::new() };
-            held(&self.late).push(Late { lane, written });
+            self.keep_late(lane, transfer);
             let what = format!("GPU {}: a copy, or the work that it comes after,", self.gpu.number());
             match plan.is_direct() || transfer.is_from_host() {
                 true => transfer.fail_given(|| Error::Timeout { what: what.clone(), timeout_ms }),

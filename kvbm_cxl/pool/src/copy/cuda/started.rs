@@ -5,8 +5,10 @@ use super::gpu::{Entered, Progress};
 use super::lane::Lane;
 use super::plan::Plan;
 use super::transfer::Transfer;
-use super::{CudaEngine, Direction, Late};
+use super::{CudaEngine, Direction};
 use crate::background::held;
+use crate::copy::Outcome;
+use crate::copy::cpu::count;
 use crate::copy::list::Piece;
 use crate::copy::order::Order;
 use crate::error::{Error, Result};
@@ -46,11 +48,21 @@ pub type Ending = std::result::Result<(), Arc<Error>>;
 pub struct GpuCopy {
     engine: Arc<CudaEngine>,
     direction: Direction,
-    len_bytes: u64,
+    asked: Asked,
     work: Mutex<Work>,
+    /// What became of each list, once that is known and until it is taken.
+    outcomes: Mutex<Vec<Outcome>>,
 }
 
-enum Work {
+/// What was asked for, with its length in bytes.
+pub(super) enum Asked {
+    /// One answer for all.
+    Pieces(u64),
+    /// One for each list.
+    Lists(Vec<u64>),
+}
+
+pub(super) enum Work {
     Running(Transfer<'static>, Lane),
     /// The GPU has failed, and may still be at what it was given before.
     Draining(Transfer<'static>, Lane, Error),
@@ -73,7 +85,7 @@ impl CudaEngine {
     pub unsafe fn start(self: &Arc<Self>, direction: Direction, pieces: &[GpuPiece], is_buffered: bool) -> Result<GpuCopy> {
         let (pool, process) = self.sorted(pieces)?;
         let len_bytes = pool.iter().chain(&process).fold(0, |sum: u64, piece| sum.saturating_add(piece.len_bytes as u64));
-        let started = |work| GpuCopy { engine: self.clone(), direction, len_bytes, work: Mutex::new(work) };
+        let started = |work| GpuCopy::new(self.clone(), direction, Asked::Pieces(len_bytes), work);
         let mut transfer = Transfer::of_pieces(direction, Order::around(self.config.dma), pool, process);
         if !transfer.has_work() {
             return Ok(started(Work::Ended(Ok(()))));
@@ -142,6 +154,10 @@ fn joined(mut pieces: Vec<Piece>) -> Vec<Piece> {
 }
 
 impl GpuCopy {
+    pub(super) fn new(engine: Arc<CudaEngine>, direction: Direction, asked: Asked, work: Work) -> GpuCopy {
+        GpuCopy { engine, direction, asked, work: Mutex::new(work), outcomes: Mutex::default() }
+    }
+
     /// Goes on with the copies without waiting, and says how they ended once they have; from any thread.
     pub fn poll(&self) -> Option<Ending> {
         let mut work = held(&self.work);
@@ -215,19 +231,82 @@ impl GpuCopy {
         transfer.fence(memory);
         self.engine.counters.unflushed(transfer.unflushed_bytes());
         let is_cut = transfer.is_cut();
-        let failed = transfer.finish().into_iter().find_map(Result::err);
-        let lane = lane.map(|lane| self.engine.give_back(lane));
-        let cancelled = || is_cut.then(|| Error::Cancelled(format!("copies of GPU {}", self.engine.device())));
-        let ending = match failed.or(lane.err()).or_else(cancelled) {
-            None => Ok(()),
-            Some(error) => Err(Arc::new(error)),
-        };
-        match (&ending, self.direction) {
-            (Ok(()), Direction::ToHost) => self.engine.counters.published(self.len_bytes),
-            (Ok(()), Direction::FromHost) => self.engine.counters.pulled(self.len_bytes),
-            (Err(_), _) => self.engine.counters.failed(1),
+        match lane {
+            Ok(lane) => self.engine.give_back(lane),
+            Err(error) => transfer.fail_all(|| self.engine.gpu.failed_again(&error)),
         }
+        if is_cut {
+            transfer.fail_all(|| Error::Cancelled(format!("copies of GPU {}", self.engine.device())));
+        }
+        let ending = self.note(transfer.finish());
         (Work::Ended(ending.clone()), Some(ending))
+    }
+
+    /// Counts what became of each list, and says how all of them ended; outcomes that lists are asked for are kept.
+    fn note(&self, outcomes: Vec<Outcome>) -> Ending {
+        let counters = &self.engine.counters;
+        let moved = |bytes| match self.direction {
+            Direction::ToHost => counters.published(bytes),
+            Direction::FromHost => counters.pulled(bytes),
+        };
+        match &self.asked {
+            Asked::Lists(lens_bytes) => {
+                count(&outcomes, lens_bytes.iter().copied(), moved, counters);
+                *held(&self.outcomes) = outcomes;
+                Ok(())
+            }
+            // Pieces of the pool and of other memory are one thing to their caller.
+            Asked::Pieces(len_bytes) => match outcomes.into_iter().find_map(Result::err) {
+                None => {
+                    moved(*len_bytes);
+                    Ok(())
+                }
+                Some(error) => {
+                    counters.failed(1);
+                    Err(Arc::new(error))
+                }
+            },
+        }
+    }
+
+    /// What became of each list of [`super::QueueRoom`]'s, in their order, once the copies have ended; for the first that asks.
+    pub(crate) fn take_outcomes(&self) -> Vec<Outcome> {
+        std::mem::take(&mut held(&self.outcomes))
+    }
+
+    /// Has a stream of the caller's come after copies that a stream orders.
+    ///
+    /// # Safety
+    /// The stream is there.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub(crate) unsafe fn hold(&self, stream: u64) -> Result<()> {
+        match &*held(&self.work) {
+            Work::Running(transfer, lane) if transfer.is_given() => {
+                let entered = self.engine.gpu.enter()?;
+                // SAFETY: as this function demands; all of such copies is one step.
+                unsafe { lane.hold(&entered, 0, stream) }
+            }
+            // The GPU does nothing more, or has failed and does nothing more for any stream.
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives up copies that do not end: lists that the GPU was given end with [`Error::Timeout`]. Their memory, and the pool's, is in use
+    /// until the engine is settled.
+    pub(crate) fn give_up(&self, timeout_ms: u64) {
+        let mut work = held(&self.work);
+        let taken = std::mem::replace(&mut *work, Work::Ended(Ok(())));
+        *work = match taken {
+            Work::Ended(ending) => Work::Ended(ending),
+            Work::Running(mut transfer, lane) | Work::Draining(mut transfer, lane, _) => {
+                self.engine.keep_late(lane, &transfer);
+                let what = format!("GPU {}: a copy, or the work that it comes after,", self.engine.device());
+                transfer.fail_given(|| Error::Timeout { what: what.clone(), timeout_ms });
+                Work::Ended(self.note(transfer.finish()))
+            }
+        };
     }
 }
 
@@ -239,7 +318,7 @@ impl Drop for GpuCopy {
         }
         let work = std::mem::replace(&mut *held(&self.work), Work::Ended(Ok(())));
         if let Work::Running(transfer, lane) | Work::Draining(transfer, lane, _) = work {
-            held(&self.engine.late).push(Late { lane, written: transfer.written() });
+            self.engine.keep_late(lane, &transfer);
         }
     }
 }

@@ -318,14 +318,29 @@ impl<'t> Transfer<'t> {
         }
     }
 
+    /// Whether the GPU has been given all that it will be, and a step at least.
+    pub(super) fn is_given(&self) -> bool {
+        self.given > 0 && self.given == self.steps()
+    }
+
     /// The step whose end is awaited.
     pub(super) fn awaited(&self) -> usize {
         self.ended
     }
 
+    /// Gives the GPU as many steps as it may have, without a look at how far it is.
+    ///
     /// # Safety
     /// As [`Transfer::advance`].
-    unsafe fn give_steps(&mut self, memory: &dyn Coherence, lane: &mut Lane, entered: &Entered<'_>) -> std::result::Result<(), c_int> {
+    ///
+    /// # Errors
+    /// An error of the driver that stays.
+    pub(super) unsafe fn give_steps(
+        &mut self,
+        memory: &dyn Coherence,
+        lane: &mut Lane,
+        entered: &Entered<'_>,
+    ) -> std::result::Result<(), c_int> {
         while self.given < self.steps() && !self.is_stopped && self.lists.iter().any(List::is_well) {
             if !std::mem::replace(&mut self.is_ready, true) && matches!(self.way, Way::Buffers(..)) && self.is_from_host() {
                 self.order.flushed(memory);

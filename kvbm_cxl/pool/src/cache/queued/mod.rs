@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Blocks on their way between a GPU and the pool beside their caller, in the order of a stream of the caller's (docs/internals/gpu.md).
+//!
+//! [`Cache::queue_publish`] and [`Cache::queue_pull`] return once the GPU has been given the copies. When these have ended, the upkeep
+//! ([`Cache::serve`], [`Cache::service_round`]) goes on, or a caller that asks for the end. A block that is published is committed then,
+//! and not before; one that is pulled is looked at again then, as every pull is.
+
+mod start;
+
+use super::tier::Answer;
+use super::{Cache, Few, Inner, Pinned, Pulled, Reservation};
+use crate::background::held;
+use crate::copy::Outcome;
+use crate::copy::cuda::{GpuCopy, QueueRoom};
+use crate::error::{Error, Result};
+use crate::fault::mutant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Pauses between two looks: the first, and the longest. They grow.
+const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(500)];
+/// Between two looks of the thread that has nothing to look after; it is woken.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// The end of blocks that were queued, for all who ask.
+#[derive(Clone)]
+pub struct Queued {
+    flight: Arc<Flight>,
+}
+
+/// Blocks that were queued.
+pub(super) struct Flight {
+    state: Mutex<FlightState>,
+    /// The cache is being closed: nothing of it is committed.
+    is_cancelled: AtomicBool,
+}
+
+enum FlightState {
+    UnderWay(UnderWay),
+    Ended(Arc<[Answer]>),
+}
+
+/// What has not ended.
+struct UnderWay {
+    answers: Vec<Answer>,
+    parts: Vec<Part>,
+    room: QueueRoom,
+    begun: Instant,
+    /// On the clock of the host.
+    begun_ns: u64,
+}
+
+/// Copies of some of the blocks; `places` are those of their answers.
+struct Part {
+    copy: GpuCopy,
+    places: Vec<usize>,
+    blocks: Blocks,
+}
+
+enum Blocks {
+    /// Cells that are filled.
+    Published(Vec<Reservation>),
+    /// Blocks that are copied, all of them with a look at their checksums or none.
+    Pulled(Vec<Pinned>, bool),
+}
+
+/// All of a process that have not ended.
+#[derive(Default)]
+pub(super) struct Flights {
+    under_way: Mutex<Vec<Arc<Flight>>>,
+    /// The thread that looks after them, where there is one.
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Queued {
+    /// Of blocks whose answers are known.
+    fn ended(answers: Vec<Answer>) -> Queued {
+        Queued { flight: Arc::new(Flight::new(FlightState::Ended(answers.into()))) }
+    }
+
+    /// The answers, one for each block in its order, once all copies have ended; goes on with them without waiting.
+    ///
+    /// Of a publish: [`Answer::Done`], [`Answer::Exists`], [`Answer::Refused`]; of a pull: [`Answer::Done`], [`Answer::Missed`]. Of both
+    /// [`Answer::Failed`], and [`Answer::Dropped`] where the cache was closed before. Only after `Done` is what a pull's memory held right,
+    /// for whatever the caller's stream did with it meanwhile, too.
+    pub fn poll(&self) -> Option<Arc<[Answer]>> {
+        self.flight.advance()
+    }
+
+    /// As [`Queued::poll`], and waits for the end, at most `timeout_ms`.
+    pub fn wait(&self, timeout_ms: u64) -> Option<Arc<[Answer]>> {
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        let [mut pause, longest] = PAUSES;
+        loop {
+            let answers = self.poll();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if answers.is_some() || left.is_zero() {
+                return answers;
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Has a stream (`CUstream`) come after the copies: what it is given from here on finds them made. So a caller may have the memory of
+    /// a publish written anew before the copies have ended.
+    ///
+    /// # Safety
+    /// The stream is there.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`]: the stream does not come after them.
+    pub unsafe fn hold(&self, stream: u64) -> Result<()> {
+        match &*held(&self.flight.state) {
+            // SAFETY: as this function demands.
+            FlightState::UnderWay(under_way) => under_way.parts.iter().try_for_each(|part| unsafe { part.copy.hold(stream) }),
+            FlightState::Ended(_) => Ok(()),
+        }
+    }
+}
+
+impl Flight {
+    fn new(state: FlightState) -> Flight {
+        Flight { state: Mutex::new(state), is_cancelled: AtomicBool::new(false) }
+    }
+
+    /// Goes on without waiting for the GPU.
+    fn advance(&self) -> Option<Arc<[Answer]>> {
+        let mut state = held(&self.state);
+        let under_way = match &mut *state {
+            FlightState::Ended(answers) => return Some(answers.clone()),
+            FlightState::UnderWay(under_way) => under_way,
+        };
+        let is_cancelled = self.is_cancelled.load(Ordering::Acquire) && !mutant!("stream.committed_at_the_end");
+        let timeout_ms = under_way.room.timeout_ms();
+        let is_over = under_way.begun.elapsed() >= Duration::from_millis(timeout_ms);
+        let UnderWay { parts, answers, begun_ns, .. } = under_way;
+        let mut kept = Vec::new();
+        for part in std::mem::take(parts) {
+            let is_done = part.copy.poll().is_some();
+            if is_done || is_over {
+                if !is_done {
+                    part.copy.give_up(timeout_ms);
+                }
+                part.end(answers, is_cancelled, *begun_ns);
+            } else {
+                kept.push(part);
+            }
+        }
+        *parts = kept;
+        if !parts.is_empty() {
+            return None;
+        }
+        let answers: Arc<[Answer]> = std::mem::take(answers).into();
+        *state = FlightState::Ended(answers.clone());
+        Some(answers)
+    }
+}
+
+impl Part {
+    /// Behind copies that have ended, whatever became of them.
+    fn end(self, answers: &mut [Answer], is_cancelled: bool, begun_ns: u64) {
+        let Part { copy, places, blocks } = self;
+        let mut outcomes = copy.take_outcomes().into_iter();
+        let unknown = || Err(Error::Invalid("a copy of a GPU gave no answer".into()));
+        let outcomes = places.iter().map(|_| outcomes.next().unwrap_or_else(unknown)).collect();
+        let ended: Few<Answer> = match blocks {
+            Blocks::Published(reservations) => commit(reservations, outcomes, is_cancelled),
+            Blocks::Pulled(pinned, are_checked) => look_again(pinned, outcomes, are_checked, begun_ns),
+        };
+        places.into_iter().zip(ended).for_each(|(place, answer)| answers[place] = answer);
+    }
+}
+
+/// Commits the cells that were filled, all with one fence, unless the cache is being closed.
+fn commit(reservations: Vec<Reservation>, outcomes: Vec<Outcome>, is_cancelled: bool) -> Few<Answer> {
+    let (mut answers, mut filled, mut places) = (Few::new(), Vec::new(), Vec::new());
+    for (mut reservation, outcome) in reservations.into_iter().zip(outcomes) {
+        // Every one of them is noted: a cell that the GPU may still write to is given to no other block.
+        answers.push(match reservation.note_filled(outcome) {
+            Ok(()) if is_cancelled => Answer::Dropped,
+            Ok(()) => {
+                places.push(answers.len());
+                filled.push(reservation);
+                Answer::Done
+            }
+            Err(error) => Answer::Failed(Arc::new(error)),
+        });
+    }
+    if let Some(inner) = filled.first().map(|first| first.inner.clone())
+        && let Err(error) = inner.commit(&mut filled)
+    {
+        let failed = Answer::Failed(Arc::new(error));
+        places.into_iter().for_each(|place| answers[place] = failed.clone());
+    }
+    answers
+}
+
+/// Steps 4 and 5 of a pull (CACHE.md section 5): whether each block was itself all the while, and its bytes are those of its checksum.
+fn look_again(pinned: Vec<Pinned>, outcomes: Vec<Outcome>, are_checked: bool, begun_ns: u64) -> Few<Answer> {
+    let Some(inner) = pinned.first().map(|first| first.inner.clone()) else { return Few::new() };
+    let cache = Cache { inner: inner.clone() };
+    let verdicts = inner.unchanged(&pinned.iter().collect::<Few<_>>());
+    let answers: Few<Answer> = match verdicts {
+        Err(error) => {
+            cache.count_failed(&error, pinned.len() as u64);
+            let failed = Answer::Failed(Arc::new(error));
+            pinned.iter().map(|_| failed.clone()).collect()
+        }
+        Ok(verdicts) => {
+            let found = pinned.iter().zip(outcomes).zip(verdicts);
+            found
+                .map(|((block, outcome), verdict)| match super::pull::answer(block, are_checked, outcome, verdict) {
+                    Ok(miss) => {
+                        let pulled = miss.map_or(Pulled::Hit { len_bytes: block.len_bytes() }, Pulled::Miss);
+                        cache.count_pulled(&pulled);
+                        miss.map_or(Answer::Done, Answer::Missed)
+                    }
+                    Err(error) => {
+                        cache.count_failed(&error, 1);
+                        Answer::Failed(Arc::new(error))
+                    }
+                })
+                .collect()
+        }
+    };
+    inner.metrics.pull_seconds.observe(inner.host.platform().now_ns().saturating_sub(begun_ns));
+    Pinned::release_all(pinned);
+    answers
+}
+
+impl Flights {
+    /// Looks after what a call has queued.
+    fn add(&self, under_way: UnderWay) -> Queued {
+        let flight = Arc::new(Flight::new(FlightState::UnderWay(under_way)));
+        held(&self.under_way).push(flight.clone());
+        if let Some(thread) = &*held(&self.thread) {
+            thread.unpark();
+        }
+        Queued { flight }
+    }
+
+    /// Goes on with all that have not ended, and says whether there are any.
+    pub(super) fn advance(&self) -> bool {
+        let all = held(&self.under_way).clone();
+        let ended: Vec<Arc<Flight>> = all.into_iter().filter(|flight| flight.advance().is_some()).collect();
+        let mut under_way = held(&self.under_way);
+        under_way.retain(|flight| !ended.iter().any(|ended| Arc::ptr_eq(ended, flight)));
+        !under_way.is_empty()
+    }
+
+    /// Ends with all of them, and commits nothing more. Waits for the GPU, for as long as copies may take.
+    pub(super) fn cancel(&self) {
+        held(&self.under_way).iter().for_each(|flight| flight.is_cancelled.store(true, Ordering::Release));
+        while self.advance() {
+            std::thread::sleep(PAUSES[1]);
+        }
+    }
+}
+
+impl Inner {
+    /// One round of the thread that looks after what is queued: how long it may rest.
+    pub(super) fn queued_round(&self) -> Duration {
+        let mut thread = held(&self.flights.thread);
+        if thread.is_none() {
+            *thread = Some(std::thread::current());
+        }
+        drop(thread);
+        if self.flights.advance() { PAUSES[1] / 5 } else { IDLE }
+    }
+
+    /// That thread ends.
+    pub(super) fn end_queued_rounds(&self) {
+        *held(&self.flights.thread) = None;
+    }
+}
