@@ -256,6 +256,22 @@ class Reservations:
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
 
+class Queued:
+    """Blocks of a GPU that go on beside their caller: what queue_publish and queue_pull return. Dropped, it lets them go on: what is published
+    is committed all the same. Until the end the cache keeps the layout, and so what its `owner` or its tensors are."""
+
+    def done(self) -> bool:
+        """Whether all of it has ended, well or not. Does not wait."""
+
+    def wait(self, timeout_ms: int | None = None) -> list[Outcome] | list[MissReason | None]:
+        """Waits for the end, None = as long as calls of the pool may take, and says what became of each block, as publish_blocks and
+        pull_blocks do. Raises the error of the first block that has one (DeviceError, FencedError, TimeoutError_ of a copy that did not end,
+        ClosedError where the cache was closed before: nothing was committed then); others may be stored. TimeoutError_ while it has not
+        ended, too: done() tells."""
+
+    def hold(self, stream: _GpuStream | int) -> None:
+        """Has a stream come after the copies: work that it is given from here on may write the memory of a publish anew."""
+
 class Event:
     """What happened to a block of this process.
 
@@ -434,6 +450,43 @@ class Cache:
         A missed block's memory may hold anything. A block of another length than the layout's is a miss ("length"). Blocks of a GPU come
         after what `after` says, as in publish_blocks, and are there for every stream when the call returns. After TimeoutError_ a GPU may
         still write to them: use their memory for nothing else before is_settled.
+        """
+
+    def queue_publish(
+        self,
+        ns: Namespace,
+        keys: Iterable[bytes],
+        layout: BlockLayout,
+        block_ids: Iterable[int],
+        *,
+        stream: _GpuStream | int,
+        parents: Iterable[bytes | None] | None = None,
+        wait_ms: int | None = None,
+    ) -> Queued:
+        """As publish_blocks for blocks of a GPU, and returns when the GPU has been given the copies. They come after what `stream` was given
+        before (a stream as torch's, or its number: CUstream); the blocks are committed when they have ended, by a thread of the cache.
+
+        Until then the memory is not written, but by work of streams that Queued.hold has ordered. The bytes under way have a bound
+        (CXL_CUDA_QUEUED_BYTES); a call above it waits for earlier ones at most wait_ms (None = as long as calls of the pool may take), then
+        raises FullError; InvalidError where it never fits. Where a CPU has a part in the copies (the pool is not registered, or checksums
+        are on and no kernel takes them) the call waits for them. Raises as publish_blocks for what keeps it from beginning.
+        """
+
+    def queue_pull(
+        self,
+        ns: Namespace,
+        keys: Iterable[bytes],
+        layout: BlockLayout,
+        block_ids: Iterable[int],
+        *,
+        stream: _GpuStream | int,
+        wait_ms: int | None = None,
+    ) -> Queued:
+        """As pull_blocks for blocks of a GPU, and returns when the GPU has been given the copies. They come after what `stream` was given
+        before, and what it is given from here on comes after them: kernels that use the blocks may be launched at once.
+
+        Whether a block is right is known behind the copies: until wait() has said None for it, such kernels may have read anything, and
+        nothing of their results counts (no token is sampled, no block published). Bound, waits and errors are those of queue_publish.
         """
 
     def lent_region(self, len_bytes: int, block_count: int, *, parts: int = 1) -> LentRegion:

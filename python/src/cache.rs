@@ -12,6 +12,7 @@ use crate::member::Member;
 use crate::metrics;
 use crate::names::{Namespace, chained_keys_of, key_of, keys_of, parent_of};
 use crate::pins::{PinSet, Pins};
+use crate::queued::{Call, Kept, Queued, stream_of};
 use crate::region::{Lender, LentRegion};
 use crate::reservations::{Reservations, ReservedSet};
 use crate::watch::Watch;
@@ -39,6 +40,8 @@ pub struct OpenCache {
     reservations: Mutex<Vec<Weak<ReservedSet>>>,
     /// What it lends blocks from.
     lenders: Mutex<Vec<Weak<Lender>>>,
+    /// What goes on beside its caller, and the layouts of its memory.
+    queued: Mutex<Vec<Kept>>,
     /// Addresses of the pool in this process.
     pub pool: Range<usize>,
     /// Told when it is closed.
@@ -62,6 +65,7 @@ impl OpenCache {
             pins: Mutex::default(),
             reservations: Mutex::default(),
             lenders: Mutex::default(),
+            queued: Mutex::default(),
             pool,
             end: Arc::default(),
             member,
@@ -88,6 +92,16 @@ impl OpenCache {
         let mut reservations = held(&self.reservations);
         reservations.retain(|known| known.strong_count() > 0);
         reservations.push(Arc::downgrade(set));
+    }
+
+    /// Keeps what was queued until it has ended, and lets go of what has.
+    pub fn remember_queued(&self, kept: Kept) {
+        let mut queued = held(&self.queued);
+        let ended: Vec<Kept> = queued.extract_if(.., |kept| kept.has_ended()).collect();
+        queued.push(kept);
+        drop(queued);
+        // Without the lock: what they let go of may run code of the program.
+        drop_detached(ended);
     }
 
     /// Remembers who lends blocks, so that closing can take them back.
@@ -425,6 +439,43 @@ impl Cache {
             blocks::pull(open, namespace, &keys, local, |at, _| places.ranges(ids[at]))
         })?;
         Ok(blocks::reasons(&pulled))
+    }
+
+    #[pyo3(signature = (ns, keys, layout, block_ids, *, stream, parents=None, wait_ms=None))]
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn queue_publish(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        layout: &Bound<'_, BlockLayout>,
+        block_ids: &Bound<'_, PyAny>,
+        stream: &Bound<'_, PyAny>,
+        parents: Option<&Bound<'_, PyAny>>,
+        wait_ms: Option<u64>,
+    ) -> PyResult<Queued> {
+        let wanted = chained_keys_of(keys, parents)?;
+        let ids = layout.get().block_ids(block_ids, wanted.len(), Use::Read)?;
+        let call = Call { namespace: ns.0, layout: layout.clone().unbind(), ids, stream: stream_of(stream)?, wait_ms };
+        call.publish(py, self.handle()?, &wanted)
+    }
+
+    #[pyo3(signature = (ns, keys, layout, block_ids, *, stream, wait_ms=None))]
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn queue_pull(
+        &self,
+        py: Python<'_>,
+        ns: &Namespace,
+        keys: &Bound<'_, PyAny>,
+        layout: &Bound<'_, BlockLayout>,
+        block_ids: &Bound<'_, PyAny>,
+        stream: &Bound<'_, PyAny>,
+        wait_ms: Option<u64>,
+    ) -> PyResult<Queued> {
+        let keys = keys_of(keys)?;
+        let ids = layout.get().block_ids(block_ids, keys.len(), Use::Write)?;
+        let call = Call { namespace: ns.0, layout: layout.clone().unbind(), ids, stream: stream_of(stream)?, wait_ms };
+        call.pull(py, self.handle()?, &keys)
     }
 
     #[pyo3(signature = (len_bytes, block_count, *, parts=1))]

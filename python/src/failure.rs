@@ -42,14 +42,17 @@ impl Failure {
         Failure::Own("InvalidError", "invalid", message.into())
     }
 
+    /// One that others are told as well.
+    pub fn of(error: &Error) -> Self {
+        let (class, kind) = names(error);
+        Failure::Own(class, kind, error.to_string())
+    }
+
     fn parts(self) -> (&'static str, &'static str, String) {
         match self {
             Failure::Own(class, kind, message) => (class, kind, message),
             Failure::Refused(kind, message) => ("FullError", kind, message),
-            Failure::Pool(error) => {
-                let (class, kind) = names(&error);
-                (class, kind, error.to_string())
-            }
+            Failure::Pool(error) => Failure::of(&error).parts(),
         }
     }
 }

@@ -103,6 +103,11 @@ impl BlockLayout {
         self.block_bytes
     }
 
+    /// The GPU that the blocks lie on, where it is one.
+    pub fn gpu(&self) -> Option<u32> {
+        self.gpu
+    }
+
     /// Where the blocks lie, for copies that come after what was given to a stream, or to one before an event: objects as torch has them.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ mod metrics;
 mod names;
 mod pins;
 mod pool;
+mod queued;
 mod region;
 mod reservations;
 mod trace;
@@ -49,6 +50,8 @@ mod _native {
     use crate::pins::Pins;
     #[pymodule_export]
     use crate::pool::Pool;
+    #[pymodule_export]
+    use crate::queued::Queued;
     #[pymodule_export]
     use crate::region::{LentOffer, LentRegion};
     #[pymodule_export]

@@ -4,6 +4,7 @@
 import ctypes
 import os
 import subprocess
+import threading
 import time
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import kvbm_cxl
 import pools
 import pytest
 from kvbm_cxl import BlockLayout
-from kvbm_cxl.errors import DeviceError, InvalidError, NotFoundError, TimeoutError_
+from kvbm_cxl.errors import ClosedError, DeviceError, FullError, InvalidError, NotFoundError, TimeoutError_
 from pools import chain, namespace, payload
 
 NS = namespace()
@@ -243,3 +244,117 @@ def test_tensors_tell_their_gpu():
         with pytest.raises(InvalidError, match="no device"):
             BlockLayout([(4096, 100, 100)], 1, device=device)
     assert kvbm_cxl.BlockLayout([(4096, 100, 100)], 1, device="cuda:3").device == "cuda:3"
+
+
+@pytest.fixture(params=[{"checksums": True}, {"checksums": False}], ids=["checksums", "without"])
+def queueing(gpu, pool, request):
+    """A cache that gives its GPU what is queued; with checksums, which this driver has no kernels for, a call waits."""
+    with pool.cache(**request.param) as cache:
+        cache.open_gpu(0)
+        yield SimpleNamespace(gpu=gpu, cache=cache, waits=request.param["checksums"])
+
+
+def test_queued_blocks_go_in_the_order_of_the_streams(queueing):
+    gpu, cache, keys = queueing.gpu, queueing.cache, chain(COUNT)
+    addresses, stream = [gpu.allocate(part) for part in parts([], [])], gpu.stream()
+    for address, part in zip(addresses, parts(keys, range(COUNT)), strict=True):
+        gpu.kernel(stream, address, part)
+    gpu.set("is_stuck", not queueing.waits)
+    published = cache.queue_publish(NS, keys, layout(addresses), range(COUNT), stream=stream)
+    assert published.done() == queueing.waits
+    if not queueing.waits:
+        assert repr(published) == "Queued(publish, under way)" and not any(cache.has(NS, keys))
+        with pytest.raises(TimeoutError_, match="queued"):
+            published.wait(timeout_ms=5)
+        published.hold(stream)
+        for address in addresses:
+            gpu.kernel(stream, address, b"x" * 100)
+        gpu.set("is_stuck", 0)
+    assert published.wait() == ["stored"] * COUNT and published.done() and repr(published) == "Queued(publish, ended)"
+    assert cache.queue_publish(NS, keys[:2], layout(addresses), range(2), stream=stream.cuda_stream).wait() == ["exists"] * 2
+    into = bytearray(BLOCK_BYTES)
+    for key in keys:
+        assert cache.pull(NS, key, into)
+        assert into == payload(key, BLOCK_BYTES)
+
+    targets, other = [gpu.allocate(part) for part in parts([], [])], gpu.stream()
+    pulled = cache.queue_pull(NS, keys[:4] + chain(1, seed=9), layout(targets), range(5), stream=other)
+    # Work that is given to the stream at once finds the blocks.
+    gpu.kernel(other, targets[0], b"y" * 100)
+    gpu.library.fake_finish()
+    assert pulled.wait() == [None] * 4 + ["absent"]
+    expected = parts(keys[:4], range(4))
+    expected[0] = b"y" * 100 + expected[0][100:]
+    assert [gpu.read(address, COUNT * PART_BYTES) for address in targets] == expected
+
+
+def test_the_cache_commits_what_a_program_has_let_go_of(gpu, pool):
+    keys = chain(2)
+    with pool.cache(checksums=False) as cache:
+        cache.open_gpu(0)
+        addresses = [gpu.allocate(part) for part in parts(keys, range(2))]
+        gpu.set("is_stuck", 1)
+        cache.queue_publish(NS, keys, layout(addresses), range(2), stream=0)
+        gpu.set("is_stuck", 0)
+        deadline = time.monotonic() + 60
+        while not all(cache.has(NS, keys)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    gpu.library.fake_finish()
+
+
+def test_closing_commits_nothing_of_what_is_queued(gpu, pool):
+    keys = chain(4)
+    addresses = [gpu.allocate(part) for part in parts(keys, range(4))]
+    with pool.cache(checksums=False) as cache:
+        cache.open_gpu(0)
+        assert cache.publish_blocks(NS, keys[:2], layout(addresses), range(2)) == ["stored"] * 2
+        gpu.set("is_stuck", 1)
+        stream = gpu.stream()
+        published = cache.queue_publish(NS, keys[2:], layout(addresses), range(2, 4), stream=stream)
+        pulled = cache.queue_pull(NS, keys[:2], layout(addresses), range(2), stream=stream)
+        threading.Timer(0.1, gpu.set, ("is_stuck", 0)).start()
+    with pytest.raises(ClosedError):
+        published.wait()
+    assert pulled.wait() == [None] * 2
+    with pool.cache(checksums=False) as cache:
+        assert cache.has(NS, keys) == [True, True, False, False] and cache.pinned() == 0
+        assert cache.publish(NS, keys[3], payload(keys[3], 100)) == "stored"
+    gpu.library.fake_finish()
+
+
+def test_what_cannot_be_queued_is_refused(gpu, pool, monkeypatch):
+    monkeypatch.setenv("CXL_CUDA_QUEUED_BYTES", "8192")
+    monkeypatch.setenv("CXL_CUDA_TIMEOUT_MS", "300")
+    keys = chain(COUNT)
+    addresses, stream = [gpu.allocate(part) for part in parts(keys, range(COUNT))], gpu.stream()
+    places = layout(addresses)
+    with pool.cache(checksums=False) as cache:
+        cache.open_gpu(0)
+        with pytest.raises(InvalidError, match="CXL_CUDA_QUEUED_BYTES"):
+            cache.queue_publish(NS, keys, places, range(COUNT), stream=stream)
+        with pytest.raises(InvalidError, match="host's memory"):
+            cache.queue_publish(NS, keys[:1], BlockLayout.of_tensors([bytearray(10)]), [0], stream=stream)
+        for wrong in ("a stream", SimpleNamespace(), -1):
+            with pytest.raises(InvalidError, match="no stream"):
+                cache.queue_pull(NS, keys[:1], places, [0], stream=wrong)
+        with pytest.raises(InvalidError, match="twice"):
+            cache.queue_pull(NS, keys[:2], places, [0, 0], stream=stream)
+        assert cache.publish_blocks(NS, keys[:1], places, [0]) == ["stored"]
+        gpu.set("is_stuck", 1)
+        first = cache.queue_pull(NS, keys[:1], places, [0], stream=stream)
+        with pytest.raises(FullError, match="room"):
+            cache.queue_publish(NS, keys[1:2], places, [1], stream=stream, wait_ms=0)
+        # It does not end in time, and the room is free.
+        with pytest.raises(TimeoutError_, match="GPU 0"):
+            first.wait(timeout_ms=60_000)
+        gpu.set("is_stuck", 0)
+        assert cache.is_settled(timeout_ms=60_000)
+        gpu.set("copy_error", 719)
+        failed = cache.queue_publish(NS, keys[1:2], places, [1], stream=stream)
+        with pytest.raises(DeviceError) as raised:
+            failed.wait()
+        assert raised.value.kind == "gpu"
+        gpu.set("copy_error", 0)
+        assert cache.queue_publish(NS, keys[1:2], places, [1], stream=stream).wait() == ["stored"]
+    gpu.library.fake_finish()

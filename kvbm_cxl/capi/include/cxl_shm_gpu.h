@@ -113,6 +113,63 @@ int cxl_shm_gpu_cancel(cxl_gpu_copy_t copy);
  * changes, and their memory stays in use. */
 int cxl_shm_gpu_release(cxl_gpu_copy_t copy);
 
+/* Blocks of the prefix cache, in the order of a stream
+ *
+ * Blocks that lie on a GPU are published and pulled beside the caller. A call returns when the GPU has been given the copies. These come
+ * after what `stream` was given before (CUstream; 0 is the default stream), and what it is given after a pull comes after the copies. A
+ * block that is published is committed when its copy has ended, by a thread of the library. cxl_shm_cache_open() comes before; the GPU is
+ * opened with its first block, as the environment says (CXL_CUDA_...).
+ *
+ * Ownership   The memory of the blocks stays as it is (publish), or is used by work of that stream alone (pull), until
+ *             cxl_shm_gpu_queued_wait() has said how they ended. A caller that has the memory of a publish written anew before that orders
+ *             the work with cxl_shm_gpu_queued_hold(). After an outcome of CXL_SHM_E_TIMEOUT the GPU may use it until the cache is closed.
+ * Misses      Whether a pulled block is right is known behind its copy. Until its outcome is CXL_SHM_OK, work of the stream may have read
+ *             anything there, and nothing of its results counts.
+ * Bound       The copies that are under way have at most CXL_CUDA_QUEUED_BYTES (256 MiB) together. A call above that waits for earlier ones
+ *             at most `wait_ms` (CXL_SHM_TIMEOUT_DEFAULT = the pool's), then fails with CXL_SHM_E_FULL; CXL_SHM_E_INVALID where it never
+ *             fits. Where a CPU has a part in the copies (the pool is not registered, or checksums are on and no kernel takes them) the
+ * call waits for all of them. */
+
+#define CXL_SHM_GPU_QUEUED_NONE 0u /* never blocks that were queued */
+
+typedef uint64_t cxl_gpu_queued_t; /* blocks that were queued: never used again */
+
+/* A stretch of a GPU's memory. The parts of a block follow one another in it. */
+typedef struct cxl_shm_gpu_part {
+    uint64_t device; /* address of the first byte (CUdeviceptr) */
+    size_t len_bytes;
+} cxl_shm_gpu_part_t;
+
+typedef struct cxl_shm_gpu_block {
+    uint8_t name_space[CXL_SHM_ID_BYTES];
+    uint8_t key[CXL_SHM_ID_BYTES];
+    const uint8_t* parent;           /* of a publish: key of the block before it in its chain, or NULL */
+    const cxl_shm_gpu_part_t* parts; /* where it lies, or goes to: as long as the block together */
+    size_t count;                    /* of parts */
+} cxl_shm_gpu_block_t;
+
+/* Publishes blocks of GPU `device`. On failure nothing is under way: errors as above, and CXL_SHM_E_NOT_FOUND (no such GPU), CXL_SHM_E_GPU,
+ * CXL_SHM_E_FENCED. */
+int cxl_shm_gpu_queue_publish(cxl_pool_t* pool, uint32_t device, uint64_t stream, const cxl_shm_gpu_block_t* blocks, size_t count,
+                              uint64_t wait_ms, cxl_gpu_queued_t* queued);
+
+/* Pulls blocks to GPU `device`. Each byte of its memory is named once. Errors as cxl_shm_gpu_queue_publish(). */
+int cxl_shm_gpu_queue_pull(cxl_pool_t* pool, uint32_t device, uint64_t stream, const cxl_shm_gpu_block_t* blocks, size_t count,
+                           uint64_t wait_ms, cxl_gpu_queued_t* queued);
+
+/* Waits for the end of blocks that were queued, at most `timeout_ms`; 0 looks. CXL_SHM_OK once all of them have ended: then outcomes[i]
+ * says what became of blocks[i], of which there are `count`. CXL_SHM_OK: it is stored, or pulled and verified. CXL_SHM_E_EXISTS,
+ * CXL_SHM_E_BUSY, CXL_SHM_E_FULL, CXL_SHM_E_NOT_FOUND: as of cxl_shm_cache_publish() and cxl_shm_cache_pull(). CXL_SHM_E_CLOSED: the cache
+ * was closed before, and nothing was committed. CXL_SHM_E_GPU, CXL_SHM_E_TIMEOUT and others: it failed.
+ * CXL_SHM_E_TIMEOUT if they have not ended; outcomes are not written then. */
+int cxl_shm_gpu_queued_wait(cxl_gpu_queued_t queued, uint64_t timeout_ms, int32_t* outcomes, size_t count);
+
+/* Has a stream come after the copies: work that it is given from here on finds them made. */
+int cxl_shm_gpu_queued_hold(cxl_gpu_queued_t queued, uint64_t stream);
+
+/* Forgets blocks that have ended: the number is not valid any more. CXL_SHM_E_BUSY if they have not, as far as is known. */
+int cxl_shm_gpu_queued_release(cxl_gpu_queued_t queued);
+
 #ifdef __cplusplus
 }
 #endif

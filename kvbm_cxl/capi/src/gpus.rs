@@ -28,22 +28,25 @@ struct CopyEntry {
 }
 
 /// What is open of a kind, each with the number of forks before it was.
-type Table<T> = Mutex<BTreeMap<u64, (usize, Arc<T>)>>;
+pub type Table<T> = Mutex<BTreeMap<u64, (usize, Arc<T>)>>;
 
 static GPUS: Table<GpuEntry> = Mutex::new(BTreeMap::new());
 static COPIES: Table<CopyEntry> = Mutex::new(BTreeMap::new());
 
-fn locked<T>(table: &'static Table<T>) -> MutexGuard<'static, BTreeMap<u64, (usize, Arc<T>)>> {
+/// A table, locked.
+pub fn locked<T>(table: &'static Table<T>) -> MutexGuard<'static, BTreeMap<u64, (usize, Arc<T>)>> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
+/// Enters something under a number of its own.
+pub fn enter<T>(table: &'static Table<T>, entry: T) -> u64 {
     let number = handle::fresh_number();
     locked(table).insert(number, (handle::forks(), Arc::new(entry)));
     number
 }
 
-fn find<T>(table: &'static Table<T>, number: u64, what: &str) -> Outcome<Arc<T>> {
+/// What is entered under a number; `what` is what messages call it.
+pub fn find<T>(table: &'static Table<T>, number: u64, what: &str) -> Outcome<Arc<T>> {
     match locked(table).get(&number) {
         Some((forks, entry)) if *forks == handle::forks() => Ok(entry.clone()),
         Some(_) => Err(Failure::new(Status::E_FORKED, format!("{what} {number} is the parent process's: a GPU does not outlive a fork"))),

@@ -9,7 +9,7 @@
 //! - [`types`]: the structures of the header, and how structures of another version are read and written.
 //! - `handle`: open pools by number, the default pool, which pool an address lies in.
 //! - `pool`: a pool and this process's membership in it; `locks`: locks held across calls;
-//!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies; `gpus`: memory of GPUs;
+//!   `rings`: listeners and connections; `devices`: devices by themselves; `copies`: lists of copies; `gpus`, `queued`: memory of GPUs;
 //!   `turns`: what calls use one at a time; `counts`: counters; `upkeep`: what has to be done meanwhile.
 
 mod api;
@@ -21,6 +21,7 @@ mod gpus;
 mod handle;
 mod locks;
 mod pool;
+mod queued;
 mod rings;
 pub mod status;
 mod turns;

@@ -26,6 +26,8 @@ pub type CxlDevice = u64;
 pub type CxlGpu = u64;
 /// `cxl_gpu_copy_t`.
 pub type CxlGpuCopy = u64;
+/// `cxl_gpu_queued_t`.
+pub type CxlGpuQueued = u64;
 /// `shm_ptr_t`.
 pub type ShmPtr = u64;
 
@@ -59,6 +61,7 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_COPY_WITHIN", COPY_WITHIN as u64),
     ("CXL_SHM_GPU_NONE", 0),
     ("CXL_SHM_GPU_COPY_NONE", 0),
+    ("CXL_SHM_GPU_QUEUED_NONE", 0),
     ("CXL_SHM_GPU_TO_HOST", GPU_TO_HOST as u64),
     ("CXL_SHM_GPU_FROM_HOST", GPU_FROM_HOST as u64),
     ("CXL_SHM_GPU_BUFFERED", GPU_BUFFERED as u64),
@@ -300,6 +303,21 @@ structures! {
         device: u64,
         host: usize,
         len_bytes: usize,
+    }
+
+    /// A stretch of a GPU's memory, by its address there.
+    "cxl_shm_gpu_part_t" GpuPart {
+        device: u64,
+        len_bytes: usize,
+    }
+
+    /// A block of the cache that lies on a GPU. `parent` and `parts` are addresses.
+    "cxl_shm_gpu_block_t" GpuBlock {
+        name_space: [u8; 16],
+        key: [u8; 16],
+        parent: usize,
+        parts: usize,
+        count: usize,
     }
 
     /// What a caller counted.

@@ -24,6 +24,33 @@ fn run(link: Link, coherence: &str, kind: Kind, role: &str) -> Option<(Running, 
     Some((start(&folder, &program, "one", coherence, &args), (folder, fake, broken)))
 }
 
+/// The program of blocks that a stream orders, on a pool of its own.
+fn run_queued(link: Link, coherence: &str, role: &str) -> Option<(Running, (Folder, Fake))> {
+    let folder = Folder::new();
+    let program = program(&folder, "queued.c", link)?;
+    let (fake, pool) = (Fake::new(Kind::New), folder.path("pool"));
+    let args = [OsStr::new(role), pool.as_os_str(), OsStr::new(fake.path())];
+    Some((start(&folder, &program, "one", coherence, &args), (folder, fake)))
+}
+
+#[test]
+fn blocks_in_the_order_of_a_stream_are_told_of_when_their_copies_have_ended() {
+    for (link, coherence) in
+        [(Link::Shared, "native"), (Link::Static, "native"), (Link::Shared, "emulated:seed=5,noise=4"), (Link::Sanitized, "native")]
+    {
+        let Some((running, _files)) = run_queued(link, coherence, "all") else { return };
+        succeed(vec![running]);
+    }
+}
+
+/// A program that takes blocks for published before their end is told does not find them.
+#[test]
+fn a_program_that_does_not_wait_for_queued_blocks_is_noticed() {
+    let Some((running, _files)) = run_queued(Link::Shared, "native", "no-wait") else { return };
+    let (statuses, text) = finish(vec![running]);
+    assert!(statuses.iter().any(|status| status.code() == Some(1)) && text.contains("is_there(0"), "{statuses:?}\n{text}");
+}
+
 #[test]
 fn copies_of_gpu_memory_arrive_late_fail_and_are_held_until_their_end() {
     for (link, coherence, kind) in [

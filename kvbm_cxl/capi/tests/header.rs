@@ -86,6 +86,7 @@ fn c_type(rust: &str) -> String {
         "c_void" => "void",
         "u8" => "uint8_t",
         "u32" => "uint32_t",
+        "i32" => "int32_t",
         "i64" => "int64_t",
         "u64" => "uint64_t",
         "usize" => "size_t",
@@ -95,6 +96,7 @@ fn c_type(rust: &str) -> String {
         "CxlDevice" => "cxl_device_t",
         "CxlGpu" => "cxl_gpu_t",
         "CxlGpuCopy" => "cxl_gpu_copy_t",
+        "CxlGpuQueued" => "cxl_gpu_queued_t",
         "ShmPtr" => "shm_ptr_t",
         "Options" => "cxl_shm_options_t",
         "FormatOptions" => "cxl_shm_format_options_t",
@@ -109,6 +111,7 @@ fn c_type(rust: &str) -> String {
         "GpuOptions" => "cxl_shm_gpu_options_t",
         "GpuInfo" => "cxl_shm_gpu_info_t",
         "GpuPiece" => "cxl_shm_gpu_piece_t",
+        "GpuBlock" => "cxl_shm_gpu_block_t",
         "Option<LogFn>" => "cxl_shm_log_fn",
         other => panic!("no C type is known for {other}"),
     };

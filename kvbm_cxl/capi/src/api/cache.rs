@@ -4,6 +4,7 @@
 use super::{items, writable};
 use crate::cache::CacheMember;
 use crate::handle;
+use crate::pool::OpenPool;
 use crate::status::{Failure, Outcome, Status, status_of};
 use crate::types::{self, Block, BlockId, CacheOptions, CxlPool, Piece};
 use cxl_pool::cache::{BlockKey, Namespace, NamespaceFields, chain};
@@ -11,9 +12,14 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// Runs `work` with the cache of a pool.
 fn with_cache<T>(pool: *mut CxlPool, work: impl FnOnce(&CacheMember) -> Outcome<T>) -> Outcome<T> {
+    with_open_cache(pool, |_, cache| work(cache))
+}
+
+/// Runs `work` on a pool and its cache.
+pub(super) fn with_open_cache<T>(pool: *mut CxlPool, work: impl FnOnce(&OpenPool, &CacheMember) -> Outcome<T>) -> Outcome<T> {
     handle::with(pool, |pool| {
         pool.as_member(|member| match &*member.cache.load() {
-            Some(cache) => work(cache),
+            Some(cache) => work(pool, cache),
             None => Err(Failure::new(Status::E_CLOSED, "the cache of this pool is not open: call cxl_shm_cache_open")),
         })
     })
@@ -33,7 +39,7 @@ unsafe fn id_at(id: *const BlockId) -> Outcome<BlockId> {
 ///
 /// # Safety
 /// `at` is null or 16 readable bytes.
-unsafe fn bytes_at(at: *const u8) -> Option<[u8; 16]> {
+pub(super) unsafe fn bytes_at(at: *const u8) -> Option<[u8; 16]> {
     // SAFETY: not null, so 16 readable bytes.
     (!at.is_null()).then(|| unsafe { at.cast::<[u8; 16]>().read_unaligned() })
 }

@@ -13,6 +13,7 @@ mod lock;
 mod log;
 mod object;
 mod open;
+mod queued;
 mod ring;
 
 use crate::status::{Failure, Outcome};
