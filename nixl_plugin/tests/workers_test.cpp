@@ -4,6 +4,7 @@
 #include "support/pools.h"
 #include "transfer/direct.h"
 #include <latch>
+#include <sched.h>
 
 using namespace kvbm_cxl;
 
@@ -47,6 +48,56 @@ void the_end_waits_until_workers_have_let_go() {
     workers.shut_down();
 }
 
+/// Each thread begins with what it was told to, before it runs a job.
+void each_thread_begins_as_told() {
+    static thread_local bool has_begun = false;
+    struct Look : Job {
+        std::latch both{2};
+        std::atomic<int> good{0};
+        void run() noexcept override {
+            good += has_begun;
+            both.arrive_and_wait();
+        }
+    };
+    auto look = std::make_shared<Look>();
+    std::atomic<int> begun{0};
+    Workers workers(2, [&] {
+        has_begun = true;
+        begun++;
+    });
+    CHECK(workers.submit(look, 2));
+    look->both.wait();
+    workers.shut_down();
+    CHECK(begun == 2 && look->good == 2);
+}
+
+/// Workers of an engine run where CXL_CPUS wants them, and nothing else of the program is bound.
+void workers_run_where_they_are_told(const testing::Folder& folder) {
+    cpu_set_t all, now;
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    int last = CPU_SETSIZE - 1;
+    while (!CPU_ISSET(last, &all))
+        last--;
+    Options options = testing::new_pool(folder, "bound", "native");
+    setenv("CXL_CPUS", ("workers=" + std::to_string(last)).c_str(), 1);
+    auto core = testing::new_core(options);
+    unsetenv("CXL_CPUS");
+    struct Look : Job {
+        cpu_set_t seen;
+        std::latch done{1};
+        void run() noexcept override {
+            CHECK(sched_getaffinity(0, sizeof seen, &seen) == 0);
+            done.count_down();
+        }
+    };
+    auto look = std::make_shared<Look>();
+    CHECK(core->workers.submit(look, 1));
+    look->done.wait();
+    core->workers.shut_down();
+    CHECK(CPU_COUNT(&look->seen) == 1 && CPU_ISSET(last, &look->seen));
+    CHECK(sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&all, &now));
+}
+
 /// Jobs that wait in the queue are run before the end.
 void what_was_submitted_is_run() {
     struct Count : Job {
@@ -87,6 +138,8 @@ void a_copy_does_not_keep_the_core(const Options& options) {
 int main() {
     the_end_waits_until_workers_have_let_go();
     what_was_submitted_is_run();
+    each_thread_begins_as_told();
     testing::Folder folder;
+    workers_run_where_they_are_told(folder);
     a_copy_does_not_keep_the_core(testing::new_pool(folder, "pool", "native"));
 }

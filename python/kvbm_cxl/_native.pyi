@@ -666,6 +666,12 @@ class Pool:
     def slot(self) -> int:
         """This host's slot."""
 
+    def bind_worker(self) -> None:
+        """Lets the calling thread run only where CXL_CPUS says that workers do ("workers=..."); nothing where it does not say.
+
+        Raises InvalidError, ClosedError.
+        """
+
     @property
     def incarnation(self) -> int:
         """This host's incarnation now."""

@@ -12,6 +12,7 @@ use crate::names::Namespace;
 use cxl_pool::cache::CacheConfig;
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::copy::CudaConfig;
+use cxl_pool::cpus::ThreadKind;
 use cxl_pool::host::HostConfig;
 use cxl_pool::media::uuid_text;
 use cxl_pool::pool::OpenOptions;
@@ -135,6 +136,11 @@ impl Pool {
     fn last_error(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let failed = self.call(py, |member| Ok(member.host.failed_rounds().last()))?;
         Ok(failed.map(|failed| format!("{}: {}", failed.what, failed.message)))
+    }
+
+    fn bind_worker(&self, py: Python<'_>) -> PyResult<()> {
+        // On the caller's own thread, whichever runs this.
+        self.call(py, |member| Ok(member.host.config().cpus.bind_current_thread(ThreadKind::Worker)?))
     }
 
     #[getter]

@@ -11,6 +11,7 @@ use crate::names::{Namespace, chained_keys_of, keys_of};
 use cxl_pool::Error;
 use cxl_pool::cache::lent::{self, Lend, Lending, Offer, Part, RegionSize};
 use cxl_pool::copy::LocalPlace;
+use cxl_pool::cpus::ThreadKind;
 use pyo3::prelude::*;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -38,7 +39,13 @@ impl Lender {
         let (tidy, woken) = sync_channel(1);
         let lender = Arc::new(Lender { region: RwLock::new(Some(region)), tidy });
         let known = Arc::downgrade(&lender);
+        let host = open.member.host.clone();
         let run = move || {
+            if let Err(error) = host.config().cpus.bind_current_thread(ThreadKind::Upkeep) {
+                host.failed_rounds().record("binding the thread that tidies up lent blocks to its CPUs", &error);
+            }
+            // Held no longer: the thread may outlive the host's last user.
+            drop(host);
             while woken.recv_timeout(Duration::from_millis(TIDY_MS)) != Err(RecvTimeoutError::Disconnected) {
                 let Some(lender) = known.upgrade() else { return };
                 // Whatever it is: the calls of this process meet it too and report it, and the next round tries again.

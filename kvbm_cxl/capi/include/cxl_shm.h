@@ -228,6 +228,10 @@ int cxl_shm_machine_id(uint8_t* id);
 /* Lets the calling thread run only on the CPUs of a NUMA node. CXL_SHM_E_INVALID for a node with memory only, as CXL memory often is. */
 int cxl_shm_bind_thread(uint32_t numa_node);
 
+/* Lets the calling thread run only where CXL_CPUS says that workers of a program on this pool do ("workers=..."), and anywhere that it
+ * could before where it says nothing. The threads of the library see to themselves. */
+int cxl_shm_bind_worker(cxl_pool_t* pool);
+
 /* ---- Locks --------------------------------------------------------------------------------------------------------------------------- *
  *
  * A lock excludes threads of this process, processes of this host, and hosts. It is not recursive. Its users must keep sections short:

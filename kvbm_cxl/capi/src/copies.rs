@@ -18,7 +18,7 @@ const LARGE_BYTES: usize = 32 << 10;
 
 /// The engine of lists: as `CXL_COPY` says, but in the caller's thread alone. Who wants several threads makes several calls.
 pub fn engine() -> Outcome<Arc<dyn CopyEngine>> {
-    Ok(cxl_pool::copy::engine(CopyConfig { workers: 0, ..CopyConfig::from_env()? }, None)?)
+    Ok(cxl_pool::copy::engine(CopyConfig { workers: 0, ..CopyConfig::from_env()? }, None, None)?)
 }
 
 /// Copies from `offset` of `memory` what is in the memory now.

@@ -17,7 +17,7 @@ fn doctor(arguments: &[&str], coherence: Option<&str>) -> Output {
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cxlctl"));
     command.args(["--json", "doctor", "--batches", "2", "--scratch-bytes", "8M"]).args(arguments);
-    command.env_remove("CXL_POOL").env_remove("CXL_COHERENCE");
+    command.env_remove("CXL_POOL").env_remove("CXL_COHERENCE").env_remove("CXL_CPUS");
     command
 }
 
@@ -166,6 +166,41 @@ fn what_cannot_be_used_is_named_with_advice() {
     assert!(looked.status.success() && report(&looked)["devices"][0]["scratch"].is_null());
     assert_eq!(doctor(&["--scratch-offset", "1G"], None).status.code(), Some(2));
     assert_eq!(doctor(&["--peer-role", "a"], None).status.code(), Some(2));
+}
+
+#[test]
+fn the_node_of_a_device_and_where_threads_run_are_told() {
+    let root = tempfile::tempdir().unwrap();
+    let here = cxl_pool::cpus::CpuSet::of_current_thread().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = root.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, format!("{text}\n")).unwrap();
+    };
+    // Character device 1:5, /dev/zero, as a devdax device near a node that has memory alone.
+    for (name, text) in [("size", "67108864"), ("align", "2097152"), ("numa_node", "1")] {
+        write(&format!("dev/char/1:5/{name}"), text);
+    }
+    for (node, cpus, distance) in [(0, here.to_string(), "10 20"), (1, String::new(), "20 10")] {
+        write(&format!("devices/system/node/node{node}/cpulist"), &cpus);
+        write(&format!("devices/system/node/node{node}/distance"), distance);
+    }
+    let looked = |cpus: Option<&str>| {
+        let mut command = command(&["--look", "--pool", "/dev/zero", "--sysfs", root.path().to_str().unwrap()]);
+        command.envs(cpus.map(|cpus| ("CXL_CPUS", cpus))).output().unwrap()
+    };
+    let told = report(&looked(Some("copy=device;upkeep=any")));
+    let device = &told["devices"][0];
+    assert_eq!((&device["numa_node"], &device["node_cpus"], &device["cpu_node"]), (&1.into(), &"".into(), &0.into()));
+    assert_eq!(device["threads"], format!("copy={here};upkeep=any;workers=any"));
+    assert_eq!(report(&looked(None))["devices"][0]["threads"], "copy=any;upkeep=any;workers=any");
+    for (wrong, reason) in
+        [("node:1", "has memory but no CPUs"), ("node:5", "NUMA node 5 not found"), ("65000", "CPUs 65000"), ("x", "names no CPUs")]
+    {
+        let refused = looked(Some(wrong));
+        assert_eq!(refused.status.code(), Some(1), "{wrong}");
+        assert!(findings(&report(&refused)).contains(reason), "{wrong}: {}", findings(&report(&refused)));
+    }
 }
 
 #[test]

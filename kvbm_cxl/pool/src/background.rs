@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the parts of a process that work in the background are made of: a thread that ends with its owner, and the lock of what it shares.
 
+use crate::cpus::CpuSet;
 use crate::error::{ERROR_CLASSES, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -89,18 +90,32 @@ pub(crate) struct Background {
 
 impl Background {
     /// Starts the thread `name`. Each `round` says how long to rest before the next, or `None` when there is no more to do. `what` is what
-    /// could not be done when no thread can be had ([`Error::Os`]).
-    pub fn start(name: &str, what: &str, mut round: impl FnMut() -> Option<Duration> + Send + 'static) -> Result<Background> {
+    /// could not be done when no thread can be had ([`Error::Os`]). The thread runs on `cpus`, where they are given.
+    pub fn start(
+        name: &str,
+        what: &str,
+        cpus: Option<&CpuSet>,
+        mut round: impl FnMut() -> Option<Duration> + Send + 'static,
+    ) -> Result<Background> {
+        let (cpus, (bound, is_bound)) = (cpus.cloned(), std::sync::mpsc::sync_channel(1));
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let run = move || {
+            let outcome = cpus.map_or(Ok(()), |cpus| cpus.bind_current_thread());
+            let is_refused = outcome.is_err();
+            // The one who starts it waits for this.
+            if bound.send(outcome).is_err() || is_refused {
+                return;
+            }
             while !stopped.load(Ordering::Acquire) {
                 let Some(rest) = round() else { return };
                 std::thread::park_timeout(rest);
             }
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(run).map_err(|source| Error::Os { what: what.into(), source })?;
-        Ok(Background { stop, thread: Some(thread) })
+        let background = Background { stop, thread: Some(thread) };
+        is_bound.recv().unwrap_or(Err(Error::Closed))?;
+        Ok(background)
     }
 }
 

@@ -18,7 +18,7 @@
 //! | `crc`, [`line`](mod@line) | checksums; publish and fetch of a 64-byte line, the two recipes that everything above is made of |
 //! | [`media`] | the on-media format: every line, its writer, its checks |
 //! | [`coherence`] | flushes, fences, non-temporal stores; the CPU, the emulator and the simulator stand behind one trait |
-//! | [`limits`], `error`, [`fault`], [`background`], `failure_detector`, `machine_id` | every bound; typed errors; the named rules and points that tests drop and strike; threads; how long a host was silent; who a machine is |
+//! | [`limits`], `error`, [`fault`], [`background`], [`cpus`], `failure_detector`, `machine_id` | every bound; typed errors; the named rules and points that tests drop and strike; threads, and where they run; how long a host was silent; who a machine is |
 //!
 //! # Example: a cache of KV blocks
 //!
@@ -142,6 +142,7 @@
 //! | `CXL_POLL_US` | how often a member looks for recalls and fences, in microseconds: how long a lock that others want may be late | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
+//! | `CXL_CPUS` | where the threads of the pool run: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1`, see [`cpus`] | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_TIMEOUT_MS` | longest time for a copy of a GPU and the work that it comes after | 10000 |
 //! | `CXL_CUDA_KERNELS` | kernels that move bytes between a GPU and the pool: `builtin`, `none`, or a file with PTX or a cubin; they are used after a trial at the start | `builtin` |
@@ -159,6 +160,7 @@ pub mod background;
 pub mod cache;
 pub mod coherence;
 pub mod copy;
+pub mod cpus;
 mod crc;
 pub mod device;
 mod error;

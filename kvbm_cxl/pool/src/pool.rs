@@ -121,6 +121,7 @@ pub struct Pool {
     faults: Arc<FaultMap>,
     description: String,
     read_only: bool,
+    sysfs: Sysfs,
 }
 
 impl Pool {
@@ -151,7 +152,7 @@ impl Pool {
         if options.read_only {
             connected.memory = Arc::new(ReadOnly(connected.memory));
         }
-        Pool::over(connected, superblock, &devices, options.read_only)
+        Pool::over(connected, superblock, &devices, options.read_only, &options.sysfs)
     }
 
     /// Formats the devices as one pool and opens it.
@@ -200,7 +201,7 @@ impl Pool {
 
         erase_superblocks(&*memory, devices.len())?;
         before.wait_until_stopped()?;
-        let pool = Pool::over(connected, superblock, &devices, false)?;
+        let pool = Pool::over(connected, superblock, &devices, false, &options.sysfs)?;
         write_regions(&pool.lines)?;
         write_superblocks(&*memory, &pool.superblock)?;
         made.keep();
@@ -217,12 +218,12 @@ impl Pool {
         format::erase(spec, options)
     }
 
-    fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool) -> Result<Pool> {
+    fn over(connected: MappedMemory, superblock: Superblock, devices: &[Device], read_only: bool, sysfs: &Sysfs) -> Result<Pool> {
         let MappedMemory { memory, faults, description } = connected;
         let lines = Lines::new(memory, Arc::new(superblock.layout().clone()), superblock.uuid(), superblock.incarnation());
         let file = devices.first().map(Device::file).transpose()?;
         let devices = devices.iter().map(|device| device.info().clone()).collect();
-        Ok(Pool { superblock, devices, file, lines, faults, description, read_only })
+        Ok(Pool { superblock, devices, file, lines, faults, description, read_only, sysfs: sysfs.clone() })
     }
 
     /// The superblock found at open; its device index means nothing here.
@@ -274,14 +275,16 @@ impl Pool {
     /// Joins the pool as part of this machine's host.
     ///
     /// # Errors
-    /// [`Error::Invalid`] on a pool opened read-only, and the errors of [`Host::join`].
+    /// [`Error::Invalid`] on a pool opened read-only; the errors of [`Sysfs::resolve`] and [`Host::join`].
     pub fn join(&self, config: HostConfig) -> Result<Host> {
         if self.read_only {
             return Err(read_only());
         }
         self.check_not_replaced()?;
         let machine = self.machine()?;
-        let config = HostConfig { seats: self.superblock.seats(), ..config };
+        let device_node = self.devices.first().and_then(|device| device.numa_node);
+        let cpus = self.sysfs.resolve(&config.cpus, device_node)?;
+        let config = HostConfig { seats: self.superblock.seats(), cpus, ..config };
         join(self.lines.clone(), Arc::new(machine), config)
     }
 

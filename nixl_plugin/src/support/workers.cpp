@@ -48,6 +48,8 @@ bool Workers::submit(const std::shared_ptr<Job>& job, size_t times) noexcept {
 
 void Workers::serve() noexcept {
     pthread_setname_np(pthread_self(), "nixl-cxl-copy");
+    if (begin_)
+        begin_();
     std::unique_lock lock(mutex_);
     while (true) {
         has_work_.wait(lock, [this] { return is_ending_ || !queue_.empty(); });

@@ -25,6 +25,7 @@ class Job {
 /// A few threads, started when the first job comes. Jobs begin in the order in which they came.
 class Workers {
     const size_t most_;
+    const std::function<void()> begin_;
     std::mutex mutex_;
     std::condition_variable has_work_;
     std::deque<std::shared_ptr<Job>> queue_;
@@ -35,7 +36,8 @@ class Workers {
     void serve() noexcept;
 
   public:
-    explicit Workers(size_t most) : most_(most) {}
+    /// At most so many threads, each of which begins with `begin`, which must not throw.
+    explicit Workers(size_t most, std::function<void()> begin = {}) : most_(most), begin_(std::move(begin)) {}
     /// shut_down()
     ~Workers();
     Workers(const Workers&) = delete;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core.h"
+#include "support/log.h"
 #include <iterator>
 #include <pthread.h>
 #include <unistd.h>
@@ -21,6 +22,12 @@ Engines& engines() {
 }
 
 } // namespace
+
+void Core::bind_worker() const noexcept {
+    // The CPUs were tried when the pool was joined; elsewhere the thread copies the same bytes.
+    if (int status = cxl_shm_bind_worker(pool->handle()); status != CXL_SHM_OK)
+        log_once(LogLevel::warn, "cpus", pool_failure(status, "binding a worker thread to its CPUs").reason());
+}
 
 void Inbox::put(std::string agent, std::string message) {
     std::lock_guard lock(mutex_);

@@ -40,7 +40,9 @@ struct Core {
     Counters counters;
     Workers workers;
 
-    explicit Core(const Options& how) : options(how), workers(how.worker_threads) {}
+    explicit Core(const Options& how) : options(how), workers(how.worker_threads, [this] { bind_worker(); }) {}
+    /// Has the calling thread run where CXL_CPUS wants workers.
+    void bind_worker() const noexcept;
     /// Its engine ends or has ended, though requests of others may keep this.
     std::atomic<bool> has_ended{false};
     /// Made by a process that this one was forked from: its threads are not here, and what they had locked stays locked.

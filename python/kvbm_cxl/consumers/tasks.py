@@ -22,13 +22,15 @@ class Tasks(Generic[_R]):
     threads: int
     ended: Callable[[], None] = lambda: None
     """Called on a thread of the tasks, after the end of one is there to be taken."""
+    begin: Callable[[], None] = lambda: None
+    """Called first by each thread; must not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _results: dict[int, _R] = field(default_factory=dict)
     _under_way: int = 0
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()
-        self._threads = ThreadPoolExecutor(self.threads, f"kvbm-cxl-{self.name}")
+        self._threads = ThreadPoolExecutor(self.threads, f"kvbm-cxl-{self.name}", self.begin)
         self._idle = threading.Condition(self._lock)
 
     def submit(self, work: Callable[[], _R], failed: Callable[[], _R], number: int | None = None) -> int:

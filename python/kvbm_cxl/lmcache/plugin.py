@@ -66,8 +66,8 @@ class CxlStorageBackend(StoragePluginInterface):
         self._access = options.acquire(_WHO, must_open=False)
         self._blocks = Blocks(self._access)
         self._threads = options.threads
-        self._stores = ThreadPoolExecutor(options.threads, "kvbm-cxl-lmcache-store")
-        self._loads = ThreadPoolExecutor(options.threads, "kvbm-cxl-lmcache-load")
+        self._stores = ThreadPoolExecutor(options.threads, "kvbm-cxl-lmcache-store", self._access.bind_worker)
+        self._loads = ThreadPoolExecutor(options.threads, "kvbm-cxl-lmcache-load", self._access.bind_worker)
         self._storing: dict[CacheEngineKey, Future] = {}
         self._pins = Held()
         # Those of a lookup whose load follows, by the lookup.

@@ -70,10 +70,10 @@ class CxlL2Adapter(L2AdapterInterface):
         self._namespaces = Namespaces(config.options.namespace)
         self._notifiers = [create_event_notifier() for _ in range(3)]
         self._store_efd, self._lookup_efd, self._load_efd = self._notifiers
-        threads = config.options.threads
-        self._stores: Tasks[L2StoreResult] = Tasks("lmcache-store", threads, self._store_efd.notify)
-        self._lookups: Tasks[Bitmap] = Tasks("lmcache-lookup", threads, self._lookup_efd.notify)
-        self._loads: Tasks[Bitmap] = Tasks("lmcache-load", threads, self._load_efd.notify)
+        threads, bind = config.options.threads, self._access.bind_worker
+        self._stores: Tasks[L2StoreResult] = Tasks("lmcache-store", threads, self._store_efd.notify, bind)
+        self._lookups: Tasks[Bitmap] = Tasks("lmcache-lookup", threads, self._lookup_efd.notify, bind)
+        self._loads: Tasks[Bitmap] = Tasks("lmcache-load", threads, self._load_efd.notify, bind)
         # What takes pins back and evicts, in order.
         self._later = ThreadPoolExecutor(1, "kvbm-cxl-lmcache-later")
         self._pins = Held()

@@ -53,6 +53,8 @@ class Saves:
     max_bytes: int
     timeout_ms: int
     failures: ThreadFailures = field(default_factory=ThreadFailures)
+    begin: Callable[[], None] = lambda: None
+    """Called first by each thread; must not raise."""
     announces: bool = False
     """Every job is announced before it runs, by a thread that copies nothing, so that none waits for the copies of others."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -63,8 +65,8 @@ class Saves:
     _bytes: int = 0
 
     def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save")
-        self._announcer = ThreadPoolExecutor(1, "kvbm-cxl-announce")
+        self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save", self.begin)
+        self._announcer = ThreadPoolExecutor(1, "kvbm-cxl-announce", self.begin)
 
     def submit(self, owner: tuple[str, int], job: SaveWork) -> None:
         """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
@@ -197,12 +199,14 @@ class Loads:
 
     threads: int
     failures: ThreadFailures = field(default_factory=ThreadFailures)
+    begin: Callable[[], None] = lambda: None
+    """As in `Saves`."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _loads: dict[str, Load] = field(default_factory=dict)
     _done: list[Load] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-load")
+        self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-load", self.begin)
 
     def submit(self, request_id: str, jobs: list[tuple[list[int], Callable[[], set[int]]]], here: bool = False) -> None:
         """Starts a request's load: for each job the blocks that it fills, and what returns those that it could not.

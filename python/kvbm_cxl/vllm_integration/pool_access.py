@@ -79,6 +79,14 @@ class PoolAccess:
                 self._lose(opened, error)
             raise
 
+    def bind_worker(self) -> None:
+        """Has the calling thread run where CXL_CPUS wants workers. An error is reported, and the thread runs where the process does."""
+        try:
+            if pool := self.pool:
+                pool.bind_worker()
+        except kvbm_cxl.CxlError as error:
+            self.failures.report("binding a thread to its CPUs", error)
+
     def open_gpu(self, device: int) -> "kvbm_cxl.GpuReach":
         """Has the pool registered for a GPU, now and when it is opened again. Raises as `call` and `Cache.open_gpu` do."""
         with self._lock:

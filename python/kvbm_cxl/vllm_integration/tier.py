@@ -114,8 +114,8 @@ class CxlTier(SecondaryTierManager):
         self._blocks = Blocks(self._access)
         self._layout: "kvbm_cxl.BlockLayout | None" = kvbm_cxl.BlockLayout.of_tensors([primary_kv_view])
         self._stats = tier_stats.TierStats(self._blocks)
-        self._stores: Tasks[_Done] = Tasks("tier-store", config.threads)
-        self._loads: Tasks[_Done] = Tasks("tier-load", config.threads)
+        self._stores: Tasks[_Done] = Tasks("tier-store", config.threads, begin=self._access.bind_worker)
+        self._loads: Tasks[_Done] = Tasks("tier-load", config.threads, begin=self._access.bind_worker)
         self._failed: dict[str, set[OffloadKey]] = {}
         """By request, until it ends: chunks whose load failed. A lookup that went on saying that they are there would have the request ask
         for them again without end."""

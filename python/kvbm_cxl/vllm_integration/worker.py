@@ -145,8 +145,8 @@ class WorkerSide:
 
     def __post_init__(self) -> None:
         limits = (self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
-        self._saves = Saves(*limits, self.access.failures, self.config.answers_first)
-        self._loads = Loads(self.config.workers, self.access.failures)
+        self._saves = Saves(*limits, self.access.failures, self.access.bind_worker, self.config.answers_first)
+        self._loads = Loads(self.config.workers, self.access.failures, self.access.bind_worker)
         self._weights = WeightsInMemory(self.worker, self.tally)
         self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
 

@@ -6,6 +6,7 @@ use crate::handle;
 use crate::pool;
 use crate::status::{Failure, status_of};
 use crate::types::{self, CxlPool, FormatOptions, Info, Options};
+use cxl_pool::cpus::ThreadKind;
 use std::ffi::{c_char, c_int};
 
 /// `cxl_shm.h` documents this function.
@@ -108,6 +109,15 @@ pub unsafe extern "C" fn cxl_shm_machine_id(id: *mut u8) -> c_int {
         // SAFETY: not null, so 16 writable bytes.
         unsafe { id.copy_from_nonoverlapping(found.0.as_ptr(), found.0.len()) };
         Ok(())
+    })
+}
+
+/// `cxl_shm.h` documents this function.
+#[unsafe(no_mangle)]
+pub extern "C" fn cxl_shm_bind_worker(pool: *mut CxlPool) -> c_int {
+    status_of(|| {
+        let bind = |member: &pool::Member| Ok(member.host.config().cpus.bind_current_thread(ThreadKind::Worker)?);
+        handle::with(pool, |pool| pool.as_member(bind))
     })
 }
 

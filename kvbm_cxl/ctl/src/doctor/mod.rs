@@ -15,6 +15,7 @@ use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
 use crate::text::bytes;
 use cxl_pool::coherence::{CoherenceOptions, Instructions};
 use cxl_pool::copy::Dma;
+use cxl_pool::cpus::CpuBinding;
 use cxl_pool::device::{Access, DeviceInfo, DeviceKind, DevicePart, PoolSpec, Sysfs, bytes_in_huge_pages, mapping_limit, parse_size};
 use cxl_pool::limits::DEFAULT_STRIPE_BYTES;
 use cxl_pool::media::{Stripes, uuid_text};
@@ -234,6 +235,12 @@ impl Doctor<'_> {
         report.len_bytes = Some(info.len_bytes);
         report.align_bytes = Some(info.align_bytes);
         report.numa_node = info.numa_node;
+        report.node_cpus = info.numa_node.and_then(|node| sysfs.node_cpus(node).ok()).map(|cpus| cpus.to_string());
+        report.cpu_node = info.numa_node.and_then(|node| sysfs.nearest_with_cpus(node));
+        match CpuBinding::from_env().and_then(|binding| sysfs.resolve(&binding, info.numa_node)) {
+            Ok(binding) => report.threads = Some(binding.to_string()),
+            Err(error) => self.report.find(Level::Error, error.to_string()),
+        }
         report.offset_bytes = info.offset_bytes;
         match header_of(&device) {
             Ok(found) => report.holds = Some(found.to_string()),
@@ -400,6 +407,9 @@ fn empty_report(name: String) -> DeviceReport {
         len_bytes: None,
         align_bytes: None,
         numa_node: None,
+        node_cpus: None,
+        cpu_node: None,
+        threads: None,
         dax_binding: None,
         holds: None,
         offset_bytes: 0,

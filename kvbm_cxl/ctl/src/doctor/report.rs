@@ -79,6 +79,12 @@ pub struct DeviceReport {
     pub align_bytes: Option<u64>,
     /// The nearest NUMA node.
     pub numa_node: Option<u32>,
+    /// The CPUs of that node; empty for one that has memory alone.
+    pub node_cpus: Option<String>,
+    /// The nearest node that has CPUs.
+    pub cpu_node: Option<u32>,
+    /// Where CXL_CPUS has the threads of each kind run, for a pool that begins with this device: `any`, or a list of CPUs.
+    pub threads: Option<String>,
     /// The driver of a devdax node.
     pub dax_binding: Option<DaxBinding>,
     /// What its header holds.
@@ -256,7 +262,11 @@ impl DeviceReport {
         facts.extend(self.kind.clone());
         facts.extend(self.len_bytes.map(bytes));
         facts.extend(self.align_bytes.map(|align| format!("aligned to {}", bytes(align))));
-        facts.extend(self.numa_node.map(|node| format!("NUMA node {node}")));
+        facts.extend(self.numa_node.map(|node| match (&self.node_cpus, self.cpu_node) {
+            (Some(cpus), _) if !cpus.is_empty() => format!("NUMA node {node} (CPUs {cpus})"),
+            (_, Some(near)) => format!("NUMA node {node} (memory alone; the nearest with CPUs is node {near})"),
+            _ => format!("NUMA node {node}"),
+        }));
         facts.extend(self.dax_binding.as_ref().map(|binding| format!("{binding:?}")));
         facts.extend(self.holds.as_ref().map(|holds| format!("holds {holds}")));
         if !facts.is_empty() {
@@ -265,6 +275,9 @@ impl DeviceReport {
         for pool in self.pools.iter().filter(|pool| self.pools.len() > 1 || pool.offset_bytes != self.offset_bytes) {
             let state = if pool.is_readable { bytes(pool.len_bytes) } else { "cannot be read".into() };
             writeln!(text, "  at offset={} the pool {}, {state}", pool.offset_bytes, pool.uuid)?;
+        }
+        if let Some(threads) = &self.threads {
+            writeln!(text, "  threads of the pool run on {threads}")?;
         }
         if let Some((path, offset, len_bytes)) = &self.scratch {
             writeln!(text, "  measured on {path}, {} from {offset:#x}", bytes(*len_bytes))?;

@@ -105,6 +105,7 @@ pub use pull::pinned::Pinned;
 pub use service::Upkeep;
 
 use crate::copy::{ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
+use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
 use crate::host::{Host, Op};
 use crate::limits::CELL_CLASSES;
@@ -193,7 +194,7 @@ impl Cache {
         };
         cuda.check()?;
         let memory = host.lines().memory().clone();
-        let engine = ByPlace::new(crate::copy::engine(copy, stripes)?, memory, cuda);
+        let engine = ByPlace::new(crate::copy::engine(copy, stripes, host.config().cpus.set_of(ThreadKind::Copy))?, memory, cuda);
         Self::open_with(host, config, Arc::new(engine))
     }
 

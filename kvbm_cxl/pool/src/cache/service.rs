@@ -6,6 +6,7 @@ use super::cells::recency::CHUNKS_LEARNT_PER_ROUND;
 use super::index::Inserted;
 use super::{BlockKey, Cache, Inner, Namespace, cells::evict};
 use crate::background::{Background, FailedRound, FailedRounds};
+use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::limits::CELL_CLASSES;
@@ -193,10 +194,11 @@ impl Cache {
                 Some(Duration::from_millis(cache.inner.config.upkeep_ms))
             }
         };
-        let thread = Background::start("cxl-cache", "start the upkeep thread of the cache", round)?;
+        let cpus = self.inner.host.config().cpus.set_of(ThreadKind::Upkeep);
+        let thread = Background::start("cxl-cache", "start the upkeep thread of the cache", cpus, round)?;
         let ends = EndOfRounds(self.clone());
         let queued = move || Some(ends.0.inner.queued_round());
-        let queued = Background::start("cxl-cache-gpu", "start the thread that looks after queued blocks", queued)?;
+        let queued = Background::start("cxl-cache-gpu", "start the thread that looks after queued blocks", cpus, queued)?;
         Ok(Upkeep { _thread: thread, _queued: queued, failed_rounds })
     }
 }

@@ -141,7 +141,7 @@ impl TraceRecorder {
         };
         writer.append(&head)?;
         let mut round = Round { writer, queue: queue.clone(), failed_rounds: failed_rounds.clone() };
-        let thread = Background::start("cxl-trace", "start the thread of the trace recorder", move || {
+        let thread = Background::start("cxl-trace", "start the thread of the trace recorder", None, move || {
             round.run();
             Some(REST)
         })?;

@@ -9,6 +9,7 @@ use super::order::Order;
 use super::thread_pool::{CopyThreads, Task};
 use super::{CopyEngine, Outcome};
 use crate::coherence::{Coherence, LineSum};
+use crate::cpus::CpuSet;
 use crate::error::{Error, Result};
 use crate::limits::LINE_BYTES;
 use crate::media::Stripes;
@@ -48,6 +49,12 @@ impl CpuEngine {
     fn with(config: CopyConfig, stripes: Option<Stripes>) -> Self {
         let config = config.bounded();
         CpuEngine { threads: CopyThreads::new(config.workers, stripes), config, counters: Counters::default() }
+    }
+
+    /// The same with workers that run on these CPUs, where they are given.
+    pub fn on(mut self, cpus: Option<CpuSet>) -> Self {
+        self.threads = self.threads.on(cpus);
+        self
     }
 
     /// How it copies.

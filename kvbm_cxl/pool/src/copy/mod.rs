@@ -56,6 +56,7 @@ pub use dsa::DsaEngine;
 pub use list::{After, LocalPlace, LocalRange, OnGpu, ReadList, WriteList};
 
 use crate::coherence::Coherence;
+use crate::cpus::CpuSet;
 use crate::error::{Error, Result};
 use crate::media::Stripes;
 use std::path::Path;
@@ -127,20 +128,28 @@ pub trait CopyEngine: Send + Sync {
 /// How long the accelerator may take for one call before it is given up: far more than any copy takes.
 const DSA_TIMEOUT_MS: u64 = 2_000;
 
-/// The engine that the configuration asks for on this machine; `stripes` of a pool over several devices let threads take different ones.
+/// The engine that the configuration asks for on this machine; `stripes` of a pool over several devices let threads take different ones,
+/// which run on `cpus`, where they are given.
 ///
 /// # Errors
 /// [`Error::Invalid`] for numbers that cannot be meant, [`Error::NotFound`] when there is no accelerator and none else will do.
-pub fn engine(config: CopyConfig, stripes: Option<Stripes>) -> Result<Arc<dyn CopyEngine>> {
-    engine_below(config, stripes, Path::new("/sys"), Path::new("/dev"))
+pub fn engine(config: CopyConfig, stripes: Option<Stripes>, cpus: Option<&CpuSet>) -> Result<Arc<dyn CopyEngine>> {
+    engine_below(config, stripes, cpus, Path::new("/sys"), Path::new("/dev"))
 }
 
-fn engine_below(config: CopyConfig, stripes: Option<Stripes>, sys: &Path, dev: &Path) -> Result<Arc<dyn CopyEngine>> {
+fn engine_below(
+    config: CopyConfig,
+    stripes: Option<Stripes>,
+    cpus: Option<&CpuSet>,
+    sys: &Path,
+    dev: &Path,
+) -> Result<Arc<dyn CopyEngine>> {
     config.check()?;
     let cpu = match stripes {
         Some(stripes) => CpuEngine::striped(config, stripes),
         None => CpuEngine::new(config),
     };
+    let cpu = cpu.on(cpus.cloned());
     if config.engine == EngineChoice::Cpu {
         return Ok(Arc::new(cpu));
     }

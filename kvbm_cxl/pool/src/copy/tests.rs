@@ -426,12 +426,12 @@ fn a_config_reads_back_from_its_text() {
 #[test]
 fn the_engine_is_chosen_by_config_and_platform() {
     let config = CopyConfig { engine: EngineChoice::Cpu, ..CopyConfig::default() };
-    assert_eq!(engine(config, None).unwrap().name(), "cpu");
+    assert_eq!(engine(config, None, None).unwrap().name(), "cpu");
     let nowhere = tempfile::tempdir().unwrap();
-    let choose = |engine| engine_below(CopyConfig { engine, ..config }, None, nowhere.path(), nowhere.path());
+    let choose = |engine| engine_below(CopyConfig { engine, ..config }, None, None, nowhere.path(), nowhere.path());
     assert_eq!(choose(EngineChoice::Auto).unwrap().name(), "cpu");
     assert!(matches!(choose(EngineChoice::Dsa), Err(Error::NotFound(_))));
-    assert!(engine(CopyConfig { workers: 999, ..config }, None).is_err());
+    assert!(engine(CopyConfig { workers: 999, ..config }, None, None).is_err());
 }
 
 #[test]

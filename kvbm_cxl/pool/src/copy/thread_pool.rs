@@ -7,6 +7,7 @@
 use super::Outcome;
 use super::list::{ListPieces, Piece};
 use crate::background::held;
+use crate::cpus::CpuSet;
 use crate::error::Error;
 use crate::limits::LINE_BYTES;
 use crate::media::Stripes;
@@ -29,6 +30,8 @@ pub(super) struct Task {
 pub(super) struct CopyThreads {
     workers: usize,
     stripes: Option<Stripes>,
+    /// Where they run, unless where the process does.
+    cpus: Option<CpuSet>,
     /// The queue at which they wait, and the process that started them: a forked process has none of them.
     queue: OnceLock<(Arc<JobQueue>, u32)>,
 }
@@ -43,7 +46,12 @@ impl Drop for CopyThreads {
 
 impl CopyThreads {
     pub(super) fn new(workers: usize, stripes: Option<Stripes>) -> Self {
-        CopyThreads { workers, stripes, queue: OnceLock::new() }
+        CopyThreads { workers, stripes, cpus: None, queue: OnceLock::new() }
+    }
+
+    /// The same, none of which has started, on these CPUs.
+    pub(super) fn on(self, cpus: Option<CpuSet>) -> Self {
+        CopyThreads { workers: self.workers, stripes: self.stripes, cpus, queue: OnceLock::new() }
     }
 
     /// The queue with its workers, unless they have not started or are another process's.
@@ -108,7 +116,7 @@ impl CopyThreads {
     pub(super) fn run<'w>(&self, tasks: Vec<Task>, work: impl Fn(&Task) -> Vec<(usize, Outcome)> + Sync + 'w) -> Vec<(usize, Outcome)> {
         let helpers = self.workers.min(tasks.len().saturating_sub(1));
         let job = Arc::new(Job::new(tasks, &work));
-        let start = || (JobQueue::with_workers(self.workers), std::process::id());
+        let start = || (JobQueue::with_workers(self.workers, self.cpus.as_ref()), std::process::id());
         self.queue.get_or_init(start);
         if let Some(queue) = self.queue() {
             queue.ask(&job, helpers);
@@ -211,12 +219,19 @@ pub(super) struct JobQueue {
 
 impl JobQueue {
     /// A queue with as many workers as can be started. With none, every caller does its own work.
-    pub(super) fn with_workers(workers: usize) -> Arc<Self> {
+    pub(super) fn with_workers(workers: usize, cpus: Option<&CpuSet>) -> Arc<Self> {
         let queue = Arc::new(JobQueue::default());
         for number in 1..=workers {
-            let at = queue.clone();
+            let (at, cpus) = (queue.clone(), cpus.cloned());
+            let run = move || {
+                // They were tried when the pool was joined; a thread elsewhere copies the same bytes.
+                if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_current_thread()) {
+                    log::warn!("a thread that copies: {error}");
+                }
+                at.serve(number);
+            };
             // Without this thread the others have more to do.
-            let _ = std::thread::Builder::new().name(format!("cxl-copy-{number}")).spawn(move || at.serve(number));
+            let _ = std::thread::Builder::new().name(format!("cxl-copy-{number}")).spawn(run);
         }
         queue
     }
@@ -261,7 +276,7 @@ mod tests {
 
     #[test]
     fn every_task_is_done_once_by_any_thread() {
-        let queue = JobQueue::with_workers(3);
+        let queue = JobQueue::with_workers(3, None);
         for round in 0..200 {
             let count = 1 + round % 17;
             let work = |task: &Task| vec![(task.list, Ok(Some(task.list as u64 * 7)))];
@@ -277,7 +292,7 @@ mod tests {
 
     #[test]
     fn workers_take_part_and_one_that_panics_fails_its_list_alone() {
-        let queue = JobQueue::with_workers(2);
+        let queue = JobQueue::with_workers(2, None);
         let seen: Mutex<BTreeSet<String>> = Mutex::default();
         let work = |task: &Task| {
             // The caller's first task takes until a worker has come.

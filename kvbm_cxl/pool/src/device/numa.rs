@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What sysfs tells about devices and NUMA nodes, and binding a thread to a node's CPUs.
+//! What sysfs tells about devices and NUMA nodes, and which CPUs a configuration means by them.
 
+use crate::cpus::{CpuBinding, CpuChoice, CpuSet};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -10,8 +11,8 @@ pub struct Sysfs {
     root: PathBuf,
 }
 
-/// The most CPU numbers a list may name; larger than any kernel's limit, so that a strange file cannot make us allocate.
-const MAX_CPUS: usize = 1 << 16;
+/// The most NUMA nodes that are looked at, as many as any kernel has.
+const MAX_NODES: u32 = 1024;
 
 impl Default for Sysfs {
     fn default() -> Self {
@@ -59,36 +60,67 @@ impl Sysfs {
         node_in(&self.root.join(format!("dev/block/{major}:{minor}/device/numa_node")))
     }
 
-    /// The CPUs of a NUMA node, in rising order.
+    /// The CPUs of a NUMA node.
     ///
     /// # Errors
     /// [`Error::NotFound`] when there is no such node.
-    pub fn node_cpus(&self, node: u32) -> Result<Vec<usize>> {
+    pub fn node_cpus(&self, node: u32) -> Result<CpuSet> {
         let path = self.root.join(format!("devices/system/node/node{node}/cpulist"));
         let text = read_if_there(&path)?.ok_or_else(|| Error::NotFound(format!("NUMA node {node}")))?;
-        parse_cpulist(&text).ok_or_else(|| Error::Invalid(format!("{}: {text:?} is not a list of CPUs", path.display())))
+        CpuSet::parse(&text).ok_or_else(|| Error::Invalid(format!("{}: {text:?} is not a list of CPUs", path.display())))
+    }
+
+    /// The CPUs of `node`, which has to have some.
+    fn cpus_to_bind(&self, node: u32) -> Result<CpuSet> {
+        match self.node_cpus(node)? {
+            none if none.is_empty() => {
+                Err(Error::Invalid(format!("NUMA node {node} has memory but no CPUs: bind to the node nearest to it")))
+            }
+            cpus => Ok(cpus),
+        }
+    }
+
+    /// The node nearest to `node` that has CPUs: itself where it has, as a node of CXL memory often has not. None where that is not told.
+    pub fn nearest_with_cpus(&self, node: u32) -> Option<u32> {
+        let has_cpus = |node: u32| self.node_cpus(node).is_ok_and(|cpus| !cpus.is_empty());
+        if has_cpus(node) {
+            return Some(node);
+        }
+        let path = self.root.join(format!("devices/system/node/node{node}/distance"));
+        let distances = std::fs::read_to_string(path).ok()?;
+        // One number for each node that is there, in the order of their numbers.
+        let nodes = (0..MAX_NODES).filter(|node| self.root.join(format!("devices/system/node/node{node}")).exists());
+        let near = nodes.zip(distances.split_ascii_whitespace()).filter_map(|(node, text)| Some((text.parse::<u32>().ok()?, node)));
+        near.filter(|&(_, node)| has_cpus(node)).min().map(|(_, node)| node)
+    }
+
+    /// A configuration's choices as sets of CPUs, for a pool whose first device is near `device_node`; each set is tried.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where a set cannot be had, and for a node without CPUs; [`Error::NotFound`] for one that is not there.
+    pub fn resolve(&self, binding: &CpuBinding, device_node: Option<u32>) -> Result<CpuBinding> {
+        binding.map(|choice| {
+            let set = match choice {
+                CpuChoice::Any => return Ok(CpuChoice::Any),
+                CpuChoice::Device => match device_node.and_then(|node| self.nearest_with_cpus(node)) {
+                    Some(node) => self.cpus_to_bind(node)?,
+                    None => return Ok(CpuChoice::Any),
+                },
+                CpuChoice::Node(node) => self.cpus_to_bind(*node)?,
+                CpuChoice::Set(set) => set.clone(),
+            };
+            set.check()?;
+            Ok(CpuChoice::Set(set))
+        })
     }
 
     /// Lets the calling thread run only on the CPUs of `node`.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a node that is not there, [`Error::Invalid`] for one without CPUs (memory only, as CXL memory often is),
-    /// [`Error::Os`] when none of its CPUs is allowed to this process.
+    /// [`Error::NotFound`] for a node that is not there, [`Error::Invalid`] for one without CPUs (memory only, as CXL memory often is), and
+    /// when none of its CPUs is allowed to this process.
     pub fn bind_current_thread_to_node(&self, node: u32) -> Result<()> {
-        let cpus = self.node_cpus(node)?;
-        let Some(last) = cpus.last() else {
-            return Err(Error::Invalid(format!("NUMA node {node} has memory but no CPUs: bind to the node nearest to it")));
-        };
-        // The kernel takes a mask of any length, so machines beyond the 1024 CPUs of cpu_set_t work too.
-        let mut mask = vec![0u64; last / 64 + 1];
-        for cpu in &cpus {
-            mask[cpu / 64] |= 1 << (cpu % 64);
-        }
-        // SAFETY: the pointer and the length describe the words of `mask`, which outlives the call; the kernel only reads them.
-        if unsafe { libc::sched_setaffinity(0, mask.len() * 8, mask.as_ptr().cast()) } != 0 {
-            return Err(Error::last_os(format!("binding the thread to NUMA node {node}")));
-        }
-        Ok(())
+        self.cpus_to_bind(node)?.bind_current_thread()
     }
 }
 
@@ -110,32 +142,9 @@ fn node_in(path: &Path) -> Option<u32> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Parses the kernel's list form, such as `0-3,8,10-11`.
-fn parse_cpulist(text: &str) -> Option<Vec<usize>> {
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last || last >= MAX_CPUS || cpus.last().is_some_and(|&previous| previous >= first) {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpulists() {
-        assert_eq!(parse_cpulist("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
-        assert_eq!(parse_cpulist("\n"), Some(vec![]));
-        for text in ["3-1", "a", "1-", "0-4294967295", "2,1", "1,1", "-1"] {
-            assert_eq!(parse_cpulist(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn binds_to_every_node_there_is_and_says_why_not() {
@@ -145,17 +154,14 @@ mod tests {
             // A thread of its own: the affinity must not leak into other tests.
             let outcome = std::thread::spawn(move || {
                 bind_current_thread_to_node(node)?;
-                let mut mask = [0u64; 1024];
-                // SAFETY: the kernel writes at most the length given into `mask`.
-                let len = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
-                assert!(len > 0);
-                Ok::<_, Error>((0..mask.len() * 64).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 == 1).collect::<Vec<_>>())
+                CpuSet::of_current_thread()
             })
             .join()
             .unwrap();
             match outcome {
                 Ok(now) => {
-                    assert!(!now.is_empty() && now.iter().all(|cpu| cpus.contains(cpu)), "node {node}: {now:?} not within {cpus:?}");
+                    let cpus: Vec<usize> = cpus.numbers().collect();
+                    assert!(!now.is_empty() && now.numbers().all(|cpu| cpus.contains(&cpu)), "node {node}: {now} not within {cpus:?}");
                     bound += 1;
                 }
                 Err(error) => println!("node {node} skipped: {error}"),
@@ -173,5 +179,43 @@ mod tests {
         std::fs::write(node.join("cpulist"), "\n").unwrap();
         let error = Sysfs::at(root.path()).bind_current_thread_to_node(7).unwrap_err().to_string();
         assert!(error.contains("no CPUs"), "{error}");
+    }
+
+    /// A tree with nodes 0 and 1, which have CPUs, and node 2, which has memory alone and lies nearer to node 1.
+    fn three_nodes() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let here = CpuSet::of_current_thread().unwrap().numbers().next().unwrap();
+        for (node, cpus, distance) in [(0, "60000".into(), "10 21 17"), (1, here.to_string(), "21 10 14"), (2, String::new(), "17 14 10")] {
+            let folder = root.path().join(format!("devices/system/node/node{node}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("cpulist"), format!("{cpus}\n")).unwrap();
+            std::fs::write(folder.join("distance"), format!("{distance}\n")).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_device_without_cpus_takes_those_nearest_to_it() {
+        let root = three_nodes();
+        let sysfs = Sysfs::at(root.path());
+        assert_eq!([0, 1, 2, 3].map(|node| sysfs.nearest_with_cpus(node)), [Some(0), Some(1), Some(1), None]);
+        let binding: CpuBinding = "device".parse().unwrap();
+        let near = sysfs.resolve(&binding, Some(2)).unwrap();
+        assert_eq!(near, sysfs.resolve(&"node:1".parse().unwrap(), None).unwrap());
+        for unknown in [None, Some(7)] {
+            assert_eq!(sysfs.resolve(&binding, unknown).unwrap(), CpuBinding::default(), "not known: where the process runs");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_bound_to_is_refused_with_its_kind() {
+        let root = three_nodes();
+        let sysfs = Sysfs::at(root.path());
+        let refused = |text: &str| sysfs.resolve(&text.parse().unwrap(), Some(0)).unwrap_err();
+        assert!(matches!(refused("node:9"), Error::NotFound(_)));
+        // A node whose CPUs are not there, one without any, and a list of such.
+        for text in ["node:0", "device", "workers=60000", "copy=node:2"] {
+            assert!(matches!(refused(text), Error::Invalid(_)), "{text}");
+        }
     }
 }

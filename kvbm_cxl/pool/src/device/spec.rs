@@ -251,6 +251,7 @@ mod tests {
         assert_eq!(PoolSpec::parse(&part.to_string()).unwrap(), part);
         assert_eq!(part.parts().map(|part| part.to_string()).collect::<Vec<_>>(), ["/dev/dax0.0,offset=68719476736"]);
         assert_ne!(part, part.clone().with_offset(0).unwrap());
+        assert_eq!(part.clone().with_size(None).unwrap().to_string(), "/dev/dax0.0,offset=68719476736");
         for (text, reason) in [
             ("", "neither"),
             ("dax0.0", "neither"),

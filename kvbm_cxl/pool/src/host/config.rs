@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a host behaves.
 
+use crate::cpus::CpuBinding;
 use crate::error::{Error, Result};
 use crate::platform::MachineId;
 
@@ -34,6 +35,9 @@ pub struct HostConfig {
     pub poll_us: u64,
     /// A sticky lock that was unused here for this long is given back, in milliseconds.
     pub idle_release_ms: u64,
+    /// Where the threads of this process run that work for the pool. Choices that name a node or the device are replaced by sets of CPUs
+    /// when a pool is joined ([`crate::Pool::join`]).
+    pub cpus: CpuBinding,
 }
 
 impl Default for HostConfig {
@@ -47,6 +51,7 @@ impl Default for HostConfig {
             damage_ms: 1_000,
             poll_us: 1_000,
             idle_release_ms: 10_000,
+            cpus: CpuBinding::default(),
         }
     }
 }
@@ -57,14 +62,17 @@ impl HostConfig {
     /// `CXL_SUSPECT_MS`: machines whose processors are taken away for longer than a second (overcommitted virtual machines, suspended
     /// laptops) are taken for dead otherwise. `CXL_POLL_US`: where looking is dear (emulated processors), an idle member does little else.
     ///
+    /// `CXL_CPUS`: on which CPUs the threads of the pool run.
+    ///
     /// # Errors
-    /// [`Error::Invalid`] if one of them says no number that can be meant.
+    /// [`Error::Invalid`] if one of them says nothing that can be meant.
     pub fn from_env() -> Result<Self> {
-        Self::from(|name| match std::env::var(name) {
+        let config = Self::from(|name| match std::env::var(name) {
             Ok(text) => Ok(Some(text)),
             Err(std::env::VarError::NotPresent) => Ok(None),
             Err(error) => Err(Error::Invalid(format!("{name}: {error}"))),
-        })
+        })?;
+        Ok(HostConfig { cpus: CpuBinding::from_env()?, ..config })
     }
 
     fn from(said: impl Fn(&str) -> Result<Option<String>>) -> Result<Self> {

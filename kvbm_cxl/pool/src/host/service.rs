@@ -9,6 +9,7 @@ use super::local_mutex::{Acquired, Asker};
 use super::segment::{flag, state};
 use super::{Host, Inner};
 use crate::background::{Background, FailedRound, FailedRounds};
+use crate::cpus::ThreadKind;
 use crate::error::{Error, Result, escaped};
 use crate::fault::{mutant, point};
 use crate::line::{FETCHED_TOGETHER, Line, if_whole};
@@ -395,6 +396,7 @@ pub struct Service {
 impl Service {
     pub(super) fn start(host: &Host) -> Result<Service> {
         let (host, watched, failed_rounds) = (host.clone(), host.clone(), host.failed_rounds().clone());
+        let cpus = host.config().cpus.set_of(ThreadKind::Upkeep).cloned();
         let mut quiet_rounds = BRISK_ROUNDS;
         let round = move || match host.service_round() {
             Ok(rest_ns) => {
@@ -408,7 +410,7 @@ impl Service {
                 Some(Duration::from_nanos(host.config().heartbeat_ms * 1_000_000))
             }
         };
-        let thread = Background::start("cxl-service", "start the service thread", round)?;
+        let thread = Background::start("cxl-service", "start the service thread", cpus.as_ref(), round)?;
         let witness = move || match watched.witness_round() {
             Ok(rest_ns) => Some(Duration::from_nanos(rest_ns)),
             Err(Error::Closed) => None,
@@ -418,7 +420,7 @@ impl Service {
                 Some(Duration::from_millis(watched.config().suspect_ms))
             }
         };
-        let witness = Background::start("cxl-witness", "start the thread that looks for ended hosts", witness)?;
+        let witness = Background::start("cxl-witness", "start the thread that looks for ended hosts", cpus.as_ref(), witness)?;
         Ok(Service { _thread: thread, _witness: witness, failed_rounds })
     }
 

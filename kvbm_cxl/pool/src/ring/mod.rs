@@ -32,6 +32,7 @@ pub use sender::Sender;
 
 use crate::alloc::Allocator;
 use crate::background::Background;
+use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::limits::LINE_BYTES;
@@ -263,7 +264,8 @@ impl Rings {
             let _ = rings.beat();
             Some(rest)
         };
-        Ok(Beating { _thread: Background::start("cxl-rings", "starting the thread of the rings", round)? })
+        let cpus = self.shared.host.config().cpus.set_of(ThreadKind::Upkeep);
+        Ok(Beating { _thread: Background::start("cxl-rings", "starting the thread of the rings", cpus, round)? })
     }
 }
 

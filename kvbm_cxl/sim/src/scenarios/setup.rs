@@ -73,6 +73,7 @@ impl Cluster {
             damage_ms: 200_000,
             poll_us: 100,
             idle_release_ms: random.pick(&[1, 50]),
+            cpus: Default::default(),
         };
         Cluster { world, hosts, host_config, random }
     }

@@ -121,7 +121,7 @@ fn pools_on_one_file_are_found_where_they_are() {
         drop(shelf.format(offset * M, Some(size * M)).unwrap());
     }
     let blocks = std::fs::metadata(&shelf.path).unwrap().blocks();
-    assert!(blocks * 512 < 30 * M, "only the parts of the pools got memory: {blocks} blocks");
+    assert_eq!(blocks * 512, 20 * M, "the parts of the pools got memory, and nothing else did");
     assert_eq!(shelf.pools(), [(0, 6), (8, 6), (32, 8)]);
     assert_eq!(std::fs::metadata(&shelf.path).unwrap().blocks(), blocks, "looking for pools fills no holes");
     // Each is its own, and none is another's.
@@ -221,6 +221,20 @@ fn a_unit_larger_than_the_header_is_that_of_offsets() {
     }
     let second = open(1 << 30).unwrap();
     assert_eq!((second.info().offset_bytes, second.info().len_bytes), (1 << 30, 7 << 30));
+}
+
+#[test]
+fn a_part_whose_file_was_cut_says_so() {
+    let shelf = Shelf::with_holes(24 * M);
+    let pool = shelf.format(8 * M, Some(8 * M)).unwrap();
+    // Longer than the pool is, and shorter than where it ends.
+    std::fs::File::options().write(true).open(&shelf.path).unwrap().set_len(8 * M).unwrap();
+    match pool.check_not_replaced() {
+        Err(Error::DeviceLost { device, cause, .. }) => {
+            assert!(device.ends_with("shelf") && cause.contains("truncated"), "{device}: {cause}")
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -191,6 +191,7 @@ impl World {
             damage_ms: 20,
             poll_us: 200,
             idle_release_ms: 40,
+            cpus: Default::default(),
         };
         let process = Process::start(&self.machines[machine], &self.clock);
         let host = cxl_pool::pool::join(self.lines.clone(), process, config)?;
