@@ -3,6 +3,7 @@
 // GPU memory against a fake driver: what is copied, when it can be seen, what is held until the device has finished, and what becomes of
 // errors. The pool's file stands for the memory: what is in it is what other hosts see.
 #include "cuda/gpus.h"
+#include "staged/staging.h"
 #include "support/fake_cuda.h"
 #include "support/pools.h"
 #include <cstring>
@@ -437,33 +438,58 @@ void parts(const Folder& folder, Gpu& gpu) {
 
 void staged_side(const Folder& folder, Gpu& gpu) {
     Scene scene(folder, gpu, "staged", "emulated:seed=5", 3 << 20);
-    DeviceMemory memory(scene.gpus, scene.device, scene.vram, 200);
+    auto memory = std::make_shared<DeviceMemory>(scene.gpus, scene.device, scene.vram, 200);
     std::vector<Piece> list = {{scene.memory + 100, 1'500'001}, {scene.memory + 2'000'000, 77}, {scene.memory, 13}};
     std::vector<std::byte> bytes = testing::unique_bytes(scene.len_bytes, 31);
     std::memcpy(scene.in_device(), bytes.data(), scene.len_bytes);
-    CHECK_OK(memory.to_pool(list, scene.offset));
+    int pins = gpu.fake->pins;
+    CHECK_OK(memory->to_pool(list, scene.offset));
     std::vector<std::byte> seen = scene.seen();
     CHECK(std::memcmp(&seen[0], &bytes[100], 1'500'001) == 0 && std::memcmp(&seen[1'500'001], &bytes[2'000'000], 77) == 0 &&
           std::memcmp(&seen[1'500'078], &bytes[0], 13) == 0);
     bytes = testing::unique_bytes(scene.len_bytes, 32);
     scene.written_elsewhere(bytes);
-    CHECK_OK(memory.from_pool(list, scene.offset));
+    CHECK_OK(memory->from_pool(list, scene.offset));
     CHECK(std::memcmp(scene.in_device() + 100, &bytes[0], 1'500'001) == 0 && std::memcmp(scene.in_device(), &bytes[1'500'078], 13) == 0);
+    // The device was in the pool itself.
+    CHECK(gpu.fake->pins == pins && gpu.fake->registered > 0);
     for (Piece wrong :
          {Piece{scene.memory - 1, 1}, Piece{scene.memory + scene.len_bytes, 1}, Piece{scene.memory, UINT64_MAX}, Piece{UINT64_MAX, 2}}) {
-        CHECK(!memory.contains(wrong));
-        CHECK_STATUS(memory.to_pool(std::span(&wrong, 1), scene.offset), NIXL_ERR_INVALID_PARAM);
+        CHECK(!memory->contains(wrong));
+        CHECK_STATUS(memory->to_pool(std::span(&wrong, 1), scene.offset), NIXL_ERR_INVALID_PARAM);
     }
+    CHECK(!memory->may_still_write());
+}
+
+/// A staging block that a device may still write to is no other transfer's.
+void staging_under_a_device(const Folder& folder, Gpu& gpu) {
+    Scene scene(folder, gpu, "staging", "native", 1 << 20);
+    auto memory = std::make_shared<DeviceMemory>(scene.gpus, scene.device, scene.vram, 200);
+    std::vector<std::byte> bytes = testing::unique_bytes(scene.len_bytes, 41);
+    std::memcpy(scene.in_device(), bytes.data(), scene.len_bytes);
+    std::vector<Piece> list = {{scene.memory, 64 << 10}};
+    Staging staging(scene.core->pool, 2 * (64 << 10), 64 << 10);
+    StagingBlock first, second, third;
+    CHECK_OK(staging.acquire(first));
+    uint64_t offset = first.offset();
     gpu.fake->is_stuck = true;
-    std::thread later([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(400));
-        // An owner that wants the memory back has to wait for the device, too.
-        CHECK(!scene.vram->close_and_wait(0));
-        gpu.fake->is_stuck = false;
-    });
-    CHECK_STATUS(memory.to_pool(list, scene.offset), NIXL_ERR_BACKEND);
-    later.join();
-    CHECK(!scene.vram->is_used());
+    CHECK_STATUS(memory->to_pool(list, offset), NIXL_ERR_BACKEND);
+    CHECK(memory->may_still_write() && scene.vram->is_used());
+    first.release_after({nullptr, memory});
+    CHECK_OK(staging.acquire(second));
+    CHECK(second.offset() != offset && staging.acquire(third).code() == NIXL_IN_PROG && staging.used() == 2);
+    // An owner that wants the memory of the GPU back has to wait for the device, too.
+    CHECK(!scene.vram->close_and_wait(0));
+    gpu.fake->is_stuck = false;
+    testing::await("the end of the device", [&] { return staging.acquire(third).ok(); });
+    CHECK(third.offset() == offset && !memory->may_still_write());
+    testing::await("the registration", [&] { return !scene.vram->is_used(); });
+    // One of a copy that failed and has ended is free at once.
+    gpu.fake->copy_error = 719;
+    CHECK_STATUS(memory->to_pool(list, third.offset()), NIXL_ERR_BACKEND);
+    gpu.fake->copy_error = 0;
+    third.release_after({memory});
+    CHECK(staging.used() == 1);
 }
 
 void many_threads(const Folder& folder, Gpu& gpu) {
@@ -518,6 +544,7 @@ int main() {
     the_end_of_the_thread(folder, gpu);
     parts(folder, gpu);
     staged_side(folder, gpu);
+    staging_under_a_device(folder, gpu);
     many_threads(folder, gpu);
     gpu.check_conduct();
     // Everything was given back.

@@ -72,6 +72,52 @@ void a_start_that_throws_has_begun_nothing() {
                      }));
 }
 
+/// Memory of a device that does not end a copy in time, and may write what it was given for as long as `is_writing`.
+struct LateMemory : HeapMemory {
+    std::atomic<bool> is_writing{true};
+    explicit LateMemory(const Heap& heap) : HeapMemory(pool, {heap.address(), heap.bytes.size()}) {}
+    Status to_pool(std::span<const Piece>, uint64_t) override { return {NIXL_ERR_BACKEND, "it did not copy in time"}; }
+    bool may_still_write() override { return is_writing; }
+};
+
+/// On the side that asks and on the one that is asked: no other transfer gets the block as long as the device may write to it.
+void a_block_that_a_device_may_still_write_to_stays_in_use() {
+    Pair pair;
+    constexpr size_t SIZE = 5'000; // in one part
+    Heap here(SIZE), there(SIZE);
+    auto late = std::make_shared<LateMemory>(here), late_there = std::make_shared<LateMemory>(there);
+    uint64_t registration = pair.b.book.add(there), late_registration = registration + 1;
+    {
+        std::lock_guard lock(pair.b.book.mutex);
+        pair.b.book.memories.emplace(late_registration, late_there);
+        pair.b.book.next++;
+    }
+    auto fails = [&](Direction direction, std::shared_ptr<Memory> memory, uint64_t of) {
+        auto transfer = pair.a.start(pair.b, direction, {std::move(memory)}, {{here.address(), there.address(), SIZE, of, 0}});
+        CHECK(pair.a.await(*transfer) == NIXL_ERR_BACKEND);
+    };
+    auto stay_used = [&](size_t asking, size_t asked) {
+        for (int round = 0; round < 20; ++round) {
+            nap();
+            pair.a.links->progress();
+            pair.b.links->progress();
+            CHECK(pair.a.staged->staging_used() == asking && pair.b.staged->staging_used() == asked);
+        }
+    };
+    fails(Direction::write, late, registration);
+    stay_used(1, 0);
+    fails(Direction::read, here.memory, late_registration);
+    stay_used(1, 1);
+    // Others go on meanwhile, in other blocks.
+    fill(here.bytes.data(), SIZE, 4);
+    auto transfer = pair.a.start(pair.b, Direction::write, {here.memory}, {{here.address(), there.address(), SIZE, registration, 0}});
+    pair.a.await_ok(*transfer);
+    CHECK(is_filled(there.bytes.data(), SIZE, 4));
+    late->is_writing = late_there->is_writing = false;
+    pair.a.await_unused();
+    pair.b.await_unused();
+}
+
 void memory_that_is_deregistered_is_not_touched_afterwards() {
     Pair pair;
     constexpr size_t SIZE = 8'000'000;
@@ -288,6 +334,7 @@ void limits_of_another_length_are_refused_with_what_to_do() {
 const Test TESTS[] = {
     {"a_canceled_transfer_touches_nothing_afterwards", a_canceled_transfer_touches_nothing_afterwards},
     {"a_start_that_throws_has_begun_nothing", a_start_that_throws_has_begun_nothing},
+    {"a_block_that_a_device_may_still_write_to_stays_in_use", a_block_that_a_device_may_still_write_to_stays_in_use},
     {"memory_that_is_deregistered_is_not_touched_afterwards", memory_that_is_deregistered_is_not_touched_afterwards},
     {"a_large_list_does_not_starve_small_ones", a_large_list_does_not_starve_small_ones},
     {"a_transfer_that_does_not_come_on_fails", a_transfer_that_does_not_come_on_fails},

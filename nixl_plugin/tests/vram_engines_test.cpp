@@ -42,12 +42,16 @@ struct Side {
     std::map<std::string, Memory> memories;
     std::vector<std::byte> heap = std::vector<std::byte>(len_bytes);
     void* driver = nullptr;
+    FakeCuda* fake = nullptr;
+    int pins = 0; // buffers that were made before
     uint64_t vram = 0;
     uint32_t last_salt = 100;
 
     Side(const std::string& name, const std::string& pool) : agent(name) {
         driver = dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
         CHECK(driver && reinterpret_cast<int (*)(uint64_t*, size_t)>(dlsym(driver, "cuMemAlloc_v2"))(&vram, len_bytes) == 0);
+        fake = reinterpret_cast<FakeCuda* (*)()>(dlsym(driver, fake_cuda_name))();
+        pins = fake->pins;
         parameters = {{"pool", pool}, {"cuda_library", FAKE_CUDA}, {"inline_bytes", "64K"}};
         nixlBackendInitParams params;
         params.localAgent = agent;
@@ -73,6 +77,9 @@ struct Side {
             CHECK(engine->deregisterMem(memory.md) == NIXL_SUCCESS);
         CHECK(reinterpret_cast<int (*)(uint64_t)>(dlsym(driver, "cuMemFree_v2"))(vram) == 0);
     }
+
+    /// Whether the device has copied to and from the pool alone, and no byte went through a buffer of the host.
+    bool has_no_bounce() const { return fake->pins == pins && fake->registered > 0 && fake->batch_calls + fake->single_calls > 0; }
 
     /// Fills memory and registers it, in this order: the sanitizer does not see what other processes order.
     void add(const std::string& name, nixl_mem_t kind, std::byte* address) {
@@ -121,6 +128,7 @@ void far(const std::string& pool, const std::string& folder) {
     uint32_t salt = 200;
     for (const char* name : names)
         CHECK(side.holds(name, ++salt));
+    CHECK(side.has_no_bounce());
     // With a notification, plain loads see what was written in spite of what they had cached.
     std::vector<std::byte> cached(side.memories["pool"].address, side.memories["pool"].address + len_bytes);
     CHECK(cached == testing::unique_bytes(len_bytes, 202));
@@ -206,6 +214,7 @@ void near(const testing::Folder& folder, const std::string& name, const char* co
     testing::await("the other side's look", [&] { return std::filesystem::exists(meeting + "/told"); });
     write_file(meeting + "/done", "");
     other.finish();
+    CHECK(side.has_no_bounce());
 
     // Within one process.
     for (const char* there : {"heap", "pool"}) {

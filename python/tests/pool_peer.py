@@ -128,6 +128,24 @@ class Calls:
                 lending.fill(blocks, block, content)
                 region.offer(ns, [key], [block]).lend()
 
+    def queue(self, driver, count):
+        """Publishes the first two blocks of a chain from a GPU, then queues the rest of it, and a pull of those, on a GPU that does nothing."""
+        import test_native_cuda as on_gpu
+
+        self.cache.close()
+        self.cache = self.pool.cache(checksums=False)
+        self.cache.open_gpu(0)
+        keys, gpu = pools.chain(count), on_gpu.Gpu(driver)
+        places = on_gpu.layout([gpu.allocate(part) for part in on_gpu.parts(keys, range(count))])
+        stored = self.cache.publish_blocks(on_gpu.NS, keys[:2], places, range(2))
+        gpu.set("is_stuck", 1)
+        self.kept += [
+            gpu,
+            self.cache.queue_publish(on_gpu.NS, keys[2:], places, range(2, count), stream=0),
+            self.cache.queue_pull(on_gpu.NS, keys[:2], places, range(2), stream=0),
+        ]
+        return stored, self.cache.pinned()
+
     def slot(self):
         return self.pool.slot
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks that lie on a GPU, over a driver that is faked (kvbm_cxl/pool/tests/cuda/fake.c)."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -358,3 +359,30 @@ def test_what_cannot_be_queued_is_refused(gpu, pool, monkeypatch):
         gpu.set("copy_error", 0)
         assert cache.queue_publish(NS, keys[1:2], places, [1], stream=stream).wait() == ["stored"]
     gpu.library.fake_finish()
+
+
+@pytest.mark.parametrize("machine", [None, "another"], ids=["one-host", "two-hosts"])
+def test_what_a_killed_process_had_queued_is_given_back(driver, spec, peer, machine):
+    keys = chain(COUNT)
+    with kvbm_cxl.Pool(spec, suspect_ms=3000) as pool, pool.cache(checksums=False) as cache:
+        other = peer(machine, CXL_CUDA_LIBRARY=str(driver))
+        assert other("queue", str(driver), COUNT) == [["stored"] * 2, 2]
+        assert cache.presence(NS, keys) == ["there"] * 2 + ["coming"] * (COUNT - 2)
+        # Its pins keep the blocks, for all hosts.
+        assert cache.evict_all(NS, keys[:2]) == [False] * 2
+        other.kill()
+        deadline = time.monotonic() + 120
+        into = bytearray(BLOCK_BYTES)
+        # Neither its pins nor its cells are in the way: the pulled blocks go, and the others can be published by this process.
+        left, wanted = keys[:2], keys[2:]
+        while left or wanted:
+            assert time.monotonic() < deadline, (left, wanted)
+            assert not any(cache.has(NS, wanted)), "committed by a process that died before its copies ended"
+            # A host that died may have a lock until it is taken for dead.
+            with contextlib.suppress(TimeoutError_):
+                if left and (cache.evict(NS, left[0]) or not cache.has(NS, left[:1])[0]):
+                    del left[0]
+                if wanted and cache.publish(NS, wanted[0], payload(wanted[0], BLOCK_BYTES)) == "stored":
+                    assert cache.pull(NS, wanted[0], into)
+                    assert into == payload(wanted.pop(0), BLOCK_BYTES)
+            time.sleep(0.05)

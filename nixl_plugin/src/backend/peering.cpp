@@ -42,6 +42,7 @@ class InUse : public Memory {
     bool contains(const Piece& piece) const override { return memory_->contains(piece); }
     Status to_pool(std::span<const Piece> pieces, uint64_t offset) override { return memory_->to_pool(pieces, offset); }
     Status from_pool(std::span<const Piece> pieces, uint64_t offset) override { return memory_->from_pool(pieces, offset); }
+    bool may_still_write() override { return memory_->may_still_write(); }
     std::optional<uint64_t> pool_offset(const Piece& piece) const override { return memory_->pool_offset(piece); }
     Status publish(const Piece& piece) override { return memory_->publish(piece); }
 };

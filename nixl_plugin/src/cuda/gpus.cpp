@@ -149,19 +149,33 @@ Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direct
         list.push_back({piece.address, at, piece.len_bytes});
         at += piece.len_bytes;
     }
-    std::unique_ptr<Copy> copy;
+    // Before anything is under way: what is late has to be kept.
+    late_.reserve(late_.size() + 1);
+    std::unique_ptr<Copy> made;
     auto use = std::make_shared<DeviceUse>(registration_);
-    Status started = Copy::start(device_, direction, list, Way::buffers, std::move(use), copy);
+    Status started = Copy::start(device_, direction, list, Way::any, std::move(use), made);
     if (!started.ok())
         return started;
+    std::shared_ptr<Copy> copy = std::move(made);
     auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
     while (copy->poll() == NIXL_IN_PROG) {
-        if (std::chrono::steady_clock::now() >= deadline)
+        if (std::chrono::steady_clock::now() >= deadline) {
+            if (!copy->cancel(0)) {
+                late_.push_back(copy);
+                // It gives its registration back when it has ended, also where no staged transfer asks any more.
+                (void)gpus_->watch(copy, [] {});
+            }
             return {NIXL_ERR_BACKEND,
                     text("CXL: GPU ", device_->ordinal(), " did not copy ", len_bytes, " bytes within ", timeout_ms_, " ms")};
+        }
         std::this_thread::sleep_for(rest);
     }
     return copy->result();
+}
+
+bool DeviceMemory::may_still_write() {
+    std::erase_if(late_, [](const std::shared_ptr<Copy>& copy) { return copy->poll() != NIXL_IN_PROG; });
+    return !late_.empty();
 }
 
 Status DeviceMemory::to_pool(std::span<const Piece> pieces, uint64_t offset) {

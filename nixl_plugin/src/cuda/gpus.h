@@ -71,14 +71,16 @@ class Gpus {
 Status make_device_part(const std::shared_ptr<Core>& core, const std::shared_ptr<Gpus>& gpus, nixl_xfer_op_t operation, const Pairs& pairs,
                         std::unique_ptr<Part>& part);
 
-/// Registered memory of a GPU for staged transfers. Through pinned buffers, so that staging can be used again whatever the device does; the
-/// registration stays in use until the device has finished with it, although the transfer may have failed before.
+/// Registered memory of a GPU for staged transfers. The device itself writes and reads the staging block in the pool, where that can be
+/// pinned. The registration stays in use until the device has finished with it, although the transfer may have failed before; so does the
+/// staging block that it was to write.
 class DeviceMemory : public Memory {
     std::shared_ptr<Gpus> gpus_;
     std::shared_ptr<Device> device_;
     std::shared_ptr<Registration> registration_;
     Piece whole_;
     uint64_t timeout_ms_;
+    std::vector<std::shared_ptr<Copy>> late_; // that did not end in time
 
     Status copy(std::span<const Piece> pieces, uint64_t offset, Direction direction);
 
@@ -91,6 +93,7 @@ class DeviceMemory : public Memory {
     bool contains(const Piece& piece) const override;
     Status to_pool(std::span<const Piece> pieces, uint64_t offset) override;
     Status from_pool(std::span<const Piece> pieces, uint64_t offset) override;
+    bool may_still_write() override;
 };
 
 } // namespace kvbm_cxl::cuda

@@ -29,6 +29,8 @@ class Memory {
     virtual bool contains(const Piece& piece) const = 0;
     /// Copies pieces, one behind the other, to `offset` of the pool; other hosts see them when this returns.
     virtual Status to_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
+    /// Whether a device may still write what a to_pool() that failed was to copy: until it may not, the place is used for nothing else.
+    virtual bool may_still_write() { return false; }
     /// Copies from `offset` of the pool to pieces, what other hosts have made visible before. A failure may leave anything in them.
     virtual Status from_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
     /// Where a piece lies in the pool, for memory that does: a peer reads it in place, without staging. Asked for every range: cheap.

@@ -170,8 +170,11 @@ Status Staged::ask(Session& at, const std::shared_ptr<Transfer>& transfer, bool&
         status = copy_local(plan, part.begin, part.len_bytes, Direction::write, part.block.offset());
         lists.sources.push_back({part.block.offset(), part.len_bytes});
     }
-    if (!status.ok())
+    if (!status.ok()) {
+        // A device that has it may write to it although the copy has failed.
+        part.block.release_after(plan.memories);
         return status;
+    }
     auto asked = at.parts.emplace(at.next_part, std::move(part)).first;
     try {
         at.link.send(compose(is_write ? kind::write : kind::read, at.next_part, lists));

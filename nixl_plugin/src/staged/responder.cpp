@@ -91,7 +91,10 @@ bool Staged::serve_read(Session& at, PeerRequest& request) {
     if (status.ok()) {
         offset = block.offset();
         request.sources = {{offset, request.len_bytes}};
-        status = copy(request);
+        std::vector<std::shared_ptr<Memory>> memories;
+        status = copy(request, memories);
+        if (!status.ok())
+            block.release_after(std::move(memories));
     }
     // A block without data in it is never lent.
     if (status.ok())
@@ -111,14 +114,14 @@ bool Staged::serve_read(Session& at, PeerRequest& request) {
 }
 
 void Staged::serve_write(Session& at, PeerRequest& request) {
-    Status status = copy(request);
+    std::vector<std::shared_ptr<Memory>> memories;
+    Status status = copy(request, memories);
     if (status.ok())
         counts_.served_written_bytes.fetch_add(request.len_bytes, std::memory_order_relaxed);
     at.link.send(Writer(kind::written).put(request.part).put(static_cast<int32_t>(status.code())).take());
 }
 
-Status Staged::copy(const PeerRequest& request) {
-    std::vector<std::shared_ptr<Memory>> memories;
+Status Staged::copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories) {
     for (uint64_t registration : request.registrations)
         memories.push_back(registrations_.find(registration));
     for (const AskedRange& range : request.ranges) {

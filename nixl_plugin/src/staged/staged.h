@@ -92,7 +92,8 @@ class Staged : public Service {
     bool serve(Session& session, uint64_t now);
     bool serve_read(Session& session, PeerRequest& request);
     void serve_write(Session& session, PeerRequest& request);
-    Status copy(const PeerRequest& request);
+    /// Makes the copy of a request; `memories` become those that it names.
+    Status copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories);
 
     Links& links_;
     Registrations& registrations_;

@@ -5,6 +5,7 @@
 #ifndef KVBM_CXL_NIXL_STAGED_STAGING_H
 #define KVBM_CXL_NIXL_STAGED_STAGING_H
 
+#include "memory.h"
 #include "support/pool.h"
 #include <atomic>
 #include <vector>
@@ -25,6 +26,8 @@ class StagingBlock {
     StagingBlock& operator=(StagingBlock&& other) noexcept;
     ~StagingBlock() { release(); }
     void release();
+    /// As release(), after a copy to it that failed: it is in use as long as any of these memories may still write to it.
+    void release_after(std::vector<std::shared_ptr<Memory>> memories);
     explicit operator bool() const { return staging_; }
     uint64_t offset() const { return block_.offset(); }
 };
@@ -32,6 +35,10 @@ class StagingBlock {
 class Staging {
   public:
     Staging(std::shared_ptr<Pool> pool, uint64_t limit_bytes, uint64_t block_bytes);
+    /// Blocks that a device may still write to are never given back.
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
 
     /// A block. NIXL_IN_PROG: all are in use, one will come back. Other failures: the pool has no room, and nothing will come back.
     Status acquire(StagingBlock& block);
@@ -46,12 +53,22 @@ class Staging {
 
   private:
     friend class StagingBlock;
+    /// A block that devices may still write to.
+    struct Late {
+        PoolBlock block;
+        std::vector<std::shared_ptr<Memory>> memories;
+        bool is_written() const;
+    };
+
     void give_back(PoolBlock block);
+    /// Takes back what no device writes to any more.
+    void settle();
 
     std::shared_ptr<Pool> pool_;
     uint64_t block_bytes_;
     size_t limit_;
     std::vector<PoolBlock> free_; // the one used last is at the end, and warm
+    std::vector<Late> late_;      // in use, as far as is known
     std::atomic<size_t> used_{0}, held_{0};
     bool was_used_ = false;
     uint64_t trim_ns_ = 0;

@@ -294,6 +294,7 @@ DRIVER cuMemHostAlloc(void** address, size_t len_bytes, unsigned) {
     *address = operator new(len_bytes);
     pinned[reinterpret_cast<uint64_t>(*address)] = len_bytes;
     control.pinned++;
+    control.pins++;
     return 0;
 }
 

@@ -20,6 +20,7 @@ struct FakeCuda {
     std::atomic<int> single_calls{0};
     std::atomic<int> registered{0}; // ranges of memory now
     std::atomic<int> pinned{0};     // buffers now
+    std::atomic<int> pins{0};       // buffers that were made so far
 
     std::mutex mutex;
     std::map<std::string, std::pair<int, int>> failures; // call -> how many more succeed, and then the error of one
