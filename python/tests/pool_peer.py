@@ -129,7 +129,7 @@ class Calls:
                 region.offer(ns, [key], [block]).lend()
 
     def queue(self, driver, count):
-        """Publishes the first two blocks of a chain from a GPU, then queues the rest of it, and a pull of those, on a GPU that does nothing."""
+        """Publishes the first two blocks of a chain from a GPU; then queues the rest, and a pull of those, on a GPU that does nothing."""
         import test_native_cuda as on_gpu
 
         self.cache.close()
