@@ -108,6 +108,10 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'fsspec' scripts/setup scripts/requirements/l2.lock
 	@touch $@
 
+.venv/s3/installed: scripts/requirements/s3.lock scripts/setup | .venv/installed
+	$(STEP) 'S3 server and client (130 MB)' scripts/setup scripts/requirements/s3.lock .venv/s3
+	@touch $@
+
 .venv/perf-installed: scripts/requirements/perf.lock scripts/setup | .venv/installed
 	$(STEP) 'matplotlib' scripts/setup scripts/requirements/perf.lock
 	@touch $@
@@ -165,6 +169,9 @@ setup-deploy: .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-ins
 .venv/gpu/installed: scripts/requirements/gpu.lock scripts/setup | .venv/installed
 	$(STEP) 'NVRTC' scripts/setup scripts/requirements/gpu.lock .venv/gpu
 	@touch $@
+
+.PHONY: setup-s3
+setup-s3: .venv/s3/installed ## Add an S3 server (moto) and fsspec's client for it, for `make test-l2-s3` (optional; 130 MB on disk)
 
 .PHONY: setup-gpu
 setup-gpu: .venv/gpu/installed ## Add the compilers of the kernels for GPUs: NVRTC, without CUDA's toolkit (optional; 110 MB to fetch, 290 MB on disk)
@@ -306,6 +313,10 @@ test-lab-itself: build-lab python-extension .venv/installed ## The lab's own par
 .PHONY: test-python
 test-python: build python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes
 	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
+
+.PHONY: test-l2-s3
+test-l2-s3: build python-extension .venv/s3/installed ## The second level on an S3 server, which `make setup-s3` installs
+	$(STEP) 'pytest, second level on S3' env PYTHONPATH=.venv/s3 .venv/bin/python -m pytest -q -rs python/tests/test_native_l2_s3.py
 
 .PHONY: test-examples
 test-examples: build build-plugin python-extension .venv/nixl-installed ## The programs under examples/, but those of vLLM

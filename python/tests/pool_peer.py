@@ -37,18 +37,18 @@ class Calls:
             done += len(some)
             print(json.dumps(done), flush=True)
 
-    def demote_stream(self, model, seed, len_bytes, folder):
-        """Publishes a chain without end, and keeps what is about to go in a folder."""
-        level = l2.Level2(l2.LocalStore(folder), max_bytes=1 << 40)
+    def demote_stream(self, model, seed, len_bytes, target):
+        """Publishes a chain without end, and keeps what is about to go in a store."""
+        level = l2.Level2(l2.open_store(target), max_bytes=1 << 40)
         l2.Demoter(lambda work: work(self.cache), level, period_s=0.002)
         ns = pools.namespace(model)
         for key in itertools.cycle(pools.chain(4096, seed)):
             self.cache.publish(ns, key, pools.payload(key, len_bytes))
 
-    def promote(self, model, seed, count, folder):
-        """Brings a chain back from a folder, again and again."""
+    def promote(self, model, seed, count, target):
+        """Brings a chain back from a store, again and again."""
         ns, keys = pools.namespace(model), pools.chain(count, seed)
-        level = l2.Level2(l2.LocalStore(folder), max_bytes=1 << 40)
+        level = l2.Level2(l2.open_store(target), max_bytes=1 << 40)
         while True:
             if promotion := level.promote(lambda work: work(self.cache), [bytes(ns)], keys):
                 promotion.wait(60)

@@ -4,71 +4,18 @@
 import shutil
 import threading
 import time
-from pathlib import Path
 
 import kvbm_cxl
 import pytest
 from kvbm_cxl.l2 import DamagedObject, Demoter, Level2, LocalStore, open_store
-from kvbm_cxl.l2.objects import HEADER_BYTES, BlockName, header, payload_of
+from kvbm_cxl.l2.objects import HEADER_BYTES, BlockName, payload_of
 from pools import Peer, chain, namespace, payload
-
-NS = namespace()
-LEN = 60_000
-PATIENCE_S = 120
-
-
-def until(what, is_so):
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def name_of(key):
-    return BlockName(bytes(NS), key)
-
-
-def data_of(key, parent=None):
-    block = payload(key, LEN)
-    return header(name_of(key), parent, block) + block
-
-
-def pulled(cache, key):
-    into = bytearray(LEN)
-    return bytes(into) if cache.pull(NS, key, into) else None
-
-
-def level_of(store, **options):
-    level = Level2(store, **{"max_bytes": 1 << 30, "refresh_s": 0.05, **options})
-    until("the store is looked through", lambda: level.counts().get("refreshed", 0) + level.counts().get("errors", 0))
-    return level
-
-
-def stored(folder, keys):
-    """A store with a chain."""
-    store = LocalStore(str(folder))
-    for place, key in enumerate(keys):
-        store.write(name_of(key).path, [data_of(key, keys[place - 1] if place else None)])
-    return store
-
-
-def publish_slowly(cache, level, keys):
-    """Publishes a chain. In front of each block those that are about to go are kept, so that none is lost by speed."""
-    for place, key in enumerate(keys):
-        until("they are kept", lambda: all(level.leading([bytes(NS)], [block.key]) for block in cache.coldest(4)))
-        assert cache.publish(NS, key, payload(key, LEN), parent=keys[place - 1] if place else None) == "stored"
-
+from second_level import LEN, NS, PATIENCE_S, data_of, level_of, name_of, pool_of_one_chunk, publish_slowly, pulled, stored, until
 
 @pytest.fixture
 def spec(tmp_path_factory, monkeypatch):
     """A pool of one chunk: 112 blocks."""
-    folder = Path(tmp_path_factory.mktemp("pool"))
-    monkeypatch.setenv("CXL_STATE_DIR", str(folder / "state-test"))
-    monkeypatch.setenv("CXL_MACHINE_ID", "test")
-    monkeypatch.delenv("CXL_POOL", raising=False)
-    spec = f"{folder}/pool,size=24M"
-    kvbm_cxl.format_pool(spec, cells="64K:7M")
-    return spec
+    return pool_of_one_chunk(tmp_path_factory.mktemp("pool"), monkeypatch)
 
 
 class Stuck(LocalStore):
