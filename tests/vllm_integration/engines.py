@@ -4,12 +4,16 @@
 import gc
 import mmap
 import random
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
+from kvbm_cxl.vllm_integration.groups import Kind
+from kvbm_cxl.vllm_integration.save_job import SaveJob
+from kvbm_cxl.vllm_integration.worker import WorkerSide
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown, get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.models import registry
 
@@ -54,6 +58,29 @@ class Engine:
     def texts(self, prompts: list[dict], max_tokens: int = 8, **sampling) -> list[list[int]]:
         """Tokens of greedy answers."""
         return [list(output.outputs[0].token_ids) for output in self.outputs(prompts, max_tokens, **sampling)]
+
+    def handed_over(self, prompts: list[dict]) -> list[dict]:
+        """What a prefill worker answers, for `extra_args` of the decode worker's request."""
+        return [{"kv_transfer_params": output.kv_transfer_params} for output in self.outputs(prompts, max_tokens=1)]
+
+    def forget(self) -> None:
+        """The engine lets go of what it has cached itself."""
+        assert self.llm.reset_prefix_cache()
+
+    def hold_copies(self, direction: str, mark: str) -> None:
+        """From now on no copy into the pool ("save") or out of it ("load") ends. The first one makes the file `mark` when it would begin.
+        Those of recurrent states go on: a step of a prompt waits for the states of the step before it."""
+        owner, name = {"save": (SaveJob, "run"), "load": (WorkerSide, "_pull")}[direction]
+        copy, shape, groups = getattr(owner, name), self.scheduler_side.shape, self.worker_side._attached.groups
+        of_states = {id(group.mover) for group, of in zip(groups, shape.groups, strict=True) if of.kind is Kind.STATE}
+
+        def held(what, *arguments):
+            if direction == "save" and id(what.mover) in of_states:
+                return copy(what)
+            Path(mark).touch()
+            return threading.Event().wait()
+
+        setattr(owner, name, held)
 
     def counted(self) -> dict[str, float]:
         """What was counted since the last call: ours as "name/label", vLLM's external hits as "external_hits", tokens as "source/NAME",

@@ -8,10 +8,14 @@ from parallel_ranks import ranks
 
 LENGTH = 400
 PROMPTS = [prompt(LENGTH, 61), prompt(LENGTH, 62)]
-# Ranks that end at different times.
+# Ranks that end at different times: with experts the one that is done goes on with steps without requests.
 ANSWERS = (24, 6)
-# Dense: ranks are independent of each other. A mixture of experts has none on CPUs, since vLLM's communicator lacks collectives there.
-KINDS = {"llama": {}}
+# Dense ranks are independent of each other. Those of a mixture of experts step together, and have half of the experts, or a part of each.
+KINDS = {
+    "llama": {},
+    "qwen3-moe": {"worker_extension_cls": "uneven_gathers.Extension"},
+    "qwen3-moe, expert parallel": {"worker_extension_cls": "uneven_gathers.Extension", "enable_expert_parallel": True},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -31,7 +35,7 @@ def test_ranks_share_blocks_with_each_other_and_with_engines_without(kind, folde
         assert both.texts([(1 - rank, *rest) for rank, *rest in asked]) == expected
         assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [LENGTH, LENGTH]
         both.forget()
-        # One after the other.
+        # A rank without requests keeps step with one that loads, and the other way round.
         assert both.texts(asked[:1]) == expected[:1] and both.texts(asked[1:]) == expected[1:]
         assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [LENGTH, LENGTH]
         assert [both.counted("kvbm_cxl_weights", rank, found="changed") for rank in (0, 1)] == [0, 0]
