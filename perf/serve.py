@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What moving KV blocks costs a Dynamo graph: CxlConnector, the same with `publish_behind`, NixlConnector over our plugin, NixlConnector
-over UCX, in turn.
+"""What moving KV blocks costs a Dynamo graph: CxlConnector without `publish_behind`, the same with it (its default), NixlConnector over our
+plugin, NixlConnector over UCX, in turn.
 
 Each connector gets the same graph (two prefill workers, one decode worker, round robin, the tiny model, the same CPU-only shims) and the
 same requests. Three parts:
@@ -60,7 +60,7 @@ from graph.options import Options  # noqa: E402
 
 # What each is called here: the graph's connector, and options of it.
 CONNECTORS: dict[str, tuple[str, dict]] = {
-    "cxl": ("cxl", {}),
+    "cxl": ("cxl", {"publish_behind": False}),
     "cxl-behind": ("cxl", {"publish_behind": True}),
     "nixl-cxl": ("nixl-cxl", {}),
     "nixl-ucx": ("nixl-ucx", {}),

@@ -49,9 +49,10 @@ class ConnectorConfig:
     stored_block_tokens: int = 0
     """Tokens of a block as it lies in the pool, so that engines share blocks whose `--block-size` is a multiple of it. 0: the engine's
     block size. Name the smallest one, alike for all engines of the pool."""
-    publish_behind: bool = False
+    publish_behind: bool = True
     """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
-    steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there."""
+    steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there. With zero_copy it changes
+    nothing."""
     handover_wait_ms: int = 50
     """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
     waits as long as prefill's host goes on, at most copy_timeout_ms."""
