@@ -31,6 +31,7 @@ from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     init_none_hash,
 )
+from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 from vllm.v1.request import Request
 from vllm.v1.worker.utils import allocate_kv_cache
@@ -127,16 +128,11 @@ class Driven:
             if group.kind is Kind.STATE
         ]
         self.scheduler.matched(asked, 0)
-        orders = self.scheduler.step(
-            SimpleNamespace(
-                num_scheduled_tokens={asked.request_id: tokens},
-                total_num_scheduled_tokens=tokens,
-                preempted_req_ids=set(),
-                kv_connector_block_state=SimpleNamespace(
-                    get_block_ids=lambda _: tables, boundary_state_offloads={asked.request_id: states} if states else {}
-                ),
-            )
-        )
+        output = SchedulerOutput.make_empty()
+        output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: tokens}, tokens
+        offloads = {asked.request_id: states} if states else {}
+        output.kv_connector_block_state = KVConnectorBlockState({asked.request_id}, lambda _: tables, offloads)
+        orders = self.scheduler.step(output)
         orders.complete.add(asked.request_id)
         self._run(orders)
         return tables
@@ -153,9 +149,7 @@ class Driven:
         return found, tables
 
     def _empty_step(self):
-        output = SimpleNamespace(num_scheduled_tokens={}, total_num_scheduled_tokens=0, preempted_req_ids=set())
-        output.kv_connector_block_state = None
-        return self.scheduler.step(output)
+        return self.scheduler.step(SchedulerOutput.make_empty())
 
     def _run(self, orders) -> set[str]:
         self.worker.before_overwrite(orders)

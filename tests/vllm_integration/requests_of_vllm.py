@@ -51,15 +51,21 @@ class Scheduled:
     """Requests that are scheduled for the first time."""
     new_block_ids_to_zero: list[int] | None = None
     kv_cache_block_copies: list[tuple[int, int]] | None = None
+    block_table_updates: dict[str, tuple[list[int], ...]] | None = None
 
     @property
     def scheduled_new_reqs(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(req_id=name, num_computed_tokens=self.computed.get(name, 0)) for name in self.first]
+        return [
+            SimpleNamespace(req_id=name, block_ids=(self.blocks.get(name, []),), num_computed_tokens=self.computed.get(name, 0))
+            for name in self.first
+        ]
 
     @property
     def scheduled_cached_reqs(self) -> SimpleNamespace:
+        """None of these has a block more than before."""
         names = [name for name in self.num_scheduled_tokens if name not in self.first]
-        return SimpleNamespace(req_ids=names, num_computed_tokens=[self.computed.get(name, 0) for name in names])
+        computed = [self.computed.get(name, 0) for name in names]
+        return SimpleNamespace(req_ids=names, resumed_req_ids=set(), new_block_ids=[None] * len(names), num_computed_tokens=computed)
 
     @property
     def total_num_scheduled_tokens(self) -> int:

@@ -11,6 +11,7 @@ from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
 from kvbm_cxl.vllm_integration.scheduler import SchedulerSide
 from requests_of_vllm import BLOCK_TOKENS, Scheduled, request, tokens
+from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 
 # A window of 40 tokens: behind a prefix, the blocks of its last 39.
 FULL = Group(0, ("full",), BLOCK_TOKENS, Kind.FULL)
@@ -41,14 +42,10 @@ class Bench:
         asked.num_computed_tokens = begin
         self.side.matched(asked, 0)
         states = {asked.request_id: list(offered)} if offered else {}
-        orders = self.side.step(
-            SimpleNamespace(
-                num_scheduled_tokens={asked.request_id: end - begin},
-                total_num_scheduled_tokens=end - begin,
-                preempted_req_ids=set(),
-                kv_connector_block_state=SimpleNamespace(get_block_ids=lambda _: table, boundary_state_offloads=states),
-            )
-        )
+        output = SchedulerOutput.make_empty()
+        output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: end - begin}, end - begin
+        output.kv_connector_block_state = KVConnectorBlockState({asked.request_id}, lambda _: table, states)
+        orders = self.side.step(output)
         saved = {0: [], 1: []}
         for blocks in orders.saves:
             saved[blocks.group] += blocks.block_ids

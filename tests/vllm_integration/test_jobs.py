@@ -11,8 +11,8 @@ from kvbm_cxl.vllm_integration.jobs import CopyTimeout, Loads, Saves
 class Job:
     """A job over keys of some bytes together, which runs `run`."""
 
-    def __init__(self, keys, len_bytes, run=lambda: None) -> None:
-        self.keys, self.key_bytes, self.run = keys, len_bytes // len(keys), run
+    def __init__(self, keys, len_bytes, run=lambda: None, block_ids=()) -> None:
+        self.keys, self.key_bytes, self.run, self.block_ids = keys, len_bytes // len(keys), run, block_ids
 
     @property
     def len_bytes(self) -> int:
@@ -25,8 +25,8 @@ class Job:
 class Gate(Job):
     """A job that ends when the test lets it, and records with what it was begun."""
 
-    def __init__(self, keys, len_bytes) -> None:
-        super().__init__(keys, len_bytes, self._run)
+    def __init__(self, keys, len_bytes, block_ids=()) -> None:
+        super().__init__(keys, len_bytes, self._run, block_ids)
         self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, None
 
     def begin(self, places) -> None:
@@ -88,6 +88,24 @@ def test_all_keys_under_way_need_no_job(saves):
     gate.go_on.set()
     saves.wait(["b"])
     assert saves.done_step(2) == 2
+
+
+def test_blocks_are_waited_for_while_any_job_reads_them(saves):
+    # The second one is of the same block of vLLM's, as a prompt's tail and the full block after it.
+    first, second = Gate([b"k1"], 10, {1, 2}), Gate([b"k2"], 10, {2, 3})
+    saves.submit(("a", 1), first)
+    saves.submit(("b", 1), second)
+    saves.wait_blocks([4, 5])
+    first.go_on.set()
+    saves.wait_blocks([1])
+    with pytest.raises(CopyTimeout, match="1 blocks .*about to change.*cxlctl doctor"):
+        saves.wait_blocks([1, 2])
+    with pytest.raises(CopyTimeout, match="all blocks"):
+        saves.wait_all()
+    second.go_on.set()
+    saves.wait_blocks(range(9))
+    saves.wait_all()
+    assert not saves._by_block
 
 
 def test_bytes_under_way_are_bounded(saves):

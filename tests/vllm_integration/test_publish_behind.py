@@ -3,6 +3,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import kvbm_cxl
 import pytest
@@ -11,6 +12,7 @@ import test_worker_side
 from kvbm_cxl.vllm_integration import handover
 from kvbm_cxl.vllm_integration.keys import block_keys
 from kvbm_cxl.vllm_integration.metadata import Blocks
+from kvbm_cxl.vllm_integration.support import clears_first
 from requests_of_vllm import Scheduled, request, tokens
 from test_worker_side import KEYS, Slow
 
@@ -69,6 +71,57 @@ def test_only_a_tail_that_grows_is_waited_for(workers, monkeypatch):
     slow.go_on.set()
     waiting.join(180)
     assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("order", ("taken", "state"))
+def test_only_the_blocks_that_change_are_waited_for(workers, monkeypatch, order):
+    """Whose key is published from another block waits for nothing."""
+    here = workers(publish_behind=True)
+    slow = Slow(here, monkeypatch)
+    state = Blocks("a", KEYS[2:3], [7], is_state=order == "state")
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1]), Blocks("b", KEYS[:2], [4, 5]), state], complete={"a", "b"})
+    if order == "taken":
+        here.side.before_overwrite(here.orders(taken=[2, 3, 4, 5]))
+    step = here.orders(taken=[1, 2]) if order == "taken" else here.orders()
+    waiting = threading.Thread(target=lambda: here.side.before_overwrite(step))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    slow.go_on.set()
+    waiting.join(180)
+    assert not waiting.is_alive()
+    here.side.before_overwrite(here.orders())
+
+
+def test_states_are_copied_before_the_rest(workers, monkeypatch):
+    """With one thread the next step would wait for all of a long prompt."""
+    here, submitted = workers(publish_behind=True, workers=1), []
+    submit = here.side._saves.submit
+    monkeypatch.setattr(here.side._saves, "submit", lambda owner, job: submitted.append(job.keys) or submit(owner, job))
+    here.run(saves=[Blocks("a", KEYS[:2], [0, 1]), Blocks("a", KEYS[2:3], [7], is_state=True)], complete={"a"})
+    assert submitted == [KEYS[2:3], KEYS[:2]]
+
+
+@pytest.mark.parametrize("waits", (True, False))
+def test_where_vllm_clears_blocks_first_no_step_ends_before_its_copies(workers, monkeypatch, waits):
+    here = workers(publish_behind=True)
+    here.side._clears_first = waits
+    slow = Slow(here, monkeypatch)
+    step = here.orders(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
+    saving = threading.Thread(target=lambda: here.side.save(step))
+    saving.start()
+    assert slow.begun.wait(180)
+    saving.join(0.1 if waits else 180)
+    assert saving.is_alive() == waits
+    slow.go_on.set()
+    saving.join(180)
+    assert not saving.is_alive()
+
+
+@pytest.mark.parametrize("clears, runner", ((True, True), (False, True), (True, False), (True, None)))
+def test_only_one_of_vllms_runners_clears_blocks_first(clears, runner):
+    engine = SimpleNamespace() if runner is None else SimpleNamespace(use_v2_model_runner=runner)
+    assert clears_first(engine, SimpleNamespace(needs_kv_cache_zeroing=clears)) == (clears and bool(runner))
 
 
 def test_cells_of_a_pool_that_fails_are_a_save_that_is_counted(workers, monkeypatch):

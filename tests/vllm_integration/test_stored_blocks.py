@@ -3,6 +3,7 @@
 of it, as the other's own attention backend would have written it. Real memory of every rank, vLLM's kernel for CPUs, real namespaces."""
 
 import itertools
+import threading
 import time
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from kvbm_cxl.vllm_integration import identity, pool_access, worker
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata
+from kvbm_cxl.vllm_integration.save_job import SaveJob
 from pages import HEAD_SIZE, cpu_writer, empty, keys_and_values, plain_writer, written
 from test_identity import _vllm_config
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -288,3 +290,21 @@ def test_no_cell_for_one_of_a_block_is_no_block():
 
     assert _of_cells(("stored", "exists")) == "stored" and _of_cells(("exists", "exists")) == "exists"
     assert _of_cells(("stored", "no_cell")) == "no_cell" and _of_cells(("over_quota", "stored")) == "over_quota"
+
+
+def test_slices_of_a_block_are_waited_for_by_the_block_of_vllm(engine, monkeypatch):
+    """vLLM gives away its own blocks, of 128 tokens here, each of which is 4 in the pool."""
+    writer, go_on, run = engine(block_tokens=128, stored_block_tokens=32), threading.Event(), SaveJob.run
+    monkeypatch.setattr(SaveJob, "run", lambda job: go_on.wait(180) and run(job))
+    side, blocks = writer.ranks[0].side, writer.blocks(1, TOKENS)
+    assert len(blocks.block_ids) == 4 * len(writer.block_ids(1))
+    writer.ranks[0].run(1, saves=[blocks])
+    free = set(range(writer.block_count)) - set(writer.block_ids(1))
+    side.before_overwrite(StepMetadata(2, taken=sorted(free)))
+    waiting = threading.Thread(target=lambda: side.before_overwrite(StepMetadata(3, taken=writer.block_ids(1)[-1:])))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    go_on.set()
+    waiting.join(180)
+    assert not waiting.is_alive()

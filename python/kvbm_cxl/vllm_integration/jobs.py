@@ -4,7 +4,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +26,10 @@ class SaveWork(Protocol):
     @property
     def len_bytes(self) -> int:
         """Bytes of these blocks."""
+
+    @property
+    def block_ids(self) -> Collection[int]:
+        """Numbers of vLLM's blocks that it reads; after `begin` as `keys`."""
 
     def begin(self, places: list[int]) -> None:
         """Keeps the blocks at `places` of `keys`. Called on the thread that submits the job."""
@@ -59,6 +63,7 @@ class Saves:
     """Every job is announced before it runs, by a thread that copies nothing, so that none waits for the copies of others."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _by_key: dict[bytes, _SaveUnderWay] = field(default_factory=dict)
+    _by_block: Counter[int] = field(default_factory=Counter)
     _by_request: Counter[str] = field(default_factory=Counter)
     _unannounced: Counter[str] = field(default_factory=Counter)
     _by_step: Counter[int] = field(default_factory=Counter)
@@ -85,6 +90,7 @@ class Saves:
             save = _SaveUnderWay(job)
             self._own(save, owner)
             self._by_key.update(dict.fromkeys(job.keys, save))
+            self._by_block.update(job.block_ids)
             self._bytes += job.len_bytes
         if self.announces:
             self._announcer.submit(self._announce, save)
@@ -125,6 +131,8 @@ class Saves:
             with self._changed:
                 for key in job.keys:
                     del self._by_key[key]
+                for block_id in job.block_ids:
+                    _down(self._by_block, block_id)
                 self._is_announced(save)
                 for request, step in save.owners:
                     _down(self._by_request, request)
@@ -141,6 +149,17 @@ class Saves:
         with self._changed:
             for request in requests:
                 self._wait(lambda: not self._by_request[request], f"blocks of request {request} to be published")
+
+    def wait_blocks(self, block_ids: Iterable[int]) -> None:
+        """Waits until nothing is read from these blocks of vLLM any more, for whichever request. Raises `CopyTimeout`."""
+        with self._changed:
+            if self._by_block and (busy := self._by_block.keys() & set(block_ids)):
+                self._wait(lambda: busy.isdisjoint(self._by_block), f"{len(busy)} blocks to be published that are about to change")
+
+    def wait_all(self) -> None:
+        """Waits until nothing is under way. Raises `CopyTimeout`."""
+        with self._changed:
+            self._wait(lambda: not self._by_key, "all blocks to be published")
 
     def wait_announced(self, requests: Iterable[str]) -> None:
         """Waits until every host can see what is under way for these requests. Raises `CopyTimeout`."""

@@ -44,6 +44,9 @@ class StepMetadata(KVConnectorMetadata):
     prefill leaves after it."""
     grows: set[str] = field(default_factory=set)
     """Requests with a tail in the pool, or on its way there, to whose block this step may add tokens."""
+    taken: list[int] = field(default_factory=list)
+    """Blocks that requests have been given for this step. What they held before may still be on its way into the pool: that of a request
+    which goes on without it, as it lies behind the window of its layers."""
     preempted: set[str] = field(default_factory=set)
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)

@@ -35,6 +35,8 @@ class SaveJob:
     record: Callable[[SaveOutcome], None]
     """Counts what became of the blocks. Called on the thread that runs the job."""
     failures: ThreadFailures
+    slices: int = 1
+    """Blocks in the pool that make one of vLLM's."""
     _offer: Offer | None = None
     _error: str | None = field(default=None, init=False)
     """Kind of the error for which no block of the batch can be published."""
@@ -46,6 +48,10 @@ class SaveJob:
     @property
     def len_bytes(self) -> int:
         return len(self.batch.keys) * self.block_bytes
+
+    @property
+    def block_ids(self) -> set[int]:
+        return {place // self.slices for place in self.batch.block_ids}
 
     def begin(self, places: list[int]) -> None:
         """Keeps the blocks at `places` of the batch, and takes these on. Called on the engine's thread, behind the step that computed

@@ -9,7 +9,7 @@ from .block_names import BlockNames
 from .config import ConnectorConfig
 from .diagnosis import Reasons
 from .events import PoolEvents
-from .groups import Kind
+from .groups import Kind, Shape
 from .handover import Expected, wants_publish
 from .metadata import Blocks, StepMetadata
 from .recording import Recording
@@ -170,6 +170,30 @@ class Saving:
             return None
         facts = self.names.facts(tracked)
         return Expected(tokens, facts.pop("namespace"), facts).to_params()
+
+
+def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
+    """Blocks that the step's requests and loads write to from now on and did not before. Those of a prefix that vLLM had are not among
+    them."""
+    taken = {block_id // shape.groups[load.group].slices for load in loads for block_id in load.block_ids}
+    taken.update(output.new_block_ids_to_zero or ())
+    taken.update(target for _, target in output.kv_cache_block_copies or ())
+    # Groups that hold nothing of a prefix take blocks from the others, too.
+    tokens = {group.index: group.block_tokens * group.slices for group in shape.groups}
+    cached = output.scheduled_cached_reqs
+    begun = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    for request_id, rows, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+        if request_id in cached.resumed_req_ids:
+            begun.append((rows, computed))
+        else:
+            taken.update(block_id for row in rows or () for block_id in row)
+    for rows, computed in begun:
+        for index, row in enumerate(rows):
+            taken.update(row[computed // tokens[index] :] if index in tokens else row)
+    for rows in (output.block_table_updates or {}).values():
+        taken.update(block_id for row in rows for block_id in row)
+    taken.discard(NULL_BLOCK)
+    return sorted(taken)
 
 
 def written_blocks(output: "SchedulerOutput", loads: list[Blocks], block_tokens: int) -> list[int]:

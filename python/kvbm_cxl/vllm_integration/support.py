@@ -61,6 +61,12 @@ def caches_states(kv_cache_config: "KVCacheConfig") -> bool:
     return all(getattr(spec, "mamba_cache_mode", "align") == "align" for spec in specs)
 
 
+def clears_first(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
+    """Whether vLLM clears the blocks that a step is given before it calls the connector, which could still be reading what they held.
+    Its second model runner does, where the KV cache has states or layers of several precisions."""
+    return bool(getattr(vllm_config, "use_v2_model_runner", False) and kv_cache_config.needs_kv_cache_zeroing)
+
+
 def takes_hits(vllm_config: "VllmConfig") -> bool:
     """Whether the engine can begin in the middle of a prompt.
 

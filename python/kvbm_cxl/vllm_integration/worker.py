@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
@@ -41,6 +42,7 @@ from .save_job import SaveJob, SaveOutcome
 from .second_level import SecondLevel
 from .shards import Shards, replicas_of, shards_of
 from .stats import CxlStats, Tally
+from .support import clears_first
 from .token_places import pieces_of_cells, writer_of
 from .weights import WeightsInMemory
 
@@ -132,10 +134,12 @@ class WorkerSide:
     """Latest step whose saves were handed to threads. With speculative decoding vLLM asks for a step's report before that."""
     _waiting: set[str] = field(default_factory=set)
     """Released requests for which a save is still under way."""
-    _tails: set[str] = field(default_factory=set)
-    """Requests whose tail is published, or on its way, with no token behind it yet."""
-    _states: set[str] = field(default_factory=set)
-    """Requests a state of which the last step had published."""
+    _tails: dict[str, list[int]] = field(default_factory=dict)
+    """vLLM's blocks with each request's tail that is published, or on its way, with no token behind it yet."""
+    _states: list[int] = field(default_factory=list)
+    """vLLM's blocks with the states that the last step had published."""
+    _clears_first: bool = field(default=False, init=False)
+    """See `support.clears_first`."""
     _failed_blocks: set[int] = field(default_factory=set)
     _failed_loads: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -190,6 +194,7 @@ class WorkerSide:
         device = devices_of.pop()
         if device.type == "cuda":
             self._open_gpu(device.index or 0)
+        self._clears_first = clears_first(self.vllm_config, self.kv_cache_config)
         self._attached = _Attached(attached, device, shards.publishes, facts_of(fields))
         if self.second:
             self.second.begin_demoting()
@@ -301,17 +306,18 @@ class WorkerSide:
     # Each step, in this order
 
     def before_overwrite(self, orders: StepMetadata) -> None:
-        """Ends the saves whose blocks the step may write to: those of preempted requests, and tails, which fill up token by token. Looks
-        at weights and adapters, where the scheduler's side has to know of them."""
+        """Ends the saves whose blocks the step may write to: those that other requests were given, tails, which fill up token by token,
+        and states. Looks at weights and adapters, where the scheduler's side has to know of them."""
         if self._weights.answer(orders.inquiry):
             # Blocks of other weights must not be taken for loaded. Which weights these are says the next step's lookup.
             self._loads.fail_all()
         for adapter in orders.adapters:
             self._adapters.ensure(adapter)
-        states, self._states = self._states, set()
-        grown = self._tails & (orders.grows | orders.preempted)
-        self._tails -= grown
-        self._saves.wait(orders.preempted | states | grown)
+        # These blocks alone: the others of a long prompt may take longer than the step.
+        states, self._states = self._states, []
+        grown = [self._tails.pop(request) for request in self._tails.keys() & (orders.grows | orders.preempted)]
+        self._saves.wait_blocks(chain(orders.taken, states, *grown))
+        self._saves.wait(orders.preempted)
         if self._attached is not None and orders.writes:
             self.tally.count("taken_back_blocks", "written", self._attached.mover.before_writes(orders.writes))
 
@@ -384,18 +390,23 @@ class WorkerSide:
             return
         if orders.saves and attached.publishes:
             ready = devices.fence(attached.device)
-            self._tails |= {blocks.request_id for blocks in orders.saves if blocks.tail_tokens}
-            self._states = {blocks.request_id for blocks in orders.saves if blocks.is_state}
-            for blocks in orders.saves:
+            # The next step waits for states: the copies of other blocks do not stand before them.
+            for blocks in sorted(orders.saves, key=lambda blocks: not blocks.is_state):
                 if not self._has_adapter(blocks):
                     self.tally.count("published_blocks", "other_adapter", len(blocks.keys))
                     continue
                 group = attached.groups[blocks.group]
                 if group is None:
                     continue
+                if blocks.tail_tokens:
+                    self._tails.setdefault(blocks.request_id, []).extend(group.of_vllm(blocks.block_ids))
+                if blocks.is_state:
+                    self._states += group.of_vllm(blocks.block_ids)
                 for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes):
                     self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, ready))
-        if self.config.answers_first:
+        if self._clears_first:
+            self._saves.wait_all()
+        elif self.config.answers_first:
             self._saves.wait_announced(orders.complete)
         else:
             self._saves.wait(orders.complete)
@@ -403,7 +414,7 @@ class WorkerSide:
     def _save_job(self, group: _AttachedGroup, blocks: Blocks, ready: devices.Fence) -> SaveJob:
         batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys), blocks.tail_tokens > 0)
         record = partial(self._saved, group.block_bytes)
-        return SaveJob(group.mover, batch, group.block_bytes, ready, record, self.access.failures)
+        return SaveJob(group.mover, batch, group.block_bytes, ready, record, self.access.failures, group.slices)
 
     def _saved(self, block_bytes: int, saved: SaveOutcome) -> None:
         """Counts what a job published, on the job's thread."""
@@ -419,7 +430,8 @@ class WorkerSide:
         """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
         orders = self._orders
         self._loads.cancel(finished)
-        self._tails -= finished  # vLLM keeps their blocks until they are saved.
+        for request in finished:  # vLLM keeps their blocks until they are saved.
+            self._tails.pop(request, None)
         idle_s = _IDLE_WAIT_S if orders is not None and orders.idle else 0.0
         if orders is not None:
             self._waiting |= orders.release
