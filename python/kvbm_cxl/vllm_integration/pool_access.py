@@ -84,7 +84,7 @@ class PoolAccess:
         try:
             if pool := self.pool:
                 pool.bind_worker()
-        except kvbm_cxl.CxlError as error:
+        except Exception as error:  # Whatever it is: a thread that does not begin leaves its jobs undone, and a step waits for them.
             self.failures.report("binding a thread to its CPUs", error)
 
     def open_gpu(self, device: int) -> "kvbm_cxl.GpuReach":
