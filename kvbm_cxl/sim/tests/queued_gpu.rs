@@ -20,7 +20,10 @@ use bench::{SPACE, bytes, key};
 use cxl_pool::fault::drop_rule;
 use device::Gpu;
 use fake::Kind;
-use paged::{BLOCK_BYTES, BLOCKS, Scene, WAYS, all, end, on, paged, publish, pull, try_publish};
+use paged::{
+    BLOCK_BYTES, BLOCKS, LAYERED_BYTES, LAYERS, Scene, WAYS, all, compute, end, layers_of, on, paged, publish, pull, queue_layer,
+    try_publish,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A publish behind work that computes its blocks and before work that writes their memory anew, and a pull behind work that writes its
@@ -130,4 +133,28 @@ fn is_committed_by_a_close(rule: Option<&'static str>) -> bool {
 fn the_loss_of_a_bound_and_of_the_end_of_a_cache_is_noticed() {
     assert!(is_bounded(None) && !is_bounded(Some("stream.unbounded")));
     assert!(!is_committed_by_a_close(None) && is_committed_by_a_close(Some("stream.committed_at_the_end")));
+}
+
+/// A block in layers, of which the last one is left out; whether it is there.
+fn is_there_in_part(rule: Option<&'static str>) -> bool {
+    let scene = Scene::new(Kind::New, false, |_| ());
+    let gpu = Gpu::open(scene.fake.path(), 0);
+    let (memory, stream) = (gpu.memory(&bytes(1, LAYERED_BYTES)), gpu.stream());
+    let mut layers = layers_of(&scene.caches[0], 0..1).unwrap();
+    for layer in 0..LAYERS.len() - 1 {
+        compute(&scene.fake, &stream, &memory, layer, 0..1);
+        queue_layer(&mut layers, &memory, layer, 0, on(&stream)).unwrap();
+    }
+    drop_rule(rule);
+    if let Ok(queued) = layers.finish() {
+        end(&queued);
+    }
+    drop_rule(None);
+    scene.fake.finish();
+    scene.caches[1].lookup(SPACE, key(0)).unwrap().is_some()
+}
+
+#[test]
+fn the_loss_of_a_part_of_a_block_is_noticed() {
+    assert!(!is_there_in_part(None) && is_there_in_part(Some("stream.part_missing")));
 }

@@ -15,6 +15,7 @@ mod order;
 mod paged;
 mod queued;
 mod queued_ends;
+mod queued_layers;
 mod real;
 mod scenes;
 mod started;

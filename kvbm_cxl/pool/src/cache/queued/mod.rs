@@ -5,7 +5,10 @@
 //! ([`Cache::serve`], [`Cache::service_round`]) goes on, or a caller that asks for the end. A block that is published is committed then,
 //! and not before; one that is pulled is looked at again then, as every pull is.
 
+mod layers;
 mod start;
+
+pub use layers::QueuedLayers;
 
 use super::tier::Answer;
 use super::{Cache, Few, Inner, Pinned, Pulled, Reservation};
@@ -52,9 +55,15 @@ struct UnderWay {
     begun_ns: u64,
 }
 
-/// Copies of some of the blocks; `places` are those of their answers.
+impl UnderWay {
+    fn copies(&self) -> impl Iterator<Item = &GpuCopy> {
+        self.parts.iter().flat_map(|part| &part.copies)
+    }
+}
+
+/// Copies of some of the blocks, each with a list for every block; `places` are those of their answers.
 struct Part {
-    copy: GpuCopy,
+    copies: Vec<GpuCopy>,
     places: Vec<usize>,
     blocks: Blocks,
 }
@@ -115,13 +124,17 @@ impl Queued {
     pub unsafe fn hold(&self, stream: u64) -> Result<()> {
         match &*held(&self.flight.state) {
             // SAFETY: as this function demands.
-            FlightState::UnderWay(under_way) => under_way.parts.iter().try_for_each(|part| unsafe { part.copy.hold(stream) }),
+            FlightState::UnderWay(under_way) => under_way.copies().try_for_each(|copy| unsafe { copy.hold(stream) }),
             FlightState::Ended(_) => Ok(()),
         }
     }
 }
 
 impl Flight {
+    fn of(under_way: UnderWay) -> Flight {
+        Flight::new(FlightState::UnderWay(under_way))
+    }
+
     fn new(state: FlightState) -> Flight {
         Flight { state: Mutex::new(state), is_cancelled: AtomicBool::new(false) }
     }
@@ -139,10 +152,11 @@ impl Flight {
         let UnderWay { parts, answers, begun_ns, .. } = under_way;
         let mut kept = Vec::new();
         for part in std::mem::take(parts) {
-            let is_done = part.copy.poll().is_some();
+            // Each is looked at, and goes on.
+            let is_done = part.copies.iter().filter(|copy| copy.poll().is_none()).count() == 0;
             if is_done || is_over {
                 if !is_done {
-                    part.copy.give_up(timeout_ms);
+                    part.copies.iter().for_each(|copy| copy.give_up(timeout_ms));
                 }
                 part.end(answers, is_cancelled, *begun_ns);
             } else {
@@ -162,16 +176,30 @@ impl Flight {
 impl Part {
     /// Behind copies that have ended, whatever became of them.
     fn end(self, answers: &mut [Answer], is_cancelled: bool, begun_ns: u64) {
-        let Part { copy, places, blocks } = self;
-        let mut outcomes = copy.take_outcomes().into_iter();
-        let unknown = || Err(Error::Invalid("a copy of a GPU gave no answer".into()));
-        let outcomes = places.iter().map(|_| outcomes.next().unwrap_or_else(unknown)).collect();
+        let Part { copies, places, blocks } = self;
+        let outcomes = outcomes_of(&copies, places.len());
         let ended: Few<Answer> = match blocks {
             Blocks::Published(reservations) => commit(reservations, outcomes, is_cancelled),
             Blocks::Pulled(pinned, are_checked) => look_again(pinned, outcomes, are_checked, begun_ns),
         };
         places.into_iter().zip(ended).for_each(|(place, answer)| answers[place] = answer);
     }
+}
+
+/// What became of each of `count` blocks, of which each copy has a list.
+fn outcomes_of(copies: &[GpuCopy], count: usize) -> Vec<Outcome> {
+    let mut found: Vec<Outcome> = (0..count).map(|_| Ok(None)).collect();
+    for copy in copies {
+        let mut outcomes = copy.take_outcomes().into_iter();
+        for before in &mut found {
+            let outcome = outcomes.next().unwrap_or_else(|| Err(Error::Invalid("a copy of a GPU gave no answer".into())));
+            // A cell that the GPU may still write to is that, whatever became of its other parts.
+            if before.is_ok() || matches!(outcome, Err(Error::Timeout { .. })) {
+                *before = outcome;
+            }
+        }
+    }
+    found
 }
 
 /// Commits the cells that were filled, all with one fence, unless the cache is being closed.
@@ -233,8 +261,8 @@ fn look_again(pinned: Vec<Pinned>, outcomes: Vec<Outcome>, are_checked: bool, be
 
 impl Flights {
     /// Looks after what a call has queued.
-    fn add(&self, under_way: UnderWay) -> Queued {
-        let flight = Arc::new(Flight::new(FlightState::UnderWay(under_way)));
+    fn add(&self, flight: Flight) -> Queued {
+        let flight = Arc::new(flight);
         held(&self.under_way).push(flight.clone());
         if let Some(thread) = &*held(&self.thread) {
             thread.unpark();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The calls that queue blocks.
 
-use super::{Blocks, PAUSES, Part, Queued, UnderWay};
+use super::{Blocks, Flight, PAUSES, Part, Queued, UnderWay};
 use crate::cache::tier::Answer;
 use crate::cache::{BlockKey, Cache, Inner, Namespace, Pinned, PublishRequest, Pulled, Reservation, Reserved};
 use crate::copy::cuda::QueueRoom;
@@ -69,8 +69,8 @@ impl Cache {
         if mutant!("stream.committed_early") {
             self.inner.commit(&mut reservations)?;
         }
-        let parts = vec![Part { copy, places, blocks: Blocks::Published(reservations) }];
-        Ok(self.inner.flights.add(UnderWay { answers, parts, room, begun, begun_ns }))
+        let parts = vec![Part { copies: vec![copy], places, blocks: Blocks::Published(reservations) }];
+        Ok(self.inner.flights.add(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
     /// Pulls blocks into memory of a GPU beside the caller, behind what `on` names: blocks are pinned, the GPU is given the copies, and
@@ -127,7 +127,9 @@ impl Cache {
             let kind = if is_checked { Checksum::Xxh3 } else { Checksum::Off };
             // SAFETY: as above; the pins are kept until the end of the copies is known.
             match unsafe { room.pull(&pulls.lists, kind, held) } {
-                Ok(Some(copy)) => parts.push(Part { copy, places: pulls.places, blocks: Blocks::Pulled(pulls.blocks, is_checked) }),
+                Ok(Some(copy)) => {
+                    parts.push(Part { copies: vec![copy], places: pulls.places, blocks: Blocks::Pulled(pulls.blocks, is_checked) })
+                }
                 Ok(None) => self.pull_waiting(&mut pulls, &mut answers),
                 // What was started before goes on, so this is an answer.
                 Err(error) => pulls.fail(error, &mut answers),
@@ -138,7 +140,7 @@ impl Cache {
         if parts.is_empty() {
             return Ok(Queued::ended(answers));
         }
-        Ok(self.inner.flights.add(UnderWay { answers, parts, room, begun, begun_ns }))
+        Ok(self.inner.flights.add(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
     /// Which of the three kinds of pulls one is: with a look at its checksum, without, or none that goes on beside the caller.
@@ -171,7 +173,7 @@ impl Cache {
 }
 
 /// The cell that was reserved; otherwise why not.
-fn cell_of(reserved: Reserved, answer: &mut Answer) -> Option<Reservation> {
+pub(super) fn cell_of(reserved: Reserved, answer: &mut Answer) -> Option<Reservation> {
     *answer = match reserved {
         Reserved::Cell(reservation) => return Some(reservation),
         Reserved::Exists => Answer::Exists,
@@ -210,7 +212,7 @@ impl Pulls {
 
 impl Inner {
     /// Room for copies, waited for at most `wait_ms`.
-    fn queue_room(&self, device: u32, len_bytes: u64, wait_ms: u64) -> Result<QueueRoom> {
+    pub(super) fn queue_room(&self, device: u32, len_bytes: u64, wait_ms: u64) -> Result<QueueRoom> {
         let deadline = Instant::now() + Duration::from_millis(wait_ms);
         loop {
             match self.engine.queue_room(device, len_bytes) {
