@@ -283,8 +283,7 @@ impl Doctor<'_> {
 
     /// The pools that lie on the device of a part, and whether one of them is in its way.
     fn judge_neighbours(&mut self, report: &mut DeviceReport, info: &DeviceInfo, pools: Vec<PoolOnDevice>) {
-        let in_the_way =
-            |pool: &&PoolOnDevice| pool.offset_bytes < info.offset_bytes && info.offset_bytes < pool.offset_bytes + pool.len_bytes;
+        let in_the_way = |pool: &&PoolOnDevice| pool.offset_bytes < info.offset_bytes && info.offset_bytes < pool.end();
         if let Some(pool) = pools.iter().find(in_the_way) {
             self.report.find(
                 Level::Error,

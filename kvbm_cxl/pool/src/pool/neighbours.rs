@@ -26,6 +26,13 @@ pub struct PoolOnDevice {
     pub is_readable: bool,
 }
 
+impl PoolOnDevice {
+    /// Where it ends. A superblock says whatever its writer wrote.
+    pub fn end(&self) -> u64 {
+        self.offset_bytes.saturating_add(self.len_bytes)
+    }
+}
+
 /// The pools that lie on a device, in the order of their offsets, whatever part of it `device` is. Nothing is written, and holes of a file
 /// stay holes.
 ///
@@ -84,8 +91,9 @@ fn next_place(whole: &Device, at: u64, unit: u64) -> Option<u64> {
 /// [`Error::Partition`] naming the other pool; those of [`pools_on`].
 pub fn refuse_overlap(part: &Device, offset: u64, len_bytes: u64) -> Result<()> {
     let own = part.info().offset_bytes;
-    let (start, end) = (own + offset, own + offset + len_bytes);
-    let overlaps = |pool: &PoolOnDevice| pool.offset_bytes != own && pool.offset_bytes < end && start < pool.offset_bytes + pool.len_bytes;
+    let start = own.saturating_add(offset);
+    let end = start.saturating_add(len_bytes);
+    let overlaps = |pool: &PoolOnDevice| pool.offset_bytes != own && pool.offset_bytes < end && start < pool.end();
     match pools_on(part)?.into_iter().find(overlaps) {
         None => Ok(()),
         Some(pool) => Err(Error::Partition {

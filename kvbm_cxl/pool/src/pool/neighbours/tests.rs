@@ -152,6 +152,40 @@ fn what_lies_within_a_pool_is_its_own_whatever_it_looks_like() {
     assert!(matches!(problem(shelf.format(14 * M, Some(6 * M))), PartitionProblem::Overlaps { pool_offset, .. } if pool_offset == 16 * M));
 }
 
+/// Superblocks of a stranger: any bytes, and any numbers behind a right checksum.
+#[test]
+fn whatever_lies_on_the_device_the_walk_ends() {
+    let shelf = Shelf::with_holes(32 * M);
+    for offset in [0, 8, 16] {
+        drop(shelf.format(offset * M, Some(6 * M)).unwrap());
+    }
+    let file = std::fs::File::options().read(true).write(true).open(&shelf.path).unwrap();
+    let mut header = vec![0; 4096];
+    file.read_exact_at(&mut header, 8 * M).unwrap();
+    let (mut random, mut seen) = (0x9e37_79b9_7f4a_7c15_u64, std::collections::BTreeSet::new());
+    for _ in 0..300 {
+        let mut strange = header.clone();
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let at = 16 + (random >> 8) as usize % 600 / 8 * 8;
+        let value = [0, 1, u64::MAX, u64::MAX / 2, 1 << 62, random][(random % 6) as usize];
+        strange[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        strange[12..16].fill(0);
+        let crc = crc32c::crc32c(&strange);
+        strange[12..16].copy_from_slice(&crc.to_le_bytes());
+        file.write_all_at(&strange, 8 * M).unwrap();
+        let device = DevicePart::whole(&shelf.path).open(Access::Write, &Sysfs::default()).unwrap();
+        let found = pools_on(&device).unwrap();
+        assert!((2..=3).contains(&found.len()) && found[0].offset_bytes == 0 && found[1].offset_bytes == 8 * M, "{found:?}");
+        // Where it says that it lies, nothing is formatted.
+        let outcome = refuse_overlap(&device.part(10 * M, Some(6 * M)).unwrap(), 0, 6 * M);
+        assert_eq!(outcome.is_err(), found[1].end() > 10 * M, "{found:?}");
+        seen.insert((found[1].is_readable, found.len()));
+    }
+    assert!(seen.len() > 1, "all of them were taken for the same: {seen:?}");
+}
+
 #[test]
 fn parts_that_cannot_be_are_refused_with_their_kind() {
     let shelf = Shelf::new(24 * M);
