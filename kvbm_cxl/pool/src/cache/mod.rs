@@ -405,7 +405,7 @@ impl Cache {
     }
 
     /// Ends the use of the cache in good order: pins go, and other processes of this host, or other hosts, take over the cells. What was
-    /// [queued](queued) and has not ended is not committed; this waits until the GPU does nothing of it any more.
+    /// [queued] and has not ended is not committed; this waits until the GPU does nothing of it any more.
     ///
     /// # Errors
     /// [`Error::Invalid`] while clones, reservations or pins are alive: nothing has ended, and a clone can be closed later;

@@ -66,7 +66,7 @@ impl QueueRoom {
     /// Starts lists that go to the pool; `None` where a CPU would have a part in that, and nothing was started.
     ///
     /// # Safety
-    /// What the lists name stays as they promise until the end of the copies is known; after [`GpuCopy::give_up`] until the engine is
+    /// What the lists name stays as they promise until the end of the copies is known; of copies that are given up until the engine is
     /// settled.
     ///
     /// # Errors
