@@ -18,7 +18,7 @@ from peers import MORTAL, damage, fsck, payload, until
 if not sglang_modules.is_there():
     pytest.skip("SGLang's modules are not installed: `make setup-sglang`", allow_module_level=True)
 pytest.importorskip("torch", reason="torch is not installed: `make setup-serve`")
-from subject_sglang import PAGE_BYTES, PAGES, POLICIES, VARIATIONS, Subject, host_pool  # noqa: E402
+from subject_sglang import PAGE_BYTES, PAGE_TOKENS, PAGES, POLICIES, VARIATIONS, Subject, host_pool  # noqa: E402
 
 NAMES = [f"page {number}" for number in range(16)]
 
@@ -65,6 +65,18 @@ def test_what_shapes_the_bytes_tells_pages_apart(pool, make_subject, variation):
 def test_every_layout_of_a_page_has_a_name_of_its_own(pool, make_subject):
     made = [make_subject(pool, **variation) for variation in [{}, *VARIATIONS.values()]]
     assert len({one.storage._pools["kv"].namespace for one in made}) == len(made)
+
+
+def test_a_shard_of_decode_contexts_is_shared_by_its_replicas_alone(pool, make_subject):
+    """SGLang divides the tokens of a page over decode contexts for models whose KV cache is the same on all ranks."""
+    told = {"is_mla_model": True, "tp_size": 4, "logical_page_size": 4 * PAGE_TOKENS}
+    shards = [(0, 1, 0), (0, 2, 0), (1, 2, 1), (2, 4, 2), (3, 4, 3)]
+    for number, (rank, size, shard) in enumerate(shards):
+        one = make_subject(pool, **told, tp_rank=rank, dcp_size=size, dcp_rank=shard)
+        assert one.found(NAMES[:4]) == 0 and one.load(NAMES[:4]) == [False] * 4
+        assert one.store(NAMES[:4]) == one.load(NAMES[:4]) == [True] * 4, number
+    replica = make_subject(pool, **told, tp_rank=3, dcp_size=2, dcp_rank=1)
+    assert replica.found(NAMES[:4]) == 4 and replica.load(NAMES[:4]) == [True] * 4
 
 
 def test_ranks_with_the_same_bytes_share_them(pool, make_subject):
