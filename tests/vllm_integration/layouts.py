@@ -69,6 +69,8 @@ def layout_of(model: str, **options) -> Iterator[Layout]:
     transfer = KVTransferConfig(kv_connector=CONNECTOR_NAME, kv_role="kv_both")
     # Without memory, like all that is made here: not for a later model.
     kept = dict(rotary_embedding._ROPE_DICT)
+    # An engine that ran in this process before leaves its groups of ranks.
+    cleanup_dist_env_and_memory()
     with tempfile.TemporaryDirectory() as rendezvous:
         config = EngineArgs(model=model, kv_transfer_config=transfer, **settings).create_engine_config()
         try:
