@@ -57,5 +57,5 @@ def test_a_second_host_answers_from_what_a_killed_engine_stored(run, make_pool, 
         second = engine("b", config)
         # 896 of 1000 tokens of each prompt were loaded, and the text is that of an engine without a cache.
         assert second.answers() == [[tokens, 896] for tokens, _ in wanted]
-        assert of_all_hosts(rack, "pulled_blocks") == CHUNKS
+        until(lambda: of_all_hosts(rack, "pulled_blocks") == CHUNKS, "the second host to tell what it pulled")
     assert fsck(pool)["errors"] == 0
