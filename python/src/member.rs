@@ -5,7 +5,6 @@ use crate::failure::Outcome;
 use crate::handle::{End, held};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::cache::lent::reap;
-use cxl_pool::cpus::ThreadKind;
 use cxl_pool::host::{Host, Service};
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::Pool;
@@ -51,9 +50,7 @@ impl Keeper {
         let (kept, of) = (allocator.clone(), host.clone());
         let run = move || {
             let mut round = 0u32;
-            if let Err(error) = of.config().cpus.bind_current_thread(ThreadKind::Upkeep) {
-                of.failed_rounds().record("binding the upkeep thread of the allocator to its CPUs", &error);
-            }
+            of.bind_upkeep("binding the upkeep thread of the allocator to its CPUs");
             while stopped.recv_timeout(Duration::from_millis(UPKEEP_MS)) == Err(RecvTimeoutError::Timeout) {
                 // The next round tries again.
                 if let Err(error) = kept.service_round() {

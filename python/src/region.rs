@@ -11,7 +11,6 @@ use crate::names::{Namespace, chained_keys_of, keys_of};
 use cxl_pool::Error;
 use cxl_pool::cache::lent::{self, Lend, Lending, Offer, Part, RegionSize};
 use cxl_pool::copy::LocalPlace;
-use cxl_pool::cpus::ThreadKind;
 use pyo3::prelude::*;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -41,9 +40,7 @@ impl Lender {
         let known = Arc::downgrade(&lender);
         let host = open.member.host.clone();
         let run = move || {
-            if let Err(error) = host.config().cpus.bind_current_thread(ThreadKind::Upkeep) {
-                host.failed_rounds().record("binding the thread that tidies up lent blocks to its CPUs", &error);
-            }
+            host.bind_upkeep("binding the thread that tidies up lent blocks to its CPUs");
             // Held no longer: the thread may outlive the host's last user.
             drop(host);
             while woken.recv_timeout(Duration::from_millis(TIDY_MS)) != Err(RecvTimeoutError::Disconnected) {

@@ -64,13 +64,7 @@ def test_only_a_tail_that_grows_is_waited_for(workers, monkeypatch):
     slow = Slow(here, monkeypatch)
     here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5)], complete={"a"})
     here.side.before_overwrite(here.orders(grows={"another"}))
-    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders(grows={"a"})))
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    slow.go_on.set()
-    waiting.join(180)
-    assert not waiting.is_alive()
+    slow.holds_up(lambda: here.side.before_overwrite(here.orders(grows={"a"})), within_s=180)
 
 
 @pytest.mark.parametrize("order", ("taken", "state"))
@@ -83,13 +77,7 @@ def test_only_the_blocks_that_change_are_waited_for(workers, monkeypatch, order)
     if order == "taken":
         here.side.before_overwrite(here.orders(taken=[2, 3, 4, 5]))
     step = here.orders(taken=[1, 2]) if order == "taken" else here.orders()
-    waiting = threading.Thread(target=lambda: here.side.before_overwrite(step))
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    slow.go_on.set()
-    waiting.join(180)
-    assert not waiting.is_alive()
+    slow.holds_up(lambda: here.side.before_overwrite(step), within_s=180)
     here.side.before_overwrite(here.orders())
 
 

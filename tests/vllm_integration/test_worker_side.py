@@ -356,6 +356,16 @@ class Slow:
 
         monkeypatch.setattr(mover, "publish", slow)
 
+    def holds_up(self, call, within_s: float) -> None:
+        """`call` does not return before the publishing goes on, and does then. The publishing goes on from here."""
+        waiting = threading.Thread(target=call)
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        self.go_on.set()
+        waiting.join(within_s)
+        assert not waiting.is_alive()
+
 
 def test_a_step_that_completes_a_prompt_waits_for_all_its_blocks(bench, monkeypatch):
     here = bench()
@@ -393,13 +403,7 @@ def test_blocks_of_a_preempted_request_are_not_overwritten_while_they_are_read(b
     slow = Slow(here, monkeypatch)
     here.run(saves=[Blocks("a", KEYS[:2], [0, 1])])
     assert slow.begun.wait(30)
-    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders(preempted={"a"})))
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    slow.go_on.set()
-    waiting.join(30)
-    assert not waiting.is_alive()
+    slow.holds_up(lambda: here.side.before_overwrite(here.orders(preempted={"a"})), within_s=30)
 
 
 def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
@@ -407,13 +411,7 @@ def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
     here = bench()
     slow = Slow(here, monkeypatch)
     here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5), Blocks("b", KEYS[2:3], [2])])
-    waiting = threading.Thread(target=lambda: here.side.before_overwrite(here.orders(grows={"a"})))
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    slow.go_on.set()
-    waiting.join(30)
-    assert not waiting.is_alive()
+    slow.holds_up(lambda: here.side.before_overwrite(here.orders(grows={"a"})), within_s=30)
     here.side.before_overwrite(here.orders())
 
 

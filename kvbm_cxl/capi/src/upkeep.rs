@@ -3,7 +3,6 @@
 
 use crate::pool::Member;
 use crate::status::{Failure, Outcome, Status};
-use cxl_pool::cpus::ThreadKind;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -30,10 +29,8 @@ impl Upkeep {
         let (stop, stopped) = channel();
         let work = move || {
             let (mut adopted, mut published) = (Instant::now(), Instant::now());
-            if let Some(member) = member.upgrade()
-                && let Err(error) = member.host.config().cpus.bind_current_thread(ThreadKind::Upkeep)
-            {
-                member.host.failed_rounds().record("binding the upkeep thread to its CPUs", &error);
+            if let Some(member) = member.upgrade() {
+                member.host.bind_upkeep("binding the upkeep thread to its CPUs");
             }
             while stopped.recv_timeout(REST) == Err(RecvTimeoutError::Timeout) {
                 let Some(member) = member.upgrade() else { return };

@@ -75,6 +75,11 @@ class Group:
         return max(self.skipped_tokens(tokens), 0) // (self.block_tokens * self.slices) * self.slices
 
 
+def blocks_of(places: Iterable[int], slices: int) -> list[int]:
+    """Numbers of vLLM's blocks that these places (`Group.places`) lie in."""
+    return [place // slices for place in places]
+
+
 @dataclass(frozen=True)
 class Hit:
     """A prefix of which every group has what it needs."""

@@ -9,6 +9,7 @@ import kvbm_cxl
 
 from . import devices
 from .failures import ThreadFailures, error_kind
+from .groups import blocks_of
 from .movers import Mover, Offer, PublishBatch
 
 
@@ -51,7 +52,7 @@ class SaveJob:
 
     @property
     def block_ids(self) -> set[int]:
-        return {place // self.slices for place in self.batch.block_ids}
+        return set(blocks_of(self.batch.block_ids, self.slices))
 
     def begin(self, places: list[int]) -> None:
         """Keeps the blocks at `places` of the batch, and takes these on. Called on the engine's thread, behind the step that computed

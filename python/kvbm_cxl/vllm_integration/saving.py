@@ -9,7 +9,7 @@ from .block_names import BlockNames
 from .config import ConnectorConfig
 from .diagnosis import Reasons
 from .events import PoolEvents
-from .groups import Kind, Shape
+from .groups import Kind, Shape, blocks_of
 from .handover import Expected, wants_publish
 from .metadata import Blocks, StepMetadata
 from .recording import Recording
@@ -175,9 +175,7 @@ class Saving:
 def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
     """Blocks that the step's requests and loads write to from now on and did not before. Those of a prefix that vLLM had are not among
     them."""
-    taken = {block_id // shape.groups[load.group].slices for load in loads for block_id in load.block_ids}
-    taken.update(output.new_block_ids_to_zero or ())
-    taken.update(target for _, target in output.kv_cache_block_copies or ())
+    taken = _filled_blocks(output, loads, shape)
     # Groups that hold nothing of a prefix take blocks from the others, too.
     tokens = {group.index: group.block_tokens * group.slices for group in shape.groups}
     cached = output.scheduled_cached_reqs
@@ -196,11 +194,10 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
     return sorted(taken)
 
 
-def written_blocks(output: "SchedulerOutput", loads: list[Blocks], block_tokens: int) -> list[int]:
-    """Blocks that the step writes to: of every request that it computes tokens of, of loads, and what vLLM clears and copies to."""
-    written = {block_id for load in loads for block_id in load.block_ids}
-    written.update(output.new_block_ids_to_zero or ())
-    written.update(target for _, target in output.kv_cache_block_copies or ())
+def written_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
+    """Blocks that the step writes to, where there is one group: of every request that it computes tokens of, of loads, and what vLLM
+    clears and copies to."""
+    written, block_tokens = _filled_blocks(output, loads, shape), shape.hash_tokens
     cached = output.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens))
     computed.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
@@ -209,6 +206,14 @@ def written_blocks(output: "SchedulerOutput", loads: list[Blocks], block_tokens:
         first = computed[request_id]
         written.update(block_ids[first // block_tokens : -(-(first + new_tokens) // block_tokens)])
     return sorted(written)
+
+
+def _filled_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> set[int]:
+    """Blocks that loads fill, and that vLLM clears and copies to."""
+    filled = {block_id for load in loads for block_id in blocks_of(load.block_ids, shape.groups[load.group].slices)}
+    filled.update(output.new_block_ids_to_zero or ())
+    filled.update(target for _, target in output.kv_cache_block_copies or ())
+    return filled
 
 
 def _runs(blocks: list[int]) -> Iterable[tuple[int, int]]:

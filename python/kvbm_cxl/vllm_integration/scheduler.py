@@ -120,7 +120,7 @@ class SchedulerSide:
         if self.is_producer:
             orders.taken = taken_blocks(output, orders.loads, self.shape)
         if self.config.zero_copy:
-            orders.writes = written_blocks(output, orders.loads, self.shape.hash_tokens)
+            orders.writes = written_blocks(output, orders.loads, self.shape)
         self.tally.gauge("pinned_blocks", self.lookups.pinned)
         return orders
 

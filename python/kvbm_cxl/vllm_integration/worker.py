@@ -29,7 +29,7 @@ from .config import ConfigError, ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
 from .geometry import Cutter, GeometryError, Pieces, cache_tensors, cell_parts
-from .groups import Group, Shape, shape_of, specs_of
+from .groups import Group, Shape, blocks_of, shape_of, specs_of
 from .identity import namespace_fields
 from .jobs import Loads, Saves
 from .keys import parents
@@ -85,7 +85,7 @@ class _AttachedGroup:
 
     def of_vllm(self, block_ids: Iterable[int]) -> list[int]:
         """Numbers of the blocks of vLLM that these lie in."""
-        return [block_id // self.slices for block_id in block_ids]
+        return blocks_of(block_ids, self.slices)
 
 
 @dataclass

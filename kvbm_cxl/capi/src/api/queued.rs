@@ -3,9 +3,11 @@
 
 use super::cache::{bytes_at, with_open_cache};
 use super::{items, writable};
+use crate::pool::OpenPool;
 use crate::queued::{self, Call, QueuedBlock, range_of};
 use crate::status::{Failure, Outcome, status_of};
 use crate::types::{CxlGpuQueued, CxlPool, GpuBlock, GpuPart};
+use cxl_pool::cache::Cache;
 use std::ffi::c_int;
 use std::ptr::with_exposed_provenance;
 
@@ -28,6 +30,24 @@ unsafe fn call(device: u32, stream: u64, blocks: *const GpuBlock, count: usize, 
     Ok(Call { on: queued::on(device, stream), blocks: blocks.iter().map(block).collect::<Outcome<_>>()?, wait_ms })
 }
 
+/// Has `with` queue a call, and tells its number.
+///
+/// # Safety
+/// `queued` is null or writable.
+unsafe fn queue(
+    pool: *mut CxlPool,
+    queued: *mut CxlGpuQueued,
+    call: impl FnOnce() -> Outcome<Call>,
+    with: impl FnOnce(&Call, &OpenPool, &Cache) -> Outcome<CxlGpuQueued>,
+) -> Outcome<()> {
+    writable(queued, "number of the blocks")?;
+    let call = call()?;
+    let number = with_open_cache(pool, |pool, cache| with(&call, pool, cache.cache()))?;
+    // SAFETY: not null, so writable.
+    unsafe { queued.write(number) };
+    Ok(())
+}
+
 /// `cxl_shm_gpu.h` documents this function.
 ///
 /// # Safety
@@ -43,16 +63,10 @@ pub unsafe extern "C" fn cxl_shm_gpu_queue_publish(
     wait_ms: u64,
     queued: *mut CxlGpuQueued,
 ) -> c_int {
-    status_of(|| {
-        writable(queued, "number of the blocks")?;
-        // SAFETY: as demanded of the caller.
-        let call = unsafe { call(device, stream, blocks, count, wait_ms) }?;
-        // SAFETY: as above.
-        let number = with_open_cache(pool, |pool, cache| unsafe { call.publish(pool, cache.cache()) })?;
-        // SAFETY: not null, so writable.
-        unsafe { queued.write(number) };
-        Ok(())
-    })
+    // SAFETY: as demanded of the caller; the same within.
+    let call = || unsafe { call(device, stream, blocks, count, wait_ms) };
+    // SAFETY: as demanded of the caller.
+    status_of(|| unsafe { queue(pool, queued, call, |call, pool, cache| call.publish(pool, cache)) })
 }
 
 /// `cxl_shm_gpu.h` documents this function.
@@ -69,16 +83,10 @@ pub unsafe extern "C" fn cxl_shm_gpu_queue_pull(
     wait_ms: u64,
     queued: *mut CxlGpuQueued,
 ) -> c_int {
-    status_of(|| {
-        writable(queued, "number of the blocks")?;
-        // SAFETY: as demanded of the caller.
-        let call = unsafe { call(device, stream, blocks, count, wait_ms) }?;
-        // SAFETY: as above.
-        let number = with_open_cache(pool, |pool, cache| unsafe { call.pull(pool, cache.cache()) })?;
-        // SAFETY: not null, so writable.
-        unsafe { queued.write(number) };
-        Ok(())
-    })
+    // SAFETY: as demanded of the caller; the same within.
+    let call = || unsafe { call(device, stream, blocks, count, wait_ms) };
+    // SAFETY: as demanded of the caller.
+    status_of(|| unsafe { queue(pool, queued, call, |call, pool, cache| call.pull(pool, cache)) })
 }
 
 /// `cxl_shm_gpu.h` documents this function.

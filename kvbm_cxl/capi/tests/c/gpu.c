@@ -4,9 +4,8 @@
  *
  * FILE becomes a pool; what lies in the file is what other hosts see. DRIVER is the fake, BROKEN one that lacks a function. "no-wait" takes
  * copies for made before their end is told. */
-#include "check.h"
+#include "driver.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/wait.h>
@@ -21,42 +20,17 @@
 
 /* ---- The fake driver ---- */
 
-static void (*fake_set)(const char*, int);
-static long (*fake_get)(const char*);
 static void (*fake_fail)(const char*, int, int, int);
 static void (*fake_forgive)(void);
-static const char* (*fake_misuse)(void);
 static void (*fake_hold)(void*, int);
 static void* (*fake_newest_stream)(void);
-static int (*retain)(void**, int), (*release)(int), (*push)(void*), (*pop)(void**);
-static int (*allocate)(uint64_t*, size_t), (*release_memory)(uint64_t);
-static int (*write_memory)(uint64_t, const void*, size_t), (*read_memory)(void*, uint64_t, size_t);
-
-static void* library;
-
-static void* symbol(const char* name) {
-    void* found = dlsym(library, name);
-    CHECK(found != NULL);
-    return found;
-}
 
 static void load(const char* path) {
-    CHECK((library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) != NULL);
-    *(void**)&fake_set = symbol("fake_set");
-    *(void**)&fake_get = symbol("fake_get");
+    load_driver(path);
     *(void**)&fake_fail = symbol("fake_fail");
     *(void**)&fake_forgive = symbol("fake_forgive");
-    *(void**)&fake_misuse = symbol("fake_misuse");
     *(void**)&fake_hold = symbol("fake_hold");
     *(void**)&fake_newest_stream = symbol("fake_newest_stream");
-    *(void**)&retain = symbol("cuDevicePrimaryCtxRetain");
-    *(void**)&release = symbol("cuDevicePrimaryCtxRelease_v2");
-    *(void**)&push = symbol("cuCtxPushCurrent_v2");
-    *(void**)&pop = symbol("cuCtxPopCurrent_v2");
-    *(void**)&allocate = symbol("cuMemAlloc_v2");
-    *(void**)&release_memory = symbol("cuMemFree_v2");
-    *(void**)&write_memory = symbol("cuMemcpyHtoD_v2");
-    *(void**)&read_memory = symbol("cuMemcpyDtoH_v2");
 }
 
 /* ---- The scene: a block of the pool, ordinary memory, and memory of GPU 0 ---- */

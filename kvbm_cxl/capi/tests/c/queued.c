@@ -3,9 +3,7 @@
  * Blocks of the cache in the order of a GPU's streams, over a fake driver:  queued all|no-wait FILE DRIVER
  *
  * FILE becomes a pool, DRIVER is the fake. "no-wait" takes blocks for published before their end is told. */
-#include "check.h"
-
-#include <dlfcn.h>
+#include "driver.h"
 
 #define BLOCKS 6
 #define PARTS 3
@@ -14,40 +12,16 @@
 #define ALL_BYTES (BLOCKS * BLOCK_BYTES)
 #define PATIENCE_MS (PATIENCE_S * 1000u)
 
-static void (*fake_set)(const char*, int);
-static long (*fake_get)(const char*);
-static const char* (*fake_misuse)(void);
 static void (*fake_kernel)(void*, uint64_t, const void*, size_t);
 static void (*fake_finish)(void);
-static int (*retain)(void**, int), (*release)(int), (*push)(void*), (*pop)(void**);
-static int (*allocate)(uint64_t*, size_t), (*release_memory)(uint64_t), (*make_stream)(void**, unsigned), (*destroy_stream)(void*);
-static int (*write_memory)(uint64_t, const void*, size_t), (*read_memory)(void*, uint64_t, size_t);
-
-static void* library;
-
-static void* symbol(const char* name) {
-    void* found = dlsym(library, name);
-    CHECK(found != NULL);
-    return found;
-}
+static int (*make_stream)(void**, unsigned), (*destroy_stream)(void*);
 
 static void load(const char* path) {
-    CHECK((library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) != NULL);
-    *(void**)&fake_set = symbol("fake_set");
-    *(void**)&fake_get = symbol("fake_get");
-    *(void**)&fake_misuse = symbol("fake_misuse");
+    load_driver(path);
     *(void**)&fake_kernel = symbol("fake_kernel");
     *(void**)&fake_finish = symbol("fake_finish");
-    *(void**)&retain = symbol("cuDevicePrimaryCtxRetain");
-    *(void**)&release = symbol("cuDevicePrimaryCtxRelease_v2");
-    *(void**)&push = symbol("cuCtxPushCurrent_v2");
-    *(void**)&pop = symbol("cuCtxPopCurrent_v2");
-    *(void**)&allocate = symbol("cuMemAlloc_v2");
-    *(void**)&release_memory = symbol("cuMemFree_v2");
     *(void**)&make_stream = symbol("cuStreamCreate");
     *(void**)&destroy_stream = symbol("cuStreamDestroy_v2");
-    *(void**)&write_memory = symbol("cuMemcpyHtoD_v2");
-    *(void**)&read_memory = symbol("cuMemcpyDtoH_v2");
 }
 
 static uint64_t memory;

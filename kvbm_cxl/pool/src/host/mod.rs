@@ -21,6 +21,7 @@ pub use hooks::{Hooks, Residue, Work};
 pub use service::Service;
 
 use crate::background::FailedRounds;
+use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::{LINE_BYTES, MAX_NUMBER, MAX_SLOTS};
@@ -274,6 +275,14 @@ impl Host {
     /// Failed rounds of this process's background threads on this host: of the service, the cache's upkeep, and what callers record.
     pub fn failed_rounds(&self) -> &Arc<FailedRounds> {
         &self.inner.failed_rounds
+    }
+
+    /// Has the calling thread run where [`HostConfig::cpus`] wants upkeep. It goes on where it was if it cannot, which is recorded in
+    /// [`Host::failed_rounds`] as `what`.
+    pub fn bind_upkeep(&self, what: &'static str) {
+        if let Err(error) = self.config().cpus.bind_current_thread(ThreadKind::Upkeep) {
+            self.failed_rounds().record(what, &error);
+        }
     }
 
     /// What this host notices that ends it: another holder of its identity, another pool in its place.
