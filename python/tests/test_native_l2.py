@@ -1,21 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """The second level: blocks that were evicted come back with the right bytes or not at all, and nothing waits for a store."""
 
+import contextlib
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import kvbm_cxl
 import pytest
 from kvbm_cxl.l2 import DamagedObject, Demoter, Level2, LocalStore, open_store
+from kvbm_cxl.l2 import level as level_module
 from kvbm_cxl.l2.objects import HEADER_BYTES, BlockName, payload_of
-from pools import Peer, chain, namespace, payload
+from pools import Peer, chain, namespace, opened, payload
 from second_level import LEN, NS, PATIENCE_S, data_of, level_of, name_of, pool_of_one_chunk, publish_slowly, pulled, stored, until
+
 
 @pytest.fixture
 def spec(tmp_path_factory, monkeypatch):
     """A pool of one chunk: 112 blocks."""
     return pool_of_one_chunk(tmp_path_factory.mktemp("pool"), monkeypatch)
+
+
+@contextlib.contextmanager
+def pool_that_is_another_hosts(folder, monkeypatch):
+    """The cache of a host in a pool of 336 cells, in chunks of 7, all of which another host has."""
+    monkeypatch.setenv("CXL_STATE_DIR", str(folder / "state-test"))
+    monkeypatch.setenv("CXL_MACHINE_ID", "test")
+    spec = f"{folder}/pool-of-three,size=48M"
+    kvbm_cxl.format_pool(spec, cells="64K:21M")
+    peer = Peer(spec, folder, machine="two")
+    try:
+        peer.send("publish", "other", 7, 400, LEN)
+        assert peer.answer(PATIENCE_S).count("stored") == 400
+        with opened(spec) as pool, pool.cache() as cache:
+            yield cache
+    finally:
+        peer.end()
 
 
 class Stuck(LocalStore):
@@ -190,6 +211,38 @@ def test_a_store_that_is_gone_is_a_miss(cache, tmp_path, caplog):
     level.close()
 
 
+def test_a_host_without_cells_waits_for_some(tmp_path, monkeypatch):
+    """All chunks are another host's when the chain comes back, and one of them is given away meanwhile."""
+    monkeypatch.setattr(level_module, "_ROOM_S", PATIENCE_S)
+    with pool_that_is_another_hosts(tmp_path, monkeypatch) as cache:
+        keys = chain(5)
+        level = level_of(stored(tmp_path / "l2", keys))
+        promotion = level.promote(lambda work: work(cache), [bytes(NS)], keys)
+        assert promotion.wait(PATIENCE_S) and promotion.blocks == 5, level.counts()
+        assert [pulled(cache, key) for key in keys] == [payload(key, LEN) for key in keys]
+        assert level.counts()["promoted"] == 5 and "dropped_no_room" not in level.counts()
+        level.close()
+
+
+def test_where_there_is_no_room_for_long_one_chain_alone_waits(tmp_path):
+    tries = []
+
+    def publish_all(ns, keys, blocks, parents):
+        tries.append(len(keys))
+        return ["no_cell"] * len(keys)
+
+    full = SimpleNamespace(has=lambda ns, keys: [False] * len(keys), publish_all=publish_all, lookup_chain=lambda ns, keys: 0)
+    keys = chain(5)
+    level = level_of(stored(tmp_path / "l2", keys))
+    for chains in (1, 2, 3):
+        before = len(tries)
+        promotion = level.promote(lambda work: work(full), [bytes(NS)], keys)
+        assert promotion.wait(PATIENCE_S) and promotion.blocks == 0
+        assert level.counts()["dropped_no_room"] == 5 * chains
+        assert len(tries) - before > 1 if chains == 1 else len(tries) - before == 1
+    level.close()
+
+
 def test_the_store_has_its_bound(cache, tmp_path):
     keys = chain(30)
     level = level_of(LocalStore(str(tmp_path)), max_bytes=10 * (LEN + HEADER_BYTES), threads=1)
@@ -268,7 +321,7 @@ def test_a_url_is_for_fsspec(cache, tmp_path):
         for key in keys:
             cache.evict(NS, key)
         promotion = again.promote(lambda work: work(cache), [bytes(NS)], keys)
-        assert promotion.wait(PATIENCE_S) and promotion.blocks == 12
+        assert promotion.wait(PATIENCE_S) and promotion.blocks == 5, level.counts()
         assert all(pulled(cache, key) == payload(key, LEN) for key in keys)
         store.delete(name_of(keys[3]).path)
         store.delete(name_of(keys[3]).path)

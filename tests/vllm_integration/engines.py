@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from kvbm_cxl.vllm_integration.groups import Kind
+from kvbm_cxl.vllm_integration.keys import block_key, tail_key
 from kvbm_cxl.vllm_integration.save_job import SaveJob
 from kvbm_cxl.vllm_integration.worker import WorkerSide
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown, get_kv_transfer_group, has_kv_transfer_group
@@ -66,6 +67,38 @@ class Engine:
     def forget(self) -> None:
         """The engine lets go of what it has cached itself."""
         assert self.llm.reset_prefix_cache()
+
+    def keys(self, asked: dict) -> list[bytes]:
+        """Keys of a prompt's blocks, the tail's last."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        request = Request("keys", asked["prompt_token_ids"], SamplingParams(), None, block_hasher=self.core.request_block_hasher)
+        return [*map(block_key, request.block_hashes), tail_key(request, BLOCK_TOKENS)]
+
+    def in_pool(self, asked: dict) -> int:
+        """How many of a prompt's full blocks are in the pool."""
+        side, keys = self.scheduler_side, self.keys(asked)[:-1]
+        return sum(side.access.call(lambda cache: cache.has(side.namespaces[0], keys)))
+
+    def in_second_level(self, asked: dict) -> int:
+        """How many of a prompt's leading blocks its second level has, as far as it knows."""
+        side = self.scheduler_side
+        return side.second.level.leading([bytes(side.namespaces[0])], self.keys(asked)[:-1])
+
+    def keep_cold(self) -> None:
+        """Waits until the second level has every block that its demoter looks at: what is evicted next."""
+        side, deadline = self.scheduler_side, time.monotonic() + SETTLES_S
+        level, ahead = side.second.level, side.second._demoter._ahead
+
+        def missing() -> int:
+            cold = side.access.call(lambda cache: cache.coldest(ahead))
+            return sum(not level.leading([bytes(block.namespace)], [block.key]) for block in cold)
+
+        self.settle()
+        while left := missing():
+            assert time.monotonic() < deadline, f"{left} blocks are not kept: {level.counts()}"
+            time.sleep(0.01)
 
     def hold_copies(self, direction: str, mark: str) -> None:
         """From now on no copy into the pool ("save") or out of it ("load") ends. The first one makes the file `mark` when it would begin.

@@ -9,7 +9,6 @@ import kvbm_cxl
 import pytest
 from engines import BLOCK_BYTES, engine, flip_bytes, prompt
 from kvbm_cxl.vllm_integration.config import ConfigError
-from kvbm_cxl.vllm_integration.keys import block_key, tail_key
 from kvbm_cxl.vllm_integration.save_job import SaveJob
 from vllm import SamplingParams
 
@@ -21,14 +20,6 @@ def text(model):
     """The answer of an engine without a connector."""
     with engine(model, None) as plain:
         return plain.texts([PROMPT])[0]
-
-
-def keys_of(running, request_prompt) -> list[bytes]:
-    """Keys of a prompt's blocks, the tail's last."""
-    from vllm.v1.request import Request
-
-    request = Request("keys", request_prompt["prompt_token_ids"], SamplingParams(), None, block_hasher=running.core.request_block_hasher)
-    return [*map(block_key, request.block_hashes), tail_key(request, 128)]
 
 
 def _payload(running, key: bytes) -> bytes:
@@ -43,7 +34,7 @@ def test_a_flipped_byte_is_never_served(model, pool, text, policy, damaged):
     with engine(model, "kv_both", pool, policy=policy) as running:
         running.texts([PROMPT])
         running.llm.reset_prefix_cache()
-        flip_bytes(pool, _payload(running, keys_of(running, PROMPT)[damaged]), [BLOCK_BYTES // 3])
+        flip_bytes(pool, _payload(running, running.keys(PROMPT)[damaged]), [BLOCK_BYTES // 3])
         running.counted()
         (output,) = running.outputs([PROMPT])
         answer, reason = list(output.outputs[0].token_ids), output.outputs[0].finish_reason
@@ -68,7 +59,7 @@ def test_without_checksums_a_flipped_byte_is_not_noticed(model, pool, text):
         running.texts([PROMPT])
         running.llm.reset_prefix_cache()
         # Of every number the sign and more.
-        flip_bytes(pool, _payload(running, keys_of(running, PROMPT)[1]), range(3, BLOCK_BYTES, 4))
+        flip_bytes(pool, _payload(running, running.keys(PROMPT)[1]), range(3, BLOCK_BYTES, 4))
         (answer,) = running.texts([PROMPT])
         assert answer != text
 

@@ -54,12 +54,10 @@ def test_two_ranks(model, make_pool):
         assert counted["external_hits"] == 300 and counted["pulled_blocks/hit"] == 2 * 3
         decode.llm.reset_prefix_cache()
         side = decode.scheduler_side
-        from test_engine_failures import keys_of
-
         second = side.namespaces[1]
-        side.access.call(lambda cache: cache.evict(second, keys_of(decode, PROMPT)[1]))
+        side.access.call(lambda cache: cache.evict(second, decode.keys(PROMPT)[1]))
         for _ in range(1000):
-            if not any(side.access.call(lambda cache: cache.has(second, keys_of(decode, PROMPT)[1:2]))):
+            if not any(side.access.call(lambda cache: cache.has(second, decode.keys(PROMPT)[1:2]))):
                 break
         assert decode.texts([PROMPT]) == expected
         assert decode.counted()["external_hits"] == 128

@@ -31,6 +31,8 @@ _BATCH = 8
 _PROMOTIONS = 256
 # A listing takes at most this part of a thread's time.
 _LISTING_PART = 0.1
+# What was promoted and finds no room in the pool is tried again, so often and for so long; and for a time afterwards nothing is.
+_ROOM_AGAIN_S, _ROOM_S, _NO_ROOM_S = 0.02, 0.5, 10.0
 # An error that repeats is logged again after this time.
 _LOG_AGAIN_S = 60.0
 # Threads end within this time when their store answers; else they are left to end with the process.
@@ -96,6 +98,7 @@ class Level2:
         self._coming: set[BlockName] = set()
         """Blocks that wait to be written, or are being written."""
         self._is_closed = False
+        self._no_room_until_s = 0.0
         self._end = threading.Event()
         self._counts: Counter[str] = Counter()
         self._logged_s: dict[str, float] = {}
@@ -203,19 +206,27 @@ class Level2:
             if found is None:
                 break
             read.append((key, *found))
-        if read:
-            published = call(
-                lambda cache: cache.publish_all(
-                    ns, [key for key, _, _ in read], [payload for _, _, payload in read], parents=[parent for _, parent, _ in read]
-                )
-            )
-            for (_, _, payload), outcome in zip(read, published):
+        self._publish(call, ns, read)
+        return call(lambda cache: cache.lookup_chain(ns, keys))
+
+    def _publish(self, call: CallCache, ns: "kvbm_cxl.Namespace", blocks: Sequence[tuple[bytes, bytes | None, memoryview]]) -> None:
+        """Publishes blocks: key, parent, payload. A host whose cells are all in use may get another host's within some rounds of that one's
+        service, so what finds no room is tried again for a while; but not by each chain in turn, where there is none for long."""
+        left, began = list(blocks), time.monotonic()
+        may_wait = began >= self._no_room_until_s
+        while left:
+            keys, parents, payloads = zip(*left)
+            outcomes = call(lambda cache: cache.publish_all(ns, keys, payloads, parents=parents))
+            for (_, _, payload), outcome in zip(left, outcomes):
                 if outcome == "stored":
                     self._count("promoted")
                     self._count("promoted_bytes", len(payload))
-                elif outcome != "exists":
+            left = [block for block, outcome in zip(left, outcomes) if outcome not in ("stored", "exists")]
+            if left and not (may_wait and time.monotonic() - began < _ROOM_S and not self._end.wait(_ROOM_AGAIN_S)):
+                self._no_room_until_s = time.monotonic() + _NO_ROOM_S
+                for _ in left:
                     self._count("dropped_no_room")
-        return call(lambda cache: cache.lookup_chain(ns, keys))
+                return
 
     def _read(self, name: BlockName) -> tuple[bytes | None, memoryview] | None:
         """The parent and payload of a block. None: a miss, which is counted; an object that is no good is deleted."""
