@@ -175,7 +175,20 @@ def test_a_pool_that_is_a_part_of_its_devices_is_named_as_one():
     assert named == {devices, f"{devices},offset=64G,size=32G", f"{devices},offset=64G"}
 
 
+@pytest.mark.parametrize("cpus", ["any", "device", "node:1", "0-3,8", "copy=device;upkeep=0-1;workers=node:1"])
+def test_every_host_is_told_where_its_threads_run(cpus):
+    """Those that join the pool: workers and the keeper of each node; as a user says it, or any."""
+    for changes in ({"pool": {"cpus": cpus}}, *([{}] if cpus == "any" else [])):
+        told = [charts.environment(container) for _, _, container, _ in containers(charts.render(**changes))]
+        hosts = [environment for environment in told if "CXL_MACHINE_ID" in environment]
+        assert len(hosts) >= 3 and {environment["CXL_CPUS"] for environment in hosts} == {cpus}
+        assert not any("CXL_CPUS" in environment for environment in told if "CXL_MACHINE_ID" not in environment)
+
+
 REFUSED = {
+    "cpus": ({"pool": {"cpus": "node1"}}, "/pool/cpus"),
+    "cpus-kind": ({"pool": {"cpus": "cores=1"}}, "/pool/cpus"),
+    "cpus-nothing": ({"pool": {"cpus": ""}}, "/pool/cpus"),
     "offset": ({"pool": {"offset": "64 GB"}}, "/pool/offset"),
     "access": ({"access": "hostpath"}, "/pool/access"),
     "identity": ({"identity": "pod"}, "/identity"),

@@ -45,6 +45,7 @@ $(NODE_NAME)/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}no
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 - {name: CXL_MACHINE_ID, value: {{ include "kvbm-cxl.machine" . | quote }}}
 - {name: CXL_STATE_DIR, value: /run/kvbm-cxl}
+- {name: CXL_CPUS, value: {{ .root.Values.pool.cpus | quote }}}
 {{- end }}
 
 {{- define "kvbm-cxl.podSecurity" -}}
