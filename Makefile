@@ -50,7 +50,9 @@ PROTOC_ENV := PROTOC=$(CURDIR)/scripts/protoc
 NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
 RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
-export JOBS FUZZ_SECONDS
+# Pools of tests that pass are deleted at once: a whole run would leave gigabytes of them.
+PYTEST_ADDOPTS ?= -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
+export JOBS FUZZ_SECONDS PYTEST_ADDOPTS
 
 # Steps follow one another even under `make -j`: they share the machine's cores and the target directory.
 .NOTPARALLEL:

@@ -276,9 +276,9 @@ class QueuedLayers:
     """Blocks of a GPU that are published layer by layer: what queue_layers returns. What is not finished is given up when this is dropped, or
     the cache is closed."""
 
-    def queue(self, layout: BlockLayout, block_ids: Iterable[int], *, stream: _GpuStream | int) -> None:
-        """Copies the next part of each block, from block_ids[i] of the layout of that part, behind what `stream` was given before; returns
-        at once. Parts are multiples of 64 bytes, but for the last one. Memory as for queue_publish. Raises InvalidError, DeviceError: then
+    def queue(self, layout: BlockLayout, block_ids: Iterable[int], *, after: _GpuStream | _GpuEvent) -> None:
+        """Copies the next part of each block, from block_ids[i] of the layout of that part, behind what a stream was given before, or an
+        event; returns at once. Parts are multiples of 64 bytes, but for the last one. Memory as for queue_publish. Raises InvalidError, DeviceError: then
         release it."""
 
     def finish(self) -> Queued:

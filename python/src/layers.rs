@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::handle::{Native, OpenHandle, drop_detached, held};
 use crate::layout::BlockLayout;
 use crate::local::Use;
-use crate::queued::{Kept, Queued, on_gpu, stream_of};
+use crate::queued::{Kept, Queued};
 use cxl_pool::cache::queued;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -81,17 +81,17 @@ impl Drop for QueuedLayers {
 
 #[pymethods]
 impl QueuedLayers {
-    #[pyo3(signature = (layout, block_ids, *, stream))]
+    #[pyo3(signature = (layout, block_ids, *, after))]
     fn queue(
         &self,
         py: Python<'_>,
         layout: &Bound<'_, BlockLayout>,
         block_ids: &Bound<'_, PyAny>,
-        stream: &Bound<'_, PyAny>,
+        after: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let (set, handle) = self.parts()?;
         let ids = layout.get().block_ids(block_ids, self.blocks, Use::Read)?;
-        let (places, on, kept) = (layout.get().blocks.clone(), on_gpu(layout.get(), stream_of(stream)?)?, layout.clone().unbind());
+        let (places, on, kept) = (layout.get().blocks.clone(), layout.get().on_gpu(after)?, layout.clone().unbind());
         Ok(py.detach(|| -> Outcome<()> {
             places.extents().check_outside(&handle.hold()?.pool)?;
             let mut open = held(set.open.get(LAYERS)?);

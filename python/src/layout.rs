@@ -131,6 +131,17 @@ impl BlockLayout {
         Ok(LocalPlace::Gpu(OnGpu { device, after }))
     }
 
+    /// As [`BlockLayout::place`], of blocks that have to lie on a GPU.
+    ///
+    /// # Errors
+    /// Those, and `InvalidError` for blocks in the host's memory.
+    pub fn on_gpu(&self, after: &Bound<'_, PyAny>) -> PyResult<OnGpu> {
+        match self.place(Some(after))? {
+            LocalPlace::Gpu(on) => Ok(on),
+            LocalPlace::Host => Err(invalid("the blocks lie in the host's memory")),
+        }
+    }
+
     /// Numbers of blocks as Python has them, one for each key.
     ///
     /// # Errors

@@ -130,12 +130,13 @@ class Calls:
 
     def queue(self, driver, count):
         """Publishes the first two blocks of a chain from a GPU; then queues the rest, and a pull of those, on a GPU that does nothing."""
+        import fake_gpu
         import test_native_cuda as on_gpu
 
         self.cache.close()
         self.cache = self.pool.cache(checksums=False)
         self.cache.open_gpu(0)
-        keys, gpu = pools.chain(count), on_gpu.Gpu(driver)
+        keys, gpu = pools.chain(count), fake_gpu.Gpu(driver)
         places = on_gpu.layout([gpu.allocate(part) for part in on_gpu.parts(keys, range(count))])
         stored = self.cache.publish_blocks(on_gpu.NS, keys[:2], places, range(2))
         gpu.set("is_stuck", 1)

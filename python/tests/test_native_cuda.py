@@ -2,13 +2,11 @@
 """Blocks that lie on a GPU, over a driver that is faked (kvbm_cxl/pool/tests/cuda/fake.c)."""
 
 import contextlib
-import ctypes
-import os
-import subprocess
 import threading
 import time
 from types import SimpleNamespace
 
+import fake_gpu
 import kvbm_cxl
 import pools
 import pytest
@@ -23,73 +21,13 @@ BLOCK_BYTES = PARTS * PART_BYTES
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory):
-    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
-    source = pools.ROOT / "kvbm_cxl" / "pool" / "tests" / "cuda" / "fake.c"
-    subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-shared", "-fPIC", "-pthread", "-o", path, source], check=True, timeout=60)
-    return path
-
-
-class Gpu:
-    """A GPU of the fake driver, by calls of its own."""
-
-    def __init__(self, path):
-        self.library = ctypes.CDLL(str(path))
-        self.library.fake_misuse.restype = ctypes.c_char_p
-        self.library.fake_get.restype = ctypes.c_long
-        context = ctypes.c_void_p()
-        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self("cuCtxPushCurrent_v2", context)
-        self.memory = []
-
-    def __call__(self, name, *arguments):
-        assert self.library[name](*arguments) == 0, name
-
-    def set(self, name, value):
-        self.library.fake_set(name.encode(), value)
-
-    def get(self, name):
-        return self.library.fake_get(name.encode())
-
-    def allocate(self, data):
-        address = ctypes.c_uint64()
-        self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(data)))
-        self("cuMemcpyHtoD_v2", address, data, ctypes.c_size_t(len(data)))
-        self.memory.append(address)
-        return address.value
-
-    def read(self, address, len_bytes):
-        data = ctypes.create_string_buffer(len_bytes)
-        self("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(len_bytes))
-        return data.raw
-
-    def stream(self):
-        """As torch has one."""
-        stream = ctypes.c_void_p()
-        self("cuStreamCreate", ctypes.byref(stream), 1)
-        return SimpleNamespace(cuda_stream=stream.value)
-
-    def event(self, stream):
-        """As torch has one, recorded."""
-        event = ctypes.c_void_p()
-        self("cuEventCreate", ctypes.byref(event), 2)
-        self("cuEventRecord", event, ctypes.c_void_p(stream.cuda_stream))
-        return SimpleNamespace(cuda_event=event.value)
-
-    def kernel(self, stream, address, data):
-        self.library.fake_kernel(ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
-
-    def close(self):
-        for address in self.memory:
-            self("cuMemFree_v2", address)
-        self("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        self("cuDevicePrimaryCtxRelease_v2", 0)
-        assert self.library.fake_misuse() == b""
+    return fake_gpu.compiled(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture
 def gpu(driver, monkeypatch):
     monkeypatch.setenv("CXL_CUDA_LIBRARY", str(driver))
-    gpu = Gpu(driver)
+    gpu = fake_gpu.Gpu(driver)
     yield gpu
     gpu.set("is_stuck", 0)
     gpu.close()
@@ -189,6 +127,14 @@ def test_a_gpu_that_does_not_answer_is_an_error(gpu, pool, monkeypatch):
         assert cache.pull_blocks(NS, keys, layout(addresses), [0]) == [None]
 
 
+def _page_has(cache, line):
+    """The counters are taken over with the next round of the service."""
+    deadline = time.monotonic() + 60
+    while line not in cache.prometheus().splitlines():
+        assert time.monotonic() < deadline, cache.prometheus()
+        time.sleep(0.01)
+
+
 def test_the_pool_is_registered_before_the_first_block(gpu, pool):
     with pool.cache(dma="uncached") as cache:
         reach = cache.open_gpu(0)
@@ -196,11 +142,7 @@ def test_the_pool_is_registered_before_the_first_block(gpu, pool):
         assert gpu.get("registered") > 0 and repr(reach).startswith("GpuReach(device=0, registered_bytes=")
         with pytest.raises(NotFoundError, match="GPU 7"):
             cache.open_gpu(7)
-        # The counters are taken over with the next round of the service.
-        deadline = time.monotonic() + 60
-        while f"cxl_gpu_registered_bytes {reach.registered_bytes}" not in cache.prometheus():
-            assert time.monotonic() < deadline, cache.prometheus()
-            time.sleep(0.01)
+        _page_has(cache, f"cxl_gpu_registered_bytes {reach.registered_bytes}")
     assert gpu.get("registered") == 0
     with pool.cache(register_at_start=False) as cache:
         assert (cache.open_gpu(0).registered_bytes, cache.open_gpu(0).dma) == (0, "cached")
@@ -264,6 +206,7 @@ def test_queued_blocks_go_in_the_order_of_the_streams(queueing):
     published = cache.queue_publish(NS, keys, layout(addresses), range(COUNT), stream=stream)
     assert published.done() == queueing.waits
     if not queueing.waits:
+        _page_has(cache, f"cxl_gpu_queued_bytes {COUNT * BLOCK_BYTES}")
         assert repr(published) == "Queued(publish, under way)" and not any(cache.has(NS, keys))
         with pytest.raises(TimeoutError_, match="queued"):
             published.wait(timeout_ms=5)
@@ -374,7 +317,7 @@ def test_blocks_are_published_layer_by_layer(gpu, pool):
         for part, (address, layer) in enumerate(zip(addresses, layers, strict=True)):
             for place, block in enumerate(blocks):
                 gpu.kernel(stream, address + place * part_bytes, block[part * part_bytes : (part + 1) * part_bytes])
-            queued.queue(layer, range(COUNT), stream=stream)
+            queued.queue(layer, range(COUNT), after=stream if part else gpu.event(stream))
         ended = queued.finish()
         assert not ended.done() and cache.presence(NS, keys) == ["coming"] * COUNT
         with pytest.raises(ClosedError):
@@ -388,13 +331,13 @@ def test_blocks_are_published_layer_by_layer(gpu, pool):
         # What is not whole, or not finished, is given up.
         others = chain(3, seed=5)
         short = cache.queue_layers(NS, others[:1], PARTS * part_bytes, 0)
-        short.queue(layers[0], [0], stream=stream)
+        short.queue(layers[0], [0], after=stream)
         with pytest.raises(InvalidError, match="all of its parts"):
             short.finish()
         with cache.queue_layers(NS, others[1:2], PARTS * part_bytes, 0) as released:
-            released.queue(layers[0], [0], stream=stream)
+            released.queue(layers[0], [0], after=stream)
         kept = cache.queue_layers(NS, others[2:], PARTS * part_bytes, 0)
-        kept.queue(layers[0], [0], stream=stream)
+        kept.queue(layers[0], [0], after=stream)
     # Closing has given up the last of them.
     with pytest.raises(ClosedError):
         kept.finish()

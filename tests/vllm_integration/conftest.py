@@ -46,6 +46,8 @@ def _is_compiled() -> bool:
 
 
 sys.path[:0] = [str(HERE), str(ROOT / "deploy" / "dynamo")]
+# A GPU whose driver is faked.
+sys.path.append(str(ROOT / "python" / "tests"))
 # The checkout as it is, where its extension was built; else the package that was made of it and installed.
 if any((ROOT / "python" / "kvbm_cxl").glob("_native*.so")) or not _is_importable():
     sys.path.insert(0, str(ROOT / "python"))

@@ -210,9 +210,9 @@ def test_a_step_that_computes_nothing_copies_itself(bench, monkeypatch):
     threads = {}
     pull = there.side._pull
 
-    def noted(attached, blocks):
+    def noted(attached, blocks, after):
         threads[blocks.block_ids[0]] = threading.current_thread() is threading.main_thread()
-        return pull(attached, blocks)
+        return pull(attached, blocks, after)
 
     monkeypatch.setattr(there.side, "_pull", noted)
     _, loaded, failed, _ = there.run(loads=[Blocks("b", KEYS[:2], [10, 11])], idle=True)
@@ -276,7 +276,7 @@ def test_a_pool_that_fails_is_a_load_that_fails_and_a_save_that_is_counted(bench
 def test_damage_is_told(bench, monkeypatch):
     here = bench()
     call = here.access.call
-    wrong = SimpleNamespace(pull_blocks=lambda ns, keys, layout, ids: [None, "checksum", "changed", "taken_back"])
+    wrong = SimpleNamespace(pull_blocks=lambda ns, keys, layout, ids, after: [None, "checksum", "changed", "taken_back"])
     monkeypatch.setattr(here.access, "call", lambda operation: operation(wrong))
     failed, report = here.load("a", KEYS[:4], [1, 2, 3, 4])
     assert failed == {2, 3, 4} and report.corrupt == {KEYS[1], KEYS[3]}, "lookups would find these two again and again"
@@ -497,7 +497,7 @@ def test_a_block_about_to_go_is_tried_again(bench, monkeypatch):
     answers = iter((["stored", "busy", "busy"], ["exists", "busy"], ["stored"]))
     asked = []
 
-    def publish_blocks(ns, keys, layout, ids, parents):
+    def publish_blocks(ns, keys, layout, ids, parents, after):
         asked.append((keys, ids, parents))
         return next(answers)
 

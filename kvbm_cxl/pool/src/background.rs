@@ -117,6 +117,13 @@ impl Background {
         is_bound.recv().unwrap_or(Err(Error::Closed))?;
         Ok(background)
     }
+
+    /// Ends its rest.
+    pub fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
 }
 
 impl Drop for Background {

@@ -53,6 +53,9 @@ class ConnectorConfig:
     """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
     steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there. With zero_copy it changes
     nothing."""
+    save_layers: bool = False
+    """On GPUs: blocks are published layer by layer, beside the forward pass that computes them, instead of whole behind it. They have no
+    checksums (`checksums` has to be false), and vLLM then runs piecewise CUDA graphs only."""
     handover_wait_ms: int = 50
     """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
     waits as long as prefill's host goes on, at most copy_timeout_ms."""
@@ -121,6 +124,9 @@ class ConnectorConfig:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
         if self.zero_copy and (self.stored_tp or self.stored_block_tokens):
             raise ConfigError("CxlConnector: zero_copy lends blocks as the engine has them; leave stored_tp and stored_block_tokens out")
+        if self.save_layers and (self.checksums or self.zero_copy):
+            wrong = "checksums" if self.checksums else "zero_copy"
+            raise ConfigError(f"CxlConnector: save_layers copies blocks in parts, without checksums; set {wrong} to false, or leave it out")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):

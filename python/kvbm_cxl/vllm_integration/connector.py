@@ -98,6 +98,11 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             worker = worker_of_this_call()
             self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access, worker=worker, second=self._second)
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """With `save_layers` layers call the connector, which whole graphs would leave out."""
+        return bool(extra_config.get("save_layers"))
+
     @property
     def requires_kv_delivery(self) -> bool:
         """False: a request that was preempted after its last step has its blocks in the pool; that step waited for them."""
@@ -135,10 +140,11 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.start_loads(self._get_connector_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: requests run when they are loaded."""
+        """Nothing to wait for: requests run when they are loaded. A block that is read while it is loaded may turn out to be a miss."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any) -> None:
-        """Nothing yet: blocks are published whole, after the step."""
+        """With `save_layers` the layer's part of the step's blocks goes to the pool beside the next layers."""
+        self._worker.layer_computed(layer_name)
 
     def wait_for_save(self) -> None:
         self._worker.save(self._get_connector_metadata())

@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the memory of a KV cache may be read or written by a copy, on the device where it lies.
 
-Copies run on threads of their own. On a CPU what the forward pass wrote is there when it returns. On a GPU it is only queued: a copy has to
-wait for an event on the stream of the forward pass, which also orders it behind earlier steps that still use blocks vLLM gave away since.
+Copies run on threads of their own. On a CPU what the forward pass wrote is there when it returns. On a GPU it is only queued: a copy comes
+behind an event on the stream of the forward pass, which also orders it behind earlier steps that still use blocks vLLM gave away since. The
+GPU itself keeps that order; no thread waits for the event first.
 """
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from .config import ConfigError
 
-Fence = Callable[[], None]
+if TYPE_CHECKING:
+    After = torch.cuda.Event | None
+    """What copies come behind; None in the memory of a host."""
 
 
-def fence(device: torch.device) -> Fence:
-    """What a copy calls before it touches memory that work queued so far on this thread's stream reads or writes."""
+def mark(device: torch.device) -> "After":
+    """What comes behind this comes behind all work that was queued so far on this thread's stream."""
     if device.type == "cpu":
-        return _nothing
-    event = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize
+        return None
+    event = torch.cuda.Event()
+    event.record(stream(device))
+    return event
 
 
-def _nothing() -> None:
-    pass
+def stream(device: torch.device) -> "torch.cuda.Stream":
+    """The stream of this thread's work."""
+    return torch.cuda.current_stream(device)
 
 
 def check(device: torch.device) -> str:

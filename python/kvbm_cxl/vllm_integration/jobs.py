@@ -73,29 +73,40 @@ class Saves:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save", self.begin)
         self._announcer = ThreadPoolExecutor(1, "kvbm-cxl-announce", self.begin)
 
-    def submit(self, owner: tuple[str, int], job: SaveWork) -> None:
+    def has_room(self, len_bytes: int) -> bool:
+        """Whether `submit` takes a job of so many bytes without waiting for others."""
+        with self._changed:
+            return self._is_room(len_bytes)
+
+    def _is_room(self, len_bytes: int) -> bool:
+        return self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes
+
+    def submit(self, owner: tuple[str, int], job: SaveWork, announce: bool = False) -> bool:
         """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
+        Whether there were any.
 
         The owner (request, step) waits for those of earlier jobs, too. Waits for room where the job's bytes would go beyond the bound.
+        announce: it is announced before it runs, as all are where this announces.
         """
         keys = job.keys
         with self._changed:
-            self._wait(lambda: self._bytes == 0 or self._bytes + job.len_bytes <= self.max_bytes, "room to publish blocks")
+            self._wait(lambda: self._is_room(job.len_bytes), "room to publish blocks")
             fresh = [place for place, key in enumerate(keys) if key not in self._by_key]
             for save in {id(save): save for key in keys if (save := self._by_key.get(key))}.values():
                 self._own(save, owner)
             if not fresh:
-                return
+                return False
             job.begin(fresh)
             save = _SaveUnderWay(job)
             self._own(save, owner)
             self._by_key.update(dict.fromkeys(job.keys, save))
             self._by_block.update(job.block_ids)
             self._bytes += job.len_bytes
-        if self.announces:
+        if self.announces or announce:
             self._announcer.submit(self._announce, save)
         else:
             self._pool.submit(self._run, save)
+        return True
 
     def _own(self, save: _SaveUnderWay, owner: tuple[str, int]) -> None:
         save.owners.append(owner)
@@ -223,6 +234,7 @@ class Loads:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _loads: dict[str, Load] = field(default_factory=dict)
     _done: list[Load] = field(default_factory=list)
+    _fatal: CopyTimeout | None = None
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-load", self.begin)
@@ -250,6 +262,8 @@ class Loads:
             # Jobs of a cancelled load that have not begun are left out. Their blocks count as failed: they hold nothing.
             if not (load.cancelled or load.is_void):
                 failed = job()
+        except CopyTimeout as error:
+            self._fatal = error
         except Exception as error:
             self.failures.report(f"loading {len(block_ids)} blocks of request {load.request_id}", error)
         finally:
@@ -276,10 +290,13 @@ class Loads:
                 load.is_void = True
 
     def take_done(self, wait_s: float = 0.0) -> list[Load]:
-        """Loads that ended since the last call. Waits up to `wait_s` for one if there is none but some are under way."""
+        """Loads that ended since the last call. Waits up to `wait_s` for one if there is none but some are under way. Raises the
+        `CopyTimeout` of a job: memory of the engine may still be written to."""
         with self._changed:
             if wait_s and self._loads and not self._done:
                 self._changed.wait(wait_s)
+            if self._fatal is not None:
+                raise self._fatal
             done, self._done = self._done, []
         for load in done:
             if load.is_void:

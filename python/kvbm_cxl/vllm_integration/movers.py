@@ -9,13 +9,17 @@ lies in the pool itself: it lends blocks to readers where they are, and takes th
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import kvbm_cxl
 
 from .config import ConfigError, ConnectorConfig
 from .failures import ThreadFailures, error_kind
 from .pool_access import PoolAccess, PoolLost
+
+if TYPE_CHECKING:
+    from .devices import After
 
 _T = TypeVar("_T")
 # A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
@@ -57,13 +61,13 @@ class Mover(Protocol):
         """Lets every host see that these blocks are coming, on any thread; what it returns goes to `publish` in the place of `offer`. It
         need not be called. Raises `CxlError`."""
 
-    def publish(self, batch: PublishBatch, offer: Offer | None) -> list[str]:
-        """Publishes these blocks, on any thread, beside the next steps. The outcome of each: stored or lent, exists, busy, no_cell,
-        no_hint, over_quota, taken_back. Raises `CxlError`."""
+    def publish(self, batch: PublishBatch, offer: Offer | None, after: "After" = None) -> list[str]:
+        """Publishes these blocks, on any thread, beside the next steps and behind `after`. The outcome of each: stored or lent, exists,
+        busy, no_cell, no_hint, over_quota, taken_back. Raises `CxlError`."""
 
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
-        """Fills blocks, on any thread; None for each that was found and verified, else the reason why not. Those hold arbitrary bytes.
-        Raises `CxlError`."""
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
+        """Fills blocks, on any thread, behind `after`; None for each that was found and verified, else the reason why not. Those hold
+        arbitrary bytes. Raises `CxlError`."""
 
     def before_writes(self, block_ids: Sequence[int]) -> int:
         """The engine is about to write to these blocks. Called before anything of the step runs; returns how many were taken from
@@ -116,30 +120,37 @@ class CopyMover:
             found.append(self.access.call(lambda cache: cache.reserve_blocks(self.namespace, keys, layout, parents=parents)))
         return found
 
-    def publish(self, batch: PublishBatch, offer: "list[kvbm_cxl.Reservations] | None") -> list[str]:
+    def publish(self, batch: PublishBatch, offer: "list[kvbm_cxl.Reservations] | None", after: "After" = None) -> list[str]:
         if offer is None:
-            return _retried(self._publish, batch, self.access.failures)
+            return _retried(partial(self._publish, after), batch, self.access.failures)
         outcomes = [""] * len(batch.keys)
         for reserved, (layout, at, ids) in zip(offer, self._slices(batch.block_ids)):
-            for place, outcome in zip(at, self.access.call(lambda _: reserved.publish(layout, ids))):
+            for place, outcome in zip(at, self.access.call(lambda _: reserved.publish(layout, ids, after=after))):
                 outcomes[place] = outcome
-        # About to go when they were to be reserved; by now they may have.
+        return self.busy_again(batch, outcomes, after)
+
+    def busy_again(self, batch: PublishBatch, outcomes: list[str], after: "After" = None) -> list[str]:
+        """The outcomes of a batch whose cells were reserved before, after another try of those that were about to go then: by now they
+        may have."""
         busy = [place for place, outcome in enumerate(outcomes) if outcome == "busy"]
-        again = _retried(self._publish, batch.at(busy), self.access.failures) if busy else []
+        again = _retried(partial(self._publish, after), batch.at(busy), self.access.failures) if busy else []
         for place, outcome in zip(busy, again):
             outcomes[place] = outcome
         return outcomes
 
-    def _publish(self, batch: PublishBatch) -> list[str]:
+    def _publish(self, after: "After", batch: PublishBatch) -> list[str]:
         def publish(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str]:
             part = batch.at(at)
-            return self.access.call(lambda cache: cache.publish_blocks(self.namespace, part.keys, layout, ids, parents=part.parents))
+            return self.access.call(
+                lambda cache: cache.publish_blocks(self.namespace, part.keys, layout, ids, parents=part.parents, after=after)
+            )
 
         return self._by_slice(batch.block_ids, publish)
 
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
         def pull(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str | None]:
-            return self.access.call(lambda cache: cache.pull_blocks(self.namespace, [keys[index] for index in at], layout, ids))
+            wanted = [keys[index] for index in at]
+            return self.access.call(lambda cache: cache.pull_blocks(self.namespace, wanted, layout, ids, after=after))
 
         return self._by_slice(block_ids, pull)
 
@@ -176,14 +187,15 @@ class ShardsMover:
         """Reserves a cell for each part of each block."""
         return [mover.announce(batch, None) for mover in self.movers]
 
-    def publish(self, batch: PublishBatch, offer: list[Offer] | None) -> list[str]:
+    def publish(self, batch: PublishBatch, offer: list[Offer] | None, after: "After" = None) -> list[str]:
         """A block is stored when one of its cells is, and the others are there."""
         offers = offer or [None] * len(self.movers)
-        return [_of_cells(outcomes) for outcomes in zip(*(mover.publish(batch, each) for mover, each in zip(self.movers, offers)))]
+        by_cell = [mover.publish(batch, each, after) for mover, each in zip(self.movers, offers)]
+        return [_of_cells(outcomes) for outcomes in zip(*by_cell)]
 
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
         """A block that is a miss in one cell is one."""
-        by_cell = [mover.pull(keys, block_ids) for mover in self.movers]
+        by_cell = [mover.pull(keys, block_ids, after) for mover in self.movers]
         return [next(filter(None, reasons), None) for reasons in zip(*by_cell)]
 
     def before_writes(self, block_ids: Sequence[int]) -> int:
@@ -250,7 +262,8 @@ class LendMover:
             return None
         return self.access.call(lambda _: self.region.offer(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
 
-    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> list[str]:
+    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None", after: "After" = None) -> list[str]:
+        """`after` is None: only a host's memory lies in the pool. The same below."""
         if offer is None:
             return _retried(self._publish, batch, self.access.failures)
         return self.access.call(lambda _: offer.lend())
@@ -258,7 +271,7 @@ class LendMover:
     def _publish(self, batch: PublishBatch) -> list[str]:
         return self.access.call(lambda _: self.region.publish_blocks(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
 
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> list[str | None]:
+    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
         return self.access.call(lambda _: self.region.pull_blocks(self.namespace, keys, block_ids))
 
     def before_writes(self, block_ids: Sequence[int]) -> int:

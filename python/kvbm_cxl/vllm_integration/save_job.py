@@ -4,13 +4,16 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
-from . import devices
 from .failures import ThreadFailures, error_kind
 from .groups import blocks_of
 from .movers import Mover, Offer, PublishBatch
+
+if TYPE_CHECKING:
+    from .devices import After
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class SaveJob:
     mover: Mover
     batch: PublishBatch
     block_bytes: int
-    ready: devices.Fence
-    """Returns when the blocks are computed."""
+    after: "After"
+    """What computes the blocks."""
     record: Callable[[SaveOutcome], None]
     """Counts what became of the blocks. Called on the thread that runs the job."""
     failures: ThreadFailures
@@ -74,11 +77,10 @@ class SaveJob:
     def run(self) -> None:
         """Publishes, on any thread, beside the next steps."""
         started_s = time.monotonic()
-        self.ready()
         outcomes: list[str] = []
         if self._error is None:
             try:
-                outcomes = self.mover.publish(self.batch, self._offer)
+                outcomes = self.mover.publish(self.batch, self._offer, self.after)
             except kvbm_cxl.CxlError as error:
                 self._fail(error)
         if self._error is not None:

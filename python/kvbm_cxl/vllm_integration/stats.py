@@ -21,6 +21,11 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back", "other_adapter"),
         "Blocks handed to the pool.",
     ),
+    "saved_layers": (
+        "queued",
+        ("within", "behind"),
+        "With save_layers: parts of blocks that were given to the GPU within the step that computed them, or behind it.",
+    ),
     "taken_back_blocks": ("reason", ("written",), "Lent blocks that readers lost, because the engine writes to them."),
     "pulled_blocks": (
         "result",

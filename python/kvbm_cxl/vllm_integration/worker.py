@@ -4,9 +4,8 @@
 Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. In a step that computes nothing the engine's
 own thread copies as well, since it would only wait for the others. Saves are handed to threads when a step has computed their blocks, and
 chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt for a decode worker waits for
-them, with `publish_behind` until every host sees them coming. Layer by layer would win nothing on top of that: a block is one object of
-the pool with all its layers, of a prompt only the last chunk's copy is not hidden behind computation already, and hooks within the forward
-pass rule out whole graphs.
+them, with `publish_behind` until every host sees them coming. Layer by layer (`layer_saves`, for GPUs and by option) hides the last chunk's
+copy as well; a CPU would only take turns between the copy and the computation, and hooks within the forward pass rule out whole graphs.
 
 Whatever goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
 """
@@ -25,18 +24,20 @@ import kvbm_cxl
 
 from . import devices
 from .adapters import LoadedAdapters
+from .attached import Attached, AttachedGroup
 from .config import ConfigError, ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
 from .geometry import Cutter, GeometryError, Pieces, cache_tensors, cell_parts
-from .groups import Group, Shape, blocks_of, shape_of, specs_of
+from .groups import Group, Kind, Shape, shape_of, specs_of
 from .identity import namespace_fields
-from .jobs import Loads, Saves
+from .jobs import CopyTimeout, Loads, Saves
 from .keys import parents
 from .kv_memory import PoolPlacement
+from .layer_saves import LayerJob, Layers, LayerSaves
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
-from .movers import Mover, PublishBatch, mover_for
+from .movers import PublishBatch, mover_for
 from .pool_access import PoolAccess
 from .save_job import SaveJob, SaveOutcome
 from .second_level import SecondLevel
@@ -57,6 +58,8 @@ _SAVE_JOB_BYTES = 8 << 20
 # The same of loads: a load is of use only when it is complete, and the pool's own threads share the work of each. An engine without
 # computation is held up by one of these, some milliseconds.
 _LOAD_JOB_BYTES = 16 << 20
+# The same of blocks that are published layer by layer: all layers of each are queued by one call, and with one wait for the end.
+_LAYER_JOB_BYTES = 32 << 20
 # Room for pieces of a block in pool memory, for each layer of the model: whatever order of dimensions the engine chooses.
 _PARTS_PER_LAYER = 64
 # Outcomes after which every host can pull a block.
@@ -65,54 +68,6 @@ _THERE = ("stored", "lent", "exists")
 _CORRUPT = ("checksum", "taken_back")
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
 _IDLE_WAIT_S = 0.002
-
-
-@dataclass
-class _AttachedGroup:
-    """The blocks of one KV cache group."""
-
-    namespaces: tuple["kvbm_cxl.Namespace", ...]
-    """Of the cells that a block lies in."""
-    mover: Mover
-    cell_bytes: int
-    slices: int
-    """Blocks in the pool that make one of vLLM's."""
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block in the pool, over its cells."""
-        return self.cell_bytes * len(self.namespaces)
-
-    def of_vllm(self, block_ids: Iterable[int]) -> list[int]:
-        """Numbers of the blocks of vLLM that these lie in."""
-        return blocks_of(block_ids, self.slices)
-
-
-@dataclass
-class _Attached:
-    """What is known once vLLM has made its KV cache."""
-
-    groups: list[_AttachedGroup | None]
-    """In the order of `Shape.groups`; None for a group of which this stage of the pipeline has no layer."""
-    device: "torch.device"
-    publishes: bool
-    """Of ranks with the same heads, one publishes."""
-    facts: dict[str, str]
-
-    @property
-    def own(self) -> list[_AttachedGroup]:
-        """Those of which this stage has layers."""
-        return [group for group in self.groups if group]
-
-    @property
-    def namespace(self) -> "kvbm_cxl.Namespace":
-        """The first of its first group."""
-        return self.own[0].namespaces[0]
-
-    @property
-    def mover(self) -> Mover:
-        """That of its first group: of all blocks, where the KV cache lies in the pool."""
-        return self.own[0].mover
 
 
 @dataclass
@@ -127,7 +82,7 @@ class WorkerSide:
     worker: Any | None = None
     """vLLM's worker, where it was found: it has the model and the adapters."""
     second: SecondLevel | None = None
-    _attached: _Attached | None = None
+    _attached: Attached | None = None
     _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
     _saved_step: int = 0
@@ -151,6 +106,7 @@ class WorkerSide:
         limits = (self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
         self._saves = Saves(*limits, self.access.failures, self.access.bind_worker, self.config.answers_first)
         self._loads = Loads(self.config.workers, self.access.failures, self.access.bind_worker)
+        self._layer_saves = LayerSaves()
         self._weights = WeightsInMemory(self.worker, self.tally)
         self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
 
@@ -195,7 +151,7 @@ class WorkerSide:
         if device.type == "cuda":
             self._open_gpu(device.index or 0)
         self._clears_first = clears_first(self.vllm_config, self.kv_cache_config)
-        self._attached = _Attached(attached, device, shards.publishes, facts_of(fields))
+        self._attached = Attached(attached, device, shards.publishes, facts_of(fields))
         if self.second:
             self.second.begin_demoting()
 
@@ -230,7 +186,7 @@ class WorkerSide:
 
     def _attach_group(
         self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", namespaces: "list[kvbm_cxl.Namespace]"
-    ) -> _AttachedGroup:
+    ) -> AttachedGroup:
         block_count, owner = self.kv_cache_config.num_blocks, [tensor for _, tensor in tensors]
         device = devices.check(owner[0].device)
         cells = [
@@ -255,7 +211,18 @@ class WorkerSide:
             namespaces[0],
             self.config.pool,
         )
-        return _AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices)
+        layers = self._layers(group, tensors, len(namespaces) * group.slices) if self.config.save_layers else None
+        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, layers)
+
+    def _layers(self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", cells: int) -> Layers | None:
+        """Where blocks are published layer by layer; None, with the reason in the log, for a group whose blocks are published whole."""
+        device = tensors[0][1].device
+        if device.type != "cuda":
+            raise ConfigError(f"CxlConnector: save_layers is for GPUs, and the KV cache lies on {device}; leave it out")
+        layers = Layers.of(tensors, self.kv_cache_config.num_blocks, device) if cells == 1 and group.kind is not Kind.STATE else None
+        if layers is None:
+            logger.warning("CxlConnector publishes blocks of group %d whole, not layer by layer: they cannot be cut by layers", group.index)
+        return layers
 
     def _cut_page(self, shards: int) -> Cutter:
         """How pages are cut, asked once for each kind of layer."""
@@ -324,18 +291,38 @@ class WorkerSide:
     def start_loads(self, orders: StepMetadata) -> None:
         self._orders = orders
         attached = self._attached
-        if attached is None or not orders.loads:
+        if attached is None:
             return
-        ready = devices.fence(attached.device)
+        self._begin_layers(attached, orders)
+        if not orders.loads:
+            return
+        after = devices.mark(attached.device)
         jobs: dict[str, list] = {}
         for blocks in orders.loads:
-            jobs.setdefault(blocks.request_id, []).extend(self._load_jobs(attached, blocks, ready))
+            jobs.setdefault(blocks.request_id, []).extend(self._load_jobs(attached, blocks, after))
         *_, last = jobs
         for request_id, of_request in jobs.items():
             # The last one's: by then all others are on their way.
             self._loads.submit(request_id, of_request, here=orders.idle and request_id == last)
 
-    def _load_jobs(self, attached: _Attached, blocks: Blocks, ready: devices.Fence) -> list[tuple[list[int], Callable[[], set[int]]]]:
+    def _begin_layers(self, attached: Attached, orders: StepMetadata) -> None:
+        """Takes on blocks that this step computes and that are published layer by layer. Those for which there is no room yet are published
+        behind the step: waiting now would keep it from computing."""
+        for blocks in orders.saves if attached.publishes else ():
+            group = attached.groups[blocks.group]
+            if group is None or group.layers is None or not self._has_adapter(blocks):
+                continue
+            if self._saves.has_room(len(blocks.keys) * group.block_bytes):
+                for piece in _pieces(blocks, _LAYER_JOB_BYTES // group.block_bytes):
+                    job = self._save_job(group, piece, None, group.layers)
+                    if self._saves.submit((piece.request_id, orders.step), job, announce=True):
+                        self._layer_saves.begin(blocks, job)
+
+    def layer_computed(self, layer_name: str) -> None:
+        """The step's computation of a layer is queued."""
+        self._layer_saves.queue(layer_name, lambda: devices.stream(self._attached.device))
+
+    def _load_jobs(self, attached: Attached, blocks: Blocks, after: "devices.After") -> list[tuple[list[int], Callable[[], set[int]]]]:
         group = attached.groups[blocks.group]
         if group is None:
             return [([], set)]
@@ -343,28 +330,29 @@ class WorkerSide:
             self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
             ids = group.of_vllm(blocks.block_ids)
             return [(ids, lambda failed=frozenset(ids): set(failed))]
-        return [self._load_job(group, piece, ready) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
+        return [self._load_job(group, piece, after) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
 
     def _has_adapter(self, blocks: Blocks) -> bool:
         """Whether the adapter that shapes these blocks is the one in memory. vLLM loads adapters again by itself, from files that may be
         others by then."""
         return blocks.adapter is None or self._adapters.is_loaded(*blocks.adapter)
 
-    def _load_job(self, attached: _AttachedGroup, blocks: Blocks, ready: devices.Fence):
+    def _load_job(self, attached: AttachedGroup, blocks: Blocks, after: "devices.After"):
         def load() -> set[int]:
-            ready()
-            results = self._pull(attached, blocks)
+            results = self._pull(attached, blocks, after)
             return set(attached.of_vllm(block_id for block_id, reason in zip(blocks.block_ids, results) if reason is not None))
 
         return attached.of_vllm(blocks.block_ids), load
 
-    def _pull(self, attached: _AttachedGroup, blocks: Blocks) -> list[str | None]:
+    def _pull(self, attached: AttachedGroup, blocks: Blocks, after: "devices.After") -> list[str | None]:
         """The reason of each block's miss, None for hits."""
         try:
-            results = attached.mover.pull(blocks.keys, blocks.block_ids)
+            results = attached.mover.pull(blocks.keys, blocks.block_ids, after)
         except kvbm_cxl.CxlError as error:
             self.access.failures.report(f"pulling {len(blocks.keys)} blocks of request {blocks.request_id}", error, count=False)
             results = [error_kind(error)] * len(blocks.keys)
+            if isinstance(error, kvbm_cxl.TimeoutError_):
+                self._check_settled(len(blocks.keys))
         hits = results.count(None)
         self.tally.count("pulled_blocks", "hit", hits)
         self.tally.count("bytes", "pulled", hits * attached.block_bytes)
@@ -372,7 +360,17 @@ class WorkerSide:
             self._count_misses(attached, blocks.keys, results)
         return results
 
-    def _count_misses(self, attached: _AttachedGroup, keys: list[bytes], results: list[str | None]) -> None:
+    def _check_settled(self, blocks: int) -> None:
+        """A copy of a GPU that did not end in time may still write to its blocks, which vLLM would give away. Raises `CopyTimeout` where
+        the end does not come."""
+        try:
+            if self.access.call(lambda cache: cache.is_settled(timeout_ms=self.config.copy_timeout_ms)):
+                return
+        except kvbm_cxl.CxlError as error:
+            self.access.failures.report("waiting for the end of a copy", error, count=False)
+        raise CopyTimeout(f"CxlConnector: the GPU may still write to {blocks} blocks whose load took too long; see `cxlctl doctor --gpu`")
+
+    def _count_misses(self, attached: AttachedGroup, keys: list[bytes], results: list[str | None]) -> None:
         for reason, count in Counter(filter(None, results)).items():
             self.tally.count("pulled_blocks", reason, count)
         for key, reason in zip(keys, results):
@@ -389,10 +387,14 @@ class WorkerSide:
         if attached is None:
             return
         if orders.saves and attached.publishes:
-            ready = devices.fence(attached.device)
+            after = devices.mark(attached.device)
+            begun = {id(blocks) for blocks in orders.saves if self._layer_saves.has(blocks)}
+            # First: the room that others wait for may be theirs.
+            self._layer_saves.end(after, lambda blocks: None if self._has_adapter(blocks) else "other_adapter")
             # The next step waits for states: the copies of other blocks do not stand before them.
             for blocks in sorted(orders.saves, key=lambda blocks: not blocks.is_state):
-                if not self._has_adapter(blocks):
+                has_begun = id(blocks) in begun
+                if not has_begun and not self._has_adapter(blocks):
                     self.tally.count("published_blocks", "other_adapter", len(blocks.keys))
                     continue
                 group = attached.groups[blocks.group]
@@ -402,8 +404,8 @@ class WorkerSide:
                     self._tails.setdefault(blocks.request_id, []).extend(group.of_vllm(blocks.block_ids))
                 if blocks.is_state:
                     self._states += group.of_vllm(blocks.block_ids)
-                for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes):
-                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, ready))
+                for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes) if not has_begun else ():
+                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after))
         if self._clears_first:
             self._saves.wait_all()
         elif self.config.answers_first:
@@ -411,10 +413,11 @@ class WorkerSide:
         else:
             self._saves.wait(orders.complete)
 
-    def _save_job(self, group: _AttachedGroup, blocks: Blocks, ready: devices.Fence) -> SaveJob:
+    def _save_job(self, group: AttachedGroup, blocks: Blocks, after: "devices.After", layers: Layers | None = None) -> SaveJob:
+        """layers: a `LayerJob`."""
         batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys), blocks.tail_tokens > 0)
-        record = partial(self._saved, group.block_bytes)
-        return SaveJob(group.mover, batch, group.block_bytes, ready, record, self.access.failures, group.slices)
+        of_all = (group.mover, batch, group.block_bytes, after, partial(self._saved, group.block_bytes), self.access.failures, group.slices)
+        return LayerJob(*of_all, layers=layers, count=partial(self.tally.count, "saved_layers")) if layers else SaveJob(*of_all)
 
     def _saved(self, block_bytes: int, saved: SaveOutcome) -> None:
         """Counts what a job published, on the job's thread."""
@@ -481,6 +484,7 @@ class WorkerSide:
 
     def close(self) -> None:
         """Ends all copies."""
+        self._layer_saves.end(None, lambda _: "closed")
         self._saves.close()
         self._loads.close()
 

@@ -79,6 +79,7 @@ impl Inner {
                 let counter = &self.metrics.gpu_unflushed_bytes_total;
                 counter.add(copied.unflushed_bytes.saturating_sub(counter.get()));
                 self.metrics.gpu_registered_bytes.set(copied.registered_bytes as i64);
+                self.metrics.gpu_queued_bytes.set(copied.queued_bytes as i64);
             }
         }
     }
@@ -176,8 +177,8 @@ impl Cache {
         self.inner.service_round()
     }
 
-    /// Runs the upkeep until the result is dropped, on a thread of its own and one that looks after what is
-    /// [queued](super::queued). A round that fails is recorded in
+    /// Runs the upkeep until the result is dropped, on a thread of its own, and one that looks after what is
+    /// [queued](super::queued) once there is something. A round that fails is recorded in
     /// [`crate::host::Host::failed_rounds`], and the thread goes on.
     ///
     /// # Errors
@@ -196,27 +197,22 @@ impl Cache {
         };
         let cpus = self.inner.host.config().cpus.set_of(ThreadKind::Upkeep);
         let thread = Background::start("cxl-cache", "start the upkeep thread of the cache", cpus, round)?;
-        let ends = EndOfRounds(self.clone());
-        let queued = move || Some(ends.0.inner.queued_round());
-        let queued = Background::start("cxl-cache-gpu", "start the thread that looks after queued blocks", cpus, queued)?;
-        Ok(Upkeep { _thread: thread, _queued: queued, failed_rounds })
-    }
-}
-
-/// The thread that looks after what is queued has ended once this is dropped.
-struct EndOfRounds(Cache);
-
-impl Drop for EndOfRounds {
-    fn drop(&mut self) {
-        self.0.inner.end_queued_rounds();
+        self.allow_watcher(cpus.cloned());
+        Ok(Upkeep { _thread: thread, cache: self.clone(), failed_rounds })
     }
 }
 
 /// The upkeep on threads of its own; dropping it stops them.
 pub struct Upkeep {
     _thread: Background,
-    _queued: Background,
+    cache: Cache,
     failed_rounds: Arc<FailedRounds>,
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.cache.end_watcher();
+    }
 }
 
 impl Upkeep {

@@ -18,6 +18,8 @@ pub struct Copied {
     pub unflushed_bytes: u64,
     /// Bytes of the pool that GPUs reach themselves now: registered with their driver.
     pub registered_bytes: u64,
+    /// Bytes of copies that streams of GPUs order, and that have not ended.
+    pub queued_bytes: u64,
 }
 
 #[derive(Default)]
@@ -59,6 +61,7 @@ impl Counters {
             failed_lists: self.failed_lists.load(Relaxed),
             unflushed_bytes: self.unflushed_bytes.load(Relaxed),
             registered_bytes: 0,
+            queued_bytes: 0,
         }
     }
 }

@@ -135,6 +135,7 @@ impl CopyEngine for ByPlace {
                 unflushed_bytes: sum.unflushed_bytes + one.unflushed_bytes,
                 // The GPUs of a process share what is registered.
                 registered_bytes: sum.registered_bytes.max(one.registered_bytes),
+                queued_bytes: sum.queued_bytes + one.queued_bytes,
                 ..sum
             }));
         }

@@ -98,6 +98,7 @@ metrics! {
     gpu_unflushed_bytes_total: Counter = "cxl_gpu_unflushed_bytes_total",
         "Bytes that GPUs copied to and from the pool without a flush: DMA is uncached.";
     gpu_registered_bytes: Gauge = "cxl_gpu_registered_bytes", "Bytes of the pool that are registered for GPUs.";
+    gpu_queued_bytes: Gauge = "cxl_gpu_queued_bytes", "Bytes of copies that streams of GPUs order, and that have not ended.";
     ring_messages_total: Counters<Direction, 2> = "cxl_ring_messages_total", "Messages through rings.";
     ring_bytes_total: Counters<Direction, 2> = "cxl_ring_bytes_total", "Payload of these messages.";
 }

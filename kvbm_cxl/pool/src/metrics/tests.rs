@@ -50,6 +50,7 @@ cxl_copy_bytes_total counter engine=cpu|dsa|cuda
 cxl_copy_seconds histogram engine=cpu|dsa|cuda
 cxl_gpu_unflushed_bytes_total counter -
 cxl_gpu_registered_bytes gauge -
+cxl_gpu_queued_bytes gauge -
 cxl_ring_messages_total counter direction=sent|received
 cxl_ring_bytes_total counter direction=sent|received
 ";

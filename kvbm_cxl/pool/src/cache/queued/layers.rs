@@ -32,7 +32,6 @@ struct OpenLayers {
     /// Bytes of each block that were given so far.
     filled: Vec<u64>,
     room: QueueRoom,
-    begun: Instant,
     begun_ns: u64,
 }
 
@@ -43,7 +42,6 @@ impl Cache {
     /// # Errors
     /// As [`Cache::queue_publish`]; then nothing is reserved.
     pub fn queue_layers(&self, requests: &[PublishRequest], device: u32, wait_ms: u64) -> Result<QueuedLayers> {
-        let begun = Instant::now();
         let len_bytes = requests.iter().fold(0, |sum: u64, request| sum.saturating_add(request.len_bytes));
         let room = self.inner.queue_room(device, len_bytes, wait_ms)?;
         let begun_ns = self.inner.host.platform().now_ns();
@@ -56,7 +54,7 @@ impl Cache {
             }
         }
         let filled = vec![0; places.len()];
-        let open = OpenLayers { cache: self.clone(), answers, places, reservations, copies: Vec::new(), filled, room, begun, begun_ns };
+        let open = OpenLayers { cache: self.clone(), answers, places, reservations, copies: Vec::new(), filled, room, begun_ns };
         Ok(QueuedLayers { open: Some(open) })
     }
 }
@@ -146,14 +144,15 @@ impl QueuedLayers {
     /// Leaves the rest to the upkeep, which commits, or waits for the GPU and gives the cells up.
     fn end(&mut self, is_given_up: bool) -> Queued {
         let Some(open) = self.open.take() else { return Queued::ended(Vec::new()) };
-        let OpenLayers { cache, answers, places, reservations, copies, room, begun, begun_ns, .. } = open;
+        let OpenLayers { cache, answers, places, reservations, copies, room, begun_ns, .. } = open;
         if reservations.is_empty() {
             return Queued::ended(answers);
         }
         let parts = vec![Part { copies, places, blocks: Blocks::Published(reservations) }];
-        let flight = Flight::of(UnderWay { answers, parts, room, begun, begun_ns });
+        // The time for the end of the copies begins when the last of them was queued: the caller computes in between, as long as it takes.
+        let flight = Flight::of(UnderWay { answers, parts, room, begun: Instant::now(), begun_ns });
         flight.is_cancelled.store(is_given_up, Ordering::Release);
-        cache.inner.flights.add(flight)
+        cache.look_after(flight)
     }
 }
 

@@ -7,11 +7,12 @@
 
 mod layers;
 mod start;
+mod watcher;
 
 pub use layers::QueuedLayers;
 
 use super::tier::Answer;
-use super::{Cache, Few, Inner, Pinned, Pulled, Reservation};
+use super::{Cache, Few, Pinned, Pulled, Reservation};
 use crate::background::held;
 use crate::copy::Outcome;
 use crate::copy::cuda::{GpuCopy, QueueRoom};
@@ -19,13 +20,10 @@ use crate::error::{Error, Result};
 use crate::fault::mutant;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// Pauses between two looks: the first, and the longest. They grow.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(500)];
-/// Between two looks of the thread that has nothing to look after; it is woken.
-const IDLE: Duration = Duration::from_secs(3600);
 
 /// The end of blocks that were queued, for all who ask.
 #[derive(Clone)]
@@ -79,8 +77,7 @@ enum Blocks {
 #[derive(Default)]
 pub(super) struct Flights {
     under_way: Mutex<Vec<Arc<Flight>>>,
-    /// The thread that looks after them, where there is one.
-    thread: Mutex<Option<Thread>>,
+    watcher: Mutex<watcher::Watcher>,
 }
 
 impl Queued {
@@ -260,16 +257,6 @@ fn look_again(pinned: Vec<Pinned>, outcomes: Vec<Outcome>, are_checked: bool, be
 }
 
 impl Flights {
-    /// Looks after what a call has queued.
-    fn add(&self, flight: Flight) -> Queued {
-        let flight = Arc::new(flight);
-        held(&self.under_way).push(flight.clone());
-        if let Some(thread) = &*held(&self.thread) {
-            thread.unpark();
-        }
-        Queued { flight }
-    }
-
     /// Goes on with all that have not ended, and says whether there are any.
     pub(super) fn advance(&self) -> bool {
         let all = held(&self.under_way).clone();
@@ -285,22 +272,5 @@ impl Flights {
         while self.advance() {
             std::thread::sleep(PAUSES[1]);
         }
-    }
-}
-
-impl Inner {
-    /// One round of the thread that looks after what is queued: how long it may rest.
-    pub(super) fn queued_round(&self) -> Duration {
-        let mut thread = held(&self.flights.thread);
-        if thread.is_none() {
-            *thread = Some(std::thread::current());
-        }
-        drop(thread);
-        if self.flights.advance() { PAUSES[1] / 5 } else { IDLE }
-    }
-
-    /// That thread ends.
-    pub(super) fn end_queued_rounds(&self) {
-        *held(&self.flights.thread) = None;
     }
 }

@@ -70,7 +70,7 @@ impl Cache {
             self.inner.commit(&mut reservations)?;
         }
         let parts = vec![Part { copies: vec![copy], places, blocks: Blocks::Published(reservations) }];
-        Ok(self.inner.flights.add(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
+        Ok(self.look_after(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
     /// Pulls blocks into memory of a GPU beside the caller, behind what `on` names: blocks are pinned, the GPU is given the copies, and
@@ -140,7 +140,7 @@ impl Cache {
         if parts.is_empty() {
             return Ok(Queued::ended(answers));
         }
-        Ok(self.inner.flights.add(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
+        Ok(self.look_after(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
     /// Which of the three kinds of pulls one is: with a look at its checksum, without, or none that goes on beside the caller.

@@ -357,7 +357,7 @@ impl CopyEngine for CudaEngine {
 
     fn counters(&self) -> Vec<Copied> {
         let registered_bytes = self.registered.as_ref().map_or(0, Registered::len_bytes);
-        vec![Copied { registered_bytes, ..self.counters.look(self.name()) }]
+        vec![Copied { registered_bytes, queued_bytes: self.queued_bytes(), ..self.counters.look(self.name()) }]
     }
 }
 
