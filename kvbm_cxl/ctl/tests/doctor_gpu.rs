@@ -14,7 +14,10 @@ use std::process::{Command, Output};
 
 fn doctor(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cxlctl"));
-    command.args(["--json", "doctor", "--batches", "1", "--rounds", "16", "--chosen-only", "--scratch-bytes", "8M"]).args(arguments);
+    command.args(["--json", "doctor", "--batches", "1", "--chosen-only", "--scratch-bytes", "8M"]).args(arguments);
+    if !arguments.contains(&"--rounds") {
+        command.args(["--rounds", "16"]);
+    }
     command.env_remove("CXL_POOL").env_remove("CXL_COHERENCE").envs(environment.iter().copied());
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = || format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -79,10 +82,72 @@ fn what_keeps_a_gpu_from_being_used_is_said() {
     // With --look the driver is asked, and nothing is measured.
     let (code, report) = doctor(&["--gpu", "0", "--look"], &[("CXL_CUDA_LIBRARY", fake.path())]);
     assert_eq!((code, &report["gpu"]["registered"], ways(&report).len()), (Some(0), &Value::Null, 0), "{report}");
-    let output = Command::new(env!("CARGO_BIN_EXE_cxlctl"))
-        .args(["doctor", "--gpu", "0", "--peer-role", "a", "--scratch-offset", "4G", "--pool", "/dev/null"])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("another host pulls all of them"));
+}
+
+/// Both roles over one file, as two hosts: what each ends with.
+fn two_hosts(sides: [(&[&str], &[(&str, &str)]); 2]) -> [(Option<i32>, Value); 2] {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory");
+    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    let pool = path.to_str().unwrap();
+    let run = |(role, (arguments, environment)): (&str, (&[&str], &[(&str, &str)]))| {
+        let both = ["--pool", pool, "--scratch-offset", "4M", "--peer-role", role, "--rounds", "256"];
+        doctor(&[&both, arguments].concat(), environment)
+    };
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| run(("b", sides[1])));
+        [run(("a", sides[0])), second.join().unwrap()]
+    })
+}
+
+fn gpu_trial(report: &Value) -> &Value {
+    let trials = report["devices"][0]["litmus"]["trials"].as_array().unwrap();
+    trials.iter().find(|trial| trial["test"] == "gpu-payload").unwrap_or_else(|| panic!("{report}"))
+}
+
+#[test]
+fn two_hosts_show_whether_dma_is_as_it_is_said_to_be() {
+    let fake = Fake::new(Kind::New);
+    // What the platforms do, what the side with the GPU says, whether the other one has a GPU, too.
+    for (platform, said, both, passes) in [
+        ("cached", "cached", true, true),
+        ("cached", "cached", false, true),
+        ("uncached", "uncached", true, true),
+        ("uncached", "cached", true, true),
+        ("cached", "uncached", true, false),
+        ("cached", "uncached", false, false),
+    ] {
+        let coherence = format!("emulated:seed=5,noise=4,dma={platform}");
+        let environment = [("CXL_CUDA_LIBRARY", fake.path()), ("CXL_CUDA_DMA", said), ("CXL_COHERENCE", coherence.as_str())];
+        let other: &[&str] = if both { &["--gpu"] } else { &[] };
+        let [(code, first), (_, second)] = two_hosts([(&["--gpu"], &environment), (other, &environment)]);
+        let trial = gpu_trial(&first);
+        assert!(trial["checks"].as_u64().unwrap() >= 2 * 64, "{trial}");
+        assert_eq!((trial["violations"] == 0, code), (passes, Some(i32::from(!passes))), "{platform} {said} {both}: {first}");
+        assert_eq!(first["findings"].to_string().contains("CXL_CUDA_DMA=cached"), !passes, "{first}");
+        // All other tests pass on both sides.
+        for report in [&first, &second] {
+            let trials = report["devices"][0]["litmus"]["trials"].as_array().unwrap();
+            assert!(trials.len() == 5 && trials.iter().all(|trial| trial["test"] == "gpu-payload" || trial["violations"] == 0), "{report}");
+        }
+    }
+}
+
+#[test]
+fn a_flush_that_is_left_out_around_dma_is_noticed() {
+    let fake = Fake::new(Kind::New);
+    let environment = [("CXL_CUDA_LIBRARY", fake.path()), ("CXL_COHERENCE", "emulated:seed=2")];
+    let left_out: &[&str] = &["--gpu", "--leave-out", "payload-flush"];
+    let [(code, report), _] = two_hosts([(left_out, &environment), (left_out, &environment)]);
+    assert!(code == Some(1) && gpu_trial(&report)["violations"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
+fn a_gpu_that_does_not_reach_the_memory_ends_the_tests() {
+    let fake = Fake::new(Kind::New);
+    let environment = [("CXL_CUDA_LIBRARY", "none"), ("CXL_COHERENCE", "emulated:seed=2")];
+    let other = [("CXL_CUDA_LIBRARY", fake.path()), ("CXL_COHERENCE", "emulated:seed=2")];
+    let short: &[&str] = &["--timeout-ms", "3000"];
+    let [(code, report), _] = two_hosts([(&[&["--gpu"], short].concat(), &environment), (short, &other)]);
+    assert!(code == Some(1) && report["findings"].to_string().contains("the visibility tests stopped"), "{report}");
 }

@@ -23,7 +23,7 @@ use cxl_pool::pool::{PoolOnDevice, pools_on};
 use cxl_pool::{Error, Result};
 use gpu::GpuReport;
 use litmus::{Litmus, Party, Role, Step, Trial};
-use report::{DeviceReport, FoundPool, Level, ONE_HOST, Report, TWO_ROLES, Verdict};
+use report::{DeviceReport, FoundPool, Level, NO_GPU, ONE_HOST, Report, TWO_ROLES, Verdict};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use system::{Cpu, System, dax_devices};
@@ -59,7 +59,8 @@ pub struct Args {
     /// How long one side waits for the other.
     #[arg(long, default_value_t = 60_000)]
     timeout_ms: u64,
-    /// Runs the visibility tests with another host: one gets `a`, the other `b`, both the same device and --scratch-offset.
+    /// Runs the visibility tests with another host: one gets `a`, the other `b`, both the same device and --scratch-offset. With --gpu
+    /// for `a` the GPU of each side that has --gpu copies payload as well: whether CXL_CUDA_DMA is right there.
     #[arg(long, requires = "scratch_offset")]
     peer_role: Option<Role>,
     /// Examines the GPU of this number as well: its driver, registration, and which way is fastest for pieces of each length.
@@ -78,12 +79,6 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
     let options = CoherenceOptions::from_env()?;
     if args.leave_out.is_some() && options.emulator.is_none() {
         return Err(Failure::usage("--leave-out shows something only where hosts are emulated: set CXL_COHERENCE=emulated"));
-    }
-    if args.gpu.is_some() && args.peer_role.is_some() {
-        return Err(Failure::usage(
-            "--gpu measures on one host, --peer-role tests two: whether DMA of a GPU goes past caches is not among these tests. Publish \
-             blocks of the GPU with checksums and dma=uncached, and see that another host pulls all of them (docs/internals/gpu.md)",
-        ));
     }
     let chosen = match options.instructions {
         Some(chosen) => chosen,
@@ -106,7 +101,11 @@ pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Resul
             system: System::look(),
             devices: Vec::new(),
             gpu: None,
-            cannot_tell: if args.peer_role.is_some() { TWO_ROLES.to_vec() } else { ONE_HOST.to_vec() },
+            cannot_tell: match (args.peer_role, args.gpu) {
+                (None, _) => ONE_HOST.to_vec(),
+                (Some(_), None) => [&TWO_ROLES[..], &NO_GPU].concat(),
+                (Some(_), Some(_)) => TWO_ROLES.to_vec(),
+            },
         },
     };
     doctor.examine()?;
@@ -179,11 +178,11 @@ impl Doctor<'_> {
             let text = format!("GPU {device}: no kernels, so blocks with checksums go through pinned buffers and a CPU: {reason}");
             self.report.find(Level::Warning, text);
         }
-        if report.dma != Dma::Cached.text() {
+        if report.dma != Dma::Cached.text() && self.args.peer_role.is_none() {
             self.report.find(
                 Level::Warning,
                 "CXL_CUDA_DMA=uncached is right only where the pool's memory is uncacheable on this host and DDIO is off, which one \
-                 host cannot show: publish blocks of its GPU with checksums, and see that another host pulls all of them \
+                 host cannot show: run `cxlctl doctor --gpu --peer-role a` here and `--peer-role b` on another host \
                  (docs/internals/gpu.md)",
             );
         }
@@ -272,7 +271,8 @@ impl Doctor<'_> {
             match Scratch::beside(part, self.args.scratch_offset, self.args.scratch_bytes, self.args.force, sysfs) {
                 Ok(Ok(scratch)) => {
                     self.measure(&mut report, &scratch)?;
-                    self.examine_gpu(Some(&scratch));
+                    // Another host may use the memory.
+                    self.examine_gpu(Some(&scratch).filter(|_| self.args.peer_role.is_none()));
                 }
                 Ok(Err(reason)) => self.report.find(Level::Note, format!("{}: not measured: {reason}", info.name)),
                 Err(error) => self.report.find(Level::Error, error.to_string()),
@@ -360,13 +360,16 @@ impl Doctor<'_> {
     fn litmus(&self, scratch: &Scratch, role: Role) -> Litmus {
         let timeout = Duration::from_millis(self.args.timeout_ms.max(1));
         let region = Scratch::region(scratch.part(), scratch.offset(), scratch.len_bytes(), &Sysfs::at(&self.args.sysfs));
-        match region.and_then(|region| Party::meet(region, role, self.options, self.args.leave_out, timeout)) {
+        let met = region.and_then(|region| Party::meet(region, role, self.options, self.args.leave_out, timeout));
+        match met.map(|party| party.with_gpu(self.args.gpu)) {
             Err(error) => Litmus { error: Some(error.to_string()), ..Litmus::default() },
             Ok(mut party) if role == Role::B => Litmus::follow(&mut party, self.chosen),
             Ok(mut party) => {
                 // The emulator has one way to do each step.
                 let all = !self.args.chosen_only && self.options.emulator.is_none();
-                Litmus::lead(&mut party, &Trial::plan(self.chosen, all), self.args.rounds, self.chosen)
+                // On one host the caches are coherent with its own I/O: it would show nothing.
+                let has_gpu = self.args.gpu.is_some() && self.args.peer_role.is_some();
+                Litmus::lead(&mut party, &Trial::plan(self.chosen, all, has_gpu), self.args.rounds, self.chosen)
             }
         }
     }

@@ -137,10 +137,12 @@ pub const ONE_HOST: [&str; 3] = [
 /// What a run on two hosts leaves open.
 pub const TWO_ROLES: [&str; 2] = [
     "The two roles tell nothing about caches unless they ran on two hosts: this program cannot see where the other one ran.",
-    "No violation in these rounds bounds how often one occurs; it is no proof that none can. Faults of the fabric, power loss and DMA were \
-     not \
+    "No violation in these rounds bounds how often one occurs; it is no proof that none can. Faults of the fabric and power loss were not \
      tested.",
 ];
+
+/// What a run on two hosts leaves open where no GPU had a part.
+pub const NO_GPU: [&str; 1] = ["DMA of a GPU was not tested: give `--gpu` to the side with role a, and to each other one that has a GPU."];
 
 impl Report {
     /// Notes something.
@@ -178,6 +180,12 @@ impl Report {
                 Some(other) => format!("set CXL_COHERENCE=native:{}, which passed", other.instructions),
                 None if trial.test == Test::Buffering && reads_back => {
                     "it passes where each side reads its own line back in between, which the pool does not do: do not use this platform"
+                        .into()
+                }
+                None if trial.test == Test::GpuPayload => {
+                    "I/O of a GPU goes through caches that were taken for none: set CXL_CUDA_DMA=cached on \
+                                                           both hosts; where it fails with that, keep GPUs away from this memory \
+                                                           (CXL_CUDA_LIBRARY=none)"
                         .into()
                 }
                 None => "no choice of instructions passed: do not use this memory for a pool".into(),

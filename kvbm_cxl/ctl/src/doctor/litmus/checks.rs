@@ -13,7 +13,7 @@ const BATCH: u64 = 64;
 /// Payloads on their way.
 const SLOTS: u64 = 8;
 /// Longest payload, in bytes.
-const MAX_PAYLOAD_BYTES: u64 = 16 << 10;
+pub const MAX_PAYLOAD_BYTES: u64 = 16 << 10;
 
 /// Numbers of the lines under test; the control lines lie below.
 mod place {
@@ -71,7 +71,7 @@ pub fn run(party: &Party, test: Test) -> Result<Outcome> {
         Test::Buffering => buffering(party, false),
         Test::BufferingReadBack => buffering(party, true),
         Test::Order => both_ways(party, write_in_order, read_in_order),
-        Test::Payload => both_ways(party, write_payloads, read_payloads),
+        Test::Payload | Test::GpuPayload => both_ways(party, write_payloads, read_payloads),
     }
 }
 
@@ -184,8 +184,7 @@ fn write_payloads(party: &Party, _outcome: &mut Outcome) -> Result<()> {
         party.await_progress(start + number.saturating_sub(SLOTS))?;
         let (offset, len_bytes) = payload_place(party, writer, number);
         payload(party, writer, number, &mut bytes, len_bytes);
-        party.memory.copy_in(offset, &bytes)?;
-        party.memory.fence_stores();
+        party.put(offset, &bytes)?;
         party.tested.publish(place::flag(writer, number % SLOTS), numbered(party, writer, number).record())?;
         party.report(start + number, 0, 0)?;
     }
@@ -221,9 +220,7 @@ fn read_payloads(party: &Party, outcome: &mut Outcome) -> Result<()> {
         })?;
         found.clear();
         found.resize(len_bytes as usize, 0);
-        party.memory.flush_range(offset, len_bytes)?;
-        party.memory.fence_all();
-        party.memory.copy_out(offset, &mut found)?;
+        party.get(offset, &mut found)?;
         payload(party, writer, number, &mut bytes, len_bytes);
         outcome.checks += 1;
         outcome.overlapping += u64::from(looks > 1);

@@ -5,6 +5,7 @@
 //! they test what the pool relies on. See `plan::Test` for what each one asks.
 
 mod checks;
+mod gpu_side;
 mod left_out;
 mod party;
 mod plan;

@@ -4,8 +4,10 @@
 //! Every line has one writer. The control lines go through an intact memory of their own, so that a step left out of the memory under
 //! test shows as a failed check and not as two sides that lose each other. A test in which nothing arrives at all ends at a deadline.
 
+use super::checks::MAX_PAYLOAD_BYTES;
+use super::gpu_side::GpuSide;
 use super::left_out::{LeftOut, Step};
-use super::plan::{Outcome, Trial, Violation};
+use super::plan::{Outcome, Test, Trial, Violation};
 use crate::scratch::{self, Scratch};
 use cxl_pool::coherence::{Coherence, CoherenceOptions};
 use cxl_pool::limits::MAX_NUMBER;
@@ -117,6 +119,8 @@ pub struct Party {
     left_out: Option<Step>,
     timeout: Duration,
     session: [u64; 2],
+    /// The number of this side's GPU, if it has one, and that GPU in a trial of [`Test::GpuPayload`].
+    gpu: (Option<u32>, Option<GpuSide>),
 }
 
 impl Party {
@@ -142,6 +146,7 @@ impl Party {
             left_out,
             timeout,
             session: [own, 0],
+            gpu: (None, None),
         };
         let mut named = 0;
         party.say_hello(named, 0)?;
@@ -156,6 +161,11 @@ impl Party {
         })?;
         party.session[1] = other;
         Ok(party)
+    }
+
+    /// Has GPU `number` copy this side's payloads in trials of [`Test::GpuPayload`].
+    pub fn with_gpu(self, number: Option<u32>) -> Party {
+        Party { gpu: (number, None), ..self }
     }
 
     fn say_hello(&self, other: u64, trial: u64) -> Result<()> {
@@ -243,6 +253,9 @@ impl Party {
         }
         self.tested = scratch::lines(&mapped, &self.layout);
         self.memory = mapped.memory;
+        // That of an earlier trial uses the memory of it.
+        let gpu = self.gpu.0.filter(|_| trial.is_some_and(|trial| trial.test == Test::GpuPayload));
+        self.gpu.1 = gpu.map(|gpu| GpuSide::open(gpu, &self.memory, MAX_PAYLOAD_BYTES as usize)).transpose()?;
         self.trial = number;
         self.rounds = rounds.clamp(1, 1 << 24);
         Ok(())
@@ -283,6 +296,26 @@ impl Party {
         })?;
         let [_, _, checks, overlapping, violations, torn, first] = words;
         Ok(Outcome { checks, overlapping, violations, torn, first: Violation::from_code(first) })
+    }
+
+    /// Copies a payload in, so that a line that is published next may name it.
+    pub fn put(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        match &self.gpu.1 {
+            Some(gpu) => gpu.put(&*self.memory, offset, bytes)?,
+            None => self.memory.copy_in(offset, bytes)?,
+        }
+        self.memory.fence_stores();
+        Ok(())
+    }
+
+    /// Copies a payload out that a line named.
+    pub fn get(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        if let Some(gpu) = &self.gpu.1 {
+            return gpu.get(&*self.memory, offset, into);
+        }
+        self.memory.flush_range(offset, into.len() as u64)?;
+        self.memory.fence_all();
+        self.memory.copy_out(offset, into)
     }
 
     /// Pool offset and size of the payload area that `writer` writes.

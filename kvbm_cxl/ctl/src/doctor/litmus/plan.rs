@@ -13,6 +13,8 @@ pub enum Test {
     Order,
     /// Payload that was copied in before its flag is what a reader of the flag copies out.
     Payload,
+    /// The same, and the GPU of a side that has one copies its payloads: whether they go past the caches of its host is as CXL_CUDA_DMA says.
+    GpuPayload,
     /// Both publish a line of their own, then fetch the other's: at least one must see the other (CACHE.md section 11).
     Buffering,
     /// The same, and each fetches its own line back in between.
@@ -20,13 +22,14 @@ pub enum Test {
 }
 
 impl Test {
-    const ALL: [Test; 4] = [Test::Order, Test::Payload, Test::Buffering, Test::BufferingReadBack];
+    const ALL: [Test; 5] = [Test::Order, Test::Payload, Test::Buffering, Test::BufferingReadBack, Test::GpuPayload];
 
     /// How it is called in reports.
     pub fn name(self) -> &'static str {
         match self {
             Test::Order => "publish order",
             Test::Payload => "payload before flag",
+            Test::GpuPayload => "payload by GPU before flag",
             Test::Buffering => "publish then fetch",
             Test::BufferingReadBack => "publish, read back, fetch",
         }
@@ -43,9 +46,10 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Every test with `best`, the choice in force, and then with every other one that matters to it if `all`.
-    pub fn plan(best: Instructions, all: bool) -> Vec<Trial> {
-        let mut trials: Vec<Trial> = Test::ALL.iter().map(|&test| Trial { test, instructions: best }).collect();
+    /// Every test with `best`, the choice in force, and then with every other one that matters to it if `all`; that of a GPU if `has_gpu`.
+    pub fn plan(best: Instructions, all: bool, has_gpu: bool) -> Vec<Trial> {
+        let tests = Test::ALL.iter().filter(|&&test| test != Test::GpuPayload || has_gpu);
+        let mut trials: Vec<Trial> = tests.map(|&test| Trial { test, instructions: best }).collect();
         let mut add = |trial: Trial| {
             if all && !trials.contains(&trial) {
                 trials.push(trial);
@@ -189,8 +193,9 @@ mod tests {
 
     #[test]
     fn trials_travel_as_words() {
-        let trials = Trial::plan(Instructions::best().unwrap(), true);
+        let trials = Trial::plan(Instructions::best().unwrap(), true, true);
         assert!(trials.len() > Test::ALL.len());
+        assert!(Trial::plan(Instructions::best().unwrap(), true, false).iter().all(|trial| trial.test != Test::GpuPayload));
         for trial in trials {
             assert_eq!(Trial::decode(trial.encode()).unwrap(), Some(trial));
         }
