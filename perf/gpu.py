@@ -11,7 +11,8 @@ Ways, through the same calls of package kvbm_cxl: `piece` (one copy a piece), `b
 with checksums `bounce` (pinned buffers and a CPU) and `summed` (a kernel that takes them). They take turns in each round, each pull is
 compared outside of its time, and ratios are of medians. `pull_128x20k_piece_over_kernel` is the time by piece by that of the kernel: above
 1 the kernel is faster. `..._summed_over_kernel` is what checksums cost. `pool_over_pinned_to_gpu` is the bandwidth of plain copies of 1 MiB
-out of the registered pool by that out of pinned memory. Where kernels are not loaded the ways with them are not measured, and it says why.
+out of the registered pool by that out of pinned memory. Ratios of steps and streams: gpu_queued.py. Where kernels are not loaded the ways
+with them are not measured, and it says why.
 """
 
 import argparse
@@ -32,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(path) for path in (HERE / "package", HERE.parent / "python") if path.exists()]
 
 import gpu_driver  # noqa: E402
+import gpu_queued  # noqa: E402
 import kvbm_cxl  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -306,6 +308,12 @@ def token_blocks(bench):
         shape(bench, f"{tokens}_tokens", max(2, 64 // bench.said.divide), piece_bytes, count)
 
 
+def streams(bench):
+    """Blocks in the order of streams, by kernel where there is one."""
+    surroundings("kernel" if bench.has_kernels else "batch")
+    RATIOS.update(gpu_queued.measure(bench, kvbm_cxl.Namespace(model="streams", **NS_FIELDS), say))
+
+
 def computing(bench):
     """A product of matrices beside copies by engine and by kernel, where PyTorch is there."""
     try:
@@ -373,7 +381,7 @@ def main():
     if said.look:
         return print("there is a GPU")
     try:
-        for part in (test_program, truth, two_processes, plain_memory, shapes, token_blocks, computing):
+        for part in (test_program, truth, two_processes, plain_memory, shapes, streams, token_blocks, computing):
             bench.go_on()
             part(bench)
     except Late:

@@ -68,11 +68,19 @@ class Gpu:
     def unregister(self, address):
         self("cuMemHostUnregister", ctypes.c_void_p(address))
 
-    def copy(self, moves):
-        """Copies (destination, source, length) one after the other, and waits for their end."""
+    def queue(self, moves):
+        """Gives the stream copies (destination, source, length), and does not wait."""
         for to, source, len_bytes in moves:
             self("cuMemcpyAsync", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(len_bytes), self.stream)
+
+    def wait(self):
+        """Waits for the end of what the stream was given."""
         while (status := self.library.cuStreamQuery(self.stream)) == NOT_READY:
             time.sleep(0)
         if status:
             raise RuntimeError(f"cuStreamQuery: CUDA error {status}")
+
+    def copy(self, moves):
+        """Copies (destination, source, length) one after the other, and waits for their end."""
+        self.queue(moves)
+        self.wait()

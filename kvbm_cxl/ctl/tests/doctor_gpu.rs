@@ -84,13 +84,16 @@ fn what_keeps_a_gpu_from_being_used_is_said() {
     assert_eq!((code, &report["gpu"]["registered"], ways(&report).len()), (Some(0), &Value::Null, 0), "{report}");
 }
 
+/// Arguments and environment of a host's `doctor`.
+type Side<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)]);
+
 /// Both roles over one file, as two hosts: what each ends with.
-fn two_hosts(sides: [(&[&str], &[(&str, &str)]); 2]) -> [(Option<i32>, Value); 2] {
+fn two_hosts(sides: [Side<'_>; 2]) -> [(Option<i32>, Value); 2] {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory");
     std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
     let pool = path.to_str().unwrap();
-    let run = |(role, (arguments, environment)): (&str, (&[&str], &[(&str, &str)]))| {
+    let run = |(role, (arguments, environment)): (&str, Side<'_>)| {
         let both = ["--pool", pool, "--scratch-offset", "4M", "--peer-role", role, "--rounds", "256"];
         doctor(&[&both, arguments].concat(), environment)
     };

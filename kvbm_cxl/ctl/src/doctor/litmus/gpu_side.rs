@@ -14,12 +14,12 @@ pub struct GpuSide {
 }
 
 impl GpuSide {
-    /// GPU `device`, which reaches the memory under test itself: through pinned buffers a CPU would do what is to be tested. Whether payload
-    /// is flushed around its copies says CXL_CUDA_DMA.
+    /// GPU `device`, which reaches the memory under test itself: through pinned buffers a CPU would do what is to be tested. Whether
+    /// payload is flushed around its copies says CXL_CUDA_DMA.
     ///
     /// # Errors
-    /// [`cxl_pool::Error::NotFound`] without a driver or such a GPU; [`cxl_pool::Error::Gpu`] when it cannot be used, or the memory cannot be
-    /// registered.
+    /// [`cxl_pool::Error::NotFound`] without a driver or such a GPU; [`cxl_pool::Error::Gpu`] when it cannot be used, or the memory cannot
+    /// be registered.
     pub fn open(device: u32, memory: &Arc<dyn Coherence>, len_bytes: usize) -> Result<GpuSide> {
         let config = CudaConfig { register_at_start: true, register_bytes: 0, is_register_required: true, ..CudaConfig::from_env()? };
         let engine = Arc::new(CudaEngine::open(&config, device, memory.clone())?);

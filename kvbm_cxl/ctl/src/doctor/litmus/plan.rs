@@ -13,7 +13,7 @@ pub enum Test {
     Order,
     /// Payload that was copied in before its flag is what a reader of the flag copies out.
     Payload,
-    /// The same, and the GPU of a side that has one copies its payloads: whether they go past the caches of its host is as CXL_CUDA_DMA says.
+    /// The same, and the GPU of a side that has one copies its payloads: whether they go past its host's caches is as CXL_CUDA_DMA says.
     GpuPayload,
     /// Both publish a line of their own, then fetch the other's: at least one must see the other (CACHE.md section 11).
     Buffering,
