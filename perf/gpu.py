@@ -11,8 +11,8 @@ Ways, through the same calls of package kvbm_cxl: `piece` (one copy a piece), `b
 with checksums `bounce` (pinned buffers and a CPU) and `summed` (a kernel that takes them). They take turns in each round, each pull is
 compared outside of its time, and ratios are of medians. `pull_128x20k_piece_over_kernel` is the time by piece by that of the kernel: above
 1 the kernel is faster. `..._summed_over_kernel` is what checksums cost. `pool_over_pinned_to_gpu` is the bandwidth of plain copies of 1 MiB
-out of the registered pool by that out of pinned memory. Ratios of steps and streams: gpu_queued.py. Where kernels are not loaded the ways
-with them are not measured, and it says why.
+out of the registered pool by that out of pinned memory. Ratios of steps: gpu_queued.py, gpu_worker.py. Where kernels are not loaded the
+ways with them are not measured, and it says why.
 """
 
 import argparse
@@ -34,6 +34,7 @@ sys.path[:0] = [str(path) for path in (HERE / "package", HERE.parent / "python")
 
 import gpu_driver  # noqa: E402
 import gpu_queued  # noqa: E402
+import gpu_worker  # noqa: E402
 import kvbm_cxl  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -314,16 +315,33 @@ def streams(bench):
     RATIOS.update(gpu_queued.measure(bench, kvbm_cxl.Namespace(model="streams", **NS_FIELDS), say))
 
 
-def computing(bench):
-    """A product of matrices beside copies by engine and by kernel, where PyTorch is there."""
+def has_torch(what):
+    """Whether PyTorch has CUDA; else it is said that `what` is left out."""
     try:
         import torch
 
         if not torch.cuda.is_available():
             raise ImportError("it has no CUDA")
     except ImportError as reason:
-        return say(f"computing beside copies: left out, no PyTorch with CUDA ({reason})")
+        say(f"{what}: left out, no PyTorch with CUDA ({reason})")
+        return False
+    return True
+
+
+def connector(bench):
+    """The worker's side of CxlConnector over tensors."""
+    if has_torch("the worker's side of CxlConnector"):
+        surroundings("summed")
+        RATIOS.update(gpu_worker.measure(bench.spec, "cuda:0", bench.said.rounds, say, bench.go_on))
+
+
+def computing(bench):
+    """A product of matrices beside copies by engine and by kernel, where PyTorch is there."""
+    if not has_torch("computing beside copies"):
+        return
     import threading
+
+    import torch
 
     x = torch.randn(8192, 8192, device="cuda:0", dtype=torch.bfloat16)
     ns = kvbm_cxl.Namespace(model="computing", **NS_FIELDS)
@@ -381,7 +399,7 @@ def main():
     if said.look:
         return print("there is a GPU")
     try:
-        for part in (test_program, truth, two_processes, plain_memory, shapes, streams, token_blocks, computing):
+        for part in (test_program, truth, two_processes, plain_memory, shapes, streams, connector, token_blocks, computing):
             bench.go_on()
             part(bench)
     except Late:
