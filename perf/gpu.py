@@ -11,8 +11,8 @@ Ways, through the same calls of package kvbm_cxl: `piece` (one copy a piece), `b
 with checksums `bounce` (pinned buffers and a CPU) and `summed` (a kernel that takes them). They take turns in each round, each pull is
 compared outside of its time, and ratios are of medians. `pull_128x20k_piece_over_kernel` is the time by piece by that of the kernel: above
 1 the kernel is faster. `..._summed_over_kernel` is what checksums cost. `pool_over_pinned_to_gpu` is the bandwidth of plain copies of 1 MiB
-out of the registered pool by that out of pinned memory. Ratios of steps: gpu_queued.py, gpu_worker.py. Where kernels are not loaded the
-ways with them are not measured, and it says why.
+out of the registered pool by that out of pinned memory. Ratios of the other parts: gpu_queued.py, gpu_worker.py, gpu_nixl.py. Where kernels
+are not loaded the ways with them are not measured, and it says why.
 """
 
 import argparse
@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(path) for path in (HERE / "package", HERE.parent / "python") if path.exists()]
 
 import gpu_driver  # noqa: E402
+import gpu_nixl  # noqa: E402
 import gpu_queued  # noqa: E402
 import gpu_worker  # noqa: E402
 import kvbm_cxl  # noqa: E402
@@ -315,6 +316,13 @@ def streams(bench):
     RATIOS.update(gpu_queued.measure(bench, kvbm_cxl.Namespace(model="streams", **NS_FIELDS), say))
 
 
+def nixl(bench):
+    """NIXL between the memory of the GPU in two processes, beside UCX."""
+    surroundings("kernel" if bench.has_kernels else "batch")
+    kvbm_cxl.format_pool(bench.spec, force=True)
+    RATIOS.update(gpu_nixl.measure(bench.spec, bench.said.rounds, say))
+
+
 def has_torch(what):
     """Whether PyTorch has CUDA; else it is said that `what` is left out."""
     try:
@@ -399,7 +407,7 @@ def main():
     if said.look:
         return print("there is a GPU")
     try:
-        for part in (test_program, truth, two_processes, plain_memory, shapes, streams, connector, token_blocks, computing):
+        for part in (test_program, truth, two_processes, plain_memory, shapes, streams, connector, nixl, token_blocks, computing):
             bench.go_on()
             part(bench)
     except Late:

@@ -46,6 +46,15 @@ void precedence() {
     unsetenv(variable.c_str());
     refused = read_options({{"worker_threads", "65"}}, options);
     CHECK(refused.code() == NIXL_ERR_INVALID_PARAM && refused.reason().find("worker_threads") != std::string::npos);
+    // The driver has a name in the environment that all programs of the pool know.
+    setenv("CXL_CUDA_LIBRARY", "none", 1);
+    CHECK_OK(read_options({}, options));
+    CHECK(options.cuda_library == "none");
+    setenv(option_environment("cuda_library").c_str(), "libother.so", 1);
+    CHECK_OK(read_options({}, options));
+    CHECK(options.cuda_library == "libother.so");
+    unsetenv(option_environment("cuda_library").c_str());
+    unsetenv("CXL_CUDA_LIBRARY");
 }
 
 void every_option_has_a_readable_default() {
@@ -77,6 +86,7 @@ int main(int argc, char** argv) {
     CHECK(argc == 2);
     for (const OptionRow& row : option_rows())
         unsetenv(option_environment(row.name).c_str());
+    unsetenv("CXL_CUDA_LIBRARY");
     sizes();
     every_option_has_a_readable_default();
     precedence();

@@ -51,7 +51,8 @@ const Row rows[] = {
      0,
      &Options::file_access,
      {"auto", "mmap", "pread"}},
-    {{"cuda_library", "libcuda.so.1", "The CUDA driver, loaded at run time; none = GPU memory is not offered."},
+    {{"cuda_library", "libcuda.so.1",
+      "The CUDA driver, loaded at run time; none = GPU memory is not offered. Not given = CXL_CUDA_LIBRARY of the environment, if set."},
      nullptr,
      0,
      0,
@@ -66,6 +67,9 @@ const Row* find_row(std::string_view name) {
 /// The value that an option has without parameters.
 std::string ambient(const Row& row) {
     const char* set = std::getenv(option_environment(row.doc.name).c_str());
+    // The pool's own programs know it by this name: an operator who turns GPUs off means the plugin, too.
+    if ((!set || !*set) && row.words == &Options::cuda_library)
+        set = std::getenv("CXL_CUDA_LIBRARY");
     return set && *set ? set : row.doc.fallback;
 }
 
