@@ -528,6 +528,10 @@ perf-lmcache-turns: build python-extension .venv/lmcache/installed ## Conversati
 perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
 	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py
 
+.PHONY: perf-plan
+perf-plan: build serve-ready ## Whether cxl-plan says in advance how long first tokens take: its plan of an open loop beside the same on a Dynamo graph (4 minutes)
+	@$(RATIOS) perf-plan --timeout-s 3600 -- .venv/serve/bin/python perf/plan.py
+
 .PHONY: perf-cells
 perf-cells: serve-ready ## Blocks of vLLM's KV cache stored and loaded as several cells (stored_tp, stored_block_tokens) beside whole ones (a minute)
 	@$(RATIOS) perf-cells -- .venv/serve/bin/python perf/cells.py

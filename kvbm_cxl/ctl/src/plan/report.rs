@@ -125,6 +125,7 @@ impl Plan {
                  a block.",
                 rack.read_gb_s, rack.write_gb_s, rack.device_gb_s, rack.latency_ns, rack.block_latencies
             ),
+            format!("Outside of instances each request takes {} ms, which none of them waits for.", rack.overhead_ms),
             "Writes take devices' time and none of the instance's. What is found is read even where computing it would be faster.".into(),
             format!(
                 "Eviction: {} in the pool, least recently used in own caches; a use counts in every cache that has the block.",

@@ -314,8 +314,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The request has its first token at this time, and the next one of its session may come.
-    fn first_token(&mut self, request: u32, at: Ns) -> Planned<()> {
+    /// The instances are done with a request at this time: it has its first token some overhead later, and then the next one of its session
+    /// may come.
+    fn first_token(&mut self, request: u32, done: Ns) -> Planned<()> {
+        let at = done.saturating_add(ns(self.setup.rack.overhead_ms / 1e3));
         let progress = self.progress(request)?;
         progress.first_token = Some(at);
         let (arrival, awaited) = (progress.arrival, progress.next.filter(|_| progress.is_awaited));

@@ -258,6 +258,23 @@ fn crowd(seed: u64) -> Trace {
 }
 
 #[test]
+fn what_passes_outside_of_instances_keeps_none_of_them_busy() {
+    // Two requests at one time and the next one of a session, with and without a hand-over.
+    let trace = trace(&[(0, 48, &[1, 2, 3]), (0, 48, &[4, 5, 6]), (500, 48, &[7, 8, 9])]);
+    for disaggregated in [0.0, 1.0] {
+        let of = |overhead_ms| {
+            let rack = rack(|rack| (rack.overhead_ms, rack.disaggregated) = (overhead_ms, disaggregated));
+            run(&trace, &rack, System::Pool, Routing::LeastLoaded, blocks(16.0))
+        };
+        let (without, with) = (of(0.0), of(30.0));
+        assert!((with.ttft.mean_s - without.ttft.mean_s - 0.030).abs() < 1e-9, "{with:?}");
+        assert!((with.breakdown.hand_over_s - without.breakdown.hand_over_s - 0.030).abs() < 1e-9);
+        assert_eq!((with.breakdown.wait_s, with.breakdown.compute_s), (without.breakdown.wait_s, without.breakdown.compute_s));
+        assert_eq!(with.instance_load, without.instance_load);
+    }
+}
+
+#[test]
 fn what_comes_goes_and_a_seed_gives_one_outcome() {
     for seed in 0..4 {
         let trace = crowd(seed);
