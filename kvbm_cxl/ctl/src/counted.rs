@@ -14,6 +14,8 @@ pub struct CountedCache {
     /// The block in each cell that was ever used.
     cells: Vec<u32>,
     room: usize,
+    /// Those of them that hold none now.
+    free: Vec<u32>,
     /// The cell of each block.
     holds: Vec<u32>,
     offered: Vec<Candidate>,
@@ -28,7 +30,19 @@ impl CountedCache {
     pub fn new(kind: PolicyKind, room: usize, blocks: usize) -> Self {
         // There are never more cells in use than blocks.
         let room = room.min(blocks);
-        CountedCache { policy: kind.build(room as u64), cells: Vec::new(), room, holds: vec![NOWHERE; blocks], offered: Vec::new() }
+        CountedCache {
+            policy: kind.build(room as u64),
+            cells: Vec::new(),
+            free: Vec::new(),
+            room,
+            holds: vec![NOWHERE; blocks],
+            offered: Vec::new(),
+        }
+    }
+
+    /// An empty one without a cell, for so many in the end.
+    pub fn with_more_to_come(kind: PolicyKind, room: usize, blocks: usize) -> Self {
+        CountedCache { room: 0, ..CountedCache::new(kind, room, blocks) }
     }
 
     /// The block is in a cell.
@@ -58,12 +72,50 @@ impl CountedCache {
         }
     }
 
+    /// Another host used the block in this tick; its order within the tick is not known.
+    pub fn touch_elsewhere(&mut self, block: u32, tick: u32) {
+        if let Some(cell) = self.cell(block) {
+            self.policy.used_elsewhere(cell.into(), tick);
+        }
+    }
+
+    /// Cells that hold no block.
+    pub fn free_cells(&self) -> usize {
+        self.room - self.cells.len() + self.free.len()
+    }
+
+    /// All cells.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Gives it more cells.
+    pub fn grow(&mut self, cells: usize) {
+        self.room += cells;
+    }
+
+    /// Evicts until so many cells are free, as far as there are blocks, and gives the evicted.
+    ///
+    /// # Errors
+    /// As [`CountedCache::insert`].
+    pub fn make_free(&mut self, wanted: usize, tick: u32) -> Result<Vec<u32>> {
+        let mut gone = Vec::new();
+        while self.free_cells() < wanted {
+            let Some((cell, evicted)) = self.evict(tick)? else { break };
+            self.free.push(cell);
+            gone.push(evicted);
+        }
+        Ok(gone)
+    }
+
     /// Puts a block that is in no cell into one, and gives the block that was evicted for it. `parent` is the key of the block before it.
     ///
     /// # Errors
     /// [`Error::Invalid`] where the number of the block is too high, or the policy does not let go of what it offers.
     pub fn insert(&mut self, block: u32, key: [u8; 16], parent: Option<[u8; 16]>, tick: u32) -> Result<Option<u32>> {
-        let (cell, evicted) = if self.cells.len() < self.room {
+        let (cell, evicted) = if let Some(cell) = self.free.pop() {
+            (cell, None)
+        } else if self.cells.len() < self.room {
             self.cells.push(block);
             (self.cells.len() as u32 - 1, None)
         } else {

@@ -128,8 +128,12 @@ impl Plan {
             format!("Outside of instances each request takes {} ms, which none of them waits for.", rack.overhead_ms),
             "Writes take devices' time and none of the instance's. What is found is read even where computing it would be faster.".into(),
             format!(
-                "Eviction: {} in the pool, least recently used in own caches; a use counts in every cache that has the block.",
-                self.eviction
+                "Eviction: {} in the pool{}, least recently used in own caches; a use counts in every cache that has the block, a publish \
+                 of what is there is none; {} % of the cells are free at least, and {} % behind a round that sees to it.",
+                self.eviction,
+                if rack.owners != 0.0 { ", by each instance in its own cells" } else { ", one order for all" },
+                rack.low_water_percent,
+                rack.high_water_percent
             ),
             "prefix-aware knows all caches and queues exactly: no real router does. least-loaded knows the queues in seconds of work."
                 .into(),

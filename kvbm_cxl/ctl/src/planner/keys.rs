@@ -61,6 +61,10 @@ keys! {
     dram_gib = "rack.dram_gib", Some(256.0), 0.0 to 1e6, Real, "own DRAM of an instance for KV blocks (own, pool+l2)";
     pool_gib = "rack.pool_gib", Some(0.0), 0.0 to 1e9, Real, "the pool (pool, pool+l2); 0: as all own DRAM together";
     disaggregated = "rack.disaggregated", Some(0.0), 0.0 to 1.0, Flag, "other instances decode: prompts' KV is handed over";
+    owners = "cache.owners", Some(0.0), 0.0 to 1.0, Flag, "cells are instances' own, which evict theirs alone; else one order for all";
+    chunk_cells = "cache.chunk_cells", Some(112.0), 1.0 to 65536.0, Whole, "cells that an instance takes at a time, until none are left";
+    low_water_percent = "cache.low_water_percent", Some(0.0), 0.0 to 90.0, Real, "where fewer cells are free behind a publish, blocks go";
+    high_water_percent = "cache.high_water_percent", Some(0.0), 0.0 to 90.0, Real, "until so many are";
     kv_kib_per_token = "model.kv_kib_per_token", Some(128.0), 0.001 to 1e5, Real, "KV of a token; 128: 32 layers, 8 heads of 128, 2 bytes";
     tokens_per_s = "model.prefill_tokens_per_s", Some(10_000.0), 0.001 to 1e9, Real, "tokens that an instance computes in a second";
     fixed_ms = "model.fixed_ms", Some(0.0), 0.0 to 1e6, Real, "time of a prefill beside that of its tokens";

@@ -72,19 +72,21 @@ impl Case<'_> {
             .collect::<cxl_pool::Result<Vec<Lab>>>()
             .map_err(failed)?;
         let cells: u64 = labs.iter().map(|lab| lab.pool().layout().geometry().cell_count()).sum();
+        // Cells as the hosts will have them.
+        let mut rack = self.rack.clone();
+        let chunk_cells = labs.first().map_or(1, |lab| lab.pool().layout().geometry().cells_per_chunk);
+        (rack.owners, rack.chunk_cells) = (1.0, chunk_cells.into());
+        (rack.low_water_percent, rack.high_water_percent) = (self.water_percent.0.into(), self.water_percent.1.into());
         let mut setup = Setup {
             trace: self.trace,
-            rack: self.rack,
+            rack: &rack,
             system: self.system,
             routing: self.routing,
             eviction: self.eviction,
             dram_gib: 0.0,
             pool_gib: 0.0,
         };
-        // What the evictor keeps free holds no block: on average half-way between the marks.
-        let free_percent = f64::from(self.water_percent.0 + self.water_percent.1) / 2.0;
-        let filled = cells as f64 * (1.0 - free_percent / 100.0);
-        let gib = filled.floor() * setup.block_bytes() / f64::from(1 << 30);
+        let gib = cells as f64 * setup.block_bytes() / f64::from(1 << 30);
         (setup.pool_gib, setup.dram_gib) = if is_own { (0.0, gib / pools as f64) } else { (gib, 0.0) };
         let (outcome, steps) = setup.run_by_steps()?;
         let began = Instant::now();

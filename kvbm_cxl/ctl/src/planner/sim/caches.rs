@@ -4,6 +4,7 @@
 //! A hit is a block that is in any of them and has all blocks of its chain before it there too. Chains are used from their end to their
 //! start, as the pool does, so that a start is never older than what continues it. A use of a block counts in every cache that has it.
 
+use super::pool::PoolCells;
 use super::{Ns, Setup, gib_blocks};
 use crate::counted::CountedCache;
 use crate::planner::error::Planned;
@@ -11,7 +12,7 @@ use crate::planner::trace::Trace;
 use cxl_pool::cache::policy::{CYCLE_TICKS, PolicyKind};
 
 /// Nanoseconds of a tick of the policies' clocks.
-const TICK_NS: Ns = 1_000_000_000;
+const TICK_NS: Ns = 5_000_000_000;
 
 /// The tick of a time. Policies keep exact orders within a tick.
 pub fn tick(now: Ns) -> u32 {
@@ -40,9 +41,8 @@ impl Match {
 pub struct Caches<'a> {
     trace: &'a Trace,
     hbm: Vec<CountedCache>,
-    dram: Vec<CountedCache>,
-    pool: Option<CountedCache>,
-    pool_cells: usize,
+    dram: Vec<PoolCells<'a>>,
+    pool: Option<PoolCells<'a>>,
 }
 
 /// One of them.
@@ -60,36 +60,23 @@ impl<'a> Caches<'a> {
     /// Empty ones. Only the pool's eviction is chosen: engines evict what was used least recently.
     pub fn new(setup: &Setup<'a>) -> Self {
         let (blocks, block_bytes) = (setup.trace.blocks.len(), setup.block_bytes());
-        let each = |gib: f64| {
-            let cache = |_| CountedCache::new(PolicyKind::Lru, gib_blocks(gib, block_bytes), blocks);
-            (0..setup.rack.instances as usize).map(cache).collect()
-        };
-        let pool_cells = gib_blocks(setup.pool_gib, block_bytes);
+        let (count, hbm_cells) = (setup.rack.instances as usize, gib_blocks(setup.rack.hbm_gib, block_bytes));
+        let has_dram = setup.system.has_dram();
         Caches {
             trace: setup.trace,
-            hbm: each(setup.rack.hbm_gib),
-            dram: if setup.system.has_dram() { each(setup.dram_gib) } else { Vec::new() },
-            pool: setup.system.has_pool().then(|| CountedCache::new(setup.eviction, pool_cells, blocks)),
-            pool_cells,
-        }
-    }
-
-    fn cache(&mut self, tier: Tier, instance: usize) -> Option<&mut CountedCache> {
-        match tier {
-            Tier::Hbm => self.hbm.get_mut(instance),
-            Tier::Dram => self.dram.get_mut(instance),
-            Tier::Pool => self.pool.as_mut(),
+            hbm: (0..count).map(|_| CountedCache::new(PolicyKind::Lru, hbm_cells, blocks)).collect(),
+            dram: (0..count).filter(|_| has_dram).map(|_| PoolCells::new(setup, setup.dram_gib, 1, PolicyKind::Lru)).collect(),
+            pool: setup.system.has_pool().then(|| PoolCells::new(setup, setup.pool_gib, count, setup.eviction)),
         }
     }
 
     /// Where a block is, as an instance sees it.
     pub fn tier_of(&self, instance: usize, block: u32) -> Option<Tier> {
-        let has = |cache: Option<&CountedCache>| cache.is_some_and(|cache| cache.has(block));
-        if has(self.hbm.get(instance)) {
+        if self.hbm.get(instance).is_some_and(|cache| cache.has(block)) {
             Some(Tier::Hbm)
-        } else if has(self.dram.get(instance)) {
+        } else if self.dram.get(instance).is_some_and(|cells| cells.has(block)) {
             Some(Tier::Dram)
-        } else if has(self.pool.as_ref()) {
+        } else if self.pool.as_ref().is_some_and(|pool| pool.has(block)) {
             Some(Tier::Pool)
         } else {
             None
@@ -113,41 +100,46 @@ impl<'a> Caches<'a> {
     /// The device that has a block, or will have it, where devices are filled one after the other. A full pool puts it wherever a block
     /// goes.
     pub fn device(&self, block: u32, devices: usize) -> usize {
-        let Some(pool) = self.pool.as_ref() else { return 0 };
-        let next = Some(pool.len()).filter(|&cell| cell < self.pool_cells);
-        match pool.cell(block).map(|cell| cell as usize).or(next) {
-            Some(cell) => (cell as u128 * devices as u128 / self.pool_cells.max(1) as u128) as usize,
-            None => block as usize % devices.max(1),
-        }
+        self.pool.as_ref().map_or(0, |pool| pool.device(block, devices))
     }
 
     /// Blocks of a chain that a cache does not have.
-    pub fn missing(&mut self, tier: Tier, instance: usize, chain: &[u32]) -> Vec<u32> {
-        let Some(cache) = self.cache(tier, instance) else { return Vec::new() };
-        chain.iter().copied().filter(|&block| !cache.has(block)).collect()
+    pub fn missing(&self, tier: Tier, instance: usize, chain: &[u32]) -> Vec<u32> {
+        let has = |block: u32| match tier {
+            Tier::Hbm => self.hbm.get(instance).is_none_or(|cache| cache.has(block)),
+            Tier::Dram => self.dram.get(instance).is_none_or(|cells| cells.has(block)),
+            Tier::Pool => self.pool.as_ref().is_none_or(|pool| pool.has(block)),
+        };
+        chain.iter().copied().filter(|&block| !has(block)).collect()
     }
 
     /// The blocks are used by an instance.
     pub fn use_all(&mut self, instance: usize, chain: &[u32], now: Ns) {
-        for tier in [Tier::Hbm, Tier::Dram, Tier::Pool] {
-            if let Some(cache) = self.cache(tier, instance) {
-                chain.iter().rev().for_each(|&block| cache.touch(block, tick(now)));
-            }
+        let tick = tick(now);
+        for &block in chain.iter().rev() {
+            self.hbm.get_mut(instance).into_iter().for_each(|cache| cache.touch(block, tick));
+            self.dram.get_mut(instance).into_iter().for_each(|cells| cells.touch(0, block, tick));
+            self.pool.iter_mut().for_each(|pool| pool.touch(instance, block, tick));
         }
     }
 
     /// The blocks of a chain are in a cache from now on.
     pub fn enter(&mut self, tier: Tier, instance: usize, chain: &[u32], now: Ns) -> Planned<()> {
-        let trace = self.trace;
-        let Some(cache) = self.cache(tier, instance) else { return Ok(()) };
-        // What is there is used first, so that it does not go for the rest of its own chain.
-        chain.iter().rev().for_each(|&block| cache.touch(block, tick(now)));
-        for &block in chain {
-            if let Some(named) = trace.blocks.get(block as usize).filter(|_| !cache.has(block)) {
-                cache.insert(block, named.key, named.parent, tick(now))?;
-            }
+        let (trace, tick) = (self.trace, tick(now));
+        match tier {
+            Tier::Hbm => self.hbm.get_mut(instance).map_or(Ok(()), |cache| {
+                // An engine holds all blocks of its request while it computes.
+                chain.iter().rev().for_each(|&block| cache.touch(block, tick));
+                for &block in chain {
+                    if let Some(named) = trace.blocks.get(block as usize).filter(|_| !cache.has(block)) {
+                        cache.insert(block, named.key, named.parent, tick)?;
+                    }
+                }
+                chain.iter().rev().for_each(|&block| cache.touch(block, tick));
+                Ok(())
+            }),
+            Tier::Dram => self.dram.get_mut(instance).map_or(Ok(()), |cells| cells.publish(0, chain, tick)),
+            Tier::Pool => self.pool.as_mut().map_or(Ok(()), |pool| pool.publish(instance, chain, tick)),
         }
-        chain.iter().rev().for_each(|&block| cache.touch(block, tick(now)));
-        Ok(())
     }
 }

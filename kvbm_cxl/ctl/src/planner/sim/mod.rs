@@ -5,6 +5,7 @@ pub mod caches;
 pub mod device;
 mod events;
 pub mod outcome;
+mod pool;
 mod rack;
 
 use crate::planner::error::Planned;

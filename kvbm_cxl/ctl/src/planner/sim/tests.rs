@@ -107,10 +107,11 @@ fn hits_of_a_tiny_trace_are_those_worked_out_by_hand() {
     let bytes = 16.0 * 128.0 * 1024.0;
     assert_eq!((all.counts.pool_read_bytes, all.counts.pool_written_bytes), (7.0 * bytes, 6.0 * bytes));
     assert!((trace.ceiling() - 110.0 / 200.0).abs() < 1e-12);
-    // Room for four: 1 2 3 4 are there, 5 and 6 take the cells of 3 and 4, the ends of the chains. Then 3 takes the cell of 6: 5 was used
-    // after it. At last 5 is there, and 6 is not.
+    // Room for four: 1 2 3 4 are there, used in the order 3 2 1 4, and 6 and 5 take the cells of 3 and 2. Then 1 is found, and 3 and 2 take
+    // those of 4 and 6. At last 5 is there, and 6 is not.
     let four = run(&trace, &one, System::Own, Routing::LeastLoaded, blocks(4.0));
-    assert_eq!((four.counts.dram_tokens, four.counts.hit_tokens()), (32 + 32 + 16, 80));
+    assert_eq!((four.counts.dram_tokens, four.counts.hit_tokens()), (32 + 16 + 16, 64));
+    assert_eq!(run(&trace, &one, System::Pool, Routing::LeastLoaded, blocks(4.0)).counts.hit_tokens(), 64);
     // Two instances in turn: the first has requests 0, 2 and 4, the second 1 and 3.
     let two = rack(|rack| rack.instances = 2.0);
     assert_eq!(run(&trace, &two, System::Own, Routing::RoundRobin, blocks(8.0)).counts.hit_tokens(), 32 + 31);
@@ -122,6 +123,41 @@ fn hits_of_a_tiny_trace_are_those_worked_out_by_hand() {
     // What the accelerators have is not read.
     let hbm = run(&trace, &rack(|rack| rack.hbm_gib = blocks(8.0)), System::Pool, Routing::RoundRobin, blocks(8.0)).counts;
     assert_eq!((hbm.hbm_tokens, hbm.pool_read_bytes), (110, 0.0));
+}
+
+#[test]
+fn an_owner_evicts_its_own_blocks_alone() {
+    let trace = trace(&TINY);
+    let owners = rack(|rack| (rack.instances, rack.owners, rack.chunk_cells) = (2.0, 1.0, 2.0));
+    // The first instance takes all four cells for 1 2 3, so 4 gets none at the second one, which uses 2 and 1 in a later tick. 6 and 5 take
+    // the cells of 3 and the free one. At last 1 and 2 are there, and then 5 and 6.
+    let four = run(&trace, &owners, System::Pool, Routing::RoundRobin, blocks(4.0));
+    assert_eq!(four.counts.hit_tokens(), 32 + 32 + 31);
+    // With room for three each has its own chunks: nothing goes.
+    assert_eq!(run(&trace, &owners, System::Pool, Routing::RoundRobin, blocks(8.0)).counts.hit_tokens(), 110);
+    // Of six cells the first instance has 1 2 3 4, and the second one 9 and a free one. The second uses 1 and 2. In the tick in which they were
+    // published their owner does not see that, and 5 and 6 take their cells; later it does. In one order for all it is seen at once.
+    let hits = |owners, used_ms| {
+        let requests =
+            [(0, &[1, 2][..]), (1_000, &[9]), (2_000, &[3, 4]), (used_ms, &[1, 2]), (used_ms + 1_000, &[5, 6]), (used_ms + 2_000, &[1, 2])];
+        let trace = self::trace(&requests.map(|(ms, ids)| (ms, 16 * ids.len() as u64, ids)));
+        let rack = rack(|rack| (rack.instances, rack.owners, rack.chunk_cells) = (2.0, owners, 2.0));
+        run(&trace, &rack, System::Pool, Routing::RoundRobin, blocks(6.0)).counts.hit_tokens()
+    };
+    assert_eq!((hits(1.0, 3_000), hits(1.0, 10_000)), (31, 31 + 31));
+    assert_eq!((hits(0.0, 3_000), hits(0.0, 10_000)), (31 + 31, 31 + 31));
+}
+
+#[test]
+fn some_cells_are_kept_free_once_all_are_taken() {
+    let trace = trace(&[(0, 96, &[1, 2, 3, 4, 5, 6]), (10_000, 48, &[7, 8, 9]), (20_000, 96, &[1, 2, 3, 4, 5, 6])]);
+    let hits = |low, high| {
+        let rack = rack(|rack| (rack.low_water_percent, rack.high_water_percent) = (low, high));
+        [System::Own, System::Pool].map(|system| run(&trace, &rack, system, Routing::LeastLoaded, blocks(8.0)).counts.hit_tokens())
+    };
+    // 9 takes the cell of 6. Then no cell is free, and 5, 4, 3 and 2 go as well.
+    assert_eq!(hits(0.0, 0.0), [80, 80]);
+    assert_eq!(hits(30.0, 50.0), [16, 16]);
 }
 
 #[test]
