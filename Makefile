@@ -478,6 +478,10 @@ perf-line perf-lock perf-alloc perf-rpc: perf-%: build .venv/installed
 perf-copy: build .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
 	@$(RATIOS) perf-copy -- target/release/cxl-bench copy --ratios
 
+.PHONY: perf-ssd
+perf-ssd: build .venv/installed ## Pulls from a modelled CXL-SSD: by the degree of its own prefetcher, and told of a chain's next blocks (a minute; wants two free cores)
+	@$(RATIOS) perf-ssd -- target/release/cxl-bench ssd --ratios
+
 .PHONY: perf-pool
 perf-pool: build .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
 	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxl-bench pool --ratios \

@@ -36,6 +36,13 @@ MAIN_RATIOS = {
     "perf-pool": ("publish_1m_vs_bare", "pull_64k_vs_bare", "pull_1m_vs_bare", "lookup64_vs_fetch", "pull_1m_vs_ucx"),
     "perf-routing": ("prefill_work_without_over_with_pool_round_robin", "prefill_work_round_robin_over_kv_with_pool"),
     "perf-serve": ("transfer_time_vs_ucx", "transfer_and_publish_time_vs_ucx", "prefill_tokens_vs_ucx", "ttft_shared_prefix_vs_ucx"),
+    "perf-ssd": (
+        "ssd_cliff",
+        "ssd_degree_8_over_0",
+        "ssd_told_over_best_degree",
+        "ssd_told_over_best_degree_random",
+        "ssd_told_with_degree_8_over_best_degree_random",
+    ),
     "perf-trace": (
         "found_over_planned_mooncake_conversation",
         "found_over_planned_mooncake_synthetic",

@@ -141,7 +141,7 @@
 //! | `CXL_SUSPECT_MS` | silence after which a host is taken for dead, in milliseconds; **the same on every host** | 1000 |
 //! | `CXL_POLL_US` | how often a member looks for recalls and fences, in microseconds: how long a lock that others want may be late | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
-//! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more, see [`CopyConfig`](copy::CopyConfig) | an accelerator if there is one, else the CPU |
+//! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more, see [`CopyConfig`](copy::CopyConfig); `read_ahead=auto` (or 1 to 8 blocks) tells a device with flash behind its memory which blocks come next | an accelerator if there is one, else the CPU |
 //! | `CXL_CPUS` | where the threads of the pool run: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1`, see [`cpus`] | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_TIMEOUT_MS` | longest time for a copy of a GPU and the work that it comes after | 10000 |

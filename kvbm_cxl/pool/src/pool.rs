@@ -509,6 +509,10 @@ impl Coherence for ReadOnly {
         self.0.flush_range(offset, len_bytes)
     }
 
+    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
+        self.0.prefetch_lines(offsets)
+    }
+
     fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<()> {
         Err(read_only())
     }

@@ -221,6 +221,20 @@ impl Coherence for SimMemory {
         Ok(())
     }
 
+    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
+        for &offset in offsets {
+            let line = check_line(self.len_bytes, offset)?;
+            step(self.process)?;
+            with(|engine| {
+                let thread = engine.running();
+                engine.memory.prefetch(thread, line);
+                engine.memory.touch(line);
+                engine.record(Op::Prefetch, u64::from(line) * 64, 0, None);
+            });
+        }
+        Ok(())
+    }
+
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         check(self.len_bytes, offset, source.len() as u64)?;
         for (line, from, len, done) in pieces(offset, source.len()) {

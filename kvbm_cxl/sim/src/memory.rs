@@ -155,6 +155,14 @@ impl Memory {
         held.data
     }
 
+    /// Brings a line into the cache of the thread's host, unless it is there.
+    pub(crate) fn prefetch(&mut self, thread: usize, line: u32) {
+        let host = self.queues[thread].host;
+        if self.caches[host].lines.get(line).state == LineState::Absent {
+            self.fill(host, line);
+        }
+    }
+
     fn fill(&mut self, host: usize, line: u32) {
         let data = self.stored.get(line).bytes;
         *self.caches[host].lines.get_mut(line) = Copied { state: LineState::Clean, data, seen: self.moment };

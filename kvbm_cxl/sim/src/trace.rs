@@ -14,6 +14,7 @@ pub(crate) enum Op {
     FenceStores,
     FenceAll,
     FenceLoads,
+    Prefetch,
     CopyIn,
     CopyOut,
     Store,
@@ -35,7 +36,7 @@ pub(crate) enum Op {
 
 impl Op {
     fn has_line(self) -> bool {
-        matches!(self, Op::Load | Op::Write | Op::Flush | Op::CopyIn | Op::CopyOut | Op::Store | Op::Lose)
+        matches!(self, Op::Load | Op::Write | Op::Flush | Op::Prefetch | Op::CopyIn | Op::CopyOut | Op::Store | Op::Lose)
     }
 }
 

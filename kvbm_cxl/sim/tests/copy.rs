@@ -4,7 +4,7 @@
 
 use cxl_pool::coherence::{Coherence, CoherenceOptions, over_mapping};
 use cxl_pool::copy::dsa::{Descriptor, Limits, WorkQueue};
-use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, DsaEngine, ReadList, WriteList};
+use cxl_pool::copy::{AheadEngine, Checksum, CopyConfig, CopyEngine, CpuEngine, DsaEngine, ReadAhead, ReadList, WriteList};
 use cxl_pool::device::{Access, Device, Sysfs, map_part};
 use cxl_pool::fault::drop_rule;
 use std::path::Path;
@@ -63,6 +63,41 @@ fn the_loss_of_a_workers_fence_is_noticed() {
         let most = (1..=LOOKS).map(|look| stale_lines(&engine, look, Some(rule))).find(|&lines| lines > PENDING_OF_ONE_THREAD);
         println!("{rule}: {most:?} stale lines");
         assert!(most.is_some(), "{rule}: nothing noticed its loss");
+    }
+}
+
+/// Lines of another version that a reader gets of blocks that it had the device told of while they held that one.
+fn stale_lines_told_of(rule: Option<&'static str>) -> usize {
+    const BLOCKS: usize = 8;
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    file.as_file().set_len(POOL_BYTES as u64).unwrap();
+    let (writer, reader) = (host(file.path()), host(file.path()));
+    let config = CopyConfig { read_ahead: ReadAhead::Blocks(4), ..CopyConfig::alone() };
+    let engine = AheadEngine::over(Arc::new(CpuEngine::new(config)), reader.clone(), &config, None);
+    let (old, new) = (version(1), version(2));
+    let mut found = vec![0; POOL_BYTES];
+    engine.publish(&*writer, &WriteList::gather(0, [&old[..]]), Checksum::Off).unwrap();
+    // All of it lies in the reader's cache, as from a prefetch, when the next version is written.
+    let lines: Vec<u64> = (0..(POOL_BYTES / LINE_BYTES) as u64).map(|line| line * LINE_BYTES as u64).collect();
+    reader.prefetch_lines(&lines).unwrap();
+    engine.publish(&*writer, &WriteList::gather(0, [&new[..]]), Checksum::Off).unwrap();
+    drop_rule(rule);
+    let block_bytes = POOL_BYTES / BLOCKS;
+    let mut lists: Vec<ReadList<'_>> =
+        found.chunks_mut(block_bytes).enumerate().map(|(block, room)| ReadList::scatter((block * block_bytes) as u64, [room])).collect();
+    assert!(engine.pull_each(&*reader, &mut lists, Checksum::Off).iter().all(Result::is_ok));
+    drop_rule(None);
+    let pages = engine.ahead_pages();
+    assert!(pages.used > 0 && pages.used + pages.wasted == pages.given, "{pages:?}");
+    found.chunks(LINE_BYTES).zip(new.chunks(LINE_BYTES)).filter(|(found, new)| found != new).count()
+}
+
+#[test]
+fn what_a_device_was_told_of_is_read_as_it_is_and_not_as_it_was() {
+    assert_eq!(stale_lines_told_of(None), 0);
+    // A line of each page comes into the caches anew; without the flush behind that, the others are what they were.
+    for rule in ["copy.pull_no_flush", "copy.pull_no_full_fence"] {
+        assert!(stale_lines_told_of(Some(rule)) > 0, "{rule}: nothing noticed its loss");
     }
 }
 

@@ -16,6 +16,7 @@ mod lock;
 mod policies;
 mod rpc;
 mod scaling;
+mod ssd;
 mod trace;
 
 use clap::Parser;
@@ -113,6 +114,11 @@ enum What {
         common: Common,
         #[command(flatten)]
         load: cache::mixed::Load,
+    },
+    /// Pulls from a modelled CXL-SSD: by the degree of its prefetcher, and told of the next blocks; a pass for each 100 batches
+    Ssd {
+        #[command(flatten)]
+        common: Common,
     },
     /// Publish, pull and lookup together, and pulls beside reads of NIXL UCX
     Pool {
@@ -283,6 +289,7 @@ fn run(cli: &Cli, out: &mut Out) -> std::result::Result<Exit, Failure> {
             return Ok(Exit::Done);
         }
         What::Mixed { common, load } => (cache::mixed::run(load, common.batches), common),
+        What::Ssd { common } => (ssd::run(common.batches.div_ceil(100) as usize), common),
         What::Pool { common, args } => (cache::pool::run(args, common.batches), common),
         What::Policies(args) => return policies::run(args, out),
         What::Trace(args) => return trace::run(args, out),

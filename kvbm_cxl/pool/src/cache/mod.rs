@@ -104,7 +104,7 @@ pub use pull::Pulled;
 pub use pull::pinned::Pinned;
 pub use service::Upkeep;
 
-use crate::copy::{ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
+use crate::copy::{AheadEngine, ByPlace, CopyConfig, CopyEngine, CudaConfig, LocalRange};
 use crate::cpus::ThreadKind;
 use crate::error::{Error, Result};
 use crate::host::{Host, Op};
@@ -194,8 +194,9 @@ impl Cache {
         };
         cuda.check()?;
         let memory = host.lines().memory().clone();
-        let engine = ByPlace::new(crate::copy::engine(copy, stripes, host.config().cpus.set_of(ThreadKind::Copy))?, memory, cuda);
-        Self::open_with(host, config, Arc::new(engine))
+        let cpus = host.config().cpus.set_of(ThreadKind::Copy);
+        let engine = Arc::new(ByPlace::new(crate::copy::engine(copy, stripes, cpus)?, memory.clone(), cuda));
+        Self::open_with(host, config, AheadEngine::over(engine, memory, &copy, cpus))
     }
 
     /// As [`Cache::open`], with a copy engine of the caller's choice.

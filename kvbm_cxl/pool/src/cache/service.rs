@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::limits::CELL_CLASSES;
 use crate::metrics::stats::StatsBoard;
-use crate::metrics::{Engine, FailureReason};
+use crate::metrics::{AheadFate, Engine, FailureReason};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -81,6 +81,17 @@ impl Inner {
                 self.metrics.gpu_registered_bytes.set(copied.registered_bytes as i64);
                 self.metrics.gpu_queued_bytes.set(copied.queued_bytes as i64);
             }
+        }
+        self.count_ahead();
+    }
+
+    /// Takes over what is counted of the device's pages that were asked for.
+    fn count_ahead(&self) {
+        let pages = self.engine.ahead_pages();
+        let known = [(AheadFate::Given, pages.given), (AheadFate::Used, pages.used), (AheadFate::Wasted, pages.wasted)];
+        for (fate, count) in known {
+            let counter = self.metrics.ahead_pages_total.of(fate);
+            counter.add(count.saturating_sub(counter.get()));
         }
     }
 

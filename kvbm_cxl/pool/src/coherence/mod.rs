@@ -50,7 +50,8 @@ use crate::limits::LINE_BYTES;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Begins to bring a line of this process's own memory, never the pool's, into the caches: a later look there need not wait.
+/// Begins to bring a line of this process's own memory into the caches: a later look there need not wait. For the pool's there is
+/// [`Coherence::prefetch_lines`].
 #[inline]
 pub(crate) fn prefetch(at: *const u8) {
     arch::prefetch(at);
@@ -95,6 +96,13 @@ pub trait Coherence: Send + Sync {
         for (&offset, line) in offsets.iter().zip(out) {
             *line = self.load_line(offset)?;
         }
+        Ok(())
+    }
+
+    /// Begins to bring the line at each of `offsets` into this host's caches, as a prefetcher may at any moment, and waits for none of
+    /// them: a device that keeps the page of such a line in flash fetches it meanwhile. A load behind it may find what the memory held now,
+    /// so that who wants newer bytes flushes, as ever. Memory that has no such step makes none.
+    fn prefetch_lines(&self, _offsets: &[u64]) -> Result<()> {
         Ok(())
     }
 

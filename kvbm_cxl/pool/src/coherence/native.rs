@@ -156,6 +156,13 @@ impl Coherence for Native {
         self.faults.leave_lines(offsets)
     }
 
+    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
+        let base = self.faults.enter_lines(offsets)?;
+        // A prefetch is no access: it faults nowhere, and what is not in this process's page tables it leaves alone.
+        offsets.iter().for_each(|&offset| arch::prefetch(base.wrapping_add(offset as usize)));
+        self.faults.leave_lines(offsets)
+    }
+
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         let to = self.faults.enter(offset, source.len() as u64)?;
         let head = (to as usize).wrapping_neg() % LINE_BYTES;

@@ -7,6 +7,7 @@
 //! sides becomes part of it.
 
 use crate::error::{Error, Result};
+use crate::limits::LINE_BYTES;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -147,6 +148,9 @@ impl Piece {
         self.offset.saturating_add(self.len_bytes as u64)
     }
 }
+
+/// What flash reads at a time, in bytes.
+const FLASH_PAGE_BYTES: u64 = 4096;
 
 /// Mostly one, which then costs no allocation.
 type Pieces = SmallVec<[Piece; 1]>;
@@ -353,6 +357,24 @@ impl<'m> ReadList<'m> {
         let end = offset.saturating_add(len_bytes);
         let found = self.pieces.iter().find(|piece| piece.offset < offset || piece.end() > end)?;
         Some((found.offset, found.len_bytes as u64))
+    }
+
+    /// One line in each stretch of `page_bytes` (a multiple of 4096) that the pieces touch, as far as they lie within a pool of
+    /// `pool_bytes`. Stretches begin where pieces do that follow each other, at the page of flash there.
+    pub(super) fn lines_by_page(&self, page_bytes: u64, pool_bytes: u64) -> Vec<u64> {
+        let mut lines = Vec::new();
+        // Where the last stretch begins and ends.
+        let (mut start, mut end) = (0, 0);
+        for piece in self.pieces.iter().filter(|piece| piece.len_bytes > 0 && piece.end() <= pool_bytes) {
+            if !(start..=end).contains(&piece.offset) {
+                end = piece.offset / FLASH_PAGE_BYTES * FLASH_PAGE_BYTES;
+            }
+            while end < piece.end() {
+                (start, end) = (end, end + page_bytes);
+                lines.push(start.max(piece.offset / LINE_BYTES as u64 * LINE_BYTES as u64));
+            }
+        }
+        lines
     }
 
     /// The same list with other places in the pool: `places_of` is told offset and length of each piece, and gives the stretches that its

@@ -9,7 +9,7 @@
 //! [`CpuEngine`] works on any [`Coherence`], simulated hosts included. [`DsaEngine`] hands large copies to Intel's Data Streaming
 //! Accelerator where there is a user work queue. [`engine`] chooses; [`CopyEngine::name`] and [`CopyEngine::counters`] say what was used.
 //! [`CudaEngine`] has a GPU copy to and from its own memory. A list says in which [`LocalPlace`] its local memory lies, and [`ByPlace`]
-//! hands it to an engine for that place.
+//! hands it to an engine for that place. [`AheadEngine`] tells a device with flash behind its memory which blocks come next.
 //!
 //! ```
 //! use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList};
@@ -33,6 +33,7 @@
 //! # }
 //! ```
 
+mod ahead;
 mod checksum;
 mod config;
 mod counters;
@@ -45,9 +46,10 @@ mod measure;
 mod order;
 mod thread_pool;
 
+pub use ahead::{AheadEngine, AheadPages};
 pub(crate) use checksum::Running;
 pub use checksum::{Checksum, checksum_of};
-pub use config::{CopyConfig, ENVIRONMENT, EngineChoice};
+pub use config::{CopyConfig, ENVIRONMENT, EngineChoice, MAX_BLOCKS_AHEAD, ReadAhead};
 pub use counters::Copied;
 pub use cpu::CpuEngine;
 pub use cuda::{CudaConfig, CudaEngine, Dma};
@@ -107,6 +109,11 @@ pub trait CopyEngine: Send + Sync {
 
     /// Bytes copied so far by each engine that had a part in it.
     fn counters(&self) -> Vec<Copied>;
+
+    /// Pages of which the device was told before they were copied: none by an engine that reads nothing ahead.
+    fn ahead_pages(&self) -> AheadPages {
+        AheadPages::default()
+    }
 
     /// Copies one list into the pool.
     ///

@@ -405,7 +405,7 @@ fn a_config_that_cannot_be_meant_is_refused() {
 
 #[test]
 fn a_config_reads_back_from_its_text() {
-    let text = "engine=cpu, workers=2,parallel_from=3M,window=64K,stream_from=128K";
+    let text = "engine=cpu, workers=2,parallel_from=3M,window=64K,stream_from=128K,read_ahead=8,ahead_page=36K";
     let config: CopyConfig = text.parse().unwrap();
     let expected = CopyConfig {
         engine: EngineChoice::Cpu,
@@ -413,10 +413,25 @@ fn a_config_reads_back_from_its_text() {
         parallel_from_bytes: 3 << 20,
         window_bytes: 64 << 10,
         stream_from_bytes: 128 << 10,
+        read_ahead: ReadAhead::Blocks(8),
+        ahead_page_bytes: 36 << 10,
     };
     assert_eq!(config, expected);
-    for config in [config, CopyConfig::default(), CopyConfig { engine: EngineChoice::Dsa, ..config }] {
+    let auto = CopyConfig { engine: EngineChoice::Dsa, read_ahead: ReadAhead::Auto, ..config };
+    for config in [config, CopyConfig::default(), auto] {
         assert_eq!(config.to_string().parse::<CopyConfig>().unwrap(), config);
+    }
+    for text in [
+        "read_ahead",
+        "read_ahead=0",
+        "read_ahead=9",
+        "read_ahead=on",
+        "ahead_page=0",
+        "ahead_page=5K",
+        "ahead_page=64",
+        "ahead_page=1028K",
+    ] {
+        assert!(matches!(text.parse::<CopyConfig>(), Err(Error::Invalid(_))), "{text:?}");
     }
     for text in ["engine", "engine=gpu", "workers=-1", "workers=65", "window=1K", "window=4100", "window=18446744073709551616", "x=1"] {
         assert!(matches!(text.parse::<CopyConfig>(), Err(Error::Invalid(_))), "{text:?}");

@@ -123,6 +123,15 @@ label!(
 );
 
 label!(
+    /// What became of a page that the device was told of before its copy.
+    AheadFate("fate") {
+        Given = "given", "All of them.";
+        Used = "used", "Those of blocks that were copied afterwards, or were being copied.";
+        Wasted = "wasted", "Those told of in vain: the copy failed, or had gone past them.";
+    }
+);
+
+label!(
     /// Which way a message goes.
     Direction("direction") {
         Sent = "sent", "Written to another host's ring.";

@@ -12,7 +12,7 @@ pub mod stats;
 mod text;
 mod values;
 
-pub use labels::{Direction, Engine, EvictionReason, FailureReason, Label, MissReason, RefusalReason};
+pub use labels::{AheadFate, Direction, Engine, EvictionReason, FailureReason, Label, MissReason, RefusalReason};
 pub use text::{CONTENT_TYPE, Exposition, Kind, Seconds};
 pub use values::{BUCKETS, Bytes, Counter, Gauge, Histogram, Labelled, Metric, Scale, Time};
 
@@ -95,6 +95,7 @@ metrics! {
     moved_files: Gauge = "cxl_host_moved_files", "Files of the pool that were removed or replaced since this process opened them.";
     copy_bytes_total: Counters<Engine, 3> = "cxl_copy_bytes_total", "Bytes copied to and from the pool.";
     copy_seconds: Labelled<Engine, Histogram<Time>, 3> = "cxl_copy_seconds", "Time of a copy, of however many pieces.";
+    ahead_pages_total: Counters<AheadFate, 3> = "cxl_copy_ahead_pages_total", "Pages that the device was told of before a pull.";
     gpu_unflushed_bytes_total: Counter = "cxl_gpu_unflushed_bytes_total",
         "Bytes that GPUs copied to and from the pool without a flush: DMA is uncached.";
     gpu_registered_bytes: Gauge = "cxl_gpu_registered_bytes", "Bytes of the pool that are registered for GPUs.";

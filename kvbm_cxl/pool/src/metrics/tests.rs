@@ -48,6 +48,7 @@ cxl_host_failed_rounds_total counter reason=device|damaged|fenced|timeout|full|i
 cxl_host_moved_files gauge -
 cxl_copy_bytes_total counter engine=cpu|dsa|cuda
 cxl_copy_seconds histogram engine=cpu|dsa|cuda
+cxl_copy_ahead_pages_total counter fate=given|used|wasted
 cxl_gpu_unflushed_bytes_total counter -
 cxl_gpu_registered_bytes gauge -
 cxl_gpu_queued_bytes gauge -
@@ -113,8 +114,15 @@ fn labels_are_distinct_and_explained() {
     for (name, label) in Metrics::ALL.iter().filter_map(|metric| Some((metric.name, metric.label?))) {
         assert_eq!(label.1.iter().collect::<BTreeSet<_>>().len(), label.1.len(), "{name}");
     }
-    let explained =
-        [MissReason::MEANINGS, RefusalReason::MEANINGS, EvictionReason::MEANINGS, Engine::MEANINGS, Direction::MEANINGS].concat();
+    let explained = [
+        MissReason::MEANINGS,
+        RefusalReason::MEANINGS,
+        EvictionReason::MEANINGS,
+        Engine::MEANINGS,
+        AheadFate::MEANINGS,
+        Direction::MEANINGS,
+    ]
+    .concat();
     assert!(explained.iter().all(|meaning| meaning.ends_with('.')));
 }
 

@@ -129,12 +129,14 @@ fn ranges_outside_are_refused_and_change_nothing() {
             outside(memory.flush_line(offset));
             outside(memory.load_lines(&[0, offset, 64], &mut [Line::ZERO; 3]));
             outside(memory.flush_lines(&[0, offset, 64]));
+            outside(memory.prefetch_lines(&[0, offset, 64]));
         }
         for offset in [1, 32, MIB - 1] {
             assert!(matches!(memory.load_line(offset), Err(Error::Invalid(_))));
             assert!(matches!(memory.write_line(offset, &Line([1; 64])), Err(Error::Invalid(_))));
             assert!(matches!(memory.flush_line(offset), Err(Error::Invalid(_))));
             assert!(matches!(memory.load_lines(&[0, offset, 64], &mut [Line::ZERO; 3]), Err(Error::Invalid(_))));
+            assert!(matches!(memory.prefetch_lines(&[0, offset, 64]), Err(Error::Invalid(_))));
         }
         assert_eq!(contents(&*memory), vec![0; MIB as usize]);
         memory.copy_in(MIB, &[]).unwrap();

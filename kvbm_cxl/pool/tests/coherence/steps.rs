@@ -247,6 +247,10 @@ fn line_cases<'a>(bench: &Bench, instructions: Instructions, all: bool) -> Vec<C
     }
     case.after = case.before.clone();
     cases.push(case.gives(sealed.as_flattened()));
+    // No load, no flush and no store: nothing that anything could be ordered against.
+    cases.push(Case::new("prefetch of lines", bench, bench.demands(), |bench: &Bench, _: &mut [u8]| {
+        bench.memory.prefetch_lines(&[bench.start, bench.start + 4096]).unwrap()
+    }));
     // What a sibling may have left in a cache of this host is brought out: here, a store that the operation itself does not make.
     cases.push(Case::new("settled", bench, bench.demands().flush([first_line + 6]).complete(), |bench: &Bench, _: &mut [u8]| {
         bench.lines.settle::<StatsLine>(6).unwrap()

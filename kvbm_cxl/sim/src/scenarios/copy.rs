@@ -4,12 +4,14 @@
 //!
 //! Checked: I4 and I5 (protocols/CACHE.md C18, C19). One host publishes again and again in the same place, as an owner does that evicts and
 //! reserves: the line says WRITING (odd) before the first byte and READY (even) behind the last one. Nothing else protects the payload
-//! here, no pin and no checksum, so that every step of the copies is needed.
+//! here, no pin and no checksum, so that every step of the copies is needed. Some readers have told the device of the place before, and
+//! some tell it at any time: what such a prefetch brought into their caches is as old as it likes.
 
 use crate::{Env, Failure, Random, Stats, World, WorldConfig, WritePath};
-use cxl_pool::copy::{Checksum, CopyConfig, CopyEngine, CpuEngine, ReadList, WriteList, checksum_of};
+use cxl_pool::copy::{AheadEngine, Checksum, CopyConfig, CopyEngine, CpuEngine, ReadAhead, ReadList, WriteList, checksum_of};
 use cxl_pool::media::Summary;
 use cxl_pool::{Error, Result};
+use std::sync::Arc;
 
 /// Publications.
 const ROUNDS: u64 = 8;
@@ -36,6 +38,9 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
         config: CopyConfig { workers: 0, window_bytes: 4096, stream_from_bytes: sizes.pick(&[0, u64::MAX]), ..CopyConfig::alone() },
         checksum: sizes.pick(&[Checksum::Off, Checksum::Xxh3]),
     };
+    let mut ahead = Random::new(seed ^ 0x0a5e_ad0f_0c09_1e5e);
+    let read_ahead = ahead.pick(&[ReadAhead::Off, ReadAhead::Off, ReadAhead::Blocks(1)]);
+    let plan = Plan { config: CopyConfig { read_ahead, ..plan.config }, ..plan };
     let config = WorldConfig { write_path: WritePath::BySeed, ..WorldConfig::default() };
     let mut world = World::formatted(seed, config);
     let writer = world.add_host();
@@ -80,12 +85,18 @@ fn number(env: &Env) -> Result<u64> {
 }
 
 fn read(env: &Env, plan: Plan) -> Result<()> {
-    let (layout, memory, engine) = (env.lines().layout().clone(), env.memory(), CpuEngine::new(plan.config));
+    let (layout, memory) = (env.lines().layout().clone(), env.memory());
+    let engine = AheadEngine::over(Arc::new(CpuEngine::new(plan.config)), memory.clone(), &plan.config, None);
+    let tells = plan.config.read_ahead != ReadAhead::Off;
     let at = layout.data_offset() + plan.skew;
     let mut last = 0;
     while last < 2 * ROUNDS {
         let before = number(env)?;
         if before == 0 || before % 2 == 1 || before == last {
+            if tells && env.below(2) == 0 {
+                // Of a publication that is not there yet, as who walks a chain may.
+                memory.prefetch_lines(&[at / 64 * 64])?;
+            }
             env.platform().sleep_ns(1 + env.below(2_000) as u64);
             continue;
         }

@@ -23,6 +23,7 @@ use cxl_pool::copy::CopyConfig;
 use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::limits::LINE_BYTES;
+use cxl_pool::line::Lines;
 use cxl_pool::platform::Platform;
 use cxl_pool::pool::{CellArea, FormatOptions, Pool, Share};
 use cxl_pool::{Error, Result};
@@ -147,9 +148,26 @@ pub fn join(pool: &Pool, state: &Path, number: u8, config_of: CacheConfig, upkee
     join_on(pool, Arc::new(real_machine(pool, state, number)?), config(pool), config_of, upkeep)
 }
 
-/// The same on a platform of the caller's.
+/// Joins as machine `number`, which reaches the pool by `memory`. Nothing runs beside what is measured, except the host's own service.
+pub fn join_over(pool: &Pool, memory: Arc<dyn Coherence>, state: &Path, number: u8, config_of: CacheConfig) -> Result<Member> {
+    let lines = Lines::new(memory, pool.layout().clone(), pool.superblock().uuid(), pool.superblock().incarnation());
+    member(pool, lines, Arc::new(real_machine(pool, state, number)?), config(pool), config_of, false)
+}
+
+/// As [`join`], on a platform of the caller's.
 pub fn join_on(pool: &Pool, platform: Arc<dyn Platform>, host_config: HostConfig, config_of: CacheConfig, upkeep: bool) -> Result<Member> {
-    let host = cxl_pool::pool::join(pool.lines().clone(), platform, host_config)?;
+    member(pool, pool.lines().clone(), platform, host_config, config_of, upkeep)
+}
+
+fn member(
+    pool: &Pool,
+    lines: Lines,
+    platform: Arc<dyn Platform>,
+    host_config: HostConfig,
+    config_of: CacheConfig,
+    upkeep: bool,
+) -> Result<Member> {
+    let host = cxl_pool::pool::join(lines, platform, host_config)?;
     let service = host.serve()?;
     // Pages that this process never touched would be found one by one, in the middle of what is measured.
     for offset in (pool.layout().cells_offset()..pool.layout().data_offset()).step_by(4096) {

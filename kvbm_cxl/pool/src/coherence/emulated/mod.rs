@@ -295,6 +295,17 @@ impl Coherence for Emulated {
         self.shared.leave(offset, len_bytes)
     }
 
+    /// Every line of the view counts as cached, so that this is an eviction and a prefetch behind it: what is found stays as it is then.
+    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
+        for &offset in offsets {
+            self.shared.enter_line(offset)?;
+            let line = offset / LINE_BYTES as u64;
+            self.take_anew(&mut self.shard(line), line);
+            self.shared.leave(offset, LINE_BYTES as u64)?;
+        }
+        Ok(())
+    }
+
     fn copy_in(&self, offset: u64, source: &[u8]) -> Result<()> {
         self.shared.enter(offset, source.len() as u64)?;
         let (mut at, mut rest) = (offset, source);

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::depth::Depth;
+use super::*;
+use crate::coherence::Line;
+use crate::copy::{CpuEngine, LocalRange};
+use crate::error::Error;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+/// A block: eight pages, of which the second and later begin a page.
+const BLOCK: u64 = 8 * PAGE;
+
+/// Memory that notes in which order its pages are told of and copied.
+struct Noting {
+    bytes: Vec<u8>,
+    /// (page, whether it was copied).
+    steps: Mutex<Vec<(u64, bool)>>,
+    /// A copy of this page fails.
+    bad_page: Option<u64>,
+    /// A copy takes as long, so that the thread that asks comes to its turn.
+    pause: Duration,
+    is_mapped: bool,
+}
+
+impl Noting {
+    fn new(blocks: u64, is_mapped: bool) -> Noting {
+        let bytes = (0..blocks * BLOCK).map(|at| (at / 7 + at / PAGE) as u8).collect();
+        let pause = if is_mapped { Duration::from_millis(20) } else { Duration::ZERO };
+        Noting { bytes, steps: Mutex::default(), bad_page: None, pause, is_mapped }
+    }
+
+    /// At which of all steps something first happened to a page.
+    fn first(&self, page: u64, is_copied: bool) -> Option<usize> {
+        held(&self.steps).iter().position(|step| *step == (page, is_copied))
+    }
+}
+
+impl Coherence for Noting {
+    fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn load_line(&self, _offset: u64) -> Result<Line> {
+        Ok(Line::ZERO)
+    }
+
+    fn write_line(&self, _offset: u64, _line: &Line) -> Result<()> {
+        Ok(())
+    }
+
+    fn flush_line(&self, _offset: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn fence_stores(&self) {}
+
+    fn fence_all(&self) {}
+
+    fn fence_loads(&self) {}
+
+    fn flush_range(&self, _offset: u64, _len_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
+        held(&self.steps).extend(offsets.iter().map(|offset| (offset / PAGE, false)));
+        Ok(())
+    }
+
+    fn copy_in(&self, _offset: u64, _source: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn copy_out(&self, offset: u64, destination: &mut [u8]) -> Result<()> {
+        let pages = offset / PAGE..(offset + destination.len() as u64).div_ceil(PAGE);
+        if self.bad_page.is_some_and(|bad| pages.contains(&bad)) {
+            return Err(Error::Poisoned { offset, len_bytes: destination.len() as u64 });
+        }
+        std::thread::sleep(self.pause);
+        held(&self.steps).extend(pages.map(|page| (page, true)));
+        destination.copy_from_slice(&self.bytes[offset as usize..][..destination.len()]);
+        Ok(())
+    }
+
+    fn address(&self, offset: u64, _len_bytes: u64) -> Option<NonNull<u8>> {
+        // Only whether there is one counts here.
+        self.is_mapped.then(|| NonNull::from(&self.bytes[offset as usize]))
+    }
+}
+
+fn over(memory: &Arc<Noting>, ahead: &str) -> Arc<dyn CopyEngine> {
+    let config = format!("engine=cpu,workers=0,{ahead}").parse().unwrap();
+    AheadEngine::over(Arc::new(CpuEngine::new(config)), memory.clone(), &config, None)
+}
+
+/// Pulls blocks in this order, each to a place of its own, and compares those that are there.
+fn pull(engine: &dyn CopyEngine, memory: &Arc<Noting>, blocks: &[u64]) -> Vec<bool> {
+    let mut room = vec![0u8; blocks.len() * BLOCK as usize];
+    let mut lists: Vec<ReadList<'_>> =
+        blocks.iter().zip(room.chunks_mut(BLOCK as usize)).map(|(block, room)| ReadList::scatter(block * BLOCK, [room])).collect();
+    let outcomes = engine.pull_each(&**memory, &mut lists, Checksum::Off);
+    let right = |((outcome, block), room): ((&Outcome, &u64), &[u8])| {
+        assert!(outcome.is_err() || room == &memory.bytes[(block * BLOCK) as usize..][..BLOCK as usize], "block {block}");
+        outcome.is_ok()
+    };
+    outcomes.iter().zip(blocks).zip(room.chunks(BLOCK as usize)).map(right).collect()
+}
+
+#[test]
+fn the_next_blocks_are_told_of_before_they_are_copied_and_no_more() {
+    for is_mapped in [false, true] {
+        let memory = Arc::new(Noting::new(64, is_mapped));
+        let engine = over(&memory, "read_ahead=2");
+        // Not in the order in which they lie: a device that reads on by itself would fetch others.
+        let chain: Vec<u64> = (0..24).map(|number| number * 37 % 64).collect();
+        assert!(pull(&*engine, &memory, &chain).into_iter().all(|done| done));
+        let last_page = |block: u64| block * 8 + 7;
+        for (place, &block) in chain.iter().enumerate().skip(4) {
+            let (told, copied) = (memory.first(last_page(block), false), memory.first(block * 8, true).unwrap());
+            assert!(told.is_some_and(|told| told < copied), "block {place} of the chain was not told of before its copy");
+        }
+        // Steps are of four blocks (128 KiB), and two more are told of.
+        for (place, &block) in chain.iter().enumerate().skip(10) {
+            let told = memory.first(block * 8, false).unwrap();
+            let begun = memory.first(chain[place / 4 * 4 - 8 + 3] * 8, true).unwrap();
+            assert!(told > begun, "block {place} of the chain was told of before the step in front of the last was copied");
+        }
+        let pages = engine.ahead_pages();
+        assert_eq!(pages.given, pages.used + pages.wasted);
+        assert!(pages.used >= 20 * 8 && pages.given <= 24 * 8, "{pages:?}");
+    }
+}
+
+#[test]
+fn nothing_is_told_of_unless_it_is_asked_for() {
+    let memory = Arc::new(Noting::new(8, false));
+    let engine = over(&memory, "read_ahead=off");
+    assert!(pull(&*engine, &memory, &[1, 2, 3]).into_iter().all(|done| done));
+    assert!(held(&memory.steps).iter().all(|(_, is_copied)| *is_copied));
+    assert_eq!(engine.ahead_pages(), AheadPages::default());
+}
+
+#[test]
+fn a_block_that_fails_fails_alone_and_its_pages_were_told_of_in_vain() {
+    let memory = Arc::new(Noting { bad_page: Some(9 * 8 + 3), ..Noting::new(32, false) });
+    let engine = over(&memory, "read_ahead=8");
+    let chain: Vec<u64> = (4..20).collect();
+    let done = pull(&*engine, &memory, &chain);
+    assert_eq!(done.iter().filter(|done| !**done).count(), 1);
+    assert!(!done[5]);
+    assert_eq!(engine.ahead_pages(), AheadPages { given: 16 * 8, used: 15 * 8, wasted: 8 });
+}
+
+#[test]
+fn a_list_that_names_bytes_outside_the_pool_is_refused_and_not_told_of() {
+    let memory = Arc::new(Noting::new(2, false));
+    let engine = over(&memory, "read_ahead=1");
+    let mut room = [0u8; 64];
+    for offset in [2 * BLOCK, u64::MAX - 3, 2 * BLOCK - 63] {
+        let mut list = ReadList::scatter(offset, [&mut room[..]]);
+        assert!(matches!(engine.pull(&*memory, &mut list, Checksum::Off), Err(Error::OutOfRange { .. })), "{offset:#x}");
+    }
+    assert!(held(&memory.steps).is_empty());
+}
+
+#[test]
+fn one_line_stands_for_a_page_and_lies_in_the_list() {
+    let mut room = vec![0u8; 3 * PAGE as usize];
+    let lines = |offset: u64, len: usize, page: u64| {
+        let address = NonNull::from(&room[0]);
+        let mut list = ReadList::new();
+        // SAFETY: only looked at here, never copied.
+        unsafe { list.push_raw(offset, LocalRange { address, len_bytes: len }) };
+        list.lines_by_page(page, 1 << 20)
+    };
+    assert_eq!(lines(0, 0, PAGE), [0u64; 0]);
+    assert_eq!(lines(100, 1, PAGE), [64]);
+    assert_eq!(lines(PAGE - 1, 2, PAGE), [PAGE - 64, PAGE]);
+    assert_eq!(lines(3 * PAGE, 2 * PAGE as usize, PAGE), [3 * PAGE, 4 * PAGE]);
+    assert_eq!(lines(3 * PAGE, 2 * PAGE as usize, 4 * PAGE), [3 * PAGE]);
+    assert_eq!(lines(3 * PAGE + 100, 8 * PAGE as usize, 3 * PAGE), [3 * PAGE + 64, 6 * PAGE, 9 * PAGE]);
+    room.fill(1);
+    // Pieces of one page, apart from each other, are one page.
+    let mut list = ReadList::new();
+    for (number, piece) in room.chunks_mut(64).take(8).enumerate() {
+        list.push(128 * number as u64, piece);
+    }
+    assert_eq!(list.lines_by_page(PAGE, 1 << 20), [0]);
+    // Pieces that follow each other go on in its stretches; one that lies elsewhere begins anew.
+    let [first, second, third] = room.as_chunks_mut::<{ PAGE as usize }>().0 else { unreachable!() };
+    let mut list = ReadList::new();
+    list.push(PAGE, &mut first[..]);
+    list.push(9 * PAGE, &mut third[..]);
+    list.push(10 * PAGE, &mut second[..]);
+    assert_eq!(list.lines_by_page(2 * PAGE, 1 << 20), [PAGE, 9 * PAGE]);
+}
+
+/// Copies of 32 pages on a device: what a page takes by how many blocks are told of.
+fn drive(depth: &mut Depth, copies: usize, page_ns: impl Fn(usize, usize) -> f64) -> Vec<usize> {
+    (0..copies)
+        .map(|number| {
+            depth.learn(1, 32 * PAGE, (32.0 * page_ns(depth.blocks(), number)) as u64);
+            depth.blocks()
+        })
+        .collect()
+}
+
+#[test]
+fn as_many_blocks_are_told_of_as_it_takes() {
+    // Flash: 40 us a page, of which each block told of hides a part; three hide all.
+    let flash = |blocks: usize, _| if blocks >= 3 { 400.0 } else { 40_000.0 / (1.0 + 8.0 * blocks as f64) };
+    let mut depth = Depth::new(ReadAhead::Auto);
+    let seen = drive(&mut depth, 30, flash);
+    assert_eq!(seen.last(), Some(&4), "{seen:?}");
+    // Now and then fewer are tried, and seldom.
+    let late = drive(&mut depth, 20_000, flash);
+    let waiting = late.iter().filter(|blocks| **blocks < 3).count();
+    assert!(waiting < 200, "{waiting} of {} copies with too few", late.len());
+    // All of it comes into the device's memory.
+    let calm = drive(&mut depth, 100_000, |_, _| 400.0);
+    assert_eq!(calm.last(), Some(&0));
+}
+
+#[test]
+fn memory_is_told_of_nothing_whatever_else_its_copies_wait_for() {
+    let mut depth = Depth::new(ReadAhead::Auto);
+    assert!(drive(&mut depth, 10_000, |_, _| 700.0).iter().all(|blocks| *blocks == 0));
+    // A neighbour takes the processor now and then: single waits are no reason.
+    assert!(drive(&mut depth, 10_000, |_, number| if number % 20 == 0 { 90_000.0 } else { 700.0 }).iter().all(|blocks| *blocks == 0));
+    // And so often that half of the copies wait: hints are tried, are of no help, and are left alone for longer and longer.
+    let seen = drive(&mut depth, 50_000, |_, number| if number % 2 == 0 { 90_000.0 } else { 700.0 });
+    let told = seen.iter().filter(|blocks| **blocks > 0).count();
+    assert!(told > 0 && told < 5_000, "{told}");
+}
+
+#[test]
+fn a_number_of_blocks_that_is_given_stays() {
+    let mut depth = Depth::new(ReadAhead::Blocks(3));
+    assert!(drive(&mut depth, 1000, |_, number| if number % 3 == 0 { 90_000.0 } else { 300.0 }).iter().all(|blocks| *blocks == 3));
+}
