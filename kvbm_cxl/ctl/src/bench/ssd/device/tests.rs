@@ -10,7 +10,7 @@ fn inside(spec: Spec) -> Inside {
 
 #[test]
 fn a_page_misses_once_and_the_one_used_longest_ago_leaves() {
-    let mut device = state(SPEC);
+    let mut device = inside(SPEC);
     assert_eq!(device.access(0, 0, false), 1000);
     assert_eq!(device.access(0, 5000, false), 1000);
     for page in 1..4 {
@@ -27,20 +27,20 @@ fn a_page_misses_once_and_the_one_used_longest_ago_leaves() {
 
 #[test]
 fn a_miss_brings_the_next_pages_on_the_ways_that_are_free() {
-    let mut device = state(Spec { degree: 2, ways: 8, ..SPEC });
+    let mut device = inside(Spec { degree: 2, ways: 8, ..SPEC });
     assert_eq!(device.access(3, 0, false), 1000);
     assert_eq!((device.access(4, 1000, false), device.access(5, 1000, false)), (1000, 1000));
     assert_eq!((device.done.misses, device.done.reads), (1, 3));
     // With two ways the third page waits for one of them, and nothing lies behind the end.
-    let mut device = state(Spec { degree: 2, ..SPEC });
+    let mut device = inside(Spec { degree: 2, ..SPEC });
     assert_eq!((device.access(3, 0, false), device.access(5, 0, false)), (1000, 2000));
-    let mut device = state(Spec { degree: 2, ..SPEC });
+    let mut device = inside(Spec { degree: 2, ..SPEC });
     assert_eq!((device.access(14, 0, false), device.done.reads), (1000, 2));
 }
 
 #[test]
 fn what_was_written_goes_back_to_flash_when_it_leaves() {
-    let mut device = state(Spec { cache_pages: 1, ways: 1, ..SPEC });
+    let mut device = inside(Spec { cache_pages: 1, ways: 1, ..SPEC });
     assert_eq!(device.access(0, 0, true), 0);
     // Its place is needed: the way is taken by the page that leaves behind the read that it makes room for.
     assert_eq!(device.access(1, 0, false), 1000);
@@ -49,7 +49,7 @@ fn what_was_written_goes_back_to_flash_when_it_leaves() {
 
 #[test]
 fn prefetches_go_out_as_buffers_are_free_and_hold_no_copy_up() {
-    let mut device = state(Spec { ways: 8, ..SPEC });
+    let mut device = inside(Spec { ways: 8, ..SPEC });
     device.asked.extend([(0, 0), (1, 0), (2, 0), (3, 500)]);
     device.go_on(100);
     assert_eq!((device.asked.len(), device.done.reads), (2, 2));
