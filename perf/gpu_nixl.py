@@ -21,6 +21,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(path) for path in (HERE / "package", HERE.parent / "python") if path.exists()]
+# That of the kit, where none is installed.
+sys.path.append(str(HERE / "nixl_wheel"))
 
 import gpu_driver  # noqa: E402
 
