@@ -14,8 +14,8 @@ import numpy
 
 @dataclass(frozen=True)
 class Single:
-    """A request that had the machine for itself. Times in seconds: prefill's computing; everything that moved its blocks, to prefill, to the
-    pool and to decode; until the first token."""
+    """A request that had the machine for itself. Times in seconds: prefill's computing; everything that moved its blocks, to prefill, to
+    the pool and to decode; until the first token."""
 
     cached: int
     computed: int

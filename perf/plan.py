@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether `cxl-plan` says in advance how long first tokens take: its plan of a workload beside the same workload on a Dynamo graph.
 
-A graph of one prefill and one decode worker with the tiny model, KV blocks through the pool. First, costs: requests one at a time, of several
-lengths, without hits and with a beginning that lies in the pool alone, tell what computing, pulling, publishing and everything else take
-(`perf/costs.py`); these are the numbers of a rack, and nothing of the workload is in them. Then the workload: other prompts, with
+A graph of one prefill and one decode worker with the tiny model, KV blocks through the pool. First, costs: requests one at a time, of
+several lengths, without hits and with a beginning that lies in the pool alone, tell what computing, pulling, publishing and everything
+else take (`perf/costs.py`); these are the numbers of a rack, and nothing of the workload is in them. Then the workload: other prompts, with
 beginnings in common by Zipf's law, come at random times whether others were answered or not (open loop, Poisson), so fast that single
 requests of its lengths without hits would keep the prefill worker busy for `--load` of the time. `cxl-plan` is given the rack and the
 same requests at the same times.
@@ -230,9 +230,10 @@ def report(said, calibrated, rack, prompts, times_s, ttft_s, spent, plan) -> Non
     parts = ", ".join(f"{name} {outcome['breakdown'][f'{name}_s'] * 1e3:.0f}" for name in ("wait", "read", "compute", "hand_over"))
     moved_s = prefill.counts.pulled_s + prefill.counts.noticed_s
     print(f"a request's time as planned, ms on average: {parts} (with {rack['model.overhead_ms']:.0f} outside of the workers)")
+    to_decode_s = decode.counts.pulled_s + decode.counts.noticed_s
     print(
         f"as counted: prefill's steps {prefill.prefill_s / count * 1e3:.0f}, its pulls {moved_s / count * 1e3:.0f}, its publishing "
-        f"{prefill.counts.published_s / count * 1e3:.0f}, decode's pulls {(decode.counts.pulled_s + decode.counts.noticed_s) / count * 1e3:.0f}"
+        f"{prefill.counts.published_s / count * 1e3:.0f}, decode's pulls {to_decode_s / count * 1e3:.0f}"
     )
     outside = [name for name in ("mean", "p50") if abs(ratios[f"ttft_{name}_measured_over_planned"] - 1) > WITHIN]
     print(f"mean and median within {WITHIN:.0%}: " + ("yes" if not outside else f"no, {' and '.join(outside)}"))

@@ -135,8 +135,8 @@ fn an_owner_evicts_its_own_blocks_alone() {
     assert_eq!(four.counts.hit_tokens(), 32 + 32 + 31);
     // With room for three each has its own chunks: nothing goes.
     assert_eq!(run(&trace, &owners, System::Pool, Routing::RoundRobin, blocks(8.0)).counts.hit_tokens(), 110);
-    // Of six cells the first instance has 1 2 3 4, and the second one 9 and a free one. The second uses 1 and 2. In the tick in which they were
-    // published their owner does not see that, and 5 and 6 take their cells; later it does. In one order for all it is seen at once.
+    // Of six cells the first instance has 1 2 3 4, and the second one 9 and a free one. The second uses 1 and 2. In the tick in which they
+    // were published their owner does not see that, and 5 and 6 take their cells; later it does. In one order for all it is seen at once.
     let hits = |owners, used_ms| {
         let requests =
             [(0, &[1, 2][..]), (1_000, &[9]), (2_000, &[3, 4]), (used_ms, &[1, 2]), (used_ms + 1_000, &[5, 6]), (used_ms + 2_000, &[1, 2])];
