@@ -78,8 +78,9 @@ def _object_of(running, store, place: int):
     return path
 
 
-def test_evicted_blocks_come_back_to_the_engine_that_computed_them(model, pool, store, text):
-    with _evicted(model, pool, store) as running:
+@pytest.mark.parametrize("by", ("", "nixl+posix://"), ids=("folder", "nixl"))
+def test_evicted_blocks_come_back_to_the_engine_that_computed_them(model, pool, store, text, by):
+    with _evicted(model, pool, f"{by}{store}") as running:
         assert running.first == text
         assert running.texts([PROMPT]) == [text]
         running.settle()

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 # A file that its writer did not finish, and will not any more.
 _UNFINISHED_S = 3600.0
 _PART = ".part"
+# A folder whose bytes NIXL moves.
+_NIXL = "nixl+posix://"
 
 
 @dataclass(frozen=True)
@@ -101,15 +104,19 @@ class LocalStore:
             file = open(unfinished, "xb", buffering=0)
         try:
             with file:
-                for part in parts:
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[file.write(rest) :]
+                self._fill(file, parts)
             os.replace(unfinished, target)
         except BaseException:
             with suppress(OSError):
                 unfinished.unlink()
             raise
+
+    def _fill(self, file: FileIO, parts: Sequence[Any]) -> None:
+        """Writes all of it to an empty file."""
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                rest = rest[file.write(rest) :]
 
     def delete(self, path: str) -> None:
         (self._root / path).unlink(missing_ok=True)
@@ -181,5 +188,10 @@ def _written_s(info: dict[str, Any]) -> float:
 
 
 def open_store(target: str) -> Store:
-    """The store of a folder's path, or of a URL as fsspec takes it ("s3://bucket/folder"). Raises ValueError and what the store raises."""
+    """The store of a folder's path, of a folder by NIXL ("nixl+posix:///mnt/kv"), or of a URL as fsspec takes it ("s3://bucket/folder").
+    Raises ValueError and what the store raises."""
+    if target.startswith(_NIXL):
+        from .nixl_store import NixlStore
+
+        return NixlStore(target.removeprefix(_NIXL))
     return FsspecStore(target) if "://" in target else LocalStore(target)

@@ -79,8 +79,9 @@ class ConnectorConfig:
     record_max_bytes: int = 1 << 30
     """Longest record of an engine. What comes behind it is dropped and counted."""
     l2: str = ""
-    """A second level behind the pool: a folder of a local disk or of a file system that hosts share, or a URL as fsspec takes it. Blocks
-    that are about to be evicted are kept there, and come back when a prompt begins with them. Left out: they are dropped."""
+    """A second level behind the pool: a folder of a local disk or of a file system that hosts share, `nixl+posix://FOLDER` to have NIXL
+    read and write there, or a URL as fsspec takes it. Blocks that are about to be evicted are kept there, and come back when a prompt
+    begins with them. Left out: they are dropped."""
     l2_max_bytes: int = 0
     """What the second level may hold. Beyond it the blocks that were unused for longest go."""
     l2_wait_ms: int = 1000
