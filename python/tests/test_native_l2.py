@@ -321,7 +321,7 @@ def test_a_url_is_for_fsspec(cache, tmp_path):
         for key in keys:
             cache.evict(NS, key)
         promotion = again.promote(lambda work: work(cache), [bytes(NS)], keys)
-        assert promotion.wait(PATIENCE_S) and promotion.blocks == 5, level.counts()
+        assert promotion.wait(PATIENCE_S) and promotion.blocks == 12
         assert all(pulled(cache, key) == payload(key, LEN) for key in keys)
         store.delete(name_of(keys[3]).path)
         store.delete(name_of(keys[3]).path)
