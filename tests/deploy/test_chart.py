@@ -185,7 +185,17 @@ def test_every_host_is_told_where_its_threads_run(cpus):
         assert not any("CXL_CPUS" in environment for environment in told if "CXL_MACHINE_ID" not in environment)
 
 
+@pytest.mark.parametrize("copy", ["engine=auto", "engine=cpu,workers=3,window=2M", "read_ahead=auto,ahead_page=36K", "read_ahead=4"])
+def test_every_host_is_told_how_to_copy(copy):
+    for changes in ({"pool": {"copy": copy}}, *([{}] if copy == "engine=auto" else [])):
+        told = [charts.environment(container) for _, _, container, _ in containers(charts.render(**changes))]
+        hosts = [environment for environment in told if "CXL_MACHINE_ID" in environment]
+        assert len(hosts) >= 3 and {environment["CXL_COPY"] for environment in hosts} == {copy}
+
+
 REFUSED = {
+    "copy": ({"pool": {"copy": "read_ahead=9"}}, "/pool/copy"),
+    "copy-kind": ({"pool": {"copy": "ahead=auto"}}, "/pool/copy"),
     "cpus": ({"pool": {"cpus": "node1"}}, "/pool/cpus"),
     "cpus-kind": ({"pool": {"cpus": "cores=1"}}, "/pool/cpus"),
     "cpus-nothing": ({"pool": {"cpus": ""}}, "/pool/cpus"),

@@ -199,6 +199,7 @@ def test_every_host_of_compose_is_one_of_its_own_and_has_time_to_leave():
         assert f"state-{role}:{service['environment']['CXL_STATE_DIR']}" in service["volumes"], name
         assert service["stop_grace_period"] == "120s", name
         assert service["environment"]["CXL_CPUS"] == "any", name
+        assert service["environment"]["CXL_COPY"] == "engine=auto", name
     services = of_compose()
     assert not any("CXL_POOL" in services[name]["environment"] for name in ("prefill-nixl-ucx", "decode-nixl-ucx", "frontend"))
 

@@ -46,6 +46,7 @@ $(NODE_NAME)/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}no
 - {name: CXL_MACHINE_ID, value: {{ include "kvbm-cxl.machine" . | quote }}}
 - {name: CXL_STATE_DIR, value: /run/kvbm-cxl}
 - {name: CXL_CPUS, value: {{ .root.Values.pool.cpus | quote }}}
+- {name: CXL_COPY, value: {{ .root.Values.pool.copy | quote }}}
 {{- end }}
 
 {{- define "kvbm-cxl.podSecurity" -}}

@@ -119,6 +119,9 @@ fn the_next_blocks_are_told_of_before_they_are_copied_and_no_more() {
         for (place, &block) in chain.iter().enumerate().skip(4) {
             let (told, copied) = (memory.first(last_page(block), false), memory.first(block * 8, true).unwrap());
             assert!(told.is_some_and(|told| told < copied), "block {place} of the chain was not told of before its copy");
+            let step = place / 4 * 4;
+            let before = memory.first(last_page(chain[step - 1]), true).unwrap();
+            assert!(place - step >= 2 || told.unwrap() < before, "block {place} of the chain was told of with its own step");
         }
         // Steps are of four blocks (128 KiB), and two more are told of.
         for (place, &block) in chain.iter().enumerate().skip(10) {
@@ -150,6 +153,24 @@ fn a_block_that_fails_fails_alone_and_its_pages_were_told_of_in_vain() {
     assert_eq!(done.iter().filter(|done| !**done).count(), 1);
     assert!(!done[5]);
     assert_eq!(engine.ahead_pages(), AheadPages { given: 16 * 8, used: 15 * 8, wasted: 8 });
+}
+
+#[test]
+fn what_was_copied_is_not_told_of_any_more() {
+    let memory = Noting::new(3, false);
+    let mut room = vec![0u8; 3 * BLOCK as usize];
+    let lists: Vec<ReadList<'_>> =
+        (0..3).zip(room.chunks_mut(BLOCK as usize)).map(|(block, room)| ReadList::scatter(block * BLOCK, [room])).collect();
+    let pages = Arc::new(Pages::default());
+    let call = Call::of(&lists, PAGE, memory.len_bytes(), pages.clone());
+    call.ended(0, true);
+    call.give(0, &memory);
+    assert!(held(&memory.steps).is_empty(), "a device was told of what was there already");
+    call.give(1, &memory);
+    call.give(2, &memory);
+    call.ended(1, true);
+    call.ended(2, false);
+    assert_eq!([&pages.given, &pages.used, &pages.wasted].map(|count| count.load(Relaxed)), [16, 8, 8]);
 }
 
 #[test]
