@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import fake_gpu
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import devices
+from kvbm_cxl.vllm_integration import devices, support
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.connector import CxlConnector
 from kvbm_cxl.vllm_integration.jobs import CopyTimeout
 from kvbm_cxl.vllm_integration.metadata import Blocks
 from test_worker_side import BLOCKS, CONTENT, HEADS, KEYS, LAYERS, TOKENS, Bench
+from vllm.config import ParallelConfig, VllmConfig
 
 PAGE_BYTES = HEADS * TOKENS * CONTENT * 4
 NAMES = [f"layers.{layer}" for layer in range(LAYERS)]
@@ -306,6 +307,20 @@ def test_layers_by_themselves_are_for_gpus_without_checksums():
             ConnectorConfig.read({**config, **wrong})
     assert ConnectorConfig.read({**config, "checksums": False}).save_layers
     assert CxlConnector.requires_piecewise_for_cudagraph({"save_layers": True}) and not CxlConnector.requires_piecewise_for_cudagraph({})
+
+
+def test_engines_that_compute_a_layer_in_parts_are_refused():
+    """The first call of a layer's hook says nothing of its other tokens then."""
+
+    def engine(use_ubatching=False, speculative_config=None):
+        return SimpleNamespace(parallel_config=SimpleNamespace(use_ubatching=use_ubatching), speculative_config=speculative_config)
+
+    support.check_save_layers(engine())
+    for wrong, said in ((engine(use_ubatching=True), "microbatches"), (engine(speculative_config=object()), "speculative")):
+        with pytest.raises(ConfigError, match=f"{said}.* leave save_layers out"):
+            support.check_save_layers(wrong)
+    # What vLLM itself has.
+    assert isinstance(ParallelConfig().use_ubatching, bool) and "speculative_config" in VllmConfig.__dataclass_fields__
 
 
 def test_the_hook_of_a_layer_reaches_the_worker():

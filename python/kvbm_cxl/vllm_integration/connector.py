@@ -58,6 +58,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         support.check(vllm_config, kv_cache_config)
         if config.zero_copy:
             support.check_zero_copy(vllm_config, kv_cache_config)
+        if config.save_layers:
+            support.check_save_layers(vllm_config)
         second_level.check(config, shape)
         self._is_hybrid = len(kv_cache_config.kv_cache_groups) > 1
         self._access = pool_access.acquire(config)
