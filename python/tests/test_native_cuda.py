@@ -4,6 +4,7 @@
 import contextlib
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import fake_gpu
@@ -232,13 +233,19 @@ def test_queued_blocks_go_in_the_order_of_the_streams(queueing):
     assert [gpu.read(address, COUNT * PART_BYTES) for address in targets] == expected
 
 
+def _threads():
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
 def test_the_cache_commits_what_a_program_has_let_go_of(gpu, pool):
     keys = chain(2)
     with pool.cache(checksums=False) as cache:
         cache.open_gpu(0)
         addresses = [gpu.allocate(part) for part in parts(keys, range(2))]
+        assert "cxl-cache-gpu" not in _threads(), "a process that queues nothing has no thread for it"
         gpu.set("is_stuck", 1)
         cache.queue_publish(NS, keys, layout(addresses), range(2), stream=0)
+        assert "cxl-cache-gpu" in _threads()
         gpu.set("is_stuck", 0)
         deadline = time.monotonic() + 60
         while not all(cache.has(NS, keys)):
