@@ -63,6 +63,34 @@ def test_a_wrong_byte_ends_it(tmp_path):
     assert "RATIOS" not in done.stdout
 
 
+STEPS = """
+import sys, types
+sys.path.insert(0, sys.argv[1])
+import gpu, gpu_queued
+whole, what = gpu_queued.Step.block, sys.argv[3]
+if what == "published":
+    gpu_queued.Step.block = lambda step, block: whole(step, block)[:-1] + b"?"
+if what == "pulled":
+    read = gpu.gpu_driver.Gpu.read
+    gpu.gpu_driver.Gpu.read = lambda gpu, address, len_bytes: read(gpu, address, len_bytes)[:-1] + b"?"
+bench = gpu.Bench(types.SimpleNamespace(minutes=9, pool=sys.argv[2], pool_mib=32, rounds=1, divide=16))
+bench.has_kernels = False
+gpu.streams(bench)
+print(sorted(gpu.RATIOS))
+"""
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "published", "pulled"])
+def test_a_wrong_byte_ends_the_steps(driver, tmp_path, wrong):
+    command = [sys.executable, "-c", STEPS, str(PROGRAM.parent), str(tmp_path / "pool"), wrong]
+    environment = os.environ | {"CXL_CUDA_LIBRARY": str(driver)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if wrong == "nothing":
+        assert done.returncode == 0 and "queue_call_share" in done.stdout, done.stdout + done.stderr
+    else:
+        assert done.returncode != 0 and f"a block that was {wrong}" in done.stderr and "nothing that was timed" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("library", ["none", "libno-such-driver.so.1"])
 def test_without_a_gpu_it_says_so(library, tmp_path):
     done = run(Path(library), tmp_path)
