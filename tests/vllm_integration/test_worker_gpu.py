@@ -281,6 +281,26 @@ def test_a_step_that_never_ends_publishes_nothing(make):
     _eventually(lambda: here.presence(KEYS[:2]) == ["absent"] * 2)
 
 
+def test_a_step_that_did_not_end_says_nothing_of_the_layers_of_the_next(make):
+    here, there = make(**BY_LAYER), make(seed=2, **BY_LAYER)
+    here.begin(saves=[Blocks("a", KEYS[:2], [0, 1])])
+    here.reserved(KEYS[:2])
+    for name in NAMES:
+        here.side.layer_computed(name)
+    step = here.begin(saves=[Blocks("b", KEYS[2:4], [2, 3])])
+    here.reserved(KEYS[2:4])
+    for layer, name in enumerate(NAMES):
+        assert "saved_layers/behind" not in here.counts(), "nothing is queued before it is computed"
+        here.side.layer_computed("other")
+        here.compute(layer, [2, 3])
+        here.side.layer_computed(name)
+    here.side.save(step)
+    here.saved("b")
+    _eventually(lambda: here.presence(KEYS[:4]) == ["absent"] * 2 + ["there"] * 2)
+    assert not there.load("b", KEYS[2:4], [5, 6])[0]
+    _compare(there, here, {2: 5, 3: 6})
+
+
 @pytest.mark.parametrize("ends", (True, False))
 def test_a_load_that_is_late_gives_no_block_away(make, monkeypatch, ends):
     """The GPU may still write to its blocks."""

@@ -308,6 +308,8 @@ class WorkerSide:
     def _begin_layers(self, attached: Attached, orders: StepMetadata) -> None:
         """Takes on blocks that this step computes and that are published layer by layer. Those for which there is no room yet are published
         behind the step: waiting now would keep it from computing."""
+        # Of a step that did not come to its end.
+        self._layer_saves.end(None, lambda _: "not_computed")
         for blocks in orders.saves if attached.publishes else ():
             group = attached.groups[blocks.group]
             if group is None or group.layers is None or not self._has_adapter(blocks):
