@@ -43,7 +43,7 @@ def there(paths):
     return {path for path in paths if os.path.exists(path)}
 
 
-def wait_for(condition, timeout_s=20, what="", pause_s=0.05):
+def wait_for(condition, timeout_s=180, what="", pause_s=0.05):
     """Until it is true; fails where it does not become so in time. What then was wrong is text, or called for."""
     deadline = time.monotonic() + timeout_s
     while not condition():
