@@ -110,7 +110,7 @@ class Serving:
 
     def assert_whole(self):
         """Nothing in the pool is pinned or half written once the graph has nothing to do, and the check finds nothing."""
-        leftovers.wait_for(self._at_rest, 60, "blocks are pinned or half written")
+        leftovers.wait_for(self._at_rest, what="blocks are pinned or half written")
         assert self.fsck()["counts"] | {"notes": 0} == {"errors": 0, "warnings": 0, "notes": 0}, self.fsck()
 
     def _at_rest(self):

@@ -31,7 +31,7 @@ def plugin_settled(graph):
         seen.update(counters.of_plugin(graph.pool))
         return seen["reads"] == reads and seen["staged_read_bytes"] == seen["served_read_bytes"]
 
-    leftovers.wait_for(has_all, 10, lambda: f"the connectors have counted {reads} transfers, the plugins {seen}")
+    leftovers.wait_for(has_all, what=lambda: f"the connectors have counted {reads} transfers, the plugins {seen}")
     return seen
 
 

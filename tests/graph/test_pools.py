@@ -72,7 +72,7 @@ def test_a_pool_full_of_pinned_blocks_takes_nothing_and_everything_is_answered(s
     decode = counters.of_role(after, "decode") - counters.of_role(before, "decode")
     # Only the newest blocks can make room for each other, so some are gone before decode comes for them.
     assert decode.tokens[COMPUTED] > 0
-    leftovers.wait_for(lambda: outcome(served, "no_cell") > refused, 10, "nothing was refused")
+    leftovers.wait_for(lambda: outcome(served, "no_cell") > refused, what="nothing was refused")
 
 
 def test_it_takes_blocks_again_when_the_pins_are_gone(served):
@@ -104,5 +104,5 @@ def test_a_pool_that_vanishes_under_the_workers_is_done_without_until_it_is_back
         served.ask(next(left))
         return spent(served, before, "decode").tokens[PULLED] > 0
 
-    leftovers.wait_for(pulls, 60, "the workers did not find the pool again", pause_s=4)
+    leftovers.wait_for(pulls, what="the workers did not find the pool again", pause_s=4)
     served.assert_whole()

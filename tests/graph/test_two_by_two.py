@@ -61,7 +61,7 @@ def restart(served, name):
         served.ask_all(LONG[:4])
         return served.counted(name).requests > 0
 
-    leftovers.wait_for(answers, 60, f"{name} gets no requests")
+    leftovers.wait_for(answers, what=f"{name} gets no requests")
 
 
 def test_100_requests_at_random_prefixes_survive_the_end_of_a_decode_worker_while_it_pulls(served):
