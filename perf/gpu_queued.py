@@ -40,10 +40,14 @@ class Step:
     def _set(self, address, word, len_bytes):
         self.gpu("cuMemsetD32Async", ctypes.c_uint64(address), ctypes.c_uint(word), ctypes.c_size_t(len_bytes // 4), self.gpu.stream)
 
-    def compute(self, layer):
-        """Gives the stream the work of a layer."""
+    def keep_busy(self):
+        """Gives the stream the work of a layer besides its pages."""
         for _ in range(WORK_TIMES):
             self._set(self.work, self.number, self.work_bytes)
+
+    def compute(self, layer):
+        """Gives the stream the work of a layer."""
+        self.keep_busy()
         for block in range(self.count):
             self._set(self.addresses[layer] + block * PAGE_BYTES, self.word(layer, block), PAGE_BYTES)
 
@@ -83,12 +87,10 @@ def _pull(way, cache, ns, keys, step):
     """Pulls the blocks and gives the stream a layer's work behind them."""
     if way == "waited":
         found = cache.pull_blocks(ns, keys, step.layout, range(step.count))
-        for _ in range(WORK_TIMES):
-            step._set(step.work, step.number, step.work_bytes)
+        step.keep_busy()
     else:
         queued = cache.queue_pull(ns, keys, step.layout, range(step.count), stream=step.stream)
-        for _ in range(WORK_TIMES):
-            step._set(step.work, step.number, step.work_bytes)
+        step.keep_busy()
         found = queued.wait()
     step.gpu.wait()
     return found

@@ -52,11 +52,6 @@ class Wrong(Exception):
     """A result that must not be timed."""
 
 
-def tokens(generator: random.Random, count: int) -> list[int]:
-    """A prompt that is like no other."""
-    return [generator.randrange(routing.FIRST_TOKEN, routing.LAST_TOKEN) for _ in range(count)]
-
-
 @dataclass(frozen=True)
 class Seen:
     """What one worker has counted."""
@@ -104,9 +99,9 @@ class Asked:
 
 def single_prompts(generator: random.Random) -> list[list[int]]:
     """Beginnings, then prompts like no other, which drive them out of the engine's own cache, then the beginnings with other endings."""
-    beginnings = [tokens(generator, length) for length in PREFIX_TOKENS for _ in range(PREFIX_EACH)]
-    cold = [tokens(generator, length) for _ in range(COLD_EACH) for length in COLD_TOKENS]
-    return [*beginnings, *cold, *(each + tokens(generator, ENDING_TOKENS) for each in beginnings)]
+    beginnings = [routing.tokens(generator, length) for length in PREFIX_TOKENS for _ in range(PREFIX_EACH)]
+    cold = [routing.tokens(generator, length) for _ in range(COLD_EACH) for length in COLD_TOKENS]
+    return [*beginnings, *cold, *(each + routing.tokens(generator, ENDING_TOKENS) for each in beginnings)]
 
 
 def measured_costs(asked: Asked, prompts: list[list[int]]) -> tuple[dict[str, float], list[costs.Single]]:
@@ -210,7 +205,6 @@ def arrivals(prompts: list[list[int]], rack: dict[str, float], load: float, seed
 
 def report(said, calibrated, rack, prompts, times_s, ttft_s, spent, plan) -> None:
     """Lines for people, and the ratios."""
-    outcome = plan
     prefill, decode = spent["prefill-0"], spent["decode-0"]
     lengths = [len(prompt) for prompt in prompts]
     print(f"costs, of {len(calibrated)} single requests: " + ", ".join(f"{name} {value:.6g}" for name, value in rack.items()))
@@ -220,14 +214,14 @@ def report(said, calibrated, rack, prompts, times_s, ttft_s, spent, plan) -> Non
     )
     found = 1 - prefill.counts.tokens[COMPUTED] / sum(lengths)
     measured = {"mean": statistics.mean(ttft_s), "p50": percentile(ttft_s, 50), "p99": percentile(ttft_s, 99)}
-    expected = {name: outcome["ttft"][f"{name}_s"] for name in measured}
+    expected = {name: plan["ttft"][f"{name}_s"] for name in measured}
     print("| first token | measured | planned | measured by planned |\n|---|---|---|---|")
     ratios = {f"ttft_{name}_measured_over_planned": value / expected[name] for name, value in measured.items()}
     for name, value in measured.items():
         print(f"| {name} | {value * 1e3:.0f} ms | {expected[name] * 1e3:.0f} ms | {value / expected[name]:.3f} |")
-    print(f"| tokens found | {found:.4f} | {outcome['hit_rate']:.4f} | {found / outcome['hit_rate']:.3f} |\n")
+    print(f"| tokens found | {found:.4f} | {plan['hit_rate']:.4f} | {found / plan['hit_rate']:.3f} |\n")
     count = len(prompts)
-    parts = ", ".join(f"{name} {outcome['breakdown'][f'{name}_s'] * 1e3:.0f}" for name in ("wait", "read", "compute", "hand_over"))
+    parts = ", ".join(f"{name} {plan['breakdown'][f'{name}_s'] * 1e3:.0f}" for name in ("wait", "read", "compute", "hand_over"))
     moved_s = prefill.counts.pulled_s + prefill.counts.noticed_s
     print(f"a request's time as planned, ms on average: {parts} (with {rack['model.overhead_ms']:.0f} outside of the workers)")
     to_decode_s = decode.counts.pulled_s + decode.counts.noticed_s
@@ -237,7 +231,7 @@ def report(said, calibrated, rack, prompts, times_s, ttft_s, spent, plan) -> Non
     )
     outside = [name for name in ("mean", "p50") if abs(ratios[f"ttft_{name}_measured_over_planned"] - 1) > WITHIN]
     print(f"mean and median within {WITHIN:.0%}: " + ("yes" if not outside else f"no, {' and '.join(outside)}"))
-    ratios["found_measured_over_planned"] = found / outcome["hit_rate"]
+    ratios["found_measured_over_planned"] = found / plan["hit_rate"]
     print("RATIOS " + json.dumps({name: round(value, 4) for name, value in ratios.items()}))
 
 

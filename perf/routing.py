@@ -73,19 +73,20 @@ def _gamma(choose: random.Random, mean: float, deviation: float) -> int:
     return max(1, round(choose.gammavariate((mean / deviation) ** 2, deviation**2 / mean)))
 
 
+def tokens(choose: random.Random, count: int) -> list[int]:
+    """A prompt that is like no other."""
+    return [choose.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(count)]
+
+
 def requests(count: int, prefixes: int, seed: int = 1) -> list[list[int]]:
     """Prompts, the same ones for a seed."""
     choose = random.Random(seed)
-
-    def tokens(length: int) -> list[int]:
-        return [choose.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)]
-
     (total, spread), (unique, unique_spread) = ([value / SCALE for value in each] for each in (INPUT, UNIQUE))
     shared_spread = math.sqrt(max(spread**2 - unique_spread**2, 1))
-    shared = [tokens(min(_gamma(choose, total - unique, shared_spread), MOST_TOKENS // 2)) for _ in range(prefixes)]
+    shared = [tokens(choose, min(_gamma(choose, total - unique, shared_spread), MOST_TOKENS // 2)) for _ in range(prefixes)]
     weights = [1 / (rank + 1) for rank in range(prefixes)]
     chosen = choose.choices(shared, weights, k=count)
-    return [prefix + tokens(min(_gamma(choose, unique, unique_spread), MOST_TOKENS // 2)) for prefix in chosen]
+    return [prefix + tokens(choose, min(_gamma(choose, unique, unique_spread), MOST_TOKENS // 2)) for prefix in chosen]
 
 
 def serve(router: str, connector: str, prompts: list[list[int]], at_once: int, state: Path) -> Result:

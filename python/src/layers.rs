@@ -4,9 +4,9 @@
 use crate::cache::OpenCache;
 use crate::failure::{Failure, Outcome};
 use crate::handle::{Native, OpenHandle, drop_detached, held};
-use crate::layout::BlockLayout;
+use crate::layout::{BlockLayout, after_of};
 use crate::local::Use;
-use crate::queued::{Kept, Queued};
+use crate::queued::{Kept, Queued, on_gpu};
 use cxl_pool::cache::queued;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -91,7 +91,7 @@ impl QueuedLayers {
     ) -> PyResult<()> {
         let (set, handle) = self.parts()?;
         let ids = layout.get().block_ids(block_ids, self.blocks, Use::Read)?;
-        let (places, on, kept) = (layout.get().blocks.clone(), layout.get().on_gpu(after)?, layout.clone().unbind());
+        let (places, on, kept) = (layout.get().blocks.clone(), on_gpu(layout.get(), after_of(after)?)?, layout.clone().unbind());
         Ok(py.detach(|| -> Outcome<()> {
             places.extents().check_outside(&handle.hold()?.pool)?;
             let mut open = held(set.open.get(LAYERS)?);

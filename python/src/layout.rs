@@ -119,27 +119,8 @@ impl BlockLayout {
                 Some(_) => Err(invalid("the blocks lie in the host's memory: no stream or event of a GPU is waited for")),
             };
         };
-        let after = match after {
-            None => After::Nothing,
-            Some(object) if object.hasattr("cuda_stream")? => After::Stream(object.getattr("cuda_stream")?.extract()?),
-            Some(object) if object.hasattr("cuda_event")? => match object.getattr("cuda_event")?.extract::<Option<u64>>()? {
-                None | Some(0) => return Err(invalid("the event was never recorded: record it behind what the copy comes after")),
-                Some(event) => After::Event(event),
-            },
-            Some(object) => return Err(invalid(format!("{} is no stream and no event of a GPU", object.get_type().name()?))),
-        };
+        let after = after.map_or(Ok(After::Nothing), after_of)?;
         Ok(LocalPlace::Gpu(OnGpu { device, after }))
-    }
-
-    /// As [`BlockLayout::place`], of blocks that have to lie on a GPU.
-    ///
-    /// # Errors
-    /// Those, and `InvalidError` for blocks in the host's memory.
-    pub fn on_gpu(&self, after: &Bound<'_, PyAny>) -> PyResult<OnGpu> {
-        match self.place(Some(after))? {
-            LocalPlace::Gpu(on) => Ok(on),
-            LocalPlace::Host => Err(invalid("the blocks lie in the host's memory")),
-        }
     }
 
     /// Numbers of blocks as Python has them, one for each key.
@@ -200,6 +181,23 @@ fn check_apart(parts: &[Part], block_count: usize) -> PyResult<()> {
         }
     }
     Ok(())
+}
+
+/// What copies come after: what was given to a stream, or to one before an event; objects as torch has them.
+///
+/// # Errors
+/// `InvalidError` for what is neither, and for an event that was never recorded.
+pub fn after_of(object: &Bound<'_, PyAny>) -> PyResult<After> {
+    if object.hasattr("cuda_stream")? {
+        return Ok(After::Stream(object.getattr("cuda_stream")?.extract()?));
+    }
+    if object.hasattr("cuda_event")? {
+        return match object.getattr("cuda_event")?.extract::<Option<u64>>()? {
+            None | Some(0) => Err(invalid("the event was never recorded: record it behind what the copy comes after")),
+            Some(event) => Ok(After::Event(event)),
+        };
+    }
+    Err(invalid(format!("{} is no stream and no event of a GPU", object.get_type().name()?)))
 }
 
 #[pymethods]

@@ -40,10 +40,10 @@ pub fn stream_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     object.extract().map_err(|_| invalid(format!("{:?} is no stream of a GPU", object.get_type().name().map(|name| name.to_string()))))
 }
 
-/// Where the blocks of a call lie.
-pub fn on_gpu(layout: &BlockLayout, stream: u64) -> PyResult<OnGpu> {
+/// Where the blocks of a call lie, which come after this.
+pub fn on_gpu(layout: &BlockLayout, after: After) -> PyResult<OnGpu> {
     match layout.gpu() {
-        Some(device) => Ok(OnGpu { device, after: After::Stream(stream) }),
+        Some(device) => Ok(OnGpu { device, after }),
         None => Err(invalid("the blocks lie in the host's memory: no stream of a GPU orders their copies")),
     }
 }
@@ -66,7 +66,7 @@ impl Call {
     /// Queues a publish.
     pub fn publish(self, py: Python<'_>, handle: &Arc<OpenHandle<OpenCache>>, wanted: &[(BlockKey, Option<BlockKey>)]) -> PyResult<Queued> {
         let Call { namespace, layout, ids, stream, wait_ms } = self;
-        let (places, len_bytes, on) = (layout.get().blocks.clone(), layout.get().len_bytes(), on_gpu(layout.get(), stream)?);
+        let (places, len_bytes, on) = (layout.get().blocks.clone(), layout.get().len_bytes(), on_gpu(layout.get(), After::Stream(stream))?);
         let request = |&(key, parent): &(BlockKey, Option<BlockKey>)| PublishRequest { namespace, key, parent, len_bytes };
         let requests: Vec<PublishRequest> = wanted.iter().map(request).collect();
         let queued = py.detach(|| -> Outcome<queued::Queued> {
@@ -83,7 +83,7 @@ impl Call {
     /// Queues a pull.
     pub fn pull(self, py: Python<'_>, handle: &Arc<OpenHandle<OpenCache>>, keys: &[BlockKey]) -> PyResult<Queued> {
         let Call { namespace, layout, ids, stream, wait_ms } = self;
-        let (places, on) = (layout.get().blocks.clone(), on_gpu(layout.get(), stream)?);
+        let (places, on) = (layout.get().blocks.clone(), on_gpu(layout.get(), After::Stream(stream))?);
         let queued = py.detach(|| -> Outcome<queued::Queued> {
             let open = handle.hold()?;
             places.extents().check_outside(&open.pool)?;

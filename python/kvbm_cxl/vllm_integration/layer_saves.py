@@ -162,10 +162,6 @@ class LayerSaves:
         """Takes on a job for these blocks."""
         self._jobs.append((blocks, job))
 
-    def has(self, blocks: Blocks) -> bool:
-        """Whether there is one for these."""
-        return any(known is blocks for known, _ in self._jobs)
-
     def queue(self, layer_name: str, stream: "Callable[[], torch.cuda.Stream]") -> None:
         """Has the parts of a layer copied that was computed by what `stream()` was given, and those of the layers before it."""
         if not self._jobs:
@@ -175,10 +171,12 @@ class LayerSaves:
         for _, job in self._jobs:
             job.queue(self._computed, behind)
 
-    def end(self, after: "After", drops: Callable[[Blocks], str | None]) -> None:
-        """The step is over. `drops` says for which reason, if any, blocks are not to be published."""
+    def end(self, after: "After", drops: Callable[[Blocks], str | None]) -> list[Blocks]:
+        """The step is over. `drops` says for which reason, if any, blocks are not to be published. Returns those that there were jobs for,
+        each as often."""
         jobs, self._jobs = self._jobs, []
         self._computed.clear()
         for blocks, job in jobs:
             reason = drops(blocks)
             job.end(after) if reason is None else job.drop(reason)
+        return [blocks for blocks, _ in jobs]

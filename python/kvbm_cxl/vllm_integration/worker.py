@@ -390,9 +390,9 @@ class WorkerSide:
             return
         if orders.saves and attached.publishes:
             after = devices.mark(attached.device)
-            begun = {id(blocks) for blocks in orders.saves if self._layer_saves.has(blocks)}
             # First: the room that others wait for may be theirs.
-            self._layer_saves.end(after, lambda blocks: None if self._has_adapter(blocks) else "other_adapter")
+            ended = self._layer_saves.end(after, lambda blocks: None if self._has_adapter(blocks) else "other_adapter")
+            begun = set(map(id, ended))
             # The next step waits for states: the copies of other blocks do not stand before them.
             for blocks in sorted(orders.saves, key=lambda blocks: not blocks.is_state):
                 has_begun = id(blocks) in begun

@@ -119,8 +119,10 @@ pub struct Party {
     left_out: Option<Step>,
     timeout: Duration,
     session: [u64; 2],
-    /// The number of this side's GPU, if it has one, and that GPU in a trial of [`Test::GpuPayload`].
-    gpu: (Option<u32>, Option<GpuSide>),
+    /// The number of this side's GPU, if it has one.
+    gpu: Option<u32>,
+    /// That GPU, in a trial of [`Test::GpuPayload`].
+    gpu_side: Option<GpuSide>,
 }
 
 impl Party {
@@ -146,7 +148,8 @@ impl Party {
             left_out,
             timeout,
             session: [own, 0],
-            gpu: (None, None),
+            gpu: None,
+            gpu_side: None,
         };
         let mut named = 0;
         party.say_hello(named, 0)?;
@@ -165,7 +168,7 @@ impl Party {
 
     /// Has GPU `number` copy this side's payloads in trials of [`Test::GpuPayload`].
     pub fn with_gpu(self, number: Option<u32>) -> Party {
-        Party { gpu: (number, None), ..self }
+        Party { gpu: number, ..self }
     }
 
     fn say_hello(&self, other: u64, trial: u64) -> Result<()> {
@@ -254,8 +257,8 @@ impl Party {
         self.tested = scratch::lines(&mapped, &self.layout);
         self.memory = mapped.memory;
         // That of an earlier trial uses the memory of it.
-        let gpu = self.gpu.0.filter(|_| trial.is_some_and(|trial| trial.test == Test::GpuPayload));
-        self.gpu.1 = gpu.map(|gpu| GpuSide::open(gpu, &self.memory, MAX_PAYLOAD_BYTES as usize)).transpose()?;
+        let gpu = self.gpu.filter(|_| trial.is_some_and(|trial| trial.test == Test::GpuPayload));
+        self.gpu_side = gpu.map(|gpu| GpuSide::open(gpu, &self.memory, MAX_PAYLOAD_BYTES as usize)).transpose()?;
         self.trial = number;
         self.rounds = rounds.clamp(1, 1 << 24);
         Ok(())
@@ -300,7 +303,7 @@ impl Party {
 
     /// Copies a payload in, so that a line that is published next may name it.
     pub fn put(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        match &self.gpu.1 {
+        match &self.gpu_side {
             Some(gpu) => gpu.put(&*self.memory, offset, bytes)?,
             None => self.memory.copy_in(offset, bytes)?,
         }
@@ -310,7 +313,7 @@ impl Party {
 
     /// Copies a payload out that a line named.
     pub fn get(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        if let Some(gpu) = &self.gpu.1 {
+        if let Some(gpu) = &self.gpu_side {
             return gpu.get(&*self.memory, offset, into);
         }
         self.memory.flush_range(offset, into.len() as u64)?;

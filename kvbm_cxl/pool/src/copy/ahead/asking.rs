@@ -121,9 +121,14 @@ impl Asker {
         Asker { desk, thread, process: std::process::id() }
     }
 
+    /// A forked process has no such thread, and its lock may be held for ever.
+    fn is_of_another_process(&self) -> bool {
+        self.process != std::process::id()
+    }
+
     /// Has it tell of lists of a call.
     pub(super) fn ask(&self, call: &Arc<Call>, lists: Range<usize>) {
-        if self.thread.is_none() || lists.is_empty() {
+        if self.thread.is_none() || lists.is_empty() || self.is_of_another_process() {
             return;
         }
         let mut waiting = held(&self.desk.waiting);
@@ -136,8 +141,7 @@ impl Asker {
 
 impl Drop for Asker {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // A forked process has no such thread, and its lock may be held for ever.
+        if self.is_of_another_process() {
             return;
         }
         held(&self.desk.waiting).is_over = true;

@@ -55,8 +55,8 @@ pub struct AheadEngine {
     depth: Mutex<Depth>,
     page_bytes: u64,
     cpus: Option<CpuSet>,
-    /// The thread that asks, and the process that started it: a forked process has none, and gives no hints.
-    asker: OnceLock<(Asker, u32)>,
+    /// The thread that asks; a forked process has none, and gives no hints.
+    asker: OnceLock<Asker>,
     pages: Arc<Pages>,
 }
 
@@ -91,11 +91,7 @@ impl AheadEngine {
             lists.for_each(|list| call.give(list, &*self.memory));
             return;
         }
-        let start = || (Asker::start(self.memory.clone(), self.cpus.as_ref()), std::process::id());
-        let (asker, process) = self.asker.get_or_init(start);
-        if *process == std::process::id() {
-            asker.ask(call, lists);
-        }
+        self.asker.get_or_init(|| Asker::start(self.memory.clone(), self.cpus.as_ref())).ask(call, lists);
     }
 
     /// Copies by the engine below, and learns from how long that takes.
