@@ -355,7 +355,7 @@ impl OpenPool {
     pub fn info(&self) -> Info {
         let (layout, superblock) = (self.pool.layout(), self.pool.superblock());
         let (geometry, data) = (layout.geometry(), self.data());
-        let node = self.pool.devices().first().and_then(|device| device.numa_node);
+        let node = self.pool.payload_device().and_then(|device| device.numa_node);
         let mut info = Info {
             struct_size: size_of::<Info>(),
             uuid: *superblock.uuid(),

@@ -3,7 +3,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use cxl_pool::device::parse_size;
+use cxl_pool::device::{DevicePart, parse_size};
 use cxl_pool::limits::*;
 use cxl_pool::media::Region;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ Environment:
 #[command(name = "cxlctl", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub struct Cli {
     /// The pool: its devices, separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G, or a part of each, such as
-    /// /dev/dax0.0,offset=64G,size=64G [env: CXL_POOL]
+    /// /dev/dax0.0,offset=64G,size=64G; with its metadata on another device: /dev/dax0.0,metadata=/dev/dax1.0 [env: CXL_POOL]
     #[arg(long, global = true, value_name = "SPEC")]
     pub pool: Option<String>,
     /// Print JSON
@@ -147,6 +147,13 @@ pub struct FormatArgs {
     /// How much of each device to use; a file that does not exist is made this long
     #[arg(long, value_parser = size)]
     pub size: Option<u64>,
+
+    /// Keep the metadata on this device and nothing else of the pool, as metadata= in the pool's name does
+    ///
+    /// Every process names it in the pool's name from then on. A part of a device, or a file that is to be made, as in a pool's name:
+    /// /dev/dax1.0,offset=64G,size=1G or /dev/shm/metadata,size=64M. What the metadata do not need of it stays free for others.
+    #[arg(long, value_name = "DEVICE", value_parser = crate::format::metadata)]
+    pub metadata: Option<DevicePart>,
     /// Host slots: how many machines can use the pool at a time
     #[arg(long, default_value_t = DEFAULT_SLOTS as u32)]
     pub slots: u32,

@@ -46,6 +46,16 @@ pub fn cells(text: &str) -> Result<Cells, String> {
     Ok(Cells::Area { cell_bytes, share })
 }
 
+/// Reads a `--metadata`.
+pub fn metadata(text: &str) -> Result<DevicePart, String> {
+    let spec = PoolSpec::parse(text).map_err(|error| error.to_string())?;
+    let mut parts = spec.parts();
+    match (parts.next(), parts.next()) {
+        (Some(part), None) => Ok(part),
+        _ => Err(format!("{text:?} names several devices: metadata lie on one")),
+    }
+}
+
 /// The areas that the options ask for, smallest cells first.
 fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     let mut areas = Vec::new();
@@ -73,7 +83,7 @@ fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
 fn len_bytes(spec: &PoolSpec) -> u64 {
     let each = spec.size_bytes().or_else(|| {
         let len_bytes = |part: DevicePart| part.open(Access::Read, &Sysfs::default()).map_or(0, |device| device.info().len_bytes);
-        spec.parts().map(len_bytes).min()
+        spec.payload_parts().map(len_bytes).min()
     });
     each.unwrap_or(0).saturating_mul(spec.devices().count() as u64)
 }
@@ -83,6 +93,12 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
     let mut spec = spec(pool)?;
     if let Some(size) = args.size {
         spec = spec.with_size(Some(size)).map_err(|error| Failure::usage(error.to_string()))?;
+    }
+    if let Some(part) = &args.metadata {
+        if spec.metadata().is_some() {
+            return Err(Failure::usage("--metadata is given, and the pool's name has a metadata= as well: give one of them"));
+        }
+        spec = spec.with_metadata(Some(part.clone())).map_err(|error| Failure::usage(error.to_string()))?;
     }
     if args.seat_machine.len() as u64 + 1 > u64::from(args.seats) {
         return Err(Failure::usage(format!("{} machines for seats 1 and up, but {} seats", args.seat_machine.len(), args.seats)));

@@ -62,7 +62,8 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
         "features": {"compat": compat, "ro_compat": ro_compat, "incompat": incompat},
         "coherence": coherence(superblock.coherence()),
         "memory": pool.description(),
-        "geometry": {"len_bytes": geometry.len_bytes, "devices": geometry.devices, "stripe_bytes": geometry.stripe_bytes,
+        "geometry": {"len_bytes": geometry.len_bytes, "devices": geometry.devices,
+            "metadata_bytes": geometry.metadata_bytes, "stripe_bytes": geometry.stripe_bytes,
             "seats": geometry.seats, "slots": geometry.slots, "locks": geometry.locks, "objects": geometry.objects,
             "chunk_bytes": geometry.chunk_bytes, "chunks": pool.layout().chunks(), "data_offset": pool.layout().data_offset()},
         "cache": {"cells": geometry.cell_count(), "cells_bytes": geometry.cells_len_bytes(), "cells_offset": pool.layout().cells_offset(),
@@ -162,7 +163,11 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
         let owner = machine(id).unwrap_or_else(|| "given out as machines join".into());
         text.push_str(&format!("  seat {seat}: {owner}\n"));
     }
-    text.push_str(&format!("devices (stripe {})\n", bytes(geometry.stripe_bytes)));
+    let apart = match geometry.metadata_bytes {
+        0 => String::new(),
+        apart => format!("; {} of device 0 for the metadata alone", bytes(apart)),
+    };
+    text.push_str(&format!("devices (stripe {}{apart})\n", bytes(geometry.stripe_bytes)));
     let mut rows = vec![["  #", "kind", "size", "node", "name"].map(String::from).to_vec()];
     for (index, device) in pool.devices().iter().enumerate() {
         let node = device.numa_node.map_or("-".into(), |node| node.to_string());

@@ -19,7 +19,7 @@ use crate::host::{Hooks, Host, HostConfig};
 use crate::limits::*;
 use crate::line::{Line, Lines};
 use crate::machine::{Machine, random_bytes};
-use crate::media::{CellClass, CoherenceMode, DeviceRecord, Geometry, Layout, Stripes, Superblock, SuperblockParts, uuid_text};
+use crate::media::{CoherenceMode, DeviceRecord, Layout, Stripes, Superblock, SuperblockParts, uuid_text};
 use crate::metrics::stats;
 use crate::platform::{MachineId, Platform};
 use format::Before;
@@ -167,24 +167,21 @@ impl Pool {
     /// [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts do not stop; [`Error::Invalid`] for numbers that do not fit. A
     /// file that was made for a format that fails is removed.
     pub fn format(spec: &PoolSpec, options: &FormatOptions) -> Result<Pool> {
-        let (devices, made) = format::open_devices(spec, options)?;
+        let (mut devices, made) = format::open_devices(spec, options)?;
         refuse_duplicates(&devices)?;
-        let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
-        devices.iter().try_for_each(|device| refuse_overlap(device, 0, device.info().len_bytes))?;
-        let stripes = stripes_for(&devices, options)?;
-        let geometry = Geometry {
-            devices: devices.len() as u32,
-            stripe_bytes: stripes.stripe_bytes(),
-            len_bytes: stripes.len_bytes(),
-            seats: options.seat_count,
-            slots: options.slots,
-            locks: options.locks,
-            objects: if options.objects == 0 { Geometry::default_objects(stripes.len_bytes()) } else { options.objects },
-            chunk_bytes: options.chunk_bytes,
-            ..Geometry::with_len(0)
-        };
-        let geometry = with_cells(geometry, &options.cells)?;
+        let payload = &devices[usize::from(spec.metadata().is_some())..];
+        let mut turns = payload.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
+        payload.iter().try_for_each(|device| refuse_overlap(device, 0, device.info().len_bytes))?;
+        let geometry = format::geometry_for(payload, spec.metadata().is_some(), options)?;
         let layout = Layout::new(geometry)?;
+        let stripes = Stripes::of(&geometry)?;
+        if let Some(part) = spec.metadata() {
+            // No more of it than the metadata need: what lies behind stays that of others.
+            let device = format::metadata_part(devices.remove(0), part, geometry.metadata_bytes)?;
+            turns.push(device.lock_for_format()?);
+            refuse_overlap(&device, 0, geometry.metadata_bytes)?;
+            devices.insert(0, device);
+        }
         devices.iter().try_for_each(Device::reserve_holes)?;
         let connected = connect(map(&devices, &stripes, mapping_limit())?, options.coherence, options.memory)?;
         let memory = connected.memory.clone();
@@ -205,6 +202,7 @@ impl Pool {
         write_regions(&pool.lines)?;
         write_superblocks(&*memory, &pool.superblock)?;
         made.keep();
+        drop(turns);
         Ok(pool)
     }
 
@@ -246,6 +244,11 @@ impl Pool {
         &self.devices
     }
 
+    /// The first of the devices that payload lies on.
+    pub fn payload_device(&self) -> Option<&DeviceInfo> {
+        self.devices.get(self.layout().geometry().payload_device())
+    }
+
     /// Poisoned ranges and lost devices.
     pub fn faults(&self) -> &Arc<FaultMap> {
         &self.faults
@@ -282,7 +285,7 @@ impl Pool {
         }
         self.check_not_replaced()?;
         let machine = self.machine()?;
-        let device_node = self.devices.first().and_then(|device| device.numa_node);
+        let device_node = self.payload_device().and_then(|device| device.numa_node);
         let cpus = self.sysfs.resolve(&config.cpus, device_node)?;
         let config = HostConfig { seats: self.superblock.seats(), cpus, ..config };
         join(self.lines.clone(), Arc::new(machine), config)
@@ -381,8 +384,10 @@ fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superb
         let mut holders = found.iter().filter(|(_, superblock)| superblock.device_index() == index);
         match (holders.next(), holders.next()) {
             (None, _) => {
+                let is_metadata = index < reference.layout().geometry().payload_device();
+                let advice = if is_metadata { "it carries the metadata: name it with metadata=PATH" } else { "name it as well" };
                 return Err(first.refuse(format!(
-                    "device {index} of {} of pool {} is missing: it was {:?} (id {}) when the pool was formatted; name it as well",
+                    "device {index} of {} of pool {} is missing: it was {:?} (id {}) when the pool was formatted; {advice}",
                     records.len(),
                     uuid_text(reference.uuid()),
                     record.name,
@@ -397,9 +402,10 @@ fn in_order(mut found: Vec<(Device, Superblock)>) -> Result<(Vec<Device>, Superb
             (Some(_), None) => {}
         }
     }
-    let needed = Stripes::of(reference.layout().geometry())?.device_len_bytes();
+    let stripes = Stripes::of(reference.layout().geometry())?;
     let devices: Vec<Device> = found.into_iter().map(|(device, _)| device).collect();
-    for device in &devices {
+    for (index, device) in devices.iter().enumerate() {
+        let needed = stripes.device_len_bytes(index);
         if device.info().len_bytes < needed {
             return Err(device.refuse(format!("truncated: the pool uses {needed} bytes of it, it has only {}", device.info().len_bytes)));
         }
@@ -414,51 +420,6 @@ fn refuse_duplicates(devices: &[Device]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Adds the cells: chunks as large as a pin line covers, or smaller where the hosts would have too few of them.
-fn with_cells(mut geometry: Geometry, areas: &[CellArea]) -> Result<Geometry> {
-    if areas.is_empty() {
-        return Ok(geometry);
-    }
-    if areas.len() > CELL_CLASSES {
-        return Err(Error::Invalid(format!("{} sizes of cells are more than {CELL_CLASSES}", areas.len())));
-    }
-    let cells = |area: &CellArea| {
-        let bytes = match area.share {
-            Share::Bytes(bytes) => bytes,
-            Share::Percent(percent) => (u128::from(geometry.len_bytes) * u128::from(percent.min(100)) / 100) as u64,
-        };
-        bytes.checked_div(area.cell_bytes).unwrap_or(0)
-    };
-    let least = areas.iter().map(cells).min().unwrap_or(0);
-    let wanted = (2 * u64::from(geometry.slots)).min(least);
-    let fits = |per_chunk: &u32| least / u64::from(*per_chunk) >= wanted;
-    geometry.cells_per_chunk = [112, 56, 28, 14, 7, 2].into_iter().find(fits).unwrap_or(1);
-    geometry.stripes = DEFAULT_STRIPES as u32;
-    for (class, area) in geometry.cells.iter_mut().zip(areas) {
-        let chunks = cells(area) / u64::from(geometry.cells_per_chunk);
-        if chunks == 0 {
-            return Err(Error::Invalid(format!(
-                "not one cell of {} bytes fits its share of a pool of {} bytes: use smaller cells, a larger share or a larger device",
-                area.cell_bytes, geometry.len_bytes
-            )));
-        }
-        *class = CellClass { cell_bytes: area.cell_bytes, chunks };
-    }
-    Ok(geometry)
-}
-
-/// The arrangement of a new pool.
-fn stripes_for(devices: &[Device], options: &FormatOptions) -> Result<Stripes> {
-    let sizes: Vec<u64> = devices.iter().map(|device| device.info().len_bytes).collect();
-    let stripe_bytes = match options.stripe_bytes {
-        Some(stripe_bytes) => stripe_bytes,
-        None if devices.len() == 1 => DEFAULT_STRIPE_BYTES,
-        // Without any that fits, the default goes on and is refused with its reason.
-        None => Stripes::stripe_within(&sizes, DEFAULT_STRIPE_BYTES, mapping_limit()).unwrap_or(DEFAULT_STRIPE_BYTES),
-    };
-    Stripes::fit(&sizes, stripe_bytes)
 }
 
 fn seat_table(options: &FormatOptions) -> Vec<MachineId> {

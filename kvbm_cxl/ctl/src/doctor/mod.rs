@@ -132,7 +132,7 @@ impl Doctor<'_> {
             None if std::env::var_os(PoolSpec::ENV_POOL).is_some() => Some(PoolSpec::from_env()?),
             None => None,
         };
-        if self.args.scratch_offset.is_some() && spec.as_ref().is_none_or(|spec| spec.devices().len() != 1) {
+        if self.args.scratch_offset.is_some() && spec.as_ref().is_none_or(|spec| spec.parts().count() != 1) {
             return Err(Failure::usage("--scratch-offset is a place on one device: name exactly one with --pool"));
         }
         self.judge_cpu_and_system();
@@ -153,8 +153,10 @@ impl Doctor<'_> {
         }
         // Where nothing may be written.
         self.examine_gpu(None);
-        if infos.len() == spec.devices().len() {
-            self.judge_together(&infos, spec.size_bytes());
+        if infos.len() == spec.parts().count() {
+            // How much of its device the metadata take, only a format knows; blocks do not wait for it.
+            let metadata_bytes = spec.metadata().map_or(0, |_| infos.remove(0).unit_bytes());
+            self.judge_together(&infos, spec.size_bytes(), metadata_bytes);
         }
         Ok(())
     }
@@ -300,14 +302,14 @@ impl Doctor<'_> {
         report.pools = pools.iter().map(FoundPool::of).collect();
     }
 
-    /// What concerns all devices of the pool at once.
-    fn judge_together(&mut self, infos: &[DeviceInfo], size_bytes: Option<u64>) {
+    /// What concerns all devices of the pool's payload at once; `metadata_bytes` of another one, or none.
+    fn judge_together(&mut self, infos: &[DeviceInfo], size_bytes: Option<u64>, metadata_bytes: u64) {
         let sizes: Vec<u64> = infos.iter().map(|info| size_bytes.map_or(info.len_bytes, |size| size.min(info.len_bytes))).collect();
         let (limit, most) = (mapping_limit(), self.report.system.max_map_count);
-        if let (Ok(stripes), true) = (Stripes::fit(&sizes, DEFAULT_STRIPE_BYTES), infos.len() > 1) {
+        if let (Ok(stripes), true) = (Stripes::fit_behind(metadata_bytes, &sizes, DEFAULT_STRIPE_BYTES), infos.len() > 1) {
             let wanted = stripes.pieces_len();
             let text = format!("{wanted} mappings with stripes of {} bytes; half of vm.max_map_count is {limit}", stripes.stripe_bytes());
-            match Stripes::stripe_within(&sizes, DEFAULT_STRIPE_BYTES, limit) {
+            match stripes.stripe_within(limit) {
                 _ if wanted <= limit => self.report.find(Level::Note, format!("the pool takes {text}")),
                 Some(fits) => {
                     self.report.find(Level::Note, format!("the pool would take {text}, so a format takes stripes of {fits} bytes"))

@@ -183,7 +183,7 @@ impl Cache {
     /// those of [`Host::acquire`].
     pub fn open(host: &Host, config: CacheConfig) -> Result<Cache> {
         let geometry = host.lines().layout().geometry();
-        let stripes = if geometry.devices > 1 { Some(Stripes::of(geometry)?) } else { None };
+        let stripes = if geometry.striped_devices() > 1 { Some(Stripes::of(geometry)?) } else { None };
         let copy = match config.copy {
             Some(copy) => copy,
             None => CopyConfig::from_env()?,

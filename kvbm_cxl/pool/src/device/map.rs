@@ -155,8 +155,7 @@ pub fn map_part(device: &Device, device_offset: u64, len_bytes: u64) -> Result<M
 pub fn map(devices: &[Device], stripes: &Stripes, mapping_limit: u64) -> Result<Mapping> {
     let wanted = stripes.pieces_len();
     if wanted > mapping_limit {
-        let sizes = vec![stripes.device_len_bytes(); devices.len()];
-        let advice = match Stripes::stripe_within(&sizes, stripes.stripe_bytes(), mapping_limit) {
+        let advice = match stripes.stripe_within(mapping_limit) {
             Some(fits) => format!("format the pool with stripes of {fits} bytes"),
             None => "use fewer devices".into(),
         };
@@ -214,10 +213,10 @@ pub fn is_in_memory(info: &DeviceInfo) -> bool {
 }
 
 fn check_alignment(devices: &[Device], stripes: &Stripes) -> Result<()> {
-    for device in devices {
+    for (index, device) in devices.iter().enumerate() {
         let info = device.info();
         let align = info.align_bytes;
-        let unit = if devices.len() == 1 { stripes.len_bytes() } else { stripes.stripe_bytes() };
+        let unit = stripes.unit_bytes(index);
         if !unit.is_multiple_of(align) {
             return Err(
                 device.refuse(format!("it maps in units of {align} bytes, which {unit} bytes are not: format it with such a multiple"))

@@ -4,6 +4,7 @@
 //! ```text
 //! spec  = item *("," item)
 //! item  = an absolute path | "offset=" size | "size=" size
+//!       | "metadata=" an absolute path | "metadata_offset=" size | "metadata_size=" size
 //! size  = decimal number, then optionally K, M, G or T (powers of 1024), then optionally "iB"
 //! ```
 //!
@@ -14,6 +15,9 @@
 //! `/dev/dax0.0,offset=64G,size=64G` is a part of a device: several pools lie side by side on it, each begun where its offset says. The
 //! offset, too, is that on **each** device, and belongs to the pool's name: every process carries it. It is a multiple of the device
 //! header (2 MiB), and of the device's alignment.
+//!
+//! `/dev/dax0.0,metadata=/dev/dax1.0` keeps the pool's metadata on `/dev/dax1.0` and its payload on `/dev/dax0.0`. `offset=` and `size=`
+//! are then those of the payload's devices; the device of the metadata has its own, `metadata_offset=` and `metadata_size=`.
 
 use super::{Access, Device, Sysfs};
 use crate::error::{Error, Result};
@@ -26,6 +30,7 @@ pub struct PoolSpec {
     devices: Vec<PathBuf>,
     offset_bytes: u64,
     size_bytes: Option<u64>,
+    metadata: Option<DevicePart>,
 }
 
 /// One device of a pool: the part of it that the pool has.
@@ -85,17 +90,12 @@ impl PoolSpec {
             return Err(Error::Invalid(format!("{} devices are named, a pool has at most {MAX_DEVICES}", devices.len())));
         }
         for (index, path) in devices.iter().enumerate() {
-            if !path.is_absolute() {
-                return Err(Error::Invalid(format!("{path:?} is not an absolute path: every process must mean the same device by it")));
-            }
-            if path.as_os_str().as_encoded_bytes().contains(&0) {
-                return Err(Error::Invalid(format!("{path:?} has a zero byte in it")));
-            }
+            check_path(path)?;
             if devices[..index].contains(path) {
                 return Err(Error::Invalid(format!("{} is named twice", path.display())));
             }
         }
-        PoolSpec { devices, offset_bytes: 0, size_bytes: None }.with_size(size_bytes)
+        PoolSpec { devices, offset_bytes: 0, size_bytes: None, metadata: None }.with_size(size_bytes)
     }
 
     /// The same with another size of each device, in bytes.
@@ -120,29 +120,62 @@ impl PoolSpec {
         }
     }
 
+    /// The same with its metadata on a device of their own; `None` = on the devices of the payload.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] as [`PoolSpec::new`], and for a size of zero; [`Error::Partition`] as [`PoolSpec::with_offset`].
+    pub fn with_metadata(self, metadata: Option<DevicePart>) -> Result<Self> {
+        let Some(part) = metadata else { return Ok(PoolSpec { metadata: None, ..self }) };
+        check_path(&part.path)?;
+        if self.devices.contains(&part.path) {
+            return Err(Error::Invalid(format!("{} is named twice: for the payload and for the metadata", part.path.display())));
+        }
+        if self.devices.len() == MAX_DEVICES {
+            return Err(Error::Invalid(format!("{MAX_DEVICES} devices and one for metadata are named, a pool has at most {MAX_DEVICES}")));
+        }
+        if part.size_bytes == Some(0) {
+            return Err(Error::Invalid("the size of the metadata's device cannot be zero".into()));
+        }
+        match super::check_unit(part.offset_bytes, DEVICE_HEADER_BYTES) {
+            Err(problem) => Err(Error::Partition { device: part.path.display().to_string(), problem }),
+            Ok(()) => Ok(PoolSpec { metadata: Some(part), ..self }),
+        }
+    }
+
     /// Parses the text form that the module documentation gives.
     pub fn parse(text: &str) -> Result<Self> {
         let mut devices = Vec::new();
-        let (mut size_bytes, mut offset_bytes) = (None, None);
+        let mut metadata = None;
+        // The names of the sizes, what they are called where one is given twice, and those found.
+        let names =
+            [("size=", "sizes"), ("offset=", "offsets"), ("metadata_size=", "metadata sizes"), ("metadata_offset=", "metadata offsets")];
+        let mut sizes = [None; 4];
         for item in text.split(',').map(str::trim) {
-            if let Some(size) = item.strip_prefix("size=") {
-                if size_bytes.replace(parse_size(size)?).is_some() {
-                    return Err(Error::Invalid(format!("{text:?} gives two sizes")));
+            let named = names.iter().zip(&mut sizes).find_map(|((name, many), size)| Some((item.strip_prefix(name)?, many, size)));
+            if let Some((value, many, size)) = named {
+                if size.replace(parse_size(value)?).is_some() {
+                    return Err(Error::Invalid(format!("{text:?} gives two {many}")));
                 }
-            } else if let Some(offset) = item.strip_prefix("offset=") {
-                if offset_bytes.replace(parse_size(offset)?).is_some() {
-                    return Err(Error::Invalid(format!("{text:?} gives two offsets")));
+            } else if let Some(path) = item.strip_prefix("metadata=") {
+                if metadata.replace(PathBuf::from(path)).is_some() {
+                    return Err(Error::Invalid(format!("{text:?} names two devices for metadata: a pool has one or none")));
                 }
             } else if item.starts_with('/') {
                 devices.push(PathBuf::from(item));
             } else {
                 return Err(Error::Invalid(format!(
-                    "{item:?} in the pool name {text:?} is neither an absolute path nor size= or offset=: write it like \
-                     /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G or /dev/dax0.0,offset=64G,size=64G"
+                    "{item:?} in the pool name {text:?} is neither an absolute path nor size=, offset= or metadata=: write it like \
+                     /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G or /dev/dax0.0,offset=64G,size=64G or \
+                     /dev/dax0.0,metadata=/dev/dax1.0"
                 )));
             }
         }
-        PoolSpec::new(devices, size_bytes)?.with_offset(offset_bytes.unwrap_or(0))
+        let [size_bytes, offset_bytes, metadata_size, metadata_offset] = sizes;
+        if metadata.is_none() && (metadata_size.is_some() || metadata_offset.is_some()) {
+            return Err(Error::Invalid(format!("{text:?} says where metadata lie on a device that it does not name: add metadata=PATH")));
+        }
+        let part = |path| DevicePart { path, offset_bytes: metadata_offset.unwrap_or(0), size_bytes: metadata_size };
+        PoolSpec::new(devices, size_bytes)?.with_offset(offset_bytes.unwrap_or(0))?.with_metadata(metadata.map(part))
     }
 
     /// The pool that `CXL_POOL` names, with the size of `CXL_POOL_SIZE` when the name carries none.
@@ -165,23 +198,33 @@ impl PoolSpec {
         Ok(spec)
     }
 
-    /// The devices, in the order given.
+    /// The devices of the payload, in the order given.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.devices.iter().map(PathBuf::as_path)
     }
 
     /// The same with the part of each that is the pool's.
-    pub fn parts(&self) -> impl ExactSizeIterator<Item = DevicePart> {
+    pub fn payload_parts(&self) -> impl ExactSizeIterator<Item = DevicePart> {
         let (offset_bytes, size_bytes) = (self.offset_bytes, self.size_bytes);
         self.devices.iter().map(move |path| DevicePart { path: path.clone(), offset_bytes, size_bytes })
     }
 
-    /// Where on each device the pool begins, in bytes.
+    /// The part of all devices that is the pool's, in the order in which a format numbers them: that of the metadata first.
+    pub fn parts(&self) -> impl Iterator<Item = DevicePart> {
+        self.metadata.clone().into_iter().chain(self.payload_parts())
+    }
+
+    /// The device that carries the metadata alone, if the name has one.
+    pub fn metadata(&self) -> Option<&DevicePart> {
+        self.metadata.as_ref()
+    }
+
+    /// Where on each device of the payload the pool begins, in bytes.
     pub fn offset_bytes(&self) -> u64 {
         self.offset_bytes
     }
 
-    /// How much of each device a format uses, and how long a missing file is made, in bytes.
+    /// How much of each device of the payload a format uses, and how long a missing file is made, in bytes.
     pub fn size_bytes(&self) -> Option<u64> {
         self.size_bytes
     }
@@ -203,8 +246,24 @@ impl std::fmt::Display for PoolSpec {
         if self.offset_bytes > 0 {
             write!(f, ",offset={}", self.offset_bytes)?;
         }
-        self.size_bytes.map_or(Ok(()), |size| write!(f, ",size={size}"))
+        self.size_bytes.map_or(Ok(()), |size| write!(f, ",size={size}"))?;
+        let Some(part) = &self.metadata else { return Ok(()) };
+        write!(f, ",metadata={}", part.path.display())?;
+        if part.offset_bytes > 0 {
+            write!(f, ",metadata_offset={}", part.offset_bytes)?;
+        }
+        part.size_bytes.map_or(Ok(()), |size| write!(f, ",metadata_size={size}"))
     }
+}
+
+fn check_path(path: &Path) -> Result<()> {
+    if !path.is_absolute() {
+        return Err(Error::Invalid(format!("{path:?} is not an absolute path: every process must mean the same device by it")));
+    }
+    if path.as_os_str().as_encoded_bytes().contains(&0) {
+        return Err(Error::Invalid(format!("{path:?} has a zero byte in it")));
+    }
+    Ok(())
 }
 
 /// Parses a size in bytes: a decimal number with an optional K, M, G or T (powers of 1024), itself with an optional "iB".
@@ -252,7 +311,31 @@ mod tests {
         assert_eq!(part.parts().map(|part| part.to_string()).collect::<Vec<_>>(), ["/dev/dax0.0,offset=68719476736"]);
         assert_ne!(part, part.clone().with_offset(0).unwrap());
         assert_eq!(part.clone().with_size(None).unwrap().to_string(), "/dev/dax0.0,offset=68719476736");
+        let text = "/dev/a,/dev/b,offset=4194304,size=8388608,metadata=/dev/m,metadata_offset=2097152,metadata_size=6291456";
+        let apart = PoolSpec::parse("metadata=/dev/m,/dev/a, metadata_size=6M ,/dev/b,size=8M,offset=4M,metadata_offset=2M").unwrap();
+        assert_eq!((apart.to_string().as_str(), &PoolSpec::parse(text).unwrap()), (text, &apart));
+        let part = |path, offset: u64, size: u64| DevicePart {
+            path: PathBuf::from(path),
+            offset_bytes: offset << 20,
+            size_bytes: Some(size << 20),
+        };
+        assert_eq!(apart.parts().collect::<Vec<_>>(), [part("/dev/m", 2, 6), part("/dev/a", 4, 8), part("/dev/b", 4, 8)]);
+        assert_eq!((apart.metadata(), apart.devices().len()), (Some(&part("/dev/m", 2, 6)), 2));
+        let short = PoolSpec::parse("/a,metadata=/m").unwrap();
+        assert_eq!((short.to_string().as_str(), short.metadata()), ("/a,metadata=/m", Some(&DevicePart::whole("/m"))));
         for (text, reason) in [
+            ("/a,metadata=", "not an absolute path"),
+            ("/a,metadata=m", "not an absolute path"),
+            ("/a,metadata=/m\0", "zero byte"),
+            ("/a,metadata=/a", "twice"),
+            ("/a,metadata=/m,metadata=/n", "two devices for metadata"),
+            ("/a,metadata=/m,metadata_size=1M,metadata_size=1M", "two metadata sizes"),
+            ("/a,metadata=/m,metadata_offset=2M,metadata_offset=2M", "two metadata offsets"),
+            ("/a,metadata=/m,metadata_size=0", "zero"),
+            ("/a,metadata=/m,metadata_offset=1M", "the next that is one is offset=2097152"),
+            ("/a,metadata_size=8M", "does not name"),
+            ("/a,metadata_offset=0", "does not name"),
+            ("metadata=/m", "at least one"),
             ("", "neither"),
             ("dax0.0", "neither"),
             ("/a,", "neither"),
@@ -272,6 +355,8 @@ mod tests {
             assert!(error.contains(reason), "{text:?}: {error}");
         }
         let many: Vec<_> = (0..=MAX_DEVICES).map(|index| PathBuf::from(format!("/d{index}"))).collect();
-        assert!(PoolSpec::new(many, None).unwrap_err().to_string().contains("at most"));
+        assert!(PoolSpec::new(many.clone(), None).unwrap_err().to_string().contains("at most"));
+        let most = PoolSpec::new(many[1..].to_vec(), None).unwrap().with_metadata(Some(DevicePart::whole("/m")));
+        assert!(most.unwrap_err().to_string().contains("at most"));
     }
 }

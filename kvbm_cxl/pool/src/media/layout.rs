@@ -22,6 +22,9 @@ pub struct CellClass {
 pub struct Geometry {
     /// Devices the pool stripes over; each begins with a header of [`DEVICE_HEADER_BYTES`].
     pub devices: u32,
+    /// Bytes used of device 0, its header included, where it carries the metadata alone: a multiple of [`DEVICE_HEADER_BYTES`]. 0 = the
+    /// metadata lie on the devices of the payload.
+    pub metadata_bytes: u64,
     /// Stripe, in bytes.
     pub stripe_bytes: u64,
     /// Size of the whole address space, headers included, in bytes.
@@ -51,6 +54,7 @@ impl Geometry {
     pub fn with_len(len_bytes: u64) -> Self {
         Geometry {
             devices: 1,
+            metadata_bytes: 0,
             stripe_bytes: DEFAULT_STRIPE_BYTES,
             len_bytes,
             seats: DEFAULT_SEATS as u32,
@@ -87,10 +91,70 @@ impl Geometry {
         if !self.chunk_bytes.is_power_of_two() || !self.stripe_bytes.is_power_of_two() {
             return Err(Error::Invalid("chunk_bytes and stripe_bytes must be powers of two".into()));
         }
+        self.check_metadata()?;
         if ![super::STATS_LINES, super::FIRST_STATS_LINES].contains(&(self.stats_lines as usize)) {
             return Err(Error::Invalid(format!("{} stats lines per slot are of no format there is", self.stats_lines)));
         }
         self.check_cells()
+    }
+
+    fn check_metadata(&self) -> Result<()> {
+        let bytes = self.metadata_bytes;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if self.devices < 2 {
+            return Err(Error::Invalid("metadata on a device of their own need another device for the payload".into()));
+        }
+        if bytes <= DEVICE_HEADER_BYTES || bytes >= self.len_bytes || !bytes.is_multiple_of(DEVICE_HEADER_BYTES) {
+            return Err(Error::Invalid(format!(
+                "metadata_bytes is {bytes}, must be a multiple of {DEVICE_HEADER_BYTES} that is more than one and less than the pool"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Devices that the payload is striped over.
+    pub fn striped_devices(&self) -> u32 {
+        self.devices.saturating_sub(u32::from(self.metadata_bytes > 0))
+    }
+
+    /// Index of the first device that payload lies on.
+    pub fn payload_device(&self) -> usize {
+        usize::from(self.metadata_bytes > 0)
+    }
+
+    /// What the payload may have of the pool: all of it, but for metadata that are apart and their headers.
+    pub fn payload_bytes(&self) -> u64 {
+        match self.metadata_bytes {
+            0 => self.len_bytes,
+            _ => self.len_bytes.saturating_sub(self.payload_offset()),
+        }
+    }
+
+    /// Pool offset at which the device of the metadata ends, and the payload begins; only where they are apart.
+    fn payload_offset(&self) -> u64 {
+        self.metadata_bytes + u64::from(self.striped_devices()) * DEVICE_HEADER_BYTES
+    }
+
+    /// The same geometry with as much of device 0 for the metadata alone as they need behind the `payload_bytes` of the other devices,
+    /// headers not included.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] as [`Layout::new`].
+    pub fn with_metadata_apart(self, payload_bytes: u64) -> Result<Geometry> {
+        // More metadata make the pool longer, and a longer pool has more places for machines: a few rounds, as there are bounds to those.
+        let mut apart = Geometry { metadata_bytes: 2 * DEVICE_HEADER_BYTES, ..self };
+        loop {
+            apart.len_bytes = apart.payload_offset().saturating_add(payload_bytes);
+            apart.check()?;
+            let (_, end) = Layout::place(&apart, Layout::chunks_behind(&apart)?.0);
+            let needed = (end - u64::from(apart.striped_devices()) * DEVICE_HEADER_BYTES).next_multiple_of(DEVICE_HEADER_BYTES);
+            if needed <= apart.metadata_bytes {
+                return Ok(apart);
+            }
+            apart.metadata_bytes = needed;
+        }
     }
 
     fn check_cells(&self) -> Result<()> {
@@ -240,26 +304,63 @@ impl Layout {
     /// [`Error::Invalid`] when a number is outside its limits or not even one chunk fits.
     pub fn new(geometry: Geometry) -> Result<Self> {
         geometry.check()?;
+        if geometry.metadata_bytes > 0 {
+            return Self::apart(geometry);
+        }
         let header = u64::from(geometry.devices) * DEVICE_HEADER_BYTES;
         // The per-chunk metadata depends on the number of chunks, so start from the most that could fit and go down.
         let mut chunks = (geometry.len_bytes.saturating_sub(header) / geometry.chunk_bytes).min(MAX_CHUNKS);
         while chunks > 0 {
-            let (spans, cells_offset) = Self::place(&geometry, chunks);
-            let align = geometry.chunk_bytes.min(DEVICE_HEADER_BYTES);
-            let data_offset = cells_offset.saturating_add(geometry.cells_len_bytes()).next_multiple_of(align);
+            let (spans, end) = Self::place(&geometry, chunks);
+            let (cells_offset, data_offset) = Self::behind(&geometry, end);
             let room = geometry.len_bytes.saturating_sub(data_offset) / geometry.chunk_bytes;
             if room >= chunks {
                 return Ok(Layout { geometry, chunks, spans, cells_offset, data_offset });
             }
             chunks = room.min(chunks - 1);
         }
-        Err(Error::Invalid(format!(
+        Err(Self::no_room(&geometry))
+    }
+
+    /// Lays out a pool whose metadata lie on a device of their own: the payload begins where that ends, whatever they take of it.
+    fn apart(geometry: Geometry) -> Result<Self> {
+        let (chunks, cells_offset, data_offset) = Self::chunks_behind(&geometry)?;
+        let (spans, end) = Self::place(&geometry, chunks);
+        if end > cells_offset {
+            return Err(Error::Invalid(format!(
+                "the metadata need {} bytes more than the {} of their device: use a larger one, fewer slots, locks or cells, or larger chunks",
+                end - cells_offset,
+                geometry.metadata_bytes
+            )));
+        }
+        Ok(Layout { geometry, chunks, spans, cells_offset, data_offset })
+    }
+
+    /// Number of chunks, and the offsets of cells and chunks, of a pool whose metadata lie on a device of their own.
+    fn chunks_behind(geometry: &Geometry) -> Result<(u64, u64, u64)> {
+        let (cells_offset, data_offset) = Self::behind(geometry, geometry.payload_offset());
+        match (geometry.len_bytes.saturating_sub(data_offset) / geometry.chunk_bytes).min(MAX_CHUNKS) {
+            0 => Err(Self::no_room(geometry)),
+            chunks => Ok((chunks, cells_offset, data_offset)),
+        }
+    }
+
+    /// Offsets of cells and chunks behind what ends at `end`.
+    fn behind(geometry: &Geometry, end: u64) -> (u64, u64) {
+        let align = geometry.chunk_bytes.min(DEVICE_HEADER_BYTES);
+        let cells_offset = end.next_multiple_of(align);
+        (cells_offset, cells_offset.saturating_add(geometry.cells_len_bytes()).next_multiple_of(align))
+    }
+
+    fn no_room(geometry: &Geometry) -> Error {
+        Error::Invalid(format!(
             "a pool of {} bytes has no room for one chunk of {} bytes behind its metadata and cells: \
              use a larger device, fewer slots, locks or cells, or smaller chunks",
             geometry.len_bytes, geometry.chunk_bytes
-        )))
+        ))
     }
 
+    /// The regions, and where the last one ends.
     fn place(geometry: &Geometry, chunks: u64) -> ([RegionSpan; Region::ALL.len()], u64) {
         let seats = u64::from(geometry.seats);
         let slots = u64::from(geometry.slots);
@@ -302,7 +403,7 @@ impl Layout {
             offset += lines * LINE_BYTES as u64;
             span
         });
-        (spans, offset.next_multiple_of(geometry.chunk_bytes.min(DEVICE_HEADER_BYTES)))
+        (spans, offset)
     }
 
     /// The geometry this was computed from.

@@ -51,8 +51,8 @@ pub use lines::*;
 pub use places::*;
 pub use stripes::{Piece, Stripes};
 pub use superblock::{
-    CoherenceMode, DeviceRecord, KNOWN_COMPAT, KNOWN_INCOMPAT, KNOWN_RO_COMPAT, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockParts,
-    VERSION, WIDE_STATS, uuid_text,
+    CoherenceMode, DeviceRecord, KNOWN_COMPAT, KNOWN_INCOMPAT, KNOWN_RO_COMPAT, MAGIC, METADATA_APART, SUPERBLOCK_BYTES, Superblock,
+    SuperblockParts, VERSION, WIDE_STATS, uuid_text,
 };
 
 /// A region of metadata lines. The numbers are part of the format.

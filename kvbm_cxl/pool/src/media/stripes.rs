@@ -4,6 +4,9 @@
 //! One device: pool offset = device offset. Several: first the headers, device i's at pool offset i * [`DEVICE_HEADER_BYTES`], then
 //! stripes of `stripe_bytes` round-robin over the devices, each device's own stripes following its header. Every device carries the same
 //! number of stripes; what a larger one has beyond that is not used.
+//!
+//! Metadata on a device of their own: device 0 carries them and nothing else. Its `metadata_bytes`, but for its header, follow the headers
+//! of all devices in one piece, and the stripes behind go round-robin over the devices from 1 on. A single such device is one stripe.
 
 use super::Geometry;
 use crate::error::{Error, Result};
@@ -14,8 +17,10 @@ use crate::limits::{DEVICE_HEADER_BYTES, MAX_DEVICES};
 pub struct Stripes {
     devices: u32,
     stripe_bytes: u64,
-    /// Bytes used of each device, header included.
-    device_len_bytes: u64,
+    /// Bytes used of device 0, header included, where it carries the metadata alone; else 0.
+    metadata_bytes: u64,
+    /// Bytes used of each device that is striped, header included.
+    striped_len_bytes: u64,
 }
 
 /// A stretch of the pool that lies in one piece on one device.
@@ -37,53 +42,73 @@ impl Stripes {
     /// # Errors
     /// [`Error::Invalid`] when there are none or too many, or the smallest holds no stripe.
     pub fn fit(sizes: &[u64], stripe_bytes: u64) -> Result<Self> {
+        Self::fit_behind(0, sizes, stripe_bytes)
+    }
+
+    /// The same behind `metadata_bytes` of a device that carries the metadata alone, and is none of `sizes`; 0 = there is no such device.
+    ///
+    /// # Errors
+    /// As [`Stripes::fit`].
+    pub fn fit_behind(metadata_bytes: u64, sizes: &[u64], stripe_bytes: u64) -> Result<Self> {
         let smallest = sizes.iter().copied().min().unwrap_or(0);
-        let count = sizes.len();
-        if count == 0 || count > MAX_DEVICES {
+        let count = sizes.len() + usize::from(metadata_bytes > 0);
+        if sizes.is_empty() || count > MAX_DEVICES {
             return Err(Error::Invalid(format!("a pool has 1 to {MAX_DEVICES} devices, not {count}")));
         }
         if stripe_bytes == 0 {
             return Err(Error::Invalid("a stripe of no bytes".into()));
         }
-        let device_len_bytes = if count == 1 {
+        let striped_len_bytes = if sizes.len() == 1 {
             smallest
         } else {
             DEVICE_HEADER_BYTES + smallest.saturating_sub(DEVICE_HEADER_BYTES) / stripe_bytes * stripe_bytes
         };
-        if smallest < device_len_bytes || device_len_bytes <= DEVICE_HEADER_BYTES {
+        if smallest < striped_len_bytes || striped_len_bytes <= DEVICE_HEADER_BYTES {
             return Err(Error::Invalid(format!(
                 "a device of {smallest} bytes has no room for its header of {DEVICE_HEADER_BYTES} bytes and one stripe of \
                  {stripe_bytes} bytes"
             )));
         }
-        Ok(Stripes { devices: count as u32, stripe_bytes, device_len_bytes })
+        Ok(Stripes { devices: count as u32, stripe_bytes, metadata_bytes, striped_len_bytes })
     }
 
     /// The arrangement that a geometry describes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when its length is not headers and whole rounds of stripes.
+    /// [`Error::Invalid`] when its length is not headers, metadata and whole rounds of stripes.
     pub fn of(geometry: &Geometry) -> Result<Self> {
         geometry.check()?;
-        let devices = u64::from(geometry.devices);
-        let round = geometry.stripe_bytes * devices;
-        let striped = geometry.len_bytes.checked_sub(devices * DEVICE_HEADER_BYTES).filter(|&bytes| bytes > 0);
-        match striped {
-            Some(bytes) if devices == 1 || bytes.is_multiple_of(round) => Ok(Stripes {
+        let striped = u64::from(geometry.striped_devices());
+        let round = geometry.stripe_bytes * striped;
+        let bytes = geometry.len_bytes.checked_sub(geometry.metadata_bytes + striped * DEVICE_HEADER_BYTES).filter(|&bytes| bytes > 0);
+        match bytes {
+            Some(bytes) if striped == 1 || bytes.is_multiple_of(round) => Ok(Stripes {
                 devices: geometry.devices,
                 stripe_bytes: geometry.stripe_bytes,
-                device_len_bytes: DEVICE_HEADER_BYTES + bytes / devices,
+                metadata_bytes: geometry.metadata_bytes,
+                striped_len_bytes: DEVICE_HEADER_BYTES + bytes / striped,
             }),
             _ => Err(Error::Invalid(format!(
-                "a pool of {} bytes is not {devices} headers and whole rounds of stripes of {} bytes",
-                geometry.len_bytes, geometry.stripe_bytes
+                "a pool of {} bytes is not {} headers, {} bytes of metadata apart and whole rounds of stripes of {} bytes",
+                geometry.len_bytes, geometry.devices, geometry.metadata_bytes, geometry.stripe_bytes
             ))),
         }
     }
 
+    /// Devices that are striped, and the index of the first of them.
+    fn striped(&self) -> (u64, u64) {
+        let first = u64::from(self.metadata_bytes > 0);
+        (u64::from(self.devices) - first, first)
+    }
+
+    /// Devices that the payload is striped over.
+    pub fn striped_devices(&self) -> u64 {
+        self.striped().0
+    }
+
     /// Size of the pool in bytes, headers included.
     pub fn len_bytes(&self) -> u64 {
-        self.device_len_bytes * u64::from(self.devices)
+        self.metadata_bytes + self.striped_len_bytes * self.striped_devices()
     }
 
     /// Stripe, in bytes.
@@ -91,16 +116,37 @@ impl Stripes {
         self.stripe_bytes
     }
 
-    /// Bytes used of each device, header included.
-    pub fn device_len_bytes(&self) -> u64 {
-        self.device_len_bytes
+    /// Bytes used of a device, header included.
+    pub fn device_len_bytes(&self, device: usize) -> u64 {
+        if device == 0 && self.metadata_bytes > 0 { self.metadata_bytes } else { self.striped_len_bytes }
+    }
+
+    /// What the pieces of a device are multiples of, but for its header where there are several devices, in bytes.
+    pub fn unit_bytes(&self, device: usize) -> u64 {
+        match (self.devices, device) {
+            (1, _) => self.striped_len_bytes,
+            (_, 0) if self.metadata_bytes > 0 => self.metadata_bytes,
+            _ => self.piece_bytes(),
+        }
+    }
+
+    /// Length of a piece behind the headers and the metadata, in bytes.
+    fn piece_bytes(&self) -> u64 {
+        if self.striped_devices() == 1 { self.striped_len_bytes - DEVICE_HEADER_BYTES } else { self.stripe_bytes }
+    }
+
+    /// Pool offset behind the headers, and behind the metadata that are apart.
+    fn ends(&self) -> (u64, u64) {
+        let headers = u64::from(self.devices) * DEVICE_HEADER_BYTES;
+        (headers, headers + self.metadata_bytes.saturating_sub(DEVICE_HEADER_BYTES))
     }
 
     /// Number of pieces, which is the number of mappings of a process.
     pub fn pieces_len(&self) -> u64 {
+        let (striped, apart) = self.striped();
         match self.devices {
             1 => 1,
-            devices => u64::from(devices) * (1 + (self.device_len_bytes - DEVICE_HEADER_BYTES) / self.stripe_bytes),
+            devices => u64::from(devices) + apart + striped * ((self.striped_len_bytes - DEVICE_HEADER_BYTES) / self.piece_bytes()),
         }
     }
 
@@ -112,43 +158,56 @@ impl Stripes {
 
     /// The piece that a pool offset lies in; `None` behind the end.
     pub fn piece_at(&self, offset: u64) -> Option<Piece> {
-        let headers = u64::from(self.devices) * DEVICE_HEADER_BYTES;
-        let number = match offset.checked_sub(headers) {
-            _ if self.devices == 1 => 0,
-            None => offset / DEVICE_HEADER_BYTES,
-            Some(striped) => u64::from(self.devices) + striped / self.stripe_bytes,
+        let (headers, metadata) = self.ends();
+        let number = if self.devices == 1 {
+            0
+        } else if offset < headers {
+            offset / DEVICE_HEADER_BYTES
+        } else if offset < metadata {
+            u64::from(self.devices)
+        } else {
+            u64::from(self.devices) + self.striped().1 + (offset - metadata) / self.piece_bytes()
         };
         (offset < self.len_bytes()).then(|| self.piece(number))
     }
 
     fn piece(&self, number: u64) -> Piece {
         let devices = u64::from(self.devices);
-        let (round, device) = (number / devices, number % devices);
+        let (striped, apart) = self.striped();
+        let (headers, metadata) = self.ends();
         if devices == 1 {
-            Piece { start: 0, len_bytes: self.device_len_bytes, device: 0, device_offset: 0 }
-        } else if round == 0 {
-            let start = device * DEVICE_HEADER_BYTES;
-            Piece { start, len_bytes: DEVICE_HEADER_BYTES, device: device as usize, device_offset: 0 }
+            Piece { start: 0, len_bytes: self.striped_len_bytes, device: 0, device_offset: 0 }
+        } else if number < devices {
+            let start = number * DEVICE_HEADER_BYTES;
+            Piece { start, len_bytes: DEVICE_HEADER_BYTES, device: number as usize, device_offset: 0 }
+        } else if number < devices + apart {
+            Piece { start: headers, len_bytes: metadata - headers, device: 0, device_offset: DEVICE_HEADER_BYTES }
         } else {
-            let stripe = number - devices;
+            let (stripe, len_bytes) = (number - devices - apart, self.piece_bytes());
             Piece {
-                start: devices * DEVICE_HEADER_BYTES + stripe * self.stripe_bytes,
-                len_bytes: self.stripe_bytes,
-                device: device as usize,
-                device_offset: DEVICE_HEADER_BYTES + (round - 1) * self.stripe_bytes,
+                start: metadata + stripe * len_bytes,
+                len_bytes,
+                device: (apart + stripe % striped) as usize,
+                device_offset: DEVICE_HEADER_BYTES + stripe / striped * len_bytes,
             }
         }
     }
 
-    /// The smallest power of two, at least `least_bytes`, with which devices of these sizes need no more than `limit` mappings; `None`
-    /// when no stripe does.
-    pub fn stripe_within(sizes: &[u64], least_bytes: u64, limit: u64) -> Option<u64> {
+    /// The smallest power of two, at least `least_bytes`, with which devices of these sizes, behind `metadata_bytes` as
+    /// [`Stripes::fit_behind`] takes them, need no more than `limit` mappings; `None` when no stripe does.
+    pub fn stripe_behind(metadata_bytes: u64, sizes: &[u64], least_bytes: u64, limit: u64) -> Option<u64> {
         (0..u64::BITS)
             .map(|shift| 1u64 << shift)
             .filter(|&stripe| stripe >= least_bytes)
-            .map_while(|stripe| Stripes::fit(sizes, stripe).ok())
+            .map_while(|stripe| Stripes::fit_behind(metadata_bytes, sizes, stripe).ok())
             .find(|stripes| stripes.pieces_len() <= limit)
             .map(|stripes| stripes.stripe_bytes)
+    }
+
+    /// The smallest power of two, at least the stripe of this arrangement, with which its devices need no more than `limit` mappings.
+    pub fn stripe_within(&self, limit: u64) -> Option<u64> {
+        let sizes = vec![self.striped_len_bytes; self.striped_devices() as usize];
+        Self::stripe_behind(self.metadata_bytes, &sizes, self.stripe_bytes, limit)
     }
 }
 
@@ -172,7 +231,7 @@ mod tests {
     #[test]
     fn unequal_devices_use_the_common_stripes() {
         let stripes = Stripes::fit(&[HEADER + 5 * 4096, HEADER + 2 * 4096 + 7], 4096).unwrap();
-        assert_eq!(stripes.device_len_bytes(), HEADER + 2 * 4096);
+        assert_eq!([stripes.device_len_bytes(0), stripes.device_len_bytes(1)], [HEADER + 2 * 4096; 2]);
         assert_eq!(stripes.len_bytes(), 2 * HEADER + 4 * 4096);
         let places: Vec<_> = stripes.pieces().map(|piece| (piece.device, piece.device_offset)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, HEADER), (1, HEADER), (0, HEADER + 4096), (1, HEADER + 4096)]);
@@ -181,18 +240,38 @@ mod tests {
     #[test]
     fn a_stripe_that_fits_the_limit_is_found() {
         let sizes = [HEADER + (1 << 40), HEADER + (1 << 40)];
-        let stripe = Stripes::stripe_within(&sizes, HEADER, 32765).unwrap();
+        let stripe = Stripes::stripe_behind(0, &sizes, HEADER, 32765).unwrap();
         assert!(Stripes::fit(&sizes, stripe).unwrap().pieces_len() <= 32765);
         assert!(Stripes::fit(&sizes, stripe / 2).unwrap().pieces_len() > 32765);
-        assert_eq!(Stripes::stripe_within(&sizes, HEADER, 2), None);
+        assert_eq!(Stripes::stripe_behind(0, &sizes, HEADER, 2), None);
+    }
+
+    #[test]
+    fn metadata_apart_lie_on_device_0_and_the_rest_on_the_others() {
+        let stripes = Stripes::fit_behind(3 * HEADER, &[HEADER + 2 * 4096, HEADER + 3 * 4096], 4096).unwrap();
+        let pieces: Vec<_> = stripes.pieces().map(|piece| (piece.start, piece.len_bytes, piece.device, piece.device_offset)).collect();
+        let headers = (0..3).map(|device| (device as u64 * HEADER, HEADER, device, 0));
+        let stripe = |number: u64| (5 * HEADER + number * 4096, 4096, 1 + (number % 2) as usize, HEADER + number / 2 * 4096);
+        let expected: Vec<_> = headers.chain([(3 * HEADER, 2 * HEADER, 0, HEADER)]).chain((0..4).map(stripe)).collect();
+        assert_eq!(pieces, expected);
+        let lens = [0, 1, 2].map(|device| stripes.device_len_bytes(device));
+        assert_eq!(lens, [3 * HEADER, HEADER + 8192, HEADER + 8192]);
+        // A single device with payload is not cut: one mapping, however long it is.
+        let one = Stripes::fit_behind(2 * HEADER, &[HEADER + 5 * 4096 + 64], 4096).unwrap();
+        let last = one.pieces().last().unwrap();
+        assert_eq!((one.pieces_len(), last.len_bytes, last.device, last.device_offset), (4, 5 * 4096 + 64, 1, HEADER));
+        assert!(Stripes::fit_behind(2 * HEADER, &[], 4096).is_err());
+        assert!(Stripes::fit_behind(2 * HEADER, &[HEADER + 4096; MAX_DEVICES], 4096).is_err());
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn pieces_tile_the_pool_and_each_device(sizes in proptest::collection::vec(0u64..40 * 4096, 1..5), shift in 12u32..15) {
+        fn pieces_tile_the_pool_and_each_device(sizes in proptest::collection::vec(0u64..40 * 4096, 1..5), shift in 12u32..15, metadata in 0u64..4) {
             let sizes: Vec<u64> = sizes.iter().map(|size| HEADER + size).collect();
-            let Ok(stripes) = Stripes::fit(&sizes, 1 << shift) else { return Ok(()) };
+            let metadata_bytes = if metadata == 0 { 0 } else { (1 + metadata) * HEADER };
+            let Ok(stripes) = Stripes::fit_behind(metadata_bytes, &sizes, 1 << shift) else { return Ok(()) };
+            let sizes: Vec<u64> = (metadata > 0).then_some(metadata_bytes).into_iter().chain(sizes).collect();
             let mut next = 0;
             let mut used = vec![0; sizes.len()];
             for piece in stripes.pieces() {
@@ -205,10 +284,11 @@ mod tests {
             }
             prop_assert_eq!(next, stripes.len_bytes());
             prop_assert_eq!(stripes.piece_at(next), None);
-            for (used, size) in used.iter().zip(&sizes) {
-                prop_assert!(used <= size && *used == stripes.device_len_bytes());
+            for (device, (used, size)) in used.iter().zip(&sizes).enumerate() {
+                prop_assert!(used <= size && *used == stripes.device_len_bytes(device));
             }
-            let geometry = Geometry { devices: sizes.len() as u32, stripe_bytes: 1 << shift, ..Geometry::with_len(stripes.len_bytes()) };
+            let devices = sizes.len() as u32;
+            let geometry = Geometry { devices, metadata_bytes, stripe_bytes: 1 << shift, ..Geometry::with_len(stripes.len_bytes()) };
             prop_assert_eq!(Stripes::of(&geometry).unwrap(), stripes);
         }
     }

@@ -23,9 +23,11 @@ pub const KNOWN_COMPAT: u64 = 0;
 /// Ro-compat feature bits that this program knows.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Incompat feature bits that this program knows.
-pub const KNOWN_INCOMPAT: u64 = WIDE_STATS;
+pub const KNOWN_INCOMPAT: u64 = WIDE_STATS | METADATA_APART;
 /// Incompat, since 2.1: a slot has [`STATS_LINES`] stats lines, not [`FIRST_STATS_LINES`]. What lies behind them lies elsewhere.
 pub const WIDE_STATS: u64 = 1;
+/// Incompat: device 0 carries the metadata alone, as many bytes of it as the superblock says. The payload lies on the other devices.
+pub const METADATA_APART: u64 = 2;
 
 const REGION_ENTRIES: usize = 32;
 const NAME_BYTES: usize = 104;
@@ -101,7 +103,8 @@ struct Raw {
     stripes: u32,
     cells_per_chunk: u32,
     cell_table: [CellEntry; CELL_CLASSES],
-    reserved: [u64; 119],
+    metadata_bytes: u64,
+    reserved: [u64; 118],
 }
 
 const _: () = {
@@ -115,7 +118,8 @@ const _: () = {
     assert!(offset_of!(Raw, slots) == 108 && offset_of!(Raw, locks) == 112 && offset_of!(Raw, objects) == 116);
     assert!(offset_of!(Raw, coherence) == 120 && offset_of!(Raw, regions) == 124 && offset_of!(Raw, seat_table) == 128);
     assert!(offset_of!(Raw, region_table) == 256 && offset_of!(Raw, device_table) == 1024 && offset_of!(Raw, stripes) == 3072);
-    assert!(offset_of!(Raw, cells_per_chunk) == 3076 && offset_of!(Raw, cell_table) == 3080 && offset_of!(Raw, reserved) == 3144);
+    assert!(offset_of!(Raw, cells_per_chunk) == 3076 && offset_of!(Raw, cell_table) == 3080 && offset_of!(Raw, metadata_bytes) == 3144);
+    assert!(offset_of!(Raw, reserved) == 3152);
     assert!(Region::ALL.len() <= REGION_ENTRIES);
 };
 
@@ -182,6 +186,10 @@ impl Superblock {
         raw.uuid = parts.uuid;
         raw.incarnation = parts.incarnation;
         raw.incompat = if geometry.stats_lines as usize == STATS_LINES { WIDE_STATS } else { 0 };
+        raw.metadata_bytes = geometry.metadata_bytes;
+        if geometry.metadata_bytes > 0 {
+            raw.incompat |= METADATA_APART;
+        }
         raw.layout_digest = parts.layout.digest();
         raw.len_bytes = geometry.len_bytes;
         raw.stripe_bytes = geometry.stripe_bytes;
@@ -370,8 +378,12 @@ fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
         mode if mode == CoherenceMode::Hardware as u32 => CoherenceMode::Hardware,
         mode => return Err(format!("malformed: coherence mode {mode} is unknown")),
     };
+    if (raw.incompat & METADATA_APART != 0) != (raw.metadata_bytes > 0) {
+        return Err(format!("malformed: {} bytes of metadata apart, and incompat bits {:#x}", raw.metadata_bytes, raw.incompat));
+    }
     let geometry = Geometry {
         devices: raw.devices,
+        metadata_bytes: raw.metadata_bytes,
         stripe_bytes: raw.stripe_bytes,
         len_bytes: raw.len_bytes,
         seats: raw.seats,
@@ -407,7 +419,7 @@ fn check_tables(raw: &Raw, stripes: &Stripes) -> std::result::Result<(), String>
         if entry.id == [0; 16] || devices[..index].iter().any(|other| other.id == entry.id) {
             return Err(format!("malformed: the id of device {index} is zero or used twice"));
         }
-        if entry.len_bytes < stripes.device_len_bytes() {
+        if entry.len_bytes < stripes.device_len_bytes(index) {
             return Err(format!("malformed: device {index} of {} bytes is smaller than its share of the pool", entry.len_bytes));
         }
     }

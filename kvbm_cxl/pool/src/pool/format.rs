@@ -3,13 +3,15 @@
 //! written.
 
 use super::former::FormerHosts;
-use super::{FormatOptions, OpenOptions, Pool, erase_superblocks, inspect_header};
+use super::{CellArea, FormatOptions, HeaderContent, OpenOptions, Pool, Share, erase_superblocks, inspect_header};
 use crate::coherence::{CoherenceOptions, over_mapping};
-use crate::device::{Access, Device, PoolSpec, map_header};
+use crate::device::{Access, Device, DevicePart, PoolSpec, map_header, mapping_limit};
 use crate::error::{Error, Result};
 use crate::host::HostConfig;
+use crate::limits::{CELL_CLASSES, DEFAULT_STRIPE_BYTES, DEFAULT_STRIPES, DEVICE_HEADER_BYTES};
 use crate::line::crc_seed;
 use crate::machine::random_bytes;
+use crate::media::{CellClass, Geometry, Stripes};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -34,8 +36,7 @@ impl Before {
     /// # Errors
     /// [`Error::InUse`] when some do, unless they are to be evicted.
     pub fn look(spec: &PoolSpec, options: &FormatOptions) -> Result<Before> {
-        let reading = OpenOptions { read_only: true, memory: options.memory, sysfs: options.sysfs.clone() };
-        let Ok(pool) = Pool::open(spec, &reading) else { return Ok(Before::Unreadable) };
+        let Ok(pool) = Pool::open(spec, &reading(options)) else { return Ok(Before::Unreadable) };
         let seed = crc_seed(pool.superblock().uuid(), pool.superblock().incarnation());
         let (begun, patience_ns) = (Instant::now(), HostConfig::from_env()?.suspect_ms * 1_000_000);
         let mut hosts = FormerHosts::new(pool.lines().clone(), patience_ns, 0)?;
@@ -87,7 +88,7 @@ impl Before {
 /// Makes the superblocks of a pool void, once its hosts have stopped: from then on its parts of the devices are free. Its blocks stay where
 /// they are until a format or its hosts write there.
 pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
-    let mut devices = Vec::with_capacity(spec.devices().len());
+    let mut devices = Vec::new();
     for part in spec.parts() {
         let device = part.open(Access::Write, &options.sysfs)?;
         // The header alone, so that pools beside it are formatted meanwhile.
@@ -96,18 +97,27 @@ pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
     }
     super::refuse_duplicates(&devices)?;
     let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
-    let mut headers = Vec::with_capacity(devices.len());
+    let (mut headers, mut is_apart) = (Vec::with_capacity(devices.len()), false);
     for device in &devices {
         let header = over_mapping(map_header(device)?, &CoherenceOptions::default())?;
         let found = inspect_header(&*header.memory, 0, &device.info().label())?;
         if !found.is_pool() {
             return Err(device.refuse(format!("it holds {found}, and no pool that could be erased")));
         }
+        is_apart |= matches!(&found, HeaderContent::Pool(superblock) if superblock.layout().geometry().metadata_bytes > 0);
         headers.push(header);
+    }
+    if is_apart && !options.evict_hosts {
+        // Half of such a pool tells nothing of its hosts, and erased, leaves the other half as a pool that no device is free of.
+        Pool::open(spec, &reading(options))?;
     }
     let before = Before::look(spec, options)?;
     headers.iter().try_for_each(|header| erase_superblocks(&*header.memory, 1))?;
     before.wait_until_stopped()
+}
+
+fn reading(options: &FormatOptions) -> OpenOptions {
+    OpenOptions { read_only: true, memory: options.memory, sysfs: options.sysfs.clone() }
 }
 
 fn since(begun: Instant) -> u64 {
@@ -123,7 +133,7 @@ pub(super) fn new_incarnation(uuid: &[u8; 16], before: &Before) -> Result<u64> {
 /// Opens the devices of a new pool. Files that are made here go again unless the format succeeds.
 pub(super) fn open_devices(spec: &PoolSpec, options: &FormatOptions) -> Result<(Vec<Device>, Made)> {
     let mut made = Made(Vec::new());
-    let mut devices = Vec::with_capacity(spec.devices().len());
+    let mut devices = Vec::new();
     for part in spec.parts() {
         // A file is made as one pool: how long one for several has to be, a part of it does not say.
         let (device, is_new) = match part.size_bytes {
@@ -136,6 +146,93 @@ pub(super) fn open_devices(spec: &PoolSpec, options: &FormatOptions) -> Result<(
         devices.push(device.part(part.offset_bytes, part.size_bytes)?);
     }
     Ok((devices, made))
+}
+
+/// Adds the cells: chunks as large as a pin line covers, or smaller where the hosts would have too few of them.
+fn with_cells(mut geometry: Geometry, areas: &[CellArea]) -> Result<Geometry> {
+    if areas.is_empty() {
+        return Ok(geometry);
+    }
+    if areas.len() > CELL_CLASSES {
+        return Err(Error::Invalid(format!("{} sizes of cells are more than {CELL_CLASSES}", areas.len())));
+    }
+    let payload_bytes = geometry.payload_bytes();
+    let cells = |area: &CellArea| {
+        let bytes = match area.share {
+            Share::Bytes(bytes) => bytes,
+            Share::Percent(percent) => (u128::from(payload_bytes) * u128::from(percent.min(100)) / 100) as u64,
+        };
+        bytes.checked_div(area.cell_bytes).unwrap_or(0)
+    };
+    let least = areas.iter().map(cells).min().unwrap_or(0);
+    let wanted = (2 * u64::from(geometry.slots)).min(least);
+    let fits = |per_chunk: &u32| least / u64::from(*per_chunk) >= wanted;
+    geometry.cells_per_chunk = [112, 56, 28, 14, 7, 2].into_iter().find(fits).unwrap_or(1);
+    geometry.stripes = DEFAULT_STRIPES as u32;
+    for (class, area) in geometry.cells.iter_mut().zip(areas) {
+        let chunks = cells(area) / u64::from(geometry.cells_per_chunk);
+        if chunks == 0 {
+            return Err(Error::Invalid(format!(
+                "not one cell of {} bytes fits its share of a pool of {} bytes: use smaller cells, a larger share or a larger device",
+                area.cell_bytes, payload_bytes
+            )));
+        }
+        *class = CellClass { cell_bytes: area.cell_bytes, chunks };
+    }
+    Ok(geometry)
+}
+
+/// The numbers of a new pool over these devices of its payload.
+///
+/// # Errors
+/// [`Error::Invalid`] for numbers that do not fit.
+pub(super) fn geometry_for(payload: &[Device], is_apart: bool, options: &FormatOptions) -> Result<Geometry> {
+    // How much the metadata need follows from the payload: until that is known, the least that there can be.
+    let metadata_bytes = if is_apart { 2 * DEVICE_HEADER_BYTES } else { 0 };
+    let stripes = stripes_for(payload, metadata_bytes, options)?;
+    let geometry = Geometry {
+        devices: (payload.len() + usize::from(is_apart)) as u32,
+        metadata_bytes,
+        stripe_bytes: stripes.stripe_bytes(),
+        len_bytes: stripes.len_bytes(),
+        seats: options.seat_count,
+        slots: options.slots,
+        locks: options.locks,
+        chunk_bytes: options.chunk_bytes,
+        ..Geometry::with_len(0)
+    };
+    let payload_bytes = geometry.payload_bytes();
+    let objects = if options.objects == 0 { Geometry::default_objects(payload_bytes) } else { options.objects };
+    let geometry = with_cells(Geometry { objects, ..geometry }, &options.cells)?;
+    if is_apart { geometry.with_metadata_apart(payload_bytes) } else { Ok(geometry) }
+}
+
+/// The part of the device of the metadata that a pool needs.
+///
+/// # Errors
+/// [`Error::NotAPool`] saying how much that is where the part named has less.
+pub(super) fn metadata_part(device: Device, part: &DevicePart, metadata_bytes: u64) -> Result<Device> {
+    if device.info().len_bytes < metadata_bytes {
+        return Err(device.refuse(format!(
+            "the metadata need {metadata_bytes} bytes of it, it has {}: give it metadata_size={metadata_bytes}, name a larger device, or \
+             format with fewer slots, locks or cells, or larger chunks",
+            device.info().len_bytes
+        )));
+    }
+    device.part(part.offset_bytes, Some(metadata_bytes))
+}
+
+/// The arrangement of a new pool.
+fn stripes_for(payload: &[Device], metadata_bytes: u64, options: &FormatOptions) -> Result<Stripes> {
+    let sizes: Vec<u64> = payload.iter().map(|device| device.info().len_bytes).collect();
+    let within = || Stripes::stripe_behind(metadata_bytes, &sizes, DEFAULT_STRIPE_BYTES, mapping_limit());
+    let stripe_bytes = match options.stripe_bytes {
+        Some(stripe_bytes) => stripe_bytes,
+        None if payload.len() == 1 => DEFAULT_STRIPE_BYTES,
+        // Without any that fits, the default goes on and is refused with its reason.
+        None => within().unwrap_or(DEFAULT_STRIPE_BYTES),
+    };
+    Stripes::fit_behind(metadata_bytes, &sizes, stripe_bytes)
 }
 
 /// Files that a format made: removed when it fails, so that the next one, with other numbers, does not find them.

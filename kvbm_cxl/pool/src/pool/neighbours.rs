@@ -60,7 +60,7 @@ pub fn pools_on(device: &Device) -> Result<Vec<PoolOnDevice>> {
                 continue;
             };
             let (len_bytes, is_readable) = match fetch_superblock(memory, place - start, &whole.info().name) {
-                Ok(superblock) => (Stripes::of(superblock.layout().geometry())?.device_len_bytes(), true),
+                Ok(superblock) => (Stripes::of(superblock.layout().geometry())?.device_len_bytes(superblock.device_index()), true),
                 Err(Error::NotAPool { .. }) => (unit, false),
                 Err(error) => return Err(error),
             };

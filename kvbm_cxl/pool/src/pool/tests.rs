@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+mod apart;
+
 use super::*;
 use crate::line::{empty_line, verify_line};
 use crate::media::{MediaLine, Region, Seat};
@@ -39,6 +41,10 @@ impl Bench {
 
     fn bytes(&self) -> Vec<Vec<u8>> {
         self.paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+    }
+
+    fn bytes_of(&self, index: usize) -> Vec<u8> {
+        std::fs::read(&self.paths[index]).unwrap()
     }
 
     fn patch(&self, index: usize, offset: u64, bytes: &[u8]) {

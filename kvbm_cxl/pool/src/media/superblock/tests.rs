@@ -156,6 +156,75 @@ fn feature_bits_of_a_newer_minor_version() {
     assert_eq!(Superblock::decode("x", &reserved).unwrap().encode(), reserved);
 }
 
+/// Pools without metadata apart are to the byte what programs from before that feature write.
+#[test]
+fn a_pool_without_metadata_apart_is_what_it_was() {
+    let sum = |devices, seats| crc32c::crc32c(Superblock::new(&parts(devices, seats)).unwrap().encode());
+    assert_eq!([sum(1, 1), sum(2, 2), sum(16, 8)], [939227154, 2297469878, 3252176349]);
+}
+
+/// A pool whose metadata have a device of their own, and two of payload.
+fn apart() -> SuperblockParts {
+    let mut apart = parts(3, 2);
+    let geometry = Geometry { metadata_bytes: 0, ..*apart.layout.geometry() };
+    apart.layout = Layout::new(geometry.with_metadata_apart(16 << 20).unwrap()).unwrap();
+    apart
+}
+
+#[test]
+fn metadata_apart_are_told_by_a_bit_that_older_programs_refuse() {
+    let parts = apart();
+    let geometry = *parts.layout.geometry();
+    let superblock = Superblock::new(&parts).unwrap();
+    assert_eq!(superblock.features(), [0, 0, WIDE_STATS | METADATA_APART]);
+    let good = bytes_of(&superblock);
+    assert_eq!(good[3144..3152], geometry.metadata_bytes.to_le_bytes());
+    let found = Superblock::decode("x", &good).unwrap();
+    assert_eq!((found.layout(), &found), (&parts.layout, &superblock));
+    assert_eq!(parts.layout.cells_offset(), geometry.metadata_bytes + 2 * DEVICE_HEADER_BYTES);
+    // Each number that cannot be has its reason, and none is taken for a pool without the bit.
+    let metadata = |bytes: u64| altered(&good, 3144, &bytes.to_le_bytes());
+    for (bytes, expected) in [
+        (metadata(0), "malformed: 0 bytes of metadata apart"),
+        (metadata(1), "metadata_bytes is 1"),
+        (metadata(DEVICE_HEADER_BYTES), "metadata_bytes is 2097152"),
+        (metadata(u64::MAX), "metadata_bytes is 18446744073709551615"),
+        (metadata(u64::MAX / DEVICE_HEADER_BYTES * DEVICE_HEADER_BYTES), "metadata_bytes is"),
+        (metadata(geometry.len_bytes), "metadata_bytes is"),
+        (metadata(geometry.len_bytes - DEVICE_HEADER_BYTES), "geometry"),
+        (metadata(geometry.metadata_bytes + DEVICE_HEADER_BYTES), "geometry"),
+        (metadata(geometry.metadata_bytes + 2 * DEVICE_HEADER_BYTES), "layout"),
+        (altered(&good, 56, &WIDE_STATS.to_le_bytes()), "bytes of metadata apart, and incompat bits 0x1"),
+        (altered(&good, 96, &1u32.to_le_bytes()), "need another device for the payload"),
+        (altered(&good, 96, &2u32.to_le_bytes()), "layout"),
+        (altered(&good, 1024 + 16, &(2u64 << 20).to_le_bytes()), "device 0 of 2097152 bytes is smaller"),
+        (altered(&good, 1024 + 128 + 16, &(9u64 << 20).to_le_bytes()), "device 1 of 9437184 bytes is smaller"),
+    ] {
+        let reason = reason(&bytes);
+        assert!(reason.contains(expected), "{expected}: {reason}");
+    }
+    let without = bytes_of(&Superblock::new(&self::parts(3, 2)).unwrap());
+    assert!(reason(&altered(&without, 3144, &(4u64 << 20).to_le_bytes())).contains("4194304 bytes of metadata apart"));
+    assert!(reason(&altered(&without, 56, &(WIDE_STATS | METADATA_APART).to_le_bytes())).contains("0 bytes of metadata apart"));
+}
+
+#[test]
+fn metadata_that_do_not_fit_their_device_are_refused() {
+    let geometry = *apart().layout.geometry();
+    let payload_bytes = geometry.payload_bytes();
+    let mut locks = Geometry { locks: 60_000, slots: 64, ..geometry };
+    let error = Layout::new(locks).unwrap_err().to_string();
+    assert!(error.contains("the metadata need") && error.contains("of their device"), "{error}");
+    locks = locks.with_metadata_apart(payload_bytes).unwrap();
+    assert_eq!((Layout::new(locks).unwrap().chunks(), locks.payload_bytes()), (apart().layout.chunks(), payload_bytes));
+    let less =
+        Geometry { metadata_bytes: locks.metadata_bytes - DEVICE_HEADER_BYTES, len_bytes: locks.len_bytes - DEVICE_HEADER_BYTES, ..locks };
+    assert!(Layout::new(less).is_err(), "no more is taken than is needed");
+    assert!(geometry.with_metadata_apart(4096).unwrap_err().to_string().contains("no room for one chunk"));
+    assert!(geometry.with_metadata_apart(u64::MAX).is_err());
+    assert!(Geometry { devices: 1, ..geometry }.with_metadata_apart(payload_bytes).is_err());
+}
+
 /// Pools of format 2.0 have fewer stats lines, and no feature bit that says so.
 #[test]
 fn pools_from_before_counters_of_transfers_open_as_they_are() {
@@ -227,10 +296,11 @@ proptest! {
         devices in 1u32..=16, seats in 1u32..=8, slots in 1u32..=64, locks in 8u32..2000, objects in 1u32..500,
         chunk in 12u32..24, stripe in 12u32..24, rounds in 1u64..64, uuid in any::<[u8; 16]>(), incarnation in 1u64..,
         hardware in any::<bool>(), name in "\\PC{0,200}", (stripes, per_chunk, cells) in (1u32..20, 0usize..6, cells()),
-        cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8,
+        cut in 0usize..SUPERBLOCK_BYTES, bit in 0usize..SUPERBLOCK_BYTES * 8, is_apart in any::<bool>(),
     ) {
         let geometry = Geometry {
             devices, seats, slots, locks, objects,
+            metadata_bytes: 0,
             stripe_bytes: 1 << stripe,
             chunk_bytes: 1 << chunk,
             stats_lines: if hardware { STATS_LINES as u32 } else { FIRST_STATS_LINES as u32 },
@@ -239,7 +309,9 @@ proptest! {
             cells_per_chunk: if cells[0].chunks == 0 { 0 } else { [1, 2, 7, 14, 56, 112][per_chunk] },
             cells,
         };
-        let Ok(layout) = Layout::new(geometry) else { return Ok(()) };
+        let payload_bytes = u64::from(devices.max(2) - 1) * (rounds << stripe);
+        let apart = if is_apart { geometry.with_metadata_apart(payload_bytes) } else { Ok(geometry) };
+        let Ok(layout) = apart.and_then(Layout::new) else { return Ok(()) };
         let record = |index: u32| DeviceRecord { id: [index as u8 + 1; 16], len_bytes: 1 << 40, name: name.clone() };
         let parts = SuperblockParts {
             uuid, incarnation, layout,
@@ -258,7 +330,8 @@ proptest! {
 
     #[test]
     fn hostile_numbers_behind_a_right_checksum(field in 8usize..SUPERBLOCK_BYTES - 8, value in any::<u64>(), small in 0u64..70) {
-        let good = bytes_of(&Superblock::new(&parts(2, 2)).unwrap());
+        let parts = if small % 2 == 0 { apart() } else { parts(2, 2) };
+        let good = bytes_of(&Superblock::new(&parts).unwrap());
         for value in [value, small, 1 << (small % 64), u64::MAX - small] {
             let bytes = altered(&good, field, &value.to_le_bytes());
             if let Ok(superblock) = Superblock::decode("x", &bytes) {
@@ -273,12 +346,14 @@ proptest! {
         wild in any::<[u32; 5]>(), near in (0u32..18, 0u32..10, 0u32..70, 0u32..3000, 0u32..3000),
         lens in any::<[u64; 3]>(), shifts in (10u32..43, 10u32..32, 0u32..50), is_wild in 0u8..8,
         (stripes, per_chunk) in (any::<u32>(), any::<u32>()), wild_cells in any::<[(u64, u64); 4]>(), tame in cells(),
+        (metadata, is_apart) in (any::<u64>(), 0u8..4),
     ) {
         let wild_cells = wild_cells.map(|(cell_bytes, chunks)| CellClass { cell_bytes, chunks });
         let near = [near.0, near.1, near.2, near.3, near.4];
         let number = |index: usize| if is_wild == 0 { wild[index] } else { near[index] };
         let geometry = Geometry {
             devices: number(0), seats: number(1), slots: number(2), locks: number(3), objects: number(4),
+            metadata_bytes: match is_apart { 0 => metadata, 1 => metadata % 64 * DEVICE_HEADER_BYTES, _ => 0 },
             stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
             chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },
             len_bytes: lens[2] >> shifts.2,
@@ -300,6 +375,7 @@ proptest! {
             prop_assert!(layout.cells_offset() + geometry.cells_len_bytes() <= layout.data_offset());
             let _ = Stripes::of(&geometry).map(|stripes| stripes.pieces_len());
         }
+        let _ = geometry.with_metadata_apart(lens[2] >> shifts.2);
         prop_assert!(start.elapsed().as_millis() < 1000);
     }
 }
