@@ -140,8 +140,8 @@ typedef struct cxl_shm_options {
 /* Opens a pool and joins it as part of this machine's host; the processes of one machine share a host. A thread of the library keeps the
  * host alive until the pool is closed. Never formats.
  *
- * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv", or a part of each, like "/dev/dax0.0,offset=64G"; NULL = CXL_POOL
- *          of the environment.
+ * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv", or a part of each, like "/dev/dax0.0,offset=64G", or with the
+ *          metadata on a device of their own, like "/dev/dax0.0,metadata=/dev/dax1.0"; NULL = CXL_POOL of the environment.
  * options  NULL = defaults.
  *
  * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator),

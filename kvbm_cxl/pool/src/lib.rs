@@ -134,8 +134,8 @@
 //!
 //! | variable | what it says | without it |
 //! |---|---|---|
-//! | `CXL_POOL` | the pool's devices, as [`PoolSpec`](device::PoolSpec) reads them: `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`, or a part of a device, `/dev/dax0.0,offset=64G,size=64G` | to be named by the caller |
-//! | `CXL_POOL_SIZE` | the size of each device, where `CXL_POOL` carries none | what the devices have |
+//! | `CXL_POOL` | the pool's devices, as [`PoolSpec`](device::PoolSpec) reads them: `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`, a part of a device, `/dev/dax0.0,offset=64G,size=64G`, or with the metadata on another device, `/dev/dax0.0,metadata=/dev/dax1.0` | to be named by the caller |
+//! | `CXL_POOL_SIZE` | the size of each device (not of that of the metadata), where `CXL_POOL` carries none | what the devices have |
 //! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
 //! | `CXL_SUSPECT_MS` | silence after which a host is taken for dead, in milliseconds; **the same on every host** | 1000 |

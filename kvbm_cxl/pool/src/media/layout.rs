@@ -328,7 +328,8 @@ impl Layout {
         let (spans, end) = Self::place(&geometry, chunks);
         if end > cells_offset {
             return Err(Error::Invalid(format!(
-                "the metadata need {} bytes more than the {} of their device: use a larger one, fewer slots, locks or cells, or larger chunks",
+                "the metadata need {} bytes more than the {} of their device: use a larger one, fewer slots, locks or cells, or \
+                 larger chunks",
                 end - cells_offset,
                 geometry.metadata_bytes
             )));

@@ -3,7 +3,8 @@
 //!
 //! All numbers are little-endian, all offsets count from the start of the pool, and every metadata structure is one 64-byte line with a
 //! CRC32C of its own. The pool starts with one 2 MiB header per device (superblock copies), then the regions below in this order, then
-//! the chunks.
+//! the chunks. Where device 0 carries the metadata alone ([`METADATA_APART`]), the regions lie on it behind the headers, and cells and
+//! chunks on the other devices.
 //!
 //! | region | lines | line owner (who may write) | readers | what recovers it |
 //! |---|---|---|---|---|

@@ -267,7 +267,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn pieces_tile_the_pool_and_each_device(sizes in proptest::collection::vec(0u64..40 * 4096, 1..5), shift in 12u32..15, metadata in 0u64..4) {
+        fn pieces_tile_the_pool_and_each_device(
+            sizes in proptest::collection::vec(0u64..40 * 4096, 1..5), shift in 12u32..15, metadata in 0u64..4,
+        ) {
             let sizes: Vec<u64> = sizes.iter().map(|size| HEADER + size).collect();
             let metadata_bytes = if metadata == 0 { 0 } else { (1 + metadata) * HEADER };
             let Ok(stripes) = Stripes::fit_behind(metadata_bytes, &sizes, 1 << shift) else { return Ok(()) };

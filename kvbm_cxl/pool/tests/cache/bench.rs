@@ -4,7 +4,7 @@
 use crate::load;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pulled, chain};
 use cxl_pool::coherence::CoherenceOptions;
-use cxl_pool::device::PoolSpec;
+use cxl_pool::device::{DevicePart, PoolSpec};
 use cxl_pool::host::{Host, HostConfig, Service};
 use cxl_pool::line::Line;
 use cxl_pool::machine::{Machine, State};
@@ -70,7 +70,19 @@ impl Bench {
 
     fn at(directory: Arc<tempfile::TempDir>, offset: u64, cells: &[(u64, u64)]) -> Bench {
         let spec = PoolSpec::new(vec![directory.path().join("pool")], Some(Bench::size_for(cells)));
-        let spec = spec.unwrap().with_offset(offset).unwrap();
+        Bench::of(directory, spec.unwrap().with_offset(offset).unwrap(), cells)
+    }
+
+    /// A pool whose cells and chunks lie in so many files, `pool0` and up, and its metadata in another one, `metadata`.
+    pub fn apart(payload: usize, cells: &[(u64, u64)]) -> Bench {
+        let directory = Arc::new(tempfile::tempdir_in("/dev/shm").unwrap());
+        let paths = (0..payload).map(|index| directory.path().join(format!("pool{index}"))).collect();
+        let metadata = DevicePart { size_bytes: Some(32 << 20), ..DevicePart::whole(directory.path().join("metadata")) };
+        let spec = PoolSpec::new(paths, Some(Bench::size_for(cells))).unwrap().with_metadata(Some(metadata));
+        Bench::of(directory, spec.unwrap(), cells)
+    }
+
+    fn of(directory: Arc<tempfile::TempDir>, spec: PoolSpec, cells: &[(u64, u64)]) -> Bench {
         let area = |&(cell_bytes, count)| CellArea { cell_bytes, share: Share::Bytes(cell_bytes * count) };
         let options = FormatOptions {
             slots: 4,
@@ -81,7 +93,7 @@ impl Bench {
             machine: Some(machine_id(1)),
             seats: vec![machine_id(2), machine_id(3)],
             memory: Some(CoherenceOptions::default()),
-            force: offset > 0,
+            force: spec.offset_bytes() > 0,
             ..FormatOptions::default()
         };
         Pool::format(&spec, &options).unwrap();

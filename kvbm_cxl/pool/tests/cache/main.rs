@@ -3,6 +3,7 @@
 //! answer is a defined one, and nothing hangs. The hosts are emulated by machine identities of their own within this process, except where
 //! a process has to be killed.
 
+mod apart;
 mod batch;
 mod bench;
 mod damage;

@@ -59,6 +59,11 @@ pub struct Process {
 impl Process {
     /// Starts it as a process of `machine` and waits until it has done the task.
     pub fn start(bench: &Bench, machine: u8, task: &str) -> Process {
+        Process::start_with(bench, machine, task, None)
+    }
+
+    /// The same with another `CXL_COHERENCE`.
+    pub fn start_with(bench: &Bench, machine: u8, task: &str, coherence: Option<&str>) -> Process {
         let done: PathBuf = bench.directory.path().join(format!("done-{}", task.replace(' ', "-")));
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -70,6 +75,9 @@ impl Process {
             .env("CXL_MACHINE_ID", machine_id(machine).to_string())
             .env_remove("CXL_COHERENCE")
             .stdout(Stdio::null());
+        if let Some(coherence) = coherence {
+            command.env("CXL_COHERENCE", coherence);
+        }
         let mut process = Process { child: command.spawn().unwrap() };
         let deadline = Instant::now() + PATIENCE;
         while !done.exists() {

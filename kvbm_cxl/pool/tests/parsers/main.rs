@@ -32,11 +32,12 @@ fn superblock() {
     let mut random = Random(1);
     let good = targets::good_superblock().encode().to_vec();
     targets::superblock(&good);
+    targets::superblock(targets::apart_superblock().encode());
     for input in 0..INPUTS {
         // Changes within the part that is in use, then anything at all.
         let mut changes = Vec::new();
         for _ in 0..random.below(4) {
-            changes.extend_from_slice(&(random.below(1400) as u16).to_le_bytes());
+            changes.extend_from_slice(&(random.below(1400) as u16 + if random.below(8) == 0 { 2000 } else { 0 }).to_le_bytes());
             changes.extend_from_slice(&random.bytes(8));
         }
         targets::superblock(&changes);
@@ -70,7 +71,28 @@ fn lines() {
 
 #[test]
 fn pool_spec() {
-    const PARTS: [&str; 16] = ["/", "dev", "/dax", "0.0", ",", "size=", "1", "99", "G", "K", "iB", " ", "\0", "é", "=", ".."];
+    const PARTS: [&str; 20] = [
+        "/",
+        "dev",
+        "/dax",
+        "0.0",
+        ",",
+        "size=",
+        "1",
+        "99",
+        "G",
+        "K",
+        "iB",
+        " ",
+        "\0",
+        "é",
+        "=",
+        "..",
+        ",metadata=/m",
+        "metadata_",
+        "offset=",
+        "2M",
+    ];
     let mut random = Random(4);
     for _ in 0..INPUTS {
         let text: String = (0..random.below(14)).map(|_| PARTS[random.below(PARTS.len())]).collect();

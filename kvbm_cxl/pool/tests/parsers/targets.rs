@@ -20,8 +20,13 @@ pub const LAYOUT_BYTES: usize = 6 * 4 + 3 * 8 + 2 * 4 + 2 * CELL_CLASSES * 4;
 /// A superblock is refused, or is exactly the bytes it was read from and agrees with itself.
 pub fn superblock(data: &[u8]) {
     check_superblock(data);
-    // As changes to a good superblock as well, with a right checksum: neither is found by chance.
-    let mut bytes = good_superblock().encode().to_vec();
+    check_patched(good_superblock().encode(), data);
+    check_patched(apart_superblock().encode(), data);
+}
+
+/// As changes to a good superblock as well, with a right checksum: neither is found by chance.
+fn check_patched(good: &[u8], data: &[u8]) {
+    let mut bytes = good.to_vec();
     for patch in data.chunks_exact(10).take(64) {
         let at = usize::from(u16::from_le_bytes([patch[0], patch[1]])) % (SUPERBLOCK_BYTES - 8);
         bytes[at..at + 8].copy_from_slice(&patch[2..]);
@@ -34,6 +39,15 @@ pub fn superblock(data: &[u8]) {
 
 /// A superblock of a pool over two devices.
 pub fn good_superblock() -> Superblock {
+    superblock_of(2, |geometry| geometry)
+}
+
+/// A superblock of a pool over two devices, and one that carries the metadata alone.
+pub fn apart_superblock() -> Superblock {
+    superblock_of(3, |geometry| Geometry { devices: 3, ..geometry }.with_metadata_apart(16 << 20).unwrap())
+}
+
+fn superblock_of(devices: u8, change: impl FnOnce(Geometry) -> Geometry) -> Superblock {
     let mut geometry = Geometry { devices: 2, ..Geometry::with_len(2 * (DEVICE_HEADER_BYTES + (8 << 20))) };
     (geometry.stripes, geometry.cells_per_chunk) = (16, 14);
     geometry.cells[0] = CellClass { cell_bytes: 4096, chunks: 20 };
@@ -42,10 +56,10 @@ pub fn good_superblock() -> Superblock {
     let parts = SuperblockParts {
         uuid: [1; 16],
         incarnation: 9,
-        layout: Layout::new(geometry).unwrap(),
+        layout: Layout::new(change(geometry)).unwrap(),
         coherence: CoherenceMode::Software,
         seats: vec![MachineId([8; 16])],
-        devices: vec![record(1), record(2)],
+        devices: (1..=devices).map(record).collect(),
     };
     Superblock::new(&parts).unwrap()
 }
@@ -98,6 +112,13 @@ pub fn layout(data: &[u8]) {
         // Whole rounds of stripes, as a format makes them.
         let each = DEVICE_HEADER_BYTES.saturating_add(geometry.stripe_bytes.saturating_mul(large(2) % 512));
         geometry.len_bytes = each.saturating_mul(geometry.devices.into());
+    }
+    if small(5) >> 19 & 3 == 0 {
+        // Metadata on a device of their own: as much of it as they need, or any number.
+        geometry.metadata_bytes = if small(5) >> 21 & 1 == 0 { (large(2) >> 40 & 63) * DEVICE_HEADER_BYTES } else { large(0) };
+        if let Ok(apart) = geometry.with_metadata_apart(large(1) >> (small(5) >> 22 & 63)) {
+            check_layout(&Layout::new(apart).unwrap());
+        }
     }
     if let Ok(layout) = Layout::new(geometry) {
         check_layout(&layout);
@@ -268,7 +289,7 @@ pub fn pool_spec(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let _ = parse_size(text);
     if let Ok(spec) = PoolSpec::parse(text) {
-        assert!(spec.devices().all(std::path::Path::is_absolute));
+        assert!(spec.parts().all(|part| part.path.is_absolute()));
         assert_eq!(PoolSpec::parse(&spec.to_string()).unwrap(), spec);
     }
 }
