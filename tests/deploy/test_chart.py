@@ -175,6 +175,17 @@ def test_a_pool_that_is_a_part_of_its_devices_is_named_as_one():
     assert named == {devices, f"{devices},offset=64G,size=32G", f"{devices},offset=64G"}
 
 
+def test_a_device_of_metadata_is_named_and_mounted():
+    changes = {"devices": ["/dev/dax0.0"], "metadata": "/dev/dax1.0", "access": "host-path"}
+    for more, name in (({}, ""), ({"metadataOffset": "64G"}, ",metadata_offset=64G")):
+        objects = charts.render(pool={**changes, **more})
+        named, mounts = set(), set()
+        for _, _, container, _ in containers(objects):
+            named |= {value for key, value in charts.environment(container).items() if key == "CXL_POOL"}
+            mounts |= {mount["mountPath"] for mount in container.get("volumeMounts", []) if mount["mountPath"].startswith("/dev/dax")}
+        assert named == {f"/dev/dax0.0,metadata=/dev/dax1.0{name}"} and mounts == {"/dev/dax0.0", "/dev/dax1.0"}
+
+
 @pytest.mark.parametrize("cpus", ["any", "device", "node:1", "0-3,8", "copy=device;upkeep=0-1;workers=node:1"])
 def test_every_host_is_told_where_its_threads_run(cpus):
     """Those that join the pool: workers and the keeper of each node; as a user says it, or any."""
@@ -200,6 +211,7 @@ REFUSED = {
     "cpus-kind": ({"pool": {"cpus": "cores=1"}}, "/pool/cpus"),
     "cpus-nothing": ({"pool": {"cpus": ""}}, "/pool/cpus"),
     "offset": ({"pool": {"offset": "64 GB"}}, "/pool/offset"),
+    "metadata": ({"pool": {"metadata": "/dev/shm/kv"}}, "/pool/metadata"),
     "access": ({"access": "hostpath"}, "/pool/access"),
     "identity": ({"identity": "pod"}, "/identity"),
     "connector": ({"connector": "ucx"}, "/connector"),

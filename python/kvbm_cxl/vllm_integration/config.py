@@ -23,7 +23,7 @@ class ConnectorConfig:
     """Every option, with its default."""
 
     pool: str
-    """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,offset=64G`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
+    """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
     checksums: bool = True
     """Blocks carry a checksum that is compared when they are pulled."""
     zero_copy: bool = False

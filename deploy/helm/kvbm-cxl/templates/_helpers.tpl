@@ -35,6 +35,8 @@ $(NODE_NAME)/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}no
 {{- $pool := .root.Values.pool }}
 {{- $parts := concat $pool.devices (ternary (list (print "offset=" $pool.offset)) (list) (ne $pool.offset "")) }}
 {{- $parts = concat $parts (ternary (list (print "size=" $pool.size)) (list) (ne $pool.size "")) }}
+{{- $parts = concat $parts (ternary (list (print "metadata=" $pool.metadata)) (list) (ne $pool.metadata "")) }}
+{{- $parts = concat $parts (ternary (list (print "metadata_offset=" $pool.metadataOffset)) (list) (ne $pool.metadataOffset "")) }}
 - {name: CXL_POOL, value: {{ join "," $parts | quote }}}
 - {name: CXL_SUSPECT_MS, value: {{ .root.Values.pool.suspectMs | quote }}}
 {{- end }}
@@ -88,7 +90,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "kvbm-cxl.deviceMounts" -}}
 {{- if eq .Values.pool.access "host-path" }}
-{{- range $number, $device := .Values.pool.devices }}
+{{- range $number, $device := compact (append .Values.pool.devices .Values.pool.metadata) }}
 - {name: device-{{ $number }}, mountPath: {{ $device }}}
 {{- end }}
 {{- end }}
@@ -96,7 +98,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "kvbm-cxl.deviceVolumes" -}}
 {{- if eq .Values.pool.access "host-path" }}
-{{- range $number, $device := .Values.pool.devices }}
+{{- range $number, $device := compact (append .Values.pool.devices .Values.pool.metadata) }}
 - name: device-{{ $number }}
   hostPath: {path: {{ $device }}, type: CharDevice}
 {{- end }}
