@@ -256,10 +256,12 @@ mod tests {
         assert_eq!(pieces, expected);
         let lens = [0, 1, 2].map(|device| stripes.device_len_bytes(device));
         assert_eq!(lens, [3 * HEADER, HEADER + 8192, HEADER + 8192]);
+        assert_eq!([0, 1, 2].map(|device| stripes.unit_bytes(device)), [3 * HEADER, 4096, 4096]);
         // A single device with payload is not cut: one mapping, however long it is.
         let one = Stripes::fit_behind(2 * HEADER, &[HEADER + 5 * 4096 + 64], 4096).unwrap();
         let last = one.pieces().last().unwrap();
         assert_eq!((one.pieces_len(), last.len_bytes, last.device, last.device_offset), (4, 5 * 4096 + 64, 1, HEADER));
+        assert_eq!([one.unit_bytes(0), one.unit_bytes(1)], [2 * HEADER, 5 * 4096 + 64]);
         assert!(Stripes::fit_behind(2 * HEADER, &[], 4096).is_err());
         assert!(Stripes::fit_behind(2 * HEADER, &[HEADER + 4096; MAX_DEVICES], 4096).is_err());
     }

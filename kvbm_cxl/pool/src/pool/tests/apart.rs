@@ -121,10 +121,13 @@ fn a_device_too_small_for_the_metadata_says_how_much_they_need() {
     let pool = format(needed).unwrap();
     assert_eq!(pool.layout().geometry().metadata_bytes, needed);
     drop(pool);
+    // Less than what the payload's device has is enough for it.
+    assert!(needed < SIZE);
+    open(&spec(&bench, None)).unwrap();
     // A device that is cut under the pool is named.
     File::options().write(true).open(&bench.paths[0]).unwrap().set_len(needed - 4096).unwrap();
     let reason = refusal(open(&spec(&bench, None)));
-    assert!(reason.contains("device0") && reason.contains("truncated"), "{reason}");
+    assert!(reason.contains("device0") && reason.contains(&format!("truncated: the pool uses {needed} bytes")), "{reason}");
 }
 
 #[test]
@@ -155,6 +158,19 @@ fn metadata_of_several_pools_share_a_device_and_nothing_beside_them_changes() {
     assert_eq!(open(&at(2, next, None)).unwrap().lines().fetch::<Seat>(0).unwrap().epoch, 4);
     assert_eq!(open(&at(1, 0, None)).unwrap().lines().fetch::<Seat>(0).unwrap().epoch, 0);
     assert!(refusal(open(&at(1, next, None))).contains("foreign"), "the metadata of the other pool");
+}
+
+#[test]
+fn two_formats_do_not_share_a_device_of_metadata_at_one_time() {
+    let bench = apart(1);
+    let device = DevicePart::whole(&bench.paths[0]).open(Access::Write, &Sysfs::default()).unwrap();
+    let force = FormatOptions { force: true, ..options() };
+    let turn = device.lock_for_format().unwrap();
+    let before = bench.bytes();
+    assert!(refusal(Pool::format(&spec(&bench, None), &force)).contains("device0: another process is formatting it"));
+    assert!(bench.bytes() == before);
+    drop(turn);
+    drop(Pool::format(&spec(&bench, None), &force).unwrap());
 }
 
 #[test]
