@@ -62,19 +62,20 @@ def format_pool(spec: str, *, cells: str = "1M:75%", coherence: Coherence = "sof
     """Formats the devices of a pool, once in its life.
 
     spec: devices as CXL_POOL names them: "/dev/dax0.0,/dev/dax1.0", "/dev/shm/kv,size=1G" (the size is of each device; a missing file is
-    made), or a part of each, "/dev/dax0.0,offset=64G,size=64G". cells: sizes of cache cells, each with its share of the pool: "64K:20%,1M:55%", "192K:1G"; a block takes a cell of the smallest
+    made), or a part of each, "/dev/dax0.0,offset=64G,size=64G", or with the metadata on another device, "/dev/dax0.0,metadata=/dev/dax1.0".
+    cells: sizes of cache cells, each with its share of the pool: "64K:20%,1M:55%", "192K:1G"; a block takes a cell of the smallest
     size that holds it; "none" for a pool without a cache. coherence: "hardware" only where all hosts are cache-coherent to one another.
     force: overwrite what is on the devices, unless hosts use the pool there. evict_hosts: also then, once each of them has stopped.
 
-    Raises NotAPoolError (the devices hold something, or cannot be used), SlotInUseError (hosts use the pool), TimeoutError_ (evicted hosts go
-    on), ExistsError (kind "overlap": another pool lies on the part, which no option allows), InvalidError (kinds "unaligned", "behind_end",
-    "too_long" of a part that cannot be).
+    Raises NotAPoolError (the devices hold something, or cannot be used), SlotInUseError (hosts use the pool; kind "hosts_unseen": a device of
+    a pool there is not found, so that its hosts cannot be seen), TimeoutError_ (evicted hosts go on), ExistsError (kind "overlap": another
+    pool lies on the part, which no option allows), InvalidError (kinds "unaligned", "behind_end", "too_long" of a part that cannot be).
     """
 
 def pool_info(spec: str | None = None) -> dict[str, Any]:
     """What a pool was formatted with, without joining it: uuid, incarnation, coherence, memory (how it is reached), len_bytes, data_bytes,
-    chunk_bytes, slots, locks, objects, cells (list of cell_bytes and count), devices (list of name, offset_bytes, len_bytes,
-    numa_node).
+    metadata_bytes (of device 0, where that carries the metadata alone; else 0), chunk_bytes, slots, locks, objects, cells (list of
+    cell_bytes and count), devices (list of name, offset_bytes, len_bytes, numa_node).
 
     Raises NotAPoolError, InvalidError.
     """

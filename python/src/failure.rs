@@ -78,6 +78,7 @@ fn names(error: &Error) -> (&'static str, &'static str) {
         Error::Timeout { .. } => ("TimeoutError_", "timeout"),
         Error::SlotInUse { .. } | Error::Twin { .. } => ("SlotInUseError", "slot_in_use"),
         Error::InUse { .. } => ("SlotInUseError", "in_use"),
+        Error::HostsUnseen { .. } => ("SlotInUseError", "hosts_unseen"),
         Error::Full { .. } => ("FullError", "full"),
         Error::NotFound(_) => ("NotFoundError", "not_found"),
         Error::Exists(_) => ("ExistsError", "exists"),

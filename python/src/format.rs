@@ -90,6 +90,7 @@ pub fn pool_info<'py>(py: Python<'py>, spec: Option<&str>) -> PyResult<Bound<'py
     info.set_item("memory", pool.description())?;
     info.set_item("len_bytes", geometry.len_bytes)?;
     info.set_item("data_bytes", layout.chunks() * geometry.chunk_bytes)?;
+    info.set_item("metadata_bytes", geometry.metadata_bytes)?;
     info.set_item("chunk_bytes", geometry.chunk_bytes)?;
     info.set_item("slots", geometry.slots)?;
     info.set_item("locks", geometry.locks)?;

@@ -51,7 +51,7 @@ fn join(spec: Option<&str>, config: HostConfig) -> Outcome<(String, Member)> {
     match host.serve() {
         Ok(service) => {
             // The pool's name without the size, which opening needs none of.
-            Ok((spec.with_size(None)?.to_string(), Member::new(pool, host, service)))
+            Ok((spec.without_sizes().to_string(), Member::new(pool, host, service)))
         }
         Err(error) => {
             // The first error is the one to report; if leaving fails too, the host is taken for dead after a while.

@@ -141,7 +141,7 @@ typedef struct cxl_shm_options {
  * host alive until the pool is closed. Never formats.
  *
  * spec     The devices, like "/dev/dax0.0,/dev/dax1.0" or "/dev/shm/kv", or a part of each, like "/dev/dax0.0,offset=64G", or with the
- *          metadata on a device of their own, like "/dev/dax0.0,metadata=/dev/dax1.0"; NULL = CXL_POOL of the environment.
+ *          metadata on a device of its own, like "/dev/dax0.0,metadata=/dev/dax1.0"; NULL = CXL_POOL of the environment.
  * options  NULL = defaults.
  *
  * The environment is read here: CXL_MACHINE_ID (who this machine is), CXL_STATE_DIR, CXL_COHERENCE (instructions, or the emulator),

@@ -127,7 +127,7 @@ impl From<&Error> for Failure {
             Error::Os { .. } => Status::E_OS,
             Error::Fenced { .. } => Status::E_FENCED,
             Error::Timeout { .. } => Status::E_TIMEOUT,
-            Error::SlotInUse { .. } | Error::InUse { .. } | Error::Twin { .. } => Status::E_SLOT_IN_USE,
+            Error::SlotInUse { .. } | Error::InUse { .. } | Error::HostsUnseen { .. } | Error::Twin { .. } => Status::E_SLOT_IN_USE,
             Error::Full { .. } => Status::E_FULL,
             Error::NotFound(_) => Status::E_NOT_FOUND,
             Error::Exists(_) => Status::E_EXISTS,

@@ -151,8 +151,8 @@ pub struct FormatArgs {
     /// Keep the metadata on this device and nothing else of the pool, as metadata= in the pool's name does
     ///
     /// Every process names it in the pool's name from then on. A part of a device, or a file that is to be made, as in a pool's name:
-    /// /dev/dax1.0,offset=64G,size=1G or /dev/shm/metadata,size=64M. What the metadata do not need of it stays free for others.
-    #[arg(long, value_name = "DEVICE", value_parser = crate::format::metadata)]
+    /// /dev/dax1.0,offset=64G,size=1G or /dev/shm/metadata,size=64M. What the metadata does not need of it stays free for others.
+    #[arg(long, value_name = "DEVICE")]
     pub metadata: Option<DevicePart>,
     /// Host slots: how many machines can use the pool at a time
     #[arg(long, default_value_t = DEFAULT_SLOTS as u32)]
@@ -193,7 +193,8 @@ pub struct FormatArgs {
     /// How hosts see each other's writes
     #[arg(long, value_enum, default_value = "software")]
     pub coherence: Coherence,
-    /// Overwrite whatever is on the devices. It is lost. Refused while hosts use the pool that is there
+    /// Overwrite whatever is on the devices. It is lost. Refused while hosts use a pool that is there, or cannot be seen, as a part of it
+    /// lies elsewhere
     #[arg(long)]
     pub force: bool,
     /// As --force, also while hosts use the pool: make it void, wait until each of them has stopped, then overwrite it

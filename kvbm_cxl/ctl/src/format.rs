@@ -46,16 +46,6 @@ pub fn cells(text: &str) -> Result<Cells, String> {
     Ok(Cells::Area { cell_bytes, share })
 }
 
-/// Reads a `--metadata`.
-pub fn metadata(text: &str) -> Result<DevicePart, String> {
-    let spec = PoolSpec::parse(text).map_err(|error| error.to_string())?;
-    let mut parts = spec.parts();
-    match (parts.next(), parts.next()) {
-        (Some(part), None) => Ok(part),
-        _ => Err(format!("{text:?} names several devices: metadata lie on one")),
-    }
-}
-
 /// The areas that the options ask for, smallest cells first.
 fn areas(args: &FormatArgs, spec: &PoolSpec) -> Result<Vec<CellArea>, Failure> {
     let mut areas = Vec::new();
@@ -142,7 +132,7 @@ pub fn failed(error: cxl_pool::Error) -> Failure {
         cxl_pool::Error::Partition { problem: PartitionProblem::Overlaps { .. }, .. } => Exit::Refused,
         cxl_pool::Error::Partition { .. } => Exit::CannotOpen,
         cxl_pool::Error::NotAPool { .. } | cxl_pool::Error::Os { .. } => Exit::CannotOpen,
-        cxl_pool::Error::InUse { .. } => Exit::Refused,
+        cxl_pool::Error::InUse { .. } | cxl_pool::Error::HostsUnseen { .. } => Exit::Refused,
         _ => Exit::Failed,
     };
     Failure::new(exit, error.to_string())

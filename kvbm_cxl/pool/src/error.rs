@@ -16,7 +16,7 @@ impl Error {
             Error::Fenced { .. } => "fenced",
             Error::Timeout { .. } => "timeout",
             Error::Full { .. } => "full",
-            Error::SlotInUse { .. } | Error::Twin { .. } | Error::InUse { .. } => "in_use",
+            Error::SlotInUse { .. } | Error::Twin { .. } | Error::InUse { .. } | Error::HostsUnseen { .. } => "in_use",
             Error::Replaced { .. } => "replaced",
             Error::OutOfRange { .. } | Error::Invalid(_) | Error::Partition { .. } | Error::TooLarge { .. } | Error::Os { .. } => "other",
             Error::PeerGone { .. } | Error::PeerClosed { .. } | Error::Protocol { .. } => "other",
@@ -174,6 +174,19 @@ pub enum Error {
     InUse {
         /// Their slots.
         slots: Vec<u16>,
+    },
+    /// A format would overwrite a part of a pool whose other devices were not found, so that its hosts cannot be seen.
+    #[error(
+        "{device}: it is a part of pool {pool}, whose hosts cannot be seen ({reason}): erase that pool first, by a name of all its devices \
+         (cxlctl erase), or evict its hosts unseen (cxlctl format --force --evict-hosts)"
+    )]
+    HostsUnseen {
+        /// The device.
+        device: String,
+        /// UUID of that pool.
+        pool: String,
+        /// What kept it from being opened.
+        reason: String,
     },
     /// The pool was formatted anew, or its device swapped, under this handle.
     #[error("the pool was replaced under this handle (incarnation {was:#x}, now {now:#x}): close it and open it again")]

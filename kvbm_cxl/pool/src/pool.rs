@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool as one process opens it: devices, superblock, layout and lines together.
 
+mod before;
 mod format;
 mod former;
 mod media;
@@ -13,7 +14,7 @@ pub use neighbours::{PoolOnDevice, pools_on, refuse_overlap};
 use crate::alloc;
 use crate::cache;
 use crate::coherence::{Coherence, CoherenceOptions, FaultMap, LineSum, MappedMemory, Mapping, over_mapping};
-use crate::device::{Access, Device, DeviceInfo, PoolSpec, Sysfs, is_in_memory, map, map_ahead, map_header, mapping_limit};
+use crate::device::{Access, Device, DeviceInfo, DevicePart, PoolSpec, Sysfs, is_in_memory, map, map_ahead, map_header, mapping_limit};
 use crate::error::{Error, Result};
 use crate::host::{Hooks, Host, HostConfig};
 use crate::limits::*;
@@ -22,7 +23,7 @@ use crate::machine::{Machine, random_bytes};
 use crate::media::{CoherenceMode, DeviceRecord, Layout, Stripes, Superblock, SuperblockParts, uuid_text};
 use crate::metrics::stats;
 use crate::platform::{MachineId, Platform};
-use format::Before;
+use before::Before;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -130,9 +131,14 @@ impl Pool {
     /// # Errors
     /// [`Error::NotAPool`] when a device is not what the superblocks say, or one is missing; [`Error::Invalid`].
     pub fn open(spec: &PoolSpec, options: &OpenOptions) -> Result<Pool> {
+        Pool::open_parts(spec.parts(), options)
+    }
+
+    /// The same of parts that no one name may have.
+    fn open_parts(parts: impl IntoIterator<Item = DevicePart>, options: &OpenOptions) -> Result<Pool> {
         let access = if options.read_only { Access::Read } else { Access::Write };
-        let found = spec
-            .parts()
+        let found = parts
+            .into_iter()
             .map(|part| {
                 let device = part.open(access, &options.sysfs)?;
                 let header = over_mapping(map_header(&device)?, &CoherenceOptions::default())?;
@@ -162,10 +168,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::NotAPool`] naming what is on a device, unless [`FormatOptions::force`]; [`Error::Partition`] where the part of a device
-    /// that the name gives is none, or overlaps another pool, which not even force allows; [`Error::InUse`] when hosts use the pool there,
-    /// unless
-    /// [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts do not stop; [`Error::Invalid`] for numbers that do not fit. A
-    /// file that was made for a format that fails is removed.
+    /// that the name gives is none, or overlaps another pool, which not even force allows; [`Error::InUse`] when hosts use a pool there,
+    /// and [`Error::HostsUnseen`] where that cannot be seen, unless [`FormatOptions::evict_hosts`]; [`Error::Timeout`] when evicted hosts
+    /// do not stop; [`Error::Invalid`] for numbers that do not fit. A file that was made for a format that fails is removed.
     pub fn format(spec: &PoolSpec, options: &FormatOptions) -> Result<Pool> {
         let (mut devices, made) = format::open_devices(spec, options)?;
         refuse_duplicates(&devices)?;
@@ -176,7 +181,7 @@ impl Pool {
         let layout = Layout::new(geometry)?;
         let stripes = Stripes::of(&geometry)?;
         if let Some(part) = spec.metadata() {
-            // No more of it than the metadata need: what lies behind stays that of others.
+            // No more of it than the metadata needs: what lies behind stays that of others.
             let device = format::metadata_part(devices.remove(0), part, geometry.metadata_bytes)?;
             turns.push(device.lock_for_format()?);
             refuse_overlap(&device, 0, geometry.metadata_bytes)?;
@@ -185,7 +190,7 @@ impl Pool {
         devices.iter().try_for_each(Device::reserve_holes)?;
         let connected = connect(map(&devices, &stripes, mapping_limit())?, options.coherence, options.memory)?;
         let memory = connected.memory.clone();
-        let before = before(spec, options, &devices, &*memory)?;
+        let before = Before::look(spec, &format::contents(&devices, &*memory, options)?, options)?;
         let uuid = random_bytes()?;
         let superblock = Superblock::new(&SuperblockParts {
             uuid,
@@ -210,8 +215,8 @@ impl Pool {
     /// options count.
     ///
     /// # Errors
-    /// [`Error::NotAPool`] when a device holds none; [`Error::InUse`] when hosts use it, unless they are to be evicted; [`Error::Timeout`]
-    /// when evicted hosts do not stop.
+    /// [`Error::NotAPool`] when a device holds none. Unless hosts are to be evicted: the same where the devices are not all of a pool, and
+    /// [`Error::InUse`] when hosts use it. [`Error::Timeout`] when evicted hosts do not stop.
     pub fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
         format::erase(spec, options)
     }
@@ -338,19 +343,6 @@ fn connect(mapping: Mapping, mode: CoherenceMode, options: Option<CoherenceOptio
         None => CoherenceOptions::from_env()?,
     };
     over_mapping(mapping, &CoherenceOptions { hardware: mode == CoherenceMode::Hardware, ..options })
-}
-
-/// What lies on the devices of a format.
-fn before(spec: &PoolSpec, options: &FormatOptions, devices: &[Device], memory: &dyn Coherence) -> Result<Before> {
-    let mut is_pool = false;
-    for (index, device) in devices.iter().enumerate() {
-        let found = inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().label())?;
-        if !options.force && !matches!(found, HeaderContent::Empty) {
-            return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
-        }
-        is_pool |= found.is_pool();
-    }
-    if is_pool { Before::look(spec, options) } else { Ok(Before::Nothing) }
 }
 
 /// Puts the devices in the order of their index and refuses any that are missing or do not belong together.

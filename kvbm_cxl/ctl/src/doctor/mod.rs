@@ -154,7 +154,7 @@ impl Doctor<'_> {
         // Where nothing may be written.
         self.examine_gpu(None);
         if infos.len() == spec.parts().count() {
-            // How much of its device the metadata take, only a format knows; blocks do not wait for it.
+            // How much of its device the metadata takes, only a format knows; blocks do not wait for it.
             let metadata_bytes = spec.metadata().map_or(0, |_| infos.remove(0).unit_bytes());
             self.judge_together(&infos, spec.size_bytes(), metadata_bytes);
         }

@@ -60,6 +60,20 @@ impl DevicePart {
     }
 }
 
+/// Reads the name of a pool that has one device, and no other for its metadata.
+impl std::str::FromStr for DevicePart {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let spec = PoolSpec::parse(text)?;
+        let mut parts = spec.parts();
+        match (parts.next(), parts.next()) {
+            (Some(part), None) => Ok(part),
+            _ => Err(Error::Invalid(format!("{text:?} names several devices: name one"))),
+        }
+    }
+}
+
 /// Its name, without the size.
 impl std::fmt::Display for DevicePart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -109,6 +123,12 @@ impl PoolSpec {
         }
     }
 
+    /// The same without sizes: they say how a pool is made, not which one it is.
+    pub fn without_sizes(self) -> Self {
+        let metadata = self.metadata.map(|part| DevicePart { size_bytes: None, ..part });
+        PoolSpec { size_bytes: None, metadata, ..self }
+    }
+
     /// The same at `offset_bytes` of each device.
     ///
     /// # Errors
@@ -120,7 +140,7 @@ impl PoolSpec {
         }
     }
 
-    /// The same with its metadata on a device of their own; `None` = on the devices of the payload.
+    /// The same with its metadata on a device of its own; `None` = on the devices of the payload.
     ///
     /// # Errors
     /// [`Error::Invalid`] as [`PoolSpec::new`], and for a size of zero; [`Error::Partition`] as [`PoolSpec::with_offset`].
@@ -172,7 +192,7 @@ impl PoolSpec {
         }
         let [size_bytes, offset_bytes, metadata_size, metadata_offset] = sizes;
         if metadata.is_none() && (metadata_size.is_some() || metadata_offset.is_some()) {
-            return Err(Error::Invalid(format!("{text:?} says where metadata lie on a device that it does not name: add metadata=PATH")));
+            return Err(Error::Invalid(format!("{text:?} says where metadata lies on a device that it does not name: add metadata=PATH")));
         }
         let part = |path| DevicePart { path, offset_bytes: metadata_offset.unwrap_or(0), size_bytes: metadata_size };
         PoolSpec::new(devices, size_bytes)?.with_offset(offset_bytes.unwrap_or(0))?.with_metadata(metadata.map(part))
@@ -310,7 +330,7 @@ mod tests {
         assert_eq!(PoolSpec::parse(&part.to_string()).unwrap(), part);
         assert_eq!(part.parts().map(|part| part.to_string()).collect::<Vec<_>>(), ["/dev/dax0.0,offset=68719476736"]);
         assert_ne!(part, part.clone().with_offset(0).unwrap());
-        assert_eq!(part.clone().with_size(None).unwrap().to_string(), "/dev/dax0.0,offset=68719476736");
+        assert_eq!(part.clone().without_sizes().to_string(), "/dev/dax0.0,offset=68719476736");
         let text = "/dev/a,/dev/b,offset=4194304,size=8388608,metadata=/dev/m,metadata_offset=2097152,metadata_size=6291456";
         let apart = PoolSpec::parse("metadata=/dev/m,/dev/a, metadata_size=6M ,/dev/b,size=8M,offset=4M,metadata_offset=2M").unwrap();
         assert_eq!((apart.to_string().as_str(), &PoolSpec::parse(text).unwrap()), (text, &apart));
@@ -321,6 +341,8 @@ mod tests {
         };
         assert_eq!(apart.parts().collect::<Vec<_>>(), [part("/dev/m", 2, 6), part("/dev/a", 4, 8), part("/dev/b", 4, 8)]);
         assert_eq!((apart.metadata(), apart.devices().len()), (Some(&part("/dev/m", 2, 6)), 2));
+        let name = "/dev/a,/dev/b,offset=4194304,metadata=/dev/m,metadata_offset=2097152";
+        assert_eq!(apart.clone().without_sizes().to_string(), name);
         let short = PoolSpec::parse("/a,metadata=/m").unwrap();
         assert_eq!((short.to_string().as_str(), short.metadata()), ("/a,metadata=/m", Some(&DevicePart::whole("/m"))));
         for (text, reason) in [
@@ -353,6 +375,10 @@ mod tests {
         ] {
             let error = PoolSpec::parse(text).unwrap_err().to_string();
             assert!(error.contains(reason), "{text:?}: {error}");
+        }
+        assert_eq!("/dev/m,offset=2M,size=6M".parse::<DevicePart>().unwrap(), part("/dev/m", 2, 6));
+        for several in ["/a,/b", "/a,metadata=/b"] {
+            assert!(several.parse::<DevicePart>().unwrap_err().to_string().contains("name one"));
         }
         let many: Vec<_> = (0..=MAX_DEVICES).map(|index| PathBuf::from(format!("/d{index}"))).collect();
         assert!(PoolSpec::new(many.clone(), None).unwrap_err().to_string().contains("at most"));

@@ -23,7 +23,7 @@ pub struct Geometry {
     /// Devices the pool stripes over; each begins with a header of [`DEVICE_HEADER_BYTES`].
     pub devices: u32,
     /// Bytes used of device 0, its header included, where it carries the metadata alone: a multiple of [`DEVICE_HEADER_BYTES`]. 0 = the
-    /// metadata lie on the devices of the payload.
+    /// metadata lies on the devices of the payload.
     pub metadata_bytes: u64,
     /// Stripe, in bytes.
     pub stripe_bytes: u64,
@@ -104,7 +104,7 @@ impl Geometry {
             return Ok(());
         }
         if self.devices < 2 {
-            return Err(Error::Invalid("metadata on a device of their own need another device for the payload".into()));
+            return Err(Error::Invalid("metadata on a device of its own needs another device for the payload".into()));
         }
         if bytes <= DEVICE_HEADER_BYTES || bytes >= self.len_bytes || !bytes.is_multiple_of(DEVICE_HEADER_BYTES) {
             return Err(Error::Invalid(format!(
@@ -124,7 +124,7 @@ impl Geometry {
         usize::from(self.metadata_bytes > 0)
     }
 
-    /// What the payload may have of the pool: all of it, but for metadata that are apart and their headers.
+    /// What the payload may have of the pool: all of it, but for metadata that is apart and its headers.
     pub fn payload_bytes(&self) -> u64 {
         match self.metadata_bytes {
             0 => self.len_bytes,
@@ -132,18 +132,18 @@ impl Geometry {
         }
     }
 
-    /// Pool offset at which the device of the metadata ends, and the payload begins; only where they are apart.
+    /// Pool offset at which the device of the metadata ends, and the payload begins; only where it is apart.
     fn payload_offset(&self) -> u64 {
         self.metadata_bytes + u64::from(self.striped_devices()) * DEVICE_HEADER_BYTES
     }
 
-    /// The same geometry with as much of device 0 for the metadata alone as they need behind the `payload_bytes` of the other devices,
+    /// The same geometry with as much of device 0 for the metadata alone as it needs behind the `payload_bytes` of the other devices,
     /// headers not included.
     ///
     /// # Errors
     /// [`Error::Invalid`] as [`Layout::new`].
     pub fn with_metadata_apart(self, payload_bytes: u64) -> Result<Geometry> {
-        // More metadata make the pool longer, and a longer pool has more places for machines: a few rounds, as there are bounds to those.
+        // More metadata makes the pool longer, and a longer pool has more places for machines: a few rounds, as there are bounds to those.
         let mut apart = Geometry { metadata_bytes: 2 * DEVICE_HEADER_BYTES, ..self };
         loop {
             apart.len_bytes = apart.payload_offset().saturating_add(payload_bytes);
@@ -322,13 +322,13 @@ impl Layout {
         Err(Self::no_room(&geometry))
     }
 
-    /// Lays out a pool whose metadata lie on a device of their own: the payload begins where that ends, whatever they take of it.
+    /// Lays out a pool whose metadata lies on a device of its own: the payload begins where that device ends, however much of it is used.
     fn apart(geometry: Geometry) -> Result<Self> {
         let (chunks, cells_offset, data_offset) = Self::chunks_behind(&geometry)?;
         let (spans, end) = Self::place(&geometry, chunks);
         if end > cells_offset {
             return Err(Error::Invalid(format!(
-                "the metadata need {} bytes more than the {} of their device: use a larger one, fewer slots, locks or cells, or \
+                "the metadata needs {} bytes more than the {} of its device: use a larger one, fewer slots, locks or cells, or \
                  larger chunks",
                 end - cells_offset,
                 geometry.metadata_bytes
@@ -337,7 +337,7 @@ impl Layout {
         Ok(Layout { geometry, chunks, spans, cells_offset, data_offset })
     }
 
-    /// Number of chunks, and the offsets of cells and chunks, of a pool whose metadata lie on a device of their own.
+    /// Number of chunks, and the offsets of cells and chunks, of a pool whose metadata lies on a device of its own.
     fn chunks_behind(geometry: &Geometry) -> Result<(u64, u64, u64)> {
         let (cells_offset, data_offset) = Self::behind(geometry, geometry.payload_offset());
         match (geometry.len_bytes.saturating_sub(data_offset) / geometry.chunk_bytes).min(MAX_CHUNKS) {

@@ -5,7 +5,7 @@
 //! stripes of `stripe_bytes` round-robin over the devices, each device's own stripes following its header. Every device carries the same
 //! number of stripes; what a larger one has beyond that is not used.
 //!
-//! Metadata on a device of their own: device 0 carries them and nothing else. Its `metadata_bytes`, but for its header, follow the headers
+//! Metadata on a device of its own: device 0 carries it and nothing else. Its `metadata_bytes`, but for its header, follow the headers
 //! of all devices in one piece, and the stripes behind go round-robin over the devices from 1 on. A single such device is one stripe.
 
 use super::Geometry;
@@ -135,7 +135,7 @@ impl Stripes {
         if self.striped_devices() == 1 { self.striped_len_bytes - DEVICE_HEADER_BYTES } else { self.stripe_bytes }
     }
 
-    /// Pool offset behind the headers, and behind the metadata that are apart.
+    /// Pool offset behind the headers, and behind metadata that is apart.
     fn ends(&self) -> (u64, u64) {
         let headers = u64::from(self.devices) * DEVICE_HEADER_BYTES;
         (headers, headers + self.metadata_bytes.saturating_sub(DEVICE_HEADER_BYTES))
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_apart_lie_on_device_0_and_the_rest_on_the_others() {
+    fn metadata_apart_lies_on_device_0_and_the_rest_on_the_others() {
         let stripes = Stripes::fit_behind(3 * HEADER, &[HEADER + 2 * 4096, HEADER + 3 * 4096], 4096).unwrap();
         let pieces: Vec<_> = stripes.pieces().map(|piece| (piece.start, piece.len_bytes, piece.device, piece.device_offset)).collect();
         let headers = (0..3).map(|device| (device as u64 * HEADER, HEADER, device, 0));

@@ -2,88 +2,16 @@
 //! Formatting over what lies on the devices, and erasing it: the hosts of a pool there stop before the first line of the new one is
 //! written.
 
-use super::former::FormerHosts;
-use super::{CellArea, FormatOptions, HeaderContent, OpenOptions, Pool, Share, erase_superblocks, inspect_header};
-use crate::coherence::{CoherenceOptions, over_mapping};
+use super::before::{Before, reading};
+use super::{CellArea, FormatOptions, HeaderContent, Pool, Share, erase_superblocks, inspect_header};
+use crate::coherence::{Coherence, CoherenceOptions, over_mapping};
 use crate::device::{Access, Device, DevicePart, PoolSpec, map_header, mapping_limit};
 use crate::error::{Error, Result};
-use crate::host::HostConfig;
 use crate::limits::{CELL_CLASSES, DEFAULT_STRIPE_BYTES, DEFAULT_STRIPES, DEVICE_HEADER_BYTES};
 use crate::line::crc_seed;
 use crate::machine::random_bytes;
 use crate::media::{CellClass, Geometry, Stripes};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-/// How long evicted hosts may take to end what they have under way, in milliseconds.
-const EVICT_TIMEOUT_MS: u64 = 60_000;
-/// Between two looks at their heartbeats.
-const STEP: Duration = Duration::from_millis(10);
-
-/// The pool that a format overwrites.
-pub(super) enum Before {
-    /// None.
-    Nothing,
-    /// One whose lines cannot be read: another version, or damaged. Its hosts cannot be seen.
-    Unreadable,
-    /// One whose hosts can be watched.
-    Readable { hosts: FormerHosts, begun: Instant, seed: u32 },
-}
-
-impl Before {
-    /// Opens the pool that is there and sees whether hosts use it.
-    ///
-    /// # Errors
-    /// [`Error::InUse`] when some do, unless they are to be evicted.
-    pub fn look(spec: &PoolSpec, options: &FormatOptions) -> Result<Before> {
-        let Ok(pool) = Pool::open(spec, &reading(options)) else { return Ok(Before::Unreadable) };
-        let seed = crc_seed(pool.superblock().uuid(), pool.superblock().incarnation());
-        let (begun, patience_ns) = (Instant::now(), HostConfig::from_env()?.suspect_ms * 1_000_000);
-        let mut hosts = FormerHosts::new(pool.lines().clone(), patience_ns, 0)?;
-        while !options.evict_hosts && !hosts.look(since(begun))? {
-            let slots = hosts.at_work();
-            if !slots.is_empty() {
-                return Err(Error::InUse { slots });
-            }
-            std::thread::sleep(STEP);
-        }
-        Ok(Before::Readable { hosts, begun, seed })
-    }
-
-    /// Whether a line of that pool could pass for one of a format with this seed.
-    pub fn has_seed(&self, other: u32) -> bool {
-        matches!(self, Before::Readable { seed, .. } if *seed == other)
-    }
-
-    /// Waits until all of its hosts have stopped. The superblocks are void, so each notices with its next heartbeat.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] naming the slots that go on.
-    pub fn wait_until_stopped(self) -> Result<()> {
-        let (mut hosts, begun) = match self {
-            Before::Nothing => return Ok(()),
-            Before::Unreadable => {
-                // What cannot be seen gets the time in which a host notices.
-                std::thread::sleep(Duration::from_millis(HostConfig::from_env()?.suspect_ms));
-                return Ok(());
-            }
-            Before::Readable { hosts, begun, .. } => (hosts, begun),
-        };
-        let deadline = Instant::now() + Duration::from_millis(EVICT_TIMEOUT_MS);
-        while !hosts.look(since(begun))? {
-            if Instant::now() >= deadline {
-                let what = format!(
-                    "the evicted hosts of slots {:?} to end what they have under way (the superblock is void; end their processes and \
-                     format again)",
-                    hosts.live()
-                );
-                return Err(Error::Timeout { what, timeout_ms: EVICT_TIMEOUT_MS });
-            }
-            std::thread::sleep(STEP);
-        }
-        Ok(())
-    }
-}
 
 /// Makes the superblocks of a pool void, once its hosts have stopped: from then on its parts of the devices are free. Its blocks stay where
 /// they are until a format or its hosts write there.
@@ -97,31 +25,24 @@ pub(super) fn erase(spec: &PoolSpec, options: &FormatOptions) -> Result<()> {
     }
     super::refuse_duplicates(&devices)?;
     let _turns = devices.iter().map(Device::lock_for_format).collect::<Result<Vec<_>>>()?;
-    let (mut headers, mut is_apart) = (Vec::with_capacity(devices.len()), false);
+    let (mut headers, mut contents) = (Vec::with_capacity(devices.len()), Vec::with_capacity(devices.len()));
     for device in &devices {
         let header = over_mapping(map_header(device)?, &CoherenceOptions::default())?;
         let found = inspect_header(&*header.memory, 0, &device.info().label())?;
         if !found.is_pool() {
             return Err(device.refuse(format!("it holds {found}, and no pool that could be erased")));
         }
-        is_apart |= matches!(&found, HeaderContent::Pool(superblock) if superblock.layout().geometry().metadata_bytes > 0);
         headers.push(header);
+        contents.push(found);
     }
-    if is_apart && !options.evict_hosts {
-        // Half of such a pool tells nothing of its hosts, and erased, leaves the other half as a pool that no device is free of.
+    let has_others = |found: &HeaderContent| matches!(found, HeaderContent::Pool(superblock) if superblock.devices().len() > 1);
+    if contents.iter().any(has_others) && !options.evict_hosts {
+        // Erased in part, it would leave devices that hold a pool and can be opened as none.
         Pool::open(spec, &reading(options))?;
     }
-    let before = Before::look(spec, options)?;
+    let before = Before::look(spec, &contents, options)?;
     headers.iter().try_for_each(|header| erase_superblocks(&*header.memory, 1))?;
     before.wait_until_stopped()
-}
-
-fn reading(options: &FormatOptions) -> OpenOptions {
-    OpenOptions { read_only: true, memory: options.memory, sysfs: options.sysfs.clone() }
-}
-
-fn since(begun: Instant) -> u64 {
-    begun.elapsed().as_nanos() as u64
 }
 
 /// An incarnation whose checksums begin elsewhere than those of the pool before.
@@ -146,6 +67,21 @@ pub(super) fn open_devices(spec: &PoolSpec, options: &FormatOptions) -> Result<(
         devices.push(device.part(part.offset_bytes, part.size_bytes)?);
     }
     Ok((devices, made))
+}
+
+/// What lies on the devices of a format.
+///
+/// # Errors
+/// [`Error::NotAPool`] naming anything that is there, unless that is to be overwritten.
+pub(super) fn contents(devices: &[Device], memory: &dyn Coherence, options: &FormatOptions) -> Result<Vec<HeaderContent>> {
+    let content = |(index, device): (usize, &Device)| {
+        let found = inspect_header(memory, index as u64 * DEVICE_HEADER_BYTES, &device.info().label())?;
+        if !options.force && !matches!(found, HeaderContent::Empty) {
+            return Err(device.refuse(format!("it holds {found}: it is only overwritten when that is forced")));
+        }
+        Ok(found)
+    };
+    devices.iter().enumerate().map(content).collect()
 }
 
 /// Adds the cells: chunks as large as a pin line covers, or smaller where the hosts would have too few of them.
@@ -187,7 +123,7 @@ fn with_cells(mut geometry: Geometry, areas: &[CellArea]) -> Result<Geometry> {
 /// # Errors
 /// [`Error::Invalid`] for numbers that do not fit.
 pub(super) fn geometry_for(payload: &[Device], is_apart: bool, options: &FormatOptions) -> Result<Geometry> {
-    // How much the metadata need follows from the payload: until that is known, the least that there can be.
+    // How much the metadata needs follows from the payload: until that is known, the least that there can be.
     let metadata_bytes = if is_apart { 2 * DEVICE_HEADER_BYTES } else { 0 };
     let stripes = stripes_for(payload, metadata_bytes, options)?;
     let geometry = Geometry {
@@ -214,7 +150,7 @@ pub(super) fn geometry_for(payload: &[Device], is_apart: bool, options: &FormatO
 pub(super) fn metadata_part(device: Device, part: &DevicePart, metadata_bytes: u64) -> Result<Device> {
     if device.info().len_bytes < metadata_bytes {
         return Err(device.refuse(format!(
-            "the metadata need {metadata_bytes} bytes of it, it has {}: give it metadata_size={metadata_bytes}, name a larger device, or \
+            "the metadata needs {metadata_bytes} bytes of it, it has {}: give it metadata_size={metadata_bytes}, name a larger device, or \
              format with fewer slots, locks or cells, or larger chunks",
             device.info().len_bytes
         )));

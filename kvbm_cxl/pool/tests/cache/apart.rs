@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools whose metadata lie on a device of their own: hosts publish, pull, are killed and come back, and no payload comes to lie there.
+//! Pools whose metadata lies on a device of its own: hosts publish, pull, are killed and come back, and no payload comes to lie there.
 
 use crate::bench::*;
 use crate::processes::Process;

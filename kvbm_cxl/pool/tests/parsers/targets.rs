@@ -114,7 +114,7 @@ pub fn layout(data: &[u8]) {
         geometry.len_bytes = each.saturating_mul(geometry.devices.into());
     }
     if small(5) >> 19 & 3 == 0 {
-        // Metadata on a device of their own: as much of it as they need, or any number.
+        // Metadata on a device of its own: as much of it as it needs, or any number.
         geometry.metadata_bytes = if small(5) >> 21 & 1 == 0 { (large(2) >> 40 & 63) * DEVICE_HEADER_BYTES } else { large(0) };
         if let Ok(apart) = geometry.with_metadata_apart(large(1) >> (small(5) >> 22 & 63)) {
             check_layout(&Layout::new(apart).unwrap());

@@ -163,7 +163,7 @@ fn a_pool_without_metadata_apart_is_what_it_was() {
     assert_eq!([sum(1, 1), sum(2, 2), sum(16, 8)], [939227154, 2297469878, 3252176349]);
 }
 
-/// A pool whose metadata have a device of their own, and two of payload.
+/// A pool whose metadata has a device of its own, and two of payload.
 fn apart() -> SuperblockParts {
     let mut apart = parts(3, 2);
     let geometry = Geometry { metadata_bytes: 0, ..*apart.layout.geometry() };
@@ -172,7 +172,7 @@ fn apart() -> SuperblockParts {
 }
 
 #[test]
-fn metadata_apart_are_told_by_a_bit_that_older_programs_refuse() {
+fn metadata_apart_is_told_by_a_bit_that_older_programs_refuse() {
     let parts = apart();
     let geometry = *parts.layout.geometry();
     let superblock = Superblock::new(&parts).unwrap();
@@ -195,7 +195,7 @@ fn metadata_apart_are_told_by_a_bit_that_older_programs_refuse() {
         (metadata(geometry.metadata_bytes + DEVICE_HEADER_BYTES), "geometry"),
         (metadata(geometry.metadata_bytes + 2 * DEVICE_HEADER_BYTES), "layout"),
         (altered(&good, 56, &WIDE_STATS.to_le_bytes()), "bytes of metadata apart, and incompat bits 0x1"),
-        (altered(&good, 96, &1u32.to_le_bytes()), "need another device for the payload"),
+        (altered(&good, 96, &1u32.to_le_bytes()), "needs another device for the payload"),
         (altered(&good, 96, &2u32.to_le_bytes()), "layout"),
         (altered(&good, 1024 + 16, &(2u64 << 20).to_le_bytes()), "device 0 of 2097152 bytes is smaller"),
         (altered(&good, 1024 + 128 + 16, &(9u64 << 20).to_le_bytes()), "device 1 of 9437184 bytes is smaller"),
@@ -214,7 +214,7 @@ fn metadata_that_do_not_fit_their_device_are_refused() {
     let payload_bytes = geometry.payload_bytes();
     let mut locks = Geometry { locks: 60_000, slots: 64, ..geometry };
     let error = Layout::new(locks).unwrap_err().to_string();
-    assert!(error.contains("the metadata need") && error.contains("of their device"), "{error}");
+    assert!(error.contains("the metadata needs") && error.contains("of its device"), "{error}");
     locks = locks.with_metadata_apart(payload_bytes).unwrap();
     assert_eq!((Layout::new(locks).unwrap().chunks(), locks.payload_bytes()), (apart().layout.chunks(), payload_bytes));
     let less =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools whose metadata lie on a device of their own: what lies where, which names open them, and what is refused without a byte written.
+//! Pools whose metadata lies on a device of its own: what lies where, which names open them, and what is refused without a byte written.
 
 use super::*;
 use crate::device::DevicePart;
@@ -8,7 +8,7 @@ use crate::media::METADATA_APART;
 
 const M: u64 = 1 << 20;
 
-/// Two devices of payload (numbers 1 and 2) and one of metadata (number 0), which is longer than they need.
+/// Two devices of payload (numbers 1 and 2) and one of metadata (number 0), which is longer than it needs.
 fn apart(payload: usize) -> Bench {
     let bench = Bench::new(payload + 1);
     drop(Pool::format(&spec(&bench, Some(24 * M)), &options()).unwrap());
@@ -26,7 +26,7 @@ fn whole(metadata: &PathBuf, payload: &[&PathBuf]) -> PoolSpec {
 }
 
 #[test]
-fn metadata_lie_on_their_device_and_payload_on_the_others() {
+fn metadata_lies_on_its_device_and_payload_on_the_others() {
     for payload in [1, 2, 3] {
         let bench = apart(payload);
         let before = bench.bytes();
@@ -47,7 +47,7 @@ fn metadata_lie_on_their_device_and_payload_on_the_others() {
         }
         let used: Vec<u64> = (0..=payload).map(|device| stripes.device_len_bytes(device)).collect();
         assert_eq!((used[0], &used[1..]), (geometry.metadata_bytes, &vec![SIZE; payload][..]));
-        // What the metadata do not need of their device is as it was made.
+        // What the metadata does not need of its device is as it was made.
         assert!(geometry.metadata_bytes < 24 * M && before[0][geometry.metadata_bytes as usize..].iter().all(|&byte| byte == 0));
 
         // The last bytes of the payload, and a line of metadata: each changes its own device alone.
@@ -117,7 +117,7 @@ fn a_device_too_small_for_the_metadata_says_how_much_they_need() {
     let reason = refusal(format(2 * M));
     let needed: u64 = reason.split("metadata_size=").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
     assert!(!bench.paths.iter().any(|path| path.exists()), "files of a format that fails go");
-    assert!(refusal(format(needed - 4096)).contains(&format!("need {needed} bytes")));
+    assert!(refusal(format(needed - 4096)).contains(&format!("needs {needed} bytes")));
     let pool = format(needed).unwrap();
     assert_eq!(pool.layout().geometry().metadata_bytes, needed);
     drop(pool);
@@ -196,6 +196,70 @@ fn only_a_whole_pool_is_erased() {
     assert!(Pool::erase(&rest, &options()).is_err());
     Pool::erase(&rest, &FormatOptions { evict_hosts: true, ..options() }).unwrap();
     assert!(refusal(open(&rest)).contains("empty"));
+}
+
+#[test]
+fn a_format_over_one_device_sees_the_hosts_by_the_other() {
+    for half in [0, 1] {
+        let bench = apart(1);
+        let pool = open(&spec(&bench, None)).unwrap();
+        let host = join(&bench, &pool, 3, HostConfig { heartbeat_ms: 5, ..HostConfig::default() });
+        let service = host.serve().unwrap();
+        let alone = PoolSpec::new(vec![bench.paths[half].clone()], None).unwrap();
+        let force = FormatOptions { force: true, ..options() };
+        // With its partner, or with a device of another pool, whose hosts it has none.
+        let other = apart(1);
+        let mixed = if half == 0 { whole(&bench.paths[0], &[&other.paths[1]]) } else { whole(&other.paths[0], &[&bench.paths[1]]) };
+        for spec in [&spec(&bench, None), &alone, &mixed] {
+            match Pool::format(spec, &force) {
+                Err(Error::InUse { slots }) => assert_eq!(slots, [host.slot()]),
+                other => panic!("{spec}: {:?}", other.map(|_| ())),
+            }
+        }
+
+        // The other device has another name, as on another machine, or something else lies there.
+        let moved = bench.paths[1 - half].with_extension("moved");
+        std::fs::rename(&bench.paths[1 - half], &moved).unwrap();
+        let unseen = |what: &str| match Pool::format(&alone, &force) {
+            Err(error @ Error::HostsUnseen { .. }) => assert!(error.to_string().contains(what), "{error}"),
+            other => panic!("{:?}", other.map(|_| ())),
+        };
+        unseen("no such device");
+        std::fs::write(&bench.paths[1 - half], vec![0; 4 << 20]).unwrap();
+        unseen("empty");
+        std::fs::copy(&other.paths[1 - half], &bench.paths[1 - half]).unwrap();
+        unseen("foreign");
+        std::fs::rename(&moved, &bench.paths[1 - half]).unwrap();
+        drop(host.enter().unwrap());
+        pool.check_not_replaced().unwrap();
+
+        let new = Pool::format(&alone, &FormatOptions { evict_hosts: true, ..force.clone() }).unwrap();
+        assert!(matches!(host.enter().map(|_| ()), Err(Error::Replaced { .. })), "the format waits for hosts that it sees");
+        drop((service, host, new));
+        // What is left of the old one is a part of a pool of which nothing can be seen any more.
+        let rest = PoolSpec::new(vec![bench.paths[1 - half].clone()], None).unwrap();
+        assert!(matches!(Pool::format(&rest, &force), Err(Error::HostsUnseen { .. })));
+        Pool::format(&rest, &FormatOptions { evict_hosts: true, ..force }).unwrap();
+        open(&alone).unwrap();
+    }
+}
+
+#[test]
+fn a_format_waits_for_hosts_that_it_cannot_see() {
+    let bench = apart(1);
+    let pool = open(&spec(&bench, None)).unwrap();
+    let host = join(&bench, &pool, 3, HostConfig { heartbeat_ms: 5, ..HostConfig::default() });
+    let service = host.serve().unwrap();
+    std::fs::rename(&bench.paths[0], bench.paths[0].with_extension("moved")).unwrap();
+    let alone = PoolSpec::new(vec![bench.paths[1].clone()], None).unwrap();
+    let begun = std::time::Instant::now();
+    Pool::format(&alone, &FormatOptions { force: true, evict_hosts: true, ..options() }).unwrap();
+    assert!(begun.elapsed().as_millis() >= HostConfig::default().suspect_ms.into(), "the host was given no time to notice");
+    let deadline = begun + std::time::Duration::from_secs(60);
+    while !matches!(host.enter().map(|_| ()), Err(Error::Replaced { .. })) {
+        assert!(std::time::Instant::now() < deadline, "the host never noticed");
+    }
+    drop((service, host));
 }
 
 #[test]
