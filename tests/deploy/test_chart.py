@@ -184,6 +184,7 @@ def test_a_device_of_metadata_is_named_and_mounted():
             named |= {value for key, value in charts.environment(container).items() if key == "CXL_POOL"}
             mounts |= {mount["mountPath"] for mount in container.get("volumeMounts", []) if mount["mountPath"].startswith("/dev/dax")}
         assert named == {f"/dev/dax0.0,metadata=/dev/dax1.0{name}"} and mounts == {"/dev/dax0.0", "/dev/dax1.0"}
+        assert f"The pool is {named.pop()};" in charts.notes(pool={**changes, **more})
 
 
 @pytest.mark.parametrize("cpus", ["any", "device", "node:1", "0-3,8", "copy=device;upkeep=0-1;workers=node:1"])

@@ -74,10 +74,11 @@ def of_script(tmp_path, script, *arguments, **environment):
     return ["python3", *command], told
 
 
-def of_compose():
-    """Services of compose.yaml with the defaults of .env."""
+def of_compose(file="compose.yaml", **environment):
+    """Services of a file of Compose with the defaults of .env, and others."""
     told = dict(line.split("=", 1) for line in (DEPLOY / "compose/.env").read_text().splitlines() if line and not line.startswith("#"))
-    text = (DEPLOY / "compose/compose.yaml").read_text()
+    told.update(environment)
+    text = (DEPLOY / "compose" / file).read_text()
     text = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda found: told.get(found[1], found[2] or ""), text)
     return yaml.safe_load(text)["services"]
 
@@ -202,6 +203,32 @@ def test_every_host_of_compose_is_one_of_its_own_and_has_time_to_leave():
         assert service["environment"]["CXL_COPY"] == "engine=auto", name
     services = of_compose()
     assert not any("CXL_POOL" in services[name]["environment"] for name in ("prefill-nixl-ucx", "decode-nixl-ucx", "frontend"))
+
+
+def test_compose_gives_every_service_with_the_pool_the_devices_of_its_name():
+    """Whatever else the name says: where on them the pool begins, and that one of them carries the metadata."""
+    uses_pool = {name for name, service in of_compose().items() if "CXL_POOL" in service.get("environment", {})}
+    told = {"POOL": "/dev/dax2.0,offset=64G,metadata=/dev/dax3.0", "POOL_DEVICE": "/dev/dax2.0", "POOL_METADATA_DEVICE": "/dev/dax3.0"}
+    services = of_compose("compose.dax.yaml", **told)
+    assert set(services) == uses_pool
+    for name, service in services.items():
+        assert service["devices"] == ["/dev/dax2.0:/dev/dax2.0", "/dev/dax3.0:/dev/dax3.0"], name
+    # Without metadata= in the name: what every container has anyway.
+    [devices] = {tuple(service["devices"]) for service in of_compose("compose.dax.yaml", POOL="/dev/dax0.0").values()}
+    assert devices == ("/dev/dax0.0:/dev/dax0.0", "/dev/null:/dev/null")
+
+
+def test_every_file_that_the_pool_s_name_has_is_given_to_who_serves(tmp_path):
+    for name, text in {"cxlctl": '[ "$1" != info ]', "chown": f'echo "$@" >>{tmp_path}/given'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    files = [str(tmp_path / name) for name in ("one", "two", "metadata")]
+    for path in files:
+        Path(path).touch()
+    pool = f"{files[0]},{files[1]},size=1G,metadata={files[2]},metadata_size=64M"
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "CXL_POOL": pool, "POOL_OWNER": "1000:1000"}
+    subprocess.run([DEPLOY / "images/format-if-empty"], env=env, check=True, timeout=30)
+    assert (tmp_path / "given").read_text().splitlines() == [f"1000:1000 {path}" for path in files]
 
 
 def test_the_group_of_the_device_nodes_is_the_chart_s():

@@ -31,13 +31,18 @@ $(NODE_NAME)/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}no
 /run/kvbm-cxl/{{ .root.Release.Name }}-{{ if eq .root.Values.identity "node" }}node{{ else }}{{ .role }}{{ end }}
 {{- end }}
 
-{{- define "kvbm-cxl.poolEnv" -}}
-{{- $pool := .root.Values.pool }}
+{{/* The pool's name, as CXL_POOL has it. */}}
+{{- define "kvbm-cxl.pool" -}}
+{{- $pool := .Values.pool }}
 {{- $parts := concat $pool.devices (ternary (list (print "offset=" $pool.offset)) (list) (ne $pool.offset "")) }}
 {{- $parts = concat $parts (ternary (list (print "size=" $pool.size)) (list) (ne $pool.size "")) }}
 {{- $parts = concat $parts (ternary (list (print "metadata=" $pool.metadata)) (list) (ne $pool.metadata "")) }}
 {{- $parts = concat $parts (ternary (list (print "metadata_offset=" $pool.metadataOffset)) (list) (ne $pool.metadataOffset "")) }}
-- {name: CXL_POOL, value: {{ join "," $parts | quote }}}
+{{- join "," $parts }}
+{{- end }}
+
+{{- define "kvbm-cxl.poolEnv" -}}
+- {name: CXL_POOL, value: {{ include "kvbm-cxl.pool" .root | quote }}}
 - {name: CXL_SUSPECT_MS, value: {{ .root.Values.pool.suspectMs | quote }}}
 {{- end }}
 
