@@ -178,6 +178,13 @@ setup-s3: .venv/s3/installed ## Add an S3 server (moto) and fsspec's client for 
 .PHONY: setup-gpu
 setup-gpu: .venv/gpu/installed ## Add the compilers of the kernels for GPUs: NVRTC, without CUDA's toolkit (optional; 110 MB to fetch, 290 MB on disk)
 
+.venv/ucx/installed: scripts/unpack-debian
+	$(STEP) 'UCX' scripts/unpack-debian .venv/ucx "$$(dpkg --print-architecture)" bookworm libucx-dev
+	@touch $@
+
+.PHONY: setup-ucx
+setup-ucx: .venv/ucx/installed ## Add UCX to make calls with, beside which `make perf-rpc` then measures ours (optional; Debian packages, unpacked, not installed; 35 MB on disk)
+
 .venv/cross/installed: scripts/requirements/cross.lock scripts/setup scripts/setup-cross scripts/unpack-debian | .venv/installed
 	$(STEP) 'zig' scripts/setup $< .venv/cross/python
 	$(STEP) 'GCC for aarch64, C library of manylinux_2_28' scripts/setup-cross .venv/cross
@@ -466,13 +473,21 @@ fuzz: ## Every fuzz target for FUZZ_SECONDS
 
 ## Performance: each prints ratios against a baseline of the same run; RECORD=1 keeps them
 
-.PHONY: perf-line perf-lock perf-alloc perf-rpc
+.PHONY: perf-line perf-lock perf-alloc
 perf-line: ## Publish and fetch of one line
 perf-lock: ## Lock: sticky, contended, handed over
 perf-alloc: ## Allocator: blocks and chunks
-perf-rpc: ## Calls between two processes
-perf-line perf-lock perf-alloc perf-rpc: perf-%: build .venv/installed
+perf-line perf-lock perf-alloc: perf-%: build .venv/installed
 	@$(RATIOS) perf-$* -- target/release/cxl-bench $* --ratios
+
+target/ucx-calls: perf/ucx_calls.c .venv/ucx/installed
+	@lib=$$(echo $(CURDIR)/.venv/ucx/root/usr/lib/*-linux-gnu) && mkdir -p target && \
+		$(CC) -O2 -std=c11 -Wall -Wextra -Werror -isystem .venv/ucx/root/usr/include $< -o $@ \
+		-L$$lib -lucp -luct -lucs -Wl,--disable-new-dtags,-rpath,$$lib,-rpath-link,$$lib
+
+.PHONY: perf-rpc
+perf-rpc: build .venv/installed $(if $(wildcard .venv/ucx/installed),target/ucx-calls) ## Calls between two processes; beside active messages of UCX after `make setup-ucx`
+	@$(RATIOS) perf-rpc -- target/release/cxl-bench rpc --ratios $(if $(wildcard .venv/ucx/installed),--ucx target/ucx-calls)
 
 .PHONY: perf-copy
 perf-copy: build .venv/installed ## Copies of payload: publish, pull, gather, sparse reads

@@ -18,6 +18,7 @@ mod rpc;
 mod scaling;
 mod ssd;
 mod trace;
+mod ucx;
 
 use clap::Parser;
 use ctl_common::{output, peer, pool, scratch, stats};
@@ -77,6 +78,9 @@ enum What {
         /// The second process.
         #[arg(long, hide = true, num_args = 2, value_names = ["POOL", "STATE"])]
         peer: Option<Vec<PathBuf>>,
+        /// A program that makes calls by active messages of UCX on request, to be measured in turn: target/ucx-calls
+        #[arg(long, value_name = "COMMAND")]
+        ucx: Option<String>,
     },
     /// Copies of payload: publish, pull, gather, sparse reads, beside the bare instructions
     Copy {
@@ -277,7 +281,7 @@ fn run(cli: &Cli, out: &mut Out) -> std::result::Result<Exit, Failure> {
             rpc::peer(peer).map_err(failed)?;
             return Ok(Exit::Done);
         }
-        What::Rpc { common, .. } => (rpc::run(common.batches), common),
+        What::Rpc { common, ucx, .. } => (rpc::run(common.batches, ucx.as_deref()), common),
         What::Copy { common } => (copy::run(common.batches), common),
         What::Alloc { common } => (alloc::run(common.batches), common),
         What::Publish { common } => (cache::publish::run(common.batches), common),

@@ -6,12 +6,16 @@
 //! memory operations, two writes and two reads, in a round trip of a call. Requests and responses of 64 bytes with their numbers and
 //! checksums take two lines each, so a round trip carries four lines: it has to cost no more than four transfers.
 //!
-//! Every response is compared with its request. Calls and bare hand-overs are measured in turn.
+//! Second base line, where its program is named: the same calls by active messages of UCX between two processes of ordinary memory
+//! (perf/ucx_calls.c), over shared memory and over tcp.
+//!
+//! Every response is compared with its request. Calls, bare hand-overs and UCX's calls are measured in turn, while the others rest.
 
 use super::hosts::{Lab, config, real_machine};
 use super::{Bench, Grid, wrong};
 use crate::peer::Peer;
 use crate::stats::{Estimate, median, quantile, time_text};
+use crate::ucx;
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions};
 use cxl_pool::host::Host;
@@ -42,9 +46,18 @@ const TIMEOUT_MS: u64 = 30_000;
 /// Names of the calls' listener and of the bare lines.
 const NAME: &[u8] = b"bench";
 const LINES: &[u8] = b"bench lines";
-/// A request that asks for the bare line's turn, and the one that ends.
+/// A request that asks for the bare line's turn, the one that ends, and the one after which the second process looks for the next with
+/// rests in between: it and one of UCX's processes have one CPU.
 const TURN: u8 = 1;
 const END: u8 = 2;
+const REST: u8 = 3;
+/// Between two looks of a process that rests.
+const REST_TIME: Duration = Duration::from_millis(1);
+/// How UCX moves its messages, and the names of our times beside its.
+const UCX: [(&str, &str, &str); 2] =
+    [("shm", "rpc_rtt_vs_ucx", "rpc_rate_128_vs_ucx"), ("tcp", "rpc_rtt_vs_ucx_tcp", "rpc_rate_128_vs_ucx_tcp")];
+/// The depth at which rates are compared with UCX's.
+const MOST: usize = DEPTHS[DEPTHS.len() - 1];
 
 type UnderWay = HashMap<cxl_pool::ring::rpc::CallId, (u64, Instant), BuildHasherDefault<DefaultHasher>>;
 
@@ -147,9 +160,10 @@ fn answer(bare: &Bare, connection: Connection) -> Result<()> {
     let mut server = Server::new(connection);
     let mut rounds = 0;
     let mut idle = 0u32;
+    let mut is_resting = false;
     loop {
         let mut asked = 0;
-        let served = server.serve(DEPTHS[DEPTHS.len() - 1], TIMEOUT_MS, |request, response| {
+        let served = server.serve(MOST, TIMEOUT_MS, |request, response| {
             asked = request.first().copied().unwrap_or(0);
             respond(request, response);
             0
@@ -169,9 +183,14 @@ fn answer(bare: &Bare, connection: Connection) -> Result<()> {
             }
             _ => {}
         }
+        if served > 0 {
+            is_resting = asked == REST;
+        }
         idle = if served == 0 { idle.wrapping_add(1) } else { 0 };
-        if idle.is_multiple_of(64) && served == 0 {
-            std::thread::yield_now();
+        match served {
+            0 if is_resting => std::thread::sleep(REST_TIME),
+            0 if idle.is_multiple_of(64) => std::thread::yield_now(),
+            _ => {}
         }
     }
 }
@@ -185,10 +204,16 @@ struct CallTimes {
     /// By depth: each call's latency, and each batch's time per call.
     latency: Vec<Vec<f64>>,
     per_call: Vec<Vec<f64>>,
+    /// By way of UCX: pairs of its time and ours, one call at a time, and with the most under way.
+    ucx: [[Vec<(f64, f64)>; 2]; UCX.len()],
 }
 
-/// Measures.
-pub fn run(batches: u64) -> Result<Bench> {
+/// Measures; beside UCX where `ucx` is the command that calls by it.
+pub fn run(batches: u64, ucx: Option<&str>) -> Result<Bench> {
+    let mut others = match ucx {
+        Some(command) => UCX.iter().map(|(way, ..)| ucx::Peer::start(&format!("{command} {way}"))).collect::<Result<Vec<_>>>()?,
+        None => Vec::new(),
+    };
     let lab = Lab::new(POOL_BYTES)?;
     let pool = lab.pool();
     let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(real_machine(pool, &lab.state(), 0)?), config(pool))?;
@@ -206,9 +231,9 @@ pub fn run(batches: u64) -> Result<Bench> {
     let mut arguments: Vec<String> = ["rpc", "--peer"].map(String::from).to_vec();
     arguments.extend([text(lab.path()), text(lab.state())]);
     let other = Peer::start(&arguments, &[])?;
-    let mut client = Client::new(listener.accept(TIMEOUT_MS)?, DEPTHS[DEPTHS.len() - 1])?;
+    let mut client = Client::new(listener.accept(TIMEOUT_MS)?, MOST)?;
     pin(0);
-    let taken = measure(&mut client, &bare, batches)?;
+    let taken = measure(&mut client, &bare, batches, &mut others)?;
     client.call(&[END; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
     drop(client);
     let (status, _) = other.wait(Duration::from_millis(TIMEOUT_MS))?;
@@ -224,10 +249,12 @@ pub fn run(batches: u64) -> Result<Bench> {
     drop(rings);
     host.leave()?;
     drop(service);
-    Ok(report(taken, pool.description()))
+    let mut bench = report(taken, pool.description());
+    bench.notes.extend(others.iter().map(|other| format!("Beside {}.", other.description())));
+    Ok(bench)
 }
 
-fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<CallTimes> {
+fn measure(client: &mut Client, bare: &Bare, batches: u64, others: &mut [ucx::Peer]) -> Result<CallTimes> {
     let mut taken = CallTimes { latency: vec![Vec::new(); DEPTHS.len()], per_call: vec![Vec::new(); DEPTHS.len()], ..CallTimes::default() };
     let (mut rounds, mut number) = (0, 0);
     for batch in 0..batches {
@@ -256,8 +283,25 @@ fn measure(client: &mut Client, bare: &Bare, batches: u64) -> Result<CallTimes> 
                 taken.rtt.push(median(&mut latency[first..].to_vec()));
             }
         }
+        if batch % 8 == 0 && !others.is_empty() {
+            let last = |times: &[f64]| times.last().copied().unwrap_or(f64::NAN);
+            let ours = [last(&taken.rtt), last(&taken.per_call[DEPTHS.len() - 1])];
+            beside(client, others, ours, &mut taken.ucx)?;
+        }
     }
     Ok(taken)
+}
+
+/// One batch of each way of UCX, one call at a time and with the most under way, beside what ours have just taken.
+fn beside(client: &mut Client, others: &mut [ucx::Peer], ours: [f64; 2], pairs: &mut [[Vec<(f64, f64)>; 2]; UCX.len()]) -> Result<()> {
+    client.call(&[REST; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
+    for (other, [rtt, deep]) in others.iter_mut().zip(pairs) {
+        let mut times = other.ask(&format!("calls 1 {BATCH}"))?;
+        rtt.push((median(times.get_mut(1..).unwrap_or_default()), ours[0]));
+        let times = other.ask(&format!("calls {MOST} {DEEP_BATCH}"))?;
+        deep.push((times.first().copied().unwrap_or(f64::NAN), ours[1]));
+    }
+    Ok(())
 }
 
 /// Calls with requests `first` to `first + calls - 1`, `depth` under way at a time.
@@ -316,6 +360,13 @@ fn report(mut taken: CallTimes, title: &str) -> Bench {
     let gain = |rate: f64| Estimate::of(vec![rate / per_second.first().copied().unwrap_or(f64::NAN)]);
     bench.ratio("rpc_rate_128_over_1", gain(deep));
     bench.ratio("rpc_rate_best_over_1", gain(most));
+    for ((way, rtt_name, rate_name), [rtt, deep]) in UCX.iter().zip(taken.ucx).filter(|(_, [rtt, _])| !rtt.is_empty()) {
+        let [(mut ucx_rtt, our_rtt), (mut ucx_deep, our_deep)] = [rtt, deep].map(|pairs| pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
+        bench.ratio(rtt_name, Estimate::of_ratios(&ucx_rtt, &our_rtt));
+        bench.ratio(rate_name, Estimate::of_ratios(&ucx_deep, &our_deep));
+        bench.figure(format!("round trip of an active message of UCX and its answer, {way}"), median(&mut ucx_rtt), "ns");
+        bench.figure(format!("such calls per second, {MOST} under way, {way}"), 1e9 / median(&mut ucx_deep), "");
+    }
     bench.notes.push("Every response was compared with its request.".into());
     bench
 }

@@ -6,9 +6,9 @@
 //! word outside of the time. What UCX needs to prepare a read (descriptor lists, a handle) is outside of its time, and so is what leads to
 //! a pin here where pieces are read; a pull of a whole block is timed from lookup to verification.
 
-use super::ucx::Peer;
 use super::{Lab, Member, NAMESPACE, alone, fill, join, key, refuse_emulated};
 use crate::stats::{Estimate, median};
+use crate::ucx::Peer;
 use crate::{Bench, wrong};
 use cxl_pool::cache::Pulled;
 use cxl_pool::copy::ReadList;

@@ -13,7 +13,6 @@ pub mod mixed;
 pub mod pool;
 pub mod publish;
 pub mod pull;
-mod ucx;
 
 use super::hosts::{config, machine, real_machine};
 use super::{fill, wrong};

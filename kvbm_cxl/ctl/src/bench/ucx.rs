@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A program that reads through NIXL UCX on request: one line for each request and answer, as perf/ucx_peer.py explains.
+//! A program that does the same through UCX on request: one line for each request and answer, as perf/ucx_peer.py and perf/ucx_calls.c
+//! explain.
 
 use cxl_pool::{Error, Result};
 use std::io::{BufRead, BufReader, Write};
@@ -47,7 +48,7 @@ impl Peer {
         self.answers.recv_timeout(PATIENCE).map_err(|_| failed("it did not answer, or ended; run it by hand to see why"))
     }
 
-    /// Has it read, and gives the time of each read in nanoseconds. It has compared the bytes.
+    /// Has it do what `request` says, and gives the times in nanoseconds that it answers. It has compared the bytes.
     pub fn ask(&mut self, request: &str) -> Result<Vec<f64>> {
         writeln!(self.input, "{request}").map_err(|source| Error::Os { what: format!("ask for {request}"), source })?;
         let answer = self.answer()?;
