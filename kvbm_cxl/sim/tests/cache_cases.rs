@@ -74,8 +74,8 @@ fn the_order_of_a_copy_is_needed_by_the_cache() {
 }
 
 #[test]
-fn the_second_look_is_needed_by_a_copy_without_a_pin() {
-    for rule in ["cache.no_refetch", "cache.stamp_not_compared"] {
+fn both_looks_are_needed_by_a_copy_without_a_pin() {
+    for rule in ["cache.no_refetch", "cache.stamp_not_compared", "cache.cold_line_not_compared"] {
         let found = first_failure(Some(rule), case("c31_cold_copy_of_a_cell_that_goes"));
         assert!(breaks(&found, &["P1: "]), "{rule}: {found:?}");
     }

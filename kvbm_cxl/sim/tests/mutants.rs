@@ -27,6 +27,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.adopts_the_living", "c16_pinned_through_a_reaping", Safety),
     ("cache.cached_hint_is_final", "c24_hint_line_cached_before", Safety),
     ("cache.claim_cleared_early", "c22_claim_of_a_proven_host", Safety),
+    ("cache.cold_line_not_compared", "c31_cold_copy_of_a_cell_that_goes", Safety),
     ("cache.committed_unflushed", "c25_committed_in_place", Safety),
     ("cache.evict_scans_first", "c4_pinned_behind_an_early_look", Safety),
     ("cache.fetched_before_pin", "c17_gone_before_the_pin", Safety),

@@ -9,6 +9,7 @@ use super::policy::{Candidate, Verdict};
 use super::{BlockKey, Cache, Namespace, Pinned, Pulled};
 use crate::copy::LocalRange;
 use crate::error::{Error, Result};
+use crate::fault::{mutant, point};
 use crate::limits::CELL_CLASSES;
 use crate::media::Descriptor;
 use crate::metrics::MissReason;
@@ -99,10 +100,11 @@ impl Cache {
         if self.inner.store.cells().ready(block.cell) != Some(block.descriptor) {
             return Ok(Pulled::Miss(MissReason::Absent));
         }
+        point!("cache.cold_chosen");
         // What the second look is compared with. A stray may lie on the line, and makes this a miss.
-        let Some(descriptor) =
-            self.inner.descriptor(block.cell)?.filter(|line| Descriptor { crc: block.descriptor.crc, ..*line } == block.descriptor)
-        else {
+        let is_its = |line: &Descriptor| Descriptor { crc: block.descriptor.crc, ..*line } == block.descriptor;
+        let line = self.inner.descriptor(block.cell)?;
+        let Some(descriptor) = line.filter(|line| mutant!("cache.cold_line_not_compared") || is_its(line)) else {
             return Ok(Pulled::Miss(MissReason::Changed));
         };
         let (offset, _) = self.inner.lines().layout().cell(block.cell)?;

@@ -33,6 +33,7 @@ const ZOMBIES: &[&str] = &[
     "cache.adopt_read",
     "cache.claim_chosen",
     "cache.claimed",
+    "cache.cold_chosen",
     "cache.commit",
     "cache.evict_scanned",
     "cache.evicting",

@@ -11,6 +11,7 @@ use cxl_pool::line::Lines;
 use cxl_pool::media::{CHUNKS_PER_CELL_CLAIM, CellClaim, Descriptor, FenceLine, HintLine, Identity, MediaLine, PinLine, SLOTS_PER_FENCE};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 /// What a scenario's threads share.
@@ -34,7 +35,12 @@ impl Name {
     }
 
     fn of(found: &Descriptor) -> Self {
-        Name(found.namespace[0].wrapping_sub(1), u16::from_le_bytes([found.key[0], found.key[1]]))
+        Name::named(Namespace(found.namespace), BlockKey(found.key))
+    }
+
+    /// The name that has these as its namespace and key.
+    pub fn named(namespace: Namespace, key: BlockKey) -> Self {
+        Name(namespace.0[0].wrapping_sub(1), u16::from_le_bytes([key.0[0], key.0[1]]))
     }
 }
 
@@ -51,6 +57,41 @@ struct Publication {
 struct Writer {
     cell: u64,
     process: SimProcess,
+}
+
+/// What all processes of a run keep behind the pool: it outlives them, and gives back what it was given, or other bytes.
+#[derive(Default)]
+pub struct SecondLevel {
+    objects: BTreeMap<Name, (Vec<u8>, u64)>,
+}
+
+impl SecondLevel {
+    fn sum(bytes: &[u8]) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Keeps a block, with its checksum: cut short where `damage` is 0, with one bit changed where it is 1, both as `place` says.
+    pub fn put(&mut self, name: Name, mut bytes: Vec<u8>, damage: usize, place: usize) {
+        let (sum, place) = (Self::sum(&bytes), place % bytes.len().max(1));
+        match (damage, bytes.get_mut(place)) {
+            (0, _) => bytes.truncate(place),
+            (1, Some(byte)) => *byte ^= 1 << (place % 8),
+            _ => {}
+        }
+        self.objects.insert(name, (bytes, sum));
+    }
+
+    /// One of its blocks, as `place` says, whose checksum is right; one that is not goes.
+    pub fn get(&mut self, place: usize) -> Option<(Name, Vec<u8>)> {
+        let (&name, (bytes, sum)) = self.objects.iter().nth(place % self.objects.len().max(1))?;
+        if Self::sum(bytes) == *sum {
+            return Some((name, bytes.clone()));
+        }
+        self.objects.remove(&name);
+        None
+    }
 }
 
 /// A confirmed pin.
@@ -81,6 +122,8 @@ pub struct Ledger {
     pins: Vec<Held>,
     tickets: u64,
     looks: BTreeMap<SimProcess, Look>,
+    /// What lies behind the pool.
+    pub second_level: SecondLevel,
     /// Which of the processes are through: machine, and whether.
     pub done: BTreeMap<usize, (SimHost, bool)>,
     /// The last start of each process.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one process of the cache scenario does: publish, look up, pin, pull, use in place, evict, clear.
+//! What one process of the cache scenario does: publish, look up, pin, pull, use in place, evict, clear, and keep cold blocks in a second
+//! level and bring them back.
 
 use super::cache_ledger::{Name, Shared};
 use crate::Env;
@@ -91,7 +92,7 @@ impl Worker<'_> {
         if self.env.below(3) == 0 {
             self.env.platform().sleep_ns(1 + self.env.below(self.habits.longest_wait_us * 1000) as u64);
         }
-        match self.env.below(20) {
+        match self.env.below(23) {
             _ if self.habits.tight && self.env.below(2) == 0 => self.evict(cache),
             0..3 => self.publish(cache),
             3..7 => self.publish_batch(cache),
@@ -104,6 +105,8 @@ impl Worker<'_> {
             16 | 17 => self.unpin(),
             18 if !self.habits.roomy => self.evict(cache),
             19 if !self.habits.roomy && self.env.below(4) == 0 => self.clear(cache),
+            20 => self.demote(cache),
+            21 => self.promote(cache),
             _ => self.use_pin(),
         }
     }
@@ -364,6 +367,38 @@ impl Worker<'_> {
             Ok(_) => Ok(()),
             Err(error) => self.tolerate(error),
         }
+    }
+
+    /// Copies a block that is next to go into the second level, which may keep it otherwise than it was written.
+    fn demote(&self, cache: &Cache) -> Result<()> {
+        let blocks = cache.coldest(2);
+        let Some(block) = blocks.get(self.env.below(blocks.len().max(1))) else { return Ok(()) };
+        if self.env.below(2) == 0 {
+            self.env.platform().sleep_ns(1 + self.env.below(self.habits.longest_wait_us * 1000) as u64);
+        }
+        let name = Name::named(block.namespace(), block.key());
+        let mut bytes = vec![0; block.len_bytes() as usize];
+        match cache.copy_cold(block, &mut bytes) {
+            Ok(Pulled::Hit { .. }) => {
+                let mut ledger = self.shared.borrow_mut();
+                ledger.accepted(self.env, name, &bytes, "copy of a cold block");
+                ledger.second_level.put(name, bytes, self.env.below(6), self.env.below(1 << 16));
+            }
+            Ok(Pulled::Miss(reason)) => self.only_the_checksum(reason),
+            Err(error) => self.tolerate(error)?,
+        }
+        Ok(())
+    }
+
+    /// Brings a block back that any process has put into the second level.
+    fn promote(&self, cache: &Cache) -> Result<()> {
+        let Some((name, bytes)) = self.shared.borrow_mut().second_level.get(self.env.below(1 << 16)) else { return Ok(()) };
+        match cache.publish(name.namespace(), name.key(), None, &bytes) {
+            Ok(Published::Stored) => self.stored(name),
+            Ok(Published::Exists | Published::Busy) => {}
+            Err(error) => self.tolerate_full(error)?,
+        }
+        Ok(())
     }
 
     fn clear(&self, cache: &Cache) -> Result<()> {

@@ -29,7 +29,7 @@ pub(super) fn same_key_in_the_same_cell(seed: u64) -> std::result::Result<Stats,
 /// C31: the owner copies the block that is next to go, without a pin, and another thread of it evicts the block and fills the cell.
 pub(super) fn cold_copy_of_a_cell_that_goes(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(2) });
-    let place = stage.random().pick(&["cache.copying", HALF_READ, HALF_READ]);
+    let place = stage.random().pick(&["cache.cold_chosen", "cache.copying", HALF_READ, HALF_READ]);
     let other = stage.random().pick(&[K, M]);
     stage.role(WARDEN, |me| me.hear("copied"));
     stage.role(1, move |me| {
