@@ -551,6 +551,11 @@ perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool 
 perf-plan: build serve-ready ## Whether cxl-plan says in advance how long first tokens take: its plan of an open loop beside the same on a Dynamo graph (4 minutes)
 	@$(RATIOS) perf-plan --timeout-s 3600 -- .venv/serve/bin/python perf/plan.py
 
+.PHONY: perf-load
+perf-load: serve-ready .venv/perf-installed ## An open loop over offered loads: first tokens, throughput and parts of a request with the pool, once more with all in it, and over UCX; writes perf/load.csv and .svg (10 minutes)
+	@$(RATIOS) perf-load --timeout-s 3600 -- .venv/serve/bin/python perf/load.py --write perf
+	@.venv/bin/python perf/load_plot.py perf/load.csv perf/load.svg
+
 .PHONY: perf-cells
 perf-cells: serve-ready ## Blocks of vLLM's KV cache stored and loaded as several cells (stored_tp, stored_block_tokens) beside whole ones (a minute)
 	@$(RATIOS) perf-cells -- .venv/serve/bin/python perf/cells.py

@@ -74,6 +74,13 @@ def costs(singles: Sequence[Single], moved: Moved) -> dict[str, float]:
     }
 
 
+def compute_s(rack: dict[str, float], tokens: int) -> float:
+    """What prefill takes for a prompt of which nothing was found, by a rack's costs."""
+    attention = rack["model.attention_tokens"]
+    dearer = 1 + tokens / 2 / attention if attention else 1
+    return rack["model.fixed_ms"] / 1e3 + tokens / rack["model.prefill_tokens_per_s"] * dearer
+
+
 def ids(prompt: Sequence[int], block_tokens: int) -> list[int]:
     """A number for each block of a prompt, which says all that is in front of it too."""
     found, digest = [], hashlib.sha256()

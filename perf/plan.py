@@ -19,24 +19,20 @@ import random
 import statistics
 import sys
 import tempfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "deploy" / "dynamo"))
 
 import costs  # noqa: E402
-import routing  # noqa: E402
-from graph import counters  # noqa: E402
-from graph.counters import COMPUTED, OURS, Sample  # noqa: E402
+import workload  # noqa: E402
+from graph.counters import COMPUTED  # noqa: E402
 from graph.errors import GraphError  # noqa: E402
 from graph.graph import Graph  # noqa: E402
 from graph.model import BLOCK_TOKENS  # noqa: E402
 from graph.options import Options  # noqa: E402
 from graph.reference import Reference  # noqa: E402
+from openloop import Asked, Seen, Wrong, arrivals, percentile, served  # noqa: E402
 
 COLD_TOKENS, COLD_EACH = (200, 400, 800, 1200, 1600, 2200, 3000), 3
 # Beginnings that come back, and what differs behind them.
@@ -48,68 +44,27 @@ WITHIN = 0.15
 READY_TIMEOUT_S = 900
 
 
-class Wrong(Exception):
-    """A result that must not be timed."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What one worker has counted."""
-
-    counts: counters.Counts
-    prefill_s: float
-    loads: int
-
-    @classmethod
-    def of(cls, graph: Graph, name: str) -> "Seen":
-        sample = Sample.parse(graph.metrics(name))
-        loads = int(sample.sum(f"{OURS}pull_seconds_count"))
-        return cls(counters.of_sample(sample), sample.sum("vllm:request_prefill_time_seconds_sum"), loads)
-
-    def __sub__(self, other: "Seen") -> "Seen":
-        return Seen(self.counts - other.counts, self.prefill_s - other.prefill_s, self.loads - other.loads)
-
-
-class Asked:
-    """A graph that is asked, with the answers that it has to give."""
-
-    def __init__(self, graph: Graph, texts: dict[tuple[int, ...], str]) -> None:
-        self.graph, self.texts = graph, texts
-
-    def ask(self, prompt: list[int]) -> float:
-        """Seconds to the first token. Raises GraphError, Wrong."""
-        answer = self.graph.ask(prompt, MAX_TOKENS)
-        if answer.text != self.texts[tuple(prompt)]:
-            raise Wrong(f"{answer.text!r} is not the answer {self.texts[tuple(prompt)]!r} of one engine alone")
-        return answer.ttft_s
-
-    def seen(self) -> dict[str, Seen]:
-        return {name: Seen.of(self.graph, name) for name in self.graph.workers}
-
-    def single(self, prompt: list[int]) -> tuple[costs.Single, dict[str, Seen]]:
-        """Asks with nothing else going on; what it took, and what each worker counted of it."""
-        before, counted = self.seen(), counters.read(self.graph)
-        ttft_s = self.ask(prompt)
-        counters.settled(self.graph, counted)
-        spent = {name: seen - before[name] for name, seen in self.seen().items()}
-        computed = spent["prefill-0"].counts.tokens[COMPUTED]
-        moved_s = sum(each.counts.pulled_s + each.counts.noticed_s for each in spent.values()) + spent["prefill-0"].counts.published_s
-        return costs.Single(len(prompt) - computed, computed, spent["prefill-0"].prefill_s, moved_s, ttft_s), spent
+def single(asked: Asked, prompt: list[int]) -> tuple[costs.Single, dict[str, Seen]]:
+    """Asks with nothing else going on; what it took, and what each worker counted of it."""
+    answer, spent = asked.spent(lambda: asked.ask(prompt), 1)
+    computed = spent["prefill-0"].counts.tokens[COMPUTED]
+    moved_s = sum(each.counts.pulled_s + each.counts.noticed_s for each in spent.values()) + spent["prefill-0"].counts.published_s
+    return costs.Single(len(prompt) - computed, computed, spent["prefill-0"].prefill_s, moved_s, answer.ttft_s), spent
 
 
 def single_prompts(generator: random.Random) -> list[list[int]]:
     """Beginnings, then prompts like no other, which drive them out of the engine's own cache, then the beginnings with other endings."""
-    beginnings = [routing.tokens(generator, length) for length in PREFIX_TOKENS for _ in range(PREFIX_EACH)]
-    cold = [routing.tokens(generator, length) for _ in range(COLD_EACH) for length in COLD_TOKENS]
-    return [*beginnings, *cold, *(each + routing.tokens(generator, ENDING_TOKENS) for each in beginnings)]
+    beginnings = [workload.tokens(generator, length) for length in PREFIX_TOKENS for _ in range(PREFIX_EACH)]
+    cold = [workload.tokens(generator, length) for _ in range(COLD_EACH) for length in COLD_TOKENS]
+    return [*beginnings, *cold, *(each + workload.tokens(generator, ENDING_TOKENS) for each in beginnings)]
 
 
 def measured_costs(asked: Asked, prompts: list[list[int]]) -> tuple[dict[str, float], list[costs.Single]]:
     """The rack's costs, and what they were made of."""
     singles, all_spent = [], []
     for prompt in prompts:
-        single, spent = asked.single(prompt)
-        singles.append(single)
+        found, spent = single(asked, prompt)
+        singles.append(found)
         all_spent += spent.values()
     counts = [each.counts for each in all_spent]
     hits = [each for each in singles if each.cached]
@@ -126,24 +81,6 @@ def measured_costs(asked: Asked, prompts: list[list[int]]) -> tuple[dict[str, fl
     return costs.costs(singles, moved), singles
 
 
-def served(asked: Asked, prompts: list[list[int]], times_s: list[float]) -> list[float]:
-    """Times to first tokens of requests that come at these times, in their order."""
-    began = time.monotonic()
-
-    def at_its_time(prompt: list[int], due_s: float) -> float:
-        threading.Event().wait(max(began + due_s - time.monotonic(), 0))
-        late_s = time.monotonic() - began - due_s
-        return late_s + asked.ask(prompt)
-
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(at_its_time, prompts, times_s))
-
-
-def percentile(values: list[float], percent: int) -> float:
-    """As `cxl-plan` has it: the smallest value that so many do not exceed."""
-    return sorted(values)[max(-(-len(values) * percent // 100) - 1, 0)]
-
-
 def main() -> int:
     """0; 1 where an answer was wrong or missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,7 +90,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     said = parser.parse_args()
     singles = single_prompts(random.Random(said.seed + 1000))
-    prompts = routing.requests(said.requests, said.prefixes, said.seed)
+    prompts = workload.of_table_1(said.requests, said.prefixes, said.seed)
     options = Options(
         state=ROOT / "target" / "serve" / "perf-plan",
         ready_timeout_s=READY_TIMEOUT_S,
@@ -165,13 +102,13 @@ def main() -> int:
             reference.begin([*singles, *prompts], MAX_TOKENS)
             graph.wait_until_ready()
             texts = dict(zip(map(tuple, [*singles, *prompts]), reference.texts(), strict=True))
-            asked = Asked(graph, texts)
+            asked = Asked(graph, texts, MAX_TOKENS)
             rack, calibrated = measured_costs(asked, singles)
-            times_s = arrivals(prompts, rack, said.load, said.seed)
-            before, counted = asked.seen(), counters.read(graph)
-            ttft_s = served(asked, prompts, times_s)
-            counters.settled(graph, counted, len(prompts))
-            spent = {name: seen - before[name] for name, seen in asked.seen().items()}
+            # So far apart on average that computing all prompts as a whole would take this part of the time.
+            apart_s = statistics.mean(costs.compute_s(rack, len(prompt)) for prompt in prompts) / said.load
+            times_s = arrivals(len(prompts), apart_s, said.seed)
+            requests, spent = asked.spent(lambda: served(asked.ask, prompts, times_s), len(prompts))
+            ttft_s = [each.ttft_s for each in requests]
             graph.check()
             block_bytes = graph.model.block_bytes
     except (GraphError, Wrong, ValueError) as error:
@@ -185,22 +122,6 @@ def main() -> int:
         plan = costs.planned(ROOT / "target" / "release" / "cxl-plan", trace, rack, BLOCK_TOKENS)
     report(said, calibrated, rack, prompts, times_s, ttft_s, spent, plan)
     return 0
-
-
-def arrivals(prompts: list[list[int]], rack: dict[str, float], load: float, seed: int) -> list[float]:
-    """Times at random, whole milliseconds, so far apart on average that computing all prompts as a whole would take this part of them."""
-    attention = rack["model.attention_tokens"]
-
-    def compute_s(count: int) -> float:
-        dearer = 1 + count / 2 / attention if attention else 1
-        return rack["model.fixed_ms"] / 1e3 + count / rack["model.prefill_tokens_per_s"] * dearer
-
-    apart_s = statistics.mean(compute_s(len(prompt)) for prompt in prompts) / load
-    choose, now_s, times_s = random.Random(seed), 0.0, []
-    for _ in prompts:
-        times_s.append(round(now_s, 3))
-        now_s += choose.expovariate(1 / apart_s)
-    return times_s
 
 
 def report(said, calibrated, rack, prompts, times_s, ttft_s, spent, plan) -> None:

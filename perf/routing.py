@@ -12,8 +12,6 @@ prefixes are chosen by Zipf's law.
 
 import argparse
 import json
-import math
-import random
 import statistics
 import sys
 import time
@@ -24,16 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "deploy" / "dynamo"))
 
+import workload
 from graph import counters
 from graph.counters import COMPUTED, PULLED, REUSED, Counts
 from graph.graph import Graph
 from graph.options import Options
 
-SCALE = 4
-INPUT, UNIQUE = (4449, 2424), (1215, 1693)
-MOST_TOKENS = 3000
 MAX_TOKENS = 4
-FIRST_TOKEN, LAST_TOKEN = 300, 2040
 READY_TIMEOUT_S = 900
 CONFIGURATIONS = [(router, connector) for connector in ("cxl", "nixl-ucx") for router in ("round-robin", "kv")]
 WITH, WITHOUT = "with pool", "without pool"
@@ -67,26 +62,6 @@ class Result:
     def ttft(self) -> float:
         """Median, in seconds."""
         return statistics.median(self.ttft_s)
-
-
-def _gamma(choose: random.Random, mean: float, deviation: float) -> int:
-    return max(1, round(choose.gammavariate((mean / deviation) ** 2, deviation**2 / mean)))
-
-
-def tokens(choose: random.Random, count: int) -> list[int]:
-    """A prompt that is like no other."""
-    return [choose.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(count)]
-
-
-def requests(count: int, prefixes: int, seed: int = 1) -> list[list[int]]:
-    """Prompts, the same ones for a seed."""
-    choose = random.Random(seed)
-    (total, spread), (unique, unique_spread) = ([value / SCALE for value in each] for each in (INPUT, UNIQUE))
-    shared_spread = math.sqrt(max(spread**2 - unique_spread**2, 1))
-    shared = [tokens(choose, min(_gamma(choose, total - unique, shared_spread), MOST_TOKENS // 2)) for _ in range(prefixes)]
-    weights = [1 / (rank + 1) for rank in range(prefixes)]
-    chosen = choose.choices(shared, weights, k=count)
-    return [prefix + tokens(choose, min(_gamma(choose, unique, unique_spread), MOST_TOKENS // 2)) for prefix in chosen]
 
 
 def serve(router: str, connector: str, prompts: list[list[int]], at_once: int, state: Path) -> Result:
@@ -142,7 +117,7 @@ def main() -> int:
     parser.add_argument("--prefixes", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=3, help="requests under way at a time")
     said = parser.parse_args()
-    prompts = requests(said.requests, said.prefixes)
+    prompts = workload.of_table_1(said.requests, said.prefixes)
     results = {}
     for router, connector in CONFIGURATIONS:
         began = time.monotonic()

@@ -31,6 +31,13 @@ The latest recorded run of each benchmark on each machine. `make perf-NAME RECOR
 # The ratios that the summary shows; of a benchmark that is not listed, the first ones.
 MAIN_RATIOS = {
     "perf-copy": ("publish_1m_over_nt_copy", "pull_1m_over_best_safe_loop", "gather_over_safe_copy_per_piece"),
+    "perf-load": (
+        "ttft_mean_ucx_over_pool_middle",
+        "ttft_p99_ucx_over_pool_middle",
+        "ttft_mean_first_over_again_middle",
+        "answered_ucx_over_pool_highest",
+        "answered_first_over_again_highest",
+    ),
     "perf-nixl": ("read_4k_vs_ucx", "write_4k_vs_ucx", "read_1m_vs_ucx", "write_1m_vs_ucx", "staged_1m_vs_tcp"),
     "perf-paper": ("dense_write_llama_3_1_8b", "dense_read_llama_3_1_8b", "pull_16_over_256_tokens", "nand_ahead_8", "slides_wall"),
     "perf-pool": ("publish_1m_vs_bare", "pull_64k_vs_bare", "pull_1m_vs_bare", "lookup64_vs_fetch", "pull_1m_vs_ucx"),
