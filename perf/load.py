@@ -4,19 +4,21 @@
 
     load.py [--write perf]
 
-Two Dynamo graphs, each of one prefill and one decode worker with the tiny model and small caches of their own. One passes KV blocks
-through a pool in which prefill finds beginnings of prompts (CxlConnector), the other from worker to worker (NixlConnector over UCX), with
-the engine's own cache alone. They take turns. Requests come at random times whether others were answered or not (Poisson): for each offered load the same
-prompts at the same times for every system. Load 1 is what keeps the prefill worker busy all the time when nothing is found, by what single
-requests of these lengths take it. Prompts have three lengths and beginnings in common by Zipf's law; those of one load have nothing in
-common with those of another, so that each load meets a pool without them (`pool`). Later the same requests come once more (`pool again`).
+Two Dynamo graphs, each of one prefill and one decode worker with the tiny model and small caches of their own, take turns. One passes KV
+blocks through a pool in which prefill finds beginnings of prompts (CxlConnector), the other from worker to worker (NixlConnector over UCX),
+with the engine's own cache alone. Requests come at random times whether others were answered or not (Poisson): for each offered load the
+same prompts at the same times for every system. Load 1 is what keeps the prefill worker busy all the time when nothing is found, by what
+single requests of these lengths take it. Prompts have three lengths and beginnings in common by Zipf's law; those of one load have nothing
+in common with those of another, so that each load meets a pool without them (`pool`). Later the same requests come once more
+(`pool again`).
 
 A time to the first token begins when the request was to come. Its parts are means of a run, from what the workers count:
 - wait: from when prefill has the request until it computes, without lookup and pull: for the step under way and in the engine's queue;
 - lookup, pull: in the pool, by prefill, until the engine was told;
 - compute: prefill's steps until the first token, those of others in the same steps;
 - hand-over: from when decode has the request until it has the blocks, for which it waits for prefill's publish, looks up and pulls;
-- decode: its first step; rest: everything outside of the workers (the client, the frontend, ways between them), and what the client was late.
+- decode: its first step;
+- rest: everything outside of the workers (the client, the frontend, the ways between them), and what the client was late.
 
 Every answer has to be that of one engine alone, no block may have other bytes than were published, and decode may compute nothing. The 99th
 percentile of fewer than 100 requests is their longest. On few cores the workers, the client and other programs share the time.
@@ -25,6 +27,7 @@ percentile of fewer than 100 requests is their longest. On few cores the workers
 import argparse
 import contextlib
 import json
+import os
 import random
 import statistics
 import sys
@@ -139,13 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0; 1 where an answer was wrong or missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=60, help="of each rate (60)")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, metavar="LOAD", help=f"offered loads ({' '.join(map(str, RATES))})")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, metavar="LOAD", help=f"offered loads {RATES}")
     parser.add_argument("--families", type=int, default=12, help="beginnings in common (12)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write load.csv there, which load_plot.py draws")
     said = parser.parse_args(arguments)
     if said.requests < 2 or said.families < 1 or min(said.rates) <= 0 or len(set(said.rates)) < len(said.rates):
         parser.error("at least two requests and one family, and rates above 0, each once")
+    waiting = os.getloadavg()[1]
     words = random.Random(f"{said.seed} alone")
     singles = [workload.tokens(words, length) for _ in range(ALONE_EACH) for length in LENGTHS]
     try:
@@ -154,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"perf-load: {error}", file=sys.stderr)
         return 1
     lengths = runs[0].tokens
-    print(f"\n{len(lengths)} requests of each load, {statistics.mean(lengths):.0f} tokens each, {said.families} beginnings, seed {said.seed}")
+    mean = statistics.mean(lengths)
+    print(f"\n{len(lengths)} requests of each load, {mean:.0f} tokens each, {said.families} beginnings, seed {said.seed}")
+    print(f"programs of this machine that wanted to run, on average: {waiting:.1f} before, {os.getloadavg()[1]:.1f} at the end")
     for connector, took in by_graph.items():
         print(f"prefill alone, {connector}: " + ", ".join(f"{tokens} tokens {seconds * 1e3:.0f} ms" for tokens, seconds in took.items()))
     print()

@@ -63,27 +63,35 @@ def over_loads(panel, values, systems, loads):
         for what, style, name in (("mean_s", "-", "mean"), ("p99_s", "--", "P99")):
             seconds = [values[system, load][what] for load in loads]
             panel.plot(loads, seconds, style, color=COLOURS[system], marker="o", markersize=3, label=f"{SHORT[system]}, {name}")
-    panel.set(yscale="log", xlabel="offered load (1: prefill never rests if nothing is found)", ylabel="time to the first token, s")
-    panel.set_title("Over the loads")
+    longest = max(values[system, load]["p99_s"] for system in systems for load in loads)
+    panel.set(yscale="log", ylabel="time to the first token, s", title="Over the loads")
+    # Room for the legend.
+    panel.set(xlabel="offered load (1: prefill never rests if nothing is found)", ylim=(None, longest * 4))
     panel.set_xticks(loads, [f"{load:g}" for load in loads])
-    panel.legend(fontsize=8, ncols=len(systems))
+    panel.legend(fontsize=8, ncols=len(systems), loc="upper left")
 
 
-def parts(panel, values, systems, loads):
-    places = {(system, load): row * (len(systems) + 0.8) + number for row, load in enumerate(loads) for number, system in enumerate(systems)}
+def parts(panel, values, systems, loads, whole=False):
+    """Bars in ms, or as parts of the time to the first token."""
+    apart = len(systems) + 0.8
+    places = {(system, load): row * apart + number for row, load in enumerate(loads) for number, system in enumerate(systems)}
+    unit = {key: 1 / values[key]["mean_s"] if whole else 1e3 for key in places}
     below = dict.fromkeys(places, 0.0)
     for part, colour in PART_COLOURS.items():
-        heights = [max(values[key][f"part {part}"], 0) * 1e3 for key in places]
+        heights = [max(values[key][f"part {part}"], 0) * unit[key] for key in places]
         panel.bar(list(places.values()), heights, 0.85, bottom=list(below.values()), color=colour, label=part)
         below = {key: bottom + height for (key, bottom), height in zip(below.items(), heights, strict=True)}
     panel.set_xticks(list(places.values()), [SHORT[system] for system, _ in places], rotation=45, ha="right", fontsize=8)
-    # Room for what the bars are, and for the load of each group.
     highest = max(below.values())
-    panel.set(ylabel="mean ms of a request", title="What it is made of", ylim=(0, highest * 1.35))
+    label, title = ("part of the time to the first token", "The same in parts") if whole else ("mean ms of a request", "What it is made of")
+    # Room for what the bars are, and for the load of each group.
+    panel.set(ylabel=label, title=title, ylim=(0, highest * (1.08 if whole else 1.4)))
     for load in loads:
         group = [places[system, load] for system in systems]
-        panel.text(sum(group) / len(group), max(below[system, load] for system in systems) + highest * 0.02, f"load {load:g}", ha="center", fontsize=8)
-    panel.legend(fontsize=8, ncols=4, loc="upper left")
+        above = max(below[system, load] for system in systems) + highest * 0.02
+        panel.text(sum(group) / len(group), above, f"load {load:g}", ha="center", fontsize=8)
+    if not whole:
+        panel.legend(fontsize=8, ncols=3, loc="upper left")
 
 
 def answered(panel, values, systems, loads):
@@ -100,13 +108,19 @@ def figure(path):
     values, times = read(path)
     systems = list(dict.fromkeys(system for system, _ in values))
     loads = sorted({load for _, load in values})
-    drawn, panels = pyplot.subplots(2, 2, figsize=(12, 8.5))
-    distribution(panels[0][0], times, systems, loads[(len(loads) - 1) // 2])
-    over_loads(panels[0][1], values, systems, loads)
-    parts(panels[1][0], values, systems, loads)
-    answered(panels[1][1], values, systems, loads)
-    for panel in panels.flat:
-        panel.grid(True, which="major", axis="y" if panel is panels[1][0] else "both", color="#dcdcdc")
+    middle = loads[(len(loads) - 1) // 2]
+    drawn = pyplot.figure(figsize=(13, 9))
+    grid = drawn.add_gridspec(2, 6)
+    above = [drawn.add_subplot(grid[0, columns]) for columns in (slice(0, 3), slice(3, 6))]
+    below = [drawn.add_subplot(grid[1, columns]) for columns in (slice(0, 2), slice(2, 4), slice(4, 6))]
+    distribution(above[0], times, systems, middle)
+    over_loads(above[1], values, systems, loads)
+    # The wait at the highest load would leave nothing to be seen of the others.
+    parts(below[0], values, systems, sorted({loads[0], middle}))
+    parts(below[1], values, systems, sorted({loads[0], middle, loads[-1]}), whole=True)
+    answered(below[2], values, systems, loads)
+    for panel in (*above, *below):
+        panel.grid(True, which="major", axis="y" if panel.containers else "both", color="#dcdcdc")
         panel.set_axisbelow(True)
     drawn.suptitle("Dynamo graph on CPUs, one prefill and one decode worker, open loop")
     drawn.tight_layout()

@@ -90,7 +90,12 @@ def breakdown(prefill: Seen, decode: Seen, ttft_s: Sequence[float]) -> tuple[dic
 
 
 def made(
-    system: str, offered: float, prompts: Sequence[Sequence[int]], times_s: Sequence[float], requests: Sequence[Served], spent: Mapping[str, Seen]
+    system: str,
+    offered: float,
+    prompts: Sequence[Sequence[int]],
+    times_s: Sequence[float],
+    requests: Sequence[Served],
+    spent: Mapping[str, Seen],
 ) -> Run:
     """A run of what was measured. Raises Wrong where it is not what was to be measured."""
     prefill, decode = spent["prefill-0"], spent["decode-0"]
@@ -118,7 +123,8 @@ def table(runs: Sequence[Run]) -> list[str]:
         lines.append(_row((run.system, run.offered, *rates, *(f"{each * 1e3:.0f} ms" for each in times), *shares)))
     beside = tuple(runs[0].beside)
     heads = ("system", "load", *PARTS, *(f"({name})" for name in beside))
-    lines += ["", "mean ms of a request; what stands in brackets lies within the others, or behind the answer", _row(heads), "|---" * len(heads) + "|"]
+    lines += ["", "mean ms of a request; what stands in brackets lies within the others, or behind the answer"]
+    lines += [_row(heads), "|---" * len(heads) + "|"]
     for run in runs:
         lines.append(_row((run.system, run.offered, *(f"{each * 1e3:.1f}" for each in (*run.parts.values(), *run.beside.values())))))
     return lines
@@ -134,8 +140,8 @@ def write(path: Path, runs: Sequence[Run]) -> None:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(FIELDS)
         for run in runs:
-            whole = {"offered_per_s": run.offered_per_s, "achieved_per_s": run.achieved_per_s, "found": run.found_share, "mean_s": run.mean_s}
-            whole |= {f"p{percent}_s": percentile(run.ttft_s, percent) for percent in PERCENTS}
+            whole = {"offered_per_s": run.offered_per_s, "achieved_per_s": run.achieved_per_s, "found": run.found_share}
+            whole |= {"mean_s": run.mean_s} | {f"p{percent}_s": percentile(run.ttft_s, percent) for percent in PERCENTS}
             whole |= {f"part {name}": seconds for name, seconds in run.parts.items()}
             whole |= {f"beside {name}": seconds for name, seconds in run.beside.items()}
             for what, value in whole.items():
