@@ -178,6 +178,13 @@ setup-s3: .venv/s3/installed ## Add an S3 server (moto) and fsspec's client for 
 .PHONY: setup-gpu
 setup-gpu: .venv/gpu/installed ## Add the compilers of the kernels for GPUs: NVRTC, without CUDA's toolkit (optional; 110 MB to fetch, 290 MB on disk)
 
+.venv/aiperf/installed: scripts/requirements/aiperf.lock scripts/setup | .venv/installed
+	$(STEP) "AIPerf's synthesizer" scripts/setup scripts/requirements/aiperf.lock .venv/aiperf
+	@touch $@
+
+.PHONY: setup-aiperf
+setup-aiperf: .venv/aiperf/installed ## Add AIPerf's synthesizer of traces, for `make perf-tract` (optional; 170 MB on disk)
+
 .venv/ucx/installed: scripts/unpack-debian
 	$(STEP) 'UCX' scripts/unpack-debian .venv/ucx "$$(dpkg --print-architecture)" bookworm libucx-dev
 	@touch $@
@@ -322,6 +329,10 @@ test-lab-itself: build-lab python-extension .venv/installed ## The lab's own par
 .PHONY: test-python
 test-python: build python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes
 	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
+
+.PHONY: test-ucx-calls
+test-ucx-calls: .venv/ucx/installed ## The program that makes calls by UCX for `make perf-rpc`
+	$(STEP) 'pytest, calls by UCX' .venv/bin/python -m pytest -q -rs tests/test_ucx_calls.py
 
 .PHONY: test-l2-s3
 test-l2-s3: build python-extension .venv/s3/installed ## The second level on an S3 server, which `make setup-s3` installs
@@ -480,10 +491,8 @@ perf-alloc: ## Allocator: blocks and chunks
 perf-line perf-lock perf-alloc: perf-%: build .venv/installed
 	@$(RATIOS) perf-$* -- target/release/cxl-bench $* --ratios
 
-target/ucx-calls: perf/ucx_calls.c .venv/ucx/installed
-	@lib=$$(echo $(CURDIR)/.venv/ucx/root/usr/lib/*-linux-gnu) && mkdir -p target && \
-		$(CC) -O2 -std=c11 -Wall -Wextra -Werror -isystem .venv/ucx/root/usr/include $< -o $@ \
-		-L$$lib -lucp -luct -lucs -Wl,--disable-new-dtags,-rpath,$$lib,-rpath-link,$$lib
+target/ucx-calls: perf/ucx_calls.c scripts/ucx-calls .venv/ucx/installed
+	@scripts/ucx-calls $< $@
 
 .PHONY: perf-rpc
 perf-rpc: build .venv/installed $(if $(wildcard .venv/ucx/installed),target/ucx-calls) ## Calls between two processes; beside active messages of UCX after `make setup-ucx`
@@ -515,6 +524,10 @@ perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writ
 .PHONY: perf-trace
 perf-trace: build .venv/installed ## Recorded requests through the real cache, hosts in processes, every byte compared: hits beside the planner's, by policy; TRACES=/folder, else synthetic ones; writes perf/trace.csv
 	@$(RATIOS) perf-trace --timeout-s 7200 -- target/release/cxl-bench trace $(TRACES) --ratios --own $(if $(TRACES),--write perf)
+
+.PHONY: perf-tract
+perf-tract: $(if $(TRACES),build .venv/aiperf/installed) ## TraCT's workloads A, B, C as AIPerf's synthesizer makes them of Mooncake's conversations, simulated on TraCT's rack (3 minutes); TRACES=/folder with mooncake_conversation.jsonl
+	@$(if $(TRACES),$(RATIOS) perf-tract --timeout-s 3600 -- .venv/bin/python perf/tract.py '$(TRACES)',echo '== perf-tract: SKIPPED, nothing was run: TRACES names no folder')
 
 .PHONY: perf-paper
 perf-paper: build python-extension .venv/perf-installed ## The figures and tables of the papers beside ours, measured, recorded or simulated; writes perf/PAPERS.md and papers.svg (a minute)

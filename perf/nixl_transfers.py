@@ -34,6 +34,8 @@ from pool_api import FORMAT_COHERENT, PoolHandle, format_pool  # noqa: E402
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]
 LISTS = [(64, 4 * KIB), (64, 64 * KIB), (128, 20 * KIB), (1024, 4 * KIB), (1024, 20 * KIB)]
+# Slots of the other process are used as often as Zipf's law says (Beluga, experiment 3).
+SKEWED, SKEWED_SIZES, ZIPF_EXPONENT = "skewed", [16 * KIB, 64 * KIB], 0.99
 CALL_TIMEOUT_S = 300
 
 
@@ -96,14 +98,19 @@ class Line:
     def __init__(self, side, name, near, far):
         self.side, self.name, self.near, self.far = side, name, near, far
 
-    def places(self, operation, length, total):
-        """Slots of both ends, none twice, in an order that no prefetcher follows."""
+    def places(self, pattern, length, total):
+        """Slots of both ends in an order that no prefetcher follows; none twice, but there where the pattern is skewed."""
         random, slots = self.side.run.random, self.side.run.set_bytes // length
-        return random.permutation(slots)[:total], random.permutation(slots)[:total]
+        far = random.permutation(slots)
+        if pattern == SKEWED:
+            shares = 1 / numpy.arange(1, slots + 1) ** ZIPF_EXPONENT
+            return random.permutation(slots)[:total], far[random.choice(slots, total, p=shares / shares.sum())]
+        return random.permutation(slots)[:total], far[:total]
 
     def measure(self, operation, length, pieces, count):
         """Times in ns of verified transfers."""
-        near, far = self.places(operation, length, pieces * count)
+        operation, _, pattern = operation.partition(" ")
+        near, far = self.places(pattern, length, pieces * count)
         uses = ("to", "from") if operation == "READ" else ("from", "to")
         keys = f"{self.near}-{uses[0]}", f"{self.far}-{uses[1]}"
         here, there = self.side.hosts
@@ -114,6 +121,9 @@ class Line:
         if operation == "READ":
             wrong = here.verify(keys[0], length, near, self.side.seeds[1, keys[1]], far, call_timeout_s=CALL_TIMEOUT_S)
         else:
+            # Of a slot that was written more than once, the last write counts.
+            last = sorted({int(slot): index for index, slot in enumerate(far)}.values())
+            near, far = near[last], far[last]
             wrong = self.owner(there).verify(keys[1], length, far, self.side.seeds[0, keys[0]], near, call_timeout_s=CALL_TIMEOUT_S)
         if wrong:
             raise SystemExit(f"perf-nixl: {self.name}: {operation}: {wrong}")
@@ -203,7 +213,7 @@ class Run:
         return dict(shares.values())
 
     def measure(self, cells, rounds, budget_bytes):
-        """Each cell is (operation, pieces, length)."""
+        """Each cell is (operation, pieces, length); the operation is READ or WRITE, then " skewed" where it is."""
         for number, (operation, pieces, length) in enumerate(cells, 1):
             total = pieces * length
             most = self.set_bytes // total
@@ -243,7 +253,7 @@ class Run:
 
         for operation, pieces, length in cells:
             shape = name_of(length) if pieces == 1 else f"{pieces}x{name_of(length)}"
-            verb = operation.lower()
+            verb = operation.lower().replace(" ", "_")
             add(f"{verb}_{shape}_vs_ucx", self.ratio("pool", "ucx", operation, pieces, length))
             add(f"{verb}_{shape}_vs_posix", self.ratio("pool", "posix", operation, pieces, length))
             add(f"hw_{verb}_{shape}_vs_ucx", self.ratio("hw", "ucx", operation, pieces, length))
@@ -270,6 +280,8 @@ def main():
     if options.quick:
         shapes, options.rounds = [(1, 4 * KIB), (1, 64 * KIB), (1, 16 * MIB), (128, 20 * KIB)], 3
     cells = [(operation, *shape) for shape in shapes for operation in ("READ", "WRITE")]
+    skewed = SKEWED_SIZES[:1] if options.quick else SKEWED_SIZES
+    cells += [(f"{operation} {SKEWED}", 1, length) for length in skewed for operation in ("READ", "WRITE")]
     folder = Path(tempfile.mkdtemp(prefix="kvbm-cxl-perf-", dir="/dev/shm"))
     run = Run(options, folder)
     try:

@@ -24,7 +24,7 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
-enum { MESSAGE_BYTES = 64, MAX_DEPTH = 128, MAX_CALLS = 4096, ADDRESS_BYTES = 4096, TIMEOUT_S = 30 };
+enum { MESSAGE_BYTES = 64, MAX_DEPTH = 128, MAX_CALLS = 4096, ADDRESS_BYTES = 4096, TIMEOUT_S = 30, IDLE_LOOKS = 1024 };
 // Active messages: a call, its answer, and the one after which the child rests until the pipe tells it of the next batch.
 enum { REQUEST, RESPONSE, REST };
 

@@ -45,14 +45,16 @@ def hand_over(tokens):
     return own / pool, own * 1000, pool * 1000
 
 
+def tract(requests, **more):
+    """TraCT figures 7 to 10: system -> row. No cache (none), as NIXL; 48 GB of own DRAM (own), as LMCache; a pool of 48 GB (pool)."""
+    cached = by_system(requests, *TRACT, "--set", "rack.dram_gib=44.7", "--set", "rack.pool_gib=44.7", **more)
+    return {"none": by_system(requests, *TRACT, "--set", "rack.dram_gib=0", systems="own", **more)["own"], **cached}
+
+
 @functools.cache
 def workload(name, per_second):
-    """TraCT figures 7 to 10, workload A, B or C at a rate: system -> row. No cache (none), as NIXL; 48 GB of own DRAM (own), as LMCache; a
-    pool of 48 GB (pool)."""
-    unique = {"A": (1073, 1549), "B": (1215, 1693), "C": (1631, 2027)}[name]
-    requests = traces.tract(*unique, 1500, per_second)
-    cached = by_system(requests, *TRACT, "--set", "rack.dram_gib=44.7", "--set", "rack.pool_gib=44.7")
-    return {"none": by_system(requests, *TRACT, "--set", "rack.dram_gib=0", systems="own")["own"], **cached}
+    """The same with workload A, B or C at a rate, as `traces.tract` makes it."""
+    return tract(traces.tract(*traces.TRACT_UNIQUE[name], 1500, per_second))
 
 
 def served(row):

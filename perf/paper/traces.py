@@ -25,8 +25,13 @@ def _lognormal(source, mean, deviation):
     return source.lognormvariate(math.log(mean) - spread / 2, math.sqrt(spread))
 
 
+# TraCT's table 1: tokens that a request has alone, mean and deviation, by workload; and those of all inputs and answers.
+TRACT_UNIQUE = {"A": (1073, 1549), "B": (1215, 1693), "C": (1631, 2027)}
+TRACT_INPUT, TRACT_ANSWER = (4449, 2424), (215, 263)
+
+
 def tract(unique_mean, unique_deviation, count, per_second, seed=1):
-    """TraCT's table 1: input 4449 (2424), answers 215 (263), a unique part as given; lognormal, at random times.
+    """TraCT's table 1, with a unique part as given; lognormal, at random times.
 
     The table has no more. Assumed: the shared part begins one of 300 contexts, by Zipf's law with exponent 0.9; every eighth context has
     the same system prompt in its first quarter.
@@ -36,13 +41,13 @@ def tract(unique_mean, unique_deviation, count, per_second, seed=1):
     number, requests = 1 << 40, []
     for _ in range(count):
         at += source.expovariate(per_second)
-        total = max(2 * BLOCK_TOKENS, int(_lognormal(source, 4449, 2424)))
+        total = max(2 * BLOCK_TOKENS, int(_lognormal(source, *TRACT_INPUT)))
         unique = min(total, int(_lognormal(source, unique_mean, unique_deviation)))
         context = source.choices(range(300), weights)[0]
         shared = (total - unique) // BLOCK_TOKENS
         ids = [((context % 8 if place < shared // 4 else 8 + context) << 20) + place for place in range(shared)]
         more = math.ceil(total / BLOCK_TOKENS) - shared
-        requests.append((at, total, max(1, int(_lognormal(source, 215, 263))), ids + list(range(number, number + more))))
+        requests.append((at, total, max(1, int(_lognormal(source, *TRACT_ANSWER))), ids + list(range(number, number + more))))
         number += more
     return requests
 

@@ -2,6 +2,8 @@
 //! `cxl-bench` as a process, with few batches: it ends well, its JSON parses, and what is counted and not timed is right.
 
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn bench(arguments: &[&str]) -> Output {
@@ -77,6 +79,37 @@ fn every_call_is_answered_whatever_its_depth() {
     }
     assert!(figure(&report, "round trip of a call") > 0.0 && figure(&report, "transfer of one bare line") > 0.0);
     assert_eq!(report["grids"][0]["rows"].as_array().unwrap().len(), 9);
+}
+
+/// A program that is asked for calls and answers with this text, without any.
+fn ucx_that_says(folder: &Path, text: &str) -> String {
+    let program = folder.join("ucx");
+    let script = format!("#!/bin/sh\necho \"ready by $1\"\nwhile read -r what rest && [ \"$what\" = calls ]; do echo '{text}'; done\n");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program.display().to_string()
+}
+
+#[test]
+fn calls_are_measured_beside_those_of_ucx_and_its_errors_end_the_bench() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |text| bench(&["rpc", "--json", "--batches", "9", "--ucx", &ucx_that_says(folder.path(), text)]);
+    let output = run("ns 4000000000 2000000000 2000000000 2000000000");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for way in ["shm", "tcp"] {
+        assert_eq!(figure(&report, &format!("round trip of an active message of UCX and its answer, {way}")), 2e9);
+        assert_eq!(figure(&report, &format!("such calls per second, 128 under way, {way}")), 0.25);
+        assert!(report["notes"].as_array().unwrap().iter().any(|note| note == &format!("Beside by {way}.")), "{report}");
+    }
+    let ratios = report["ratios"].as_array().unwrap();
+    for name in ["rpc_rtt_vs_ucx", "rpc_rate_128_vs_ucx", "rpc_rtt_vs_ucx_tcp", "rpc_rate_128_vs_ucx_tcp"] {
+        let ratio = ratios.iter().find(|ratio| ratio["name"] == name).unwrap_or_else(|| panic!("no {name} in {ratios:?}"));
+        assert!(ratio["median"].as_f64().unwrap() > 100.0, "{ratio}");
+    }
+    let output = run("error a response is not that of its request");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("a response is not that of its request"));
 }
 
 #[test]
