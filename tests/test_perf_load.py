@@ -117,7 +117,9 @@ def test_every_load_has_the_same_requests_in_other_words():
     rates = (0.5, 1.0)
     half, whole = load.sweep(rates, 200, 8, seed=3)
     assert [len(prompt) for prompt in half.prompts] == [len(prompt) for prompt in whole.prompts]
-    assert half.prompts == load.sweep(rates, 200, 8, seed=3)[0].prompts != load.sweep(rates, 200, 8, seed=4)[0].prompts
+    assert half.prompts == load.sweep(rates, 200, 8, seed=3)[0].prompts
+    other = load.sweep(rates, 200, 8, seed=4)[0]
+    assert {prompt[0] for prompt in half.prompts} != {prompt[0] for prompt in other.prompts} and half.times != other.times
     met = Counter(tuple(prompt[: load.BLOCK_TOKENS]) for prompt in half.prompts)
     assert not set(met) & {tuple(prompt[: load.BLOCK_TOKENS]) for prompt in whole.prompts}, "another load finds nothing of this one"
     often = [count for _, count in met.most_common()]
@@ -143,7 +145,7 @@ def test_a_load_is_a_part_of_what_prefill_takes():
 
 
 def test_prompts_of_table_1_are_those_of_earlier_records():
-    assert text_of(workload.of_table_1(20, 8))[:16] == "a342bb3a385c35c0"
+    assert text_of(workload.of_table_1(120, 12))[:16] == "5ca1802f6afb3637"
 
 
 def test_requests_come_whether_others_were_answered_or_not():
@@ -221,6 +223,42 @@ def test_more_time_than_passed_is_an_error_of_the_counting():
 def test_what_is_wrong_is_not_timed(run, spoil, complaint):
     done = run(spoil)
     assert done.status == 1 and complaint in done.complaint and not done.last.startswith("RATIOS") and not done.file.exists()
+
+
+def run_of(system, offered, seconds, compute_s=0.5):
+    """A run of prompts of 800, 800 and 3000 tokens; the last of `seconds` is how long the longer one took."""
+    requests = tuple(openloop.Served(float(number), 0.0, took, number + 10 * took) for number, took in enumerate(seconds))
+    parts = {part: 0.25 for part in PARTS} | {"compute": compute_s}
+    found = {"local_compute": 460, "external_kv_transfer": 4140, "local_cache_hit": 0}
+    return load_runs.Run(system, offered, 1.0, (800, 800, 3000), requests, parts, BESIDE, found)
+
+
+def test_ratios_say_which_is_faster():
+    runs = []
+    # What is slow at other loads is not what is to be told.
+    for offered, times in ((0.3, 9.0), (0.7, 1.0), (0.9, 1.0), (2.0, 2.0)):
+        runs.append(run_of(load_runs.POOL, offered, [times * each for each in (0.5, 1.0, 1.5)]))
+        runs.append(run_of(load_runs.UCX, offered, [each * (times if offered != 0.9 else 100) for each in (2.0, 3.0, 7.0)], 1.0))
+        runs.append(run_of(load_runs.AGAIN, offered, [times * each for each in (0.1, 0.1, 0.4)], 0.1))
+    assert runs[0].found_share == pytest.approx(0.9) and runs[1].achieved_per_s == pytest.approx(3 / (2 + 10 * 63))
+    found = load_runs.ratios(runs)
+    assert found["ttft_mean_ucx_over_pool_middle"] == 4 and found["ttft_mean_first_over_again_middle"] == 5
+    assert found["ttft_p99_ucx_over_pool_middle"] == pytest.approx(7 / 1.5, abs=1e-3) and found["ttft_mean_ucx_over_again_middle"] == 20
+    assert found["answered_ucx_over_pool_middle"] == pytest.approx(72 / 17, abs=1e-3)
+    assert found["answered_ucx_over_pool_highest"] == pytest.approx(142 / 32, abs=1e-3)
+    assert found["ttft_800_ucx_over_again_middle"] == 25 and found["ttft_3000_ucx_over_again_middle"] == 17.5
+    assert found["compute_ucx_over_pool_highest"] == 2
+    assert found["moving_of_ttft_ucx_middle"] == pytest.approx(0.75 / 4, abs=1e-4)
+    assert found["computing_of_ttft_again_highest"] == pytest.approx(0.35 / 0.4, abs=1e-4)
+
+
+def test_the_first_graph_says_what_a_load_is(run, monkeypatch):
+    times = iter([{length: 0.05 for length in load.LENGTHS}, {length: 5.0 for length in load.LENGTHS}])
+    monkeypatch.setattr(load, "alone", lambda asked, prompts: next(times))
+    done = run()
+    assert done.status == 0
+    asked = {line.split(",")[5] for line in done.file.read_text().splitlines() if ",60.0,offered_per_s," in line}
+    assert len(asked) == 1 and float(asked.pop()) > 60 / 0.05 / 10, "the same times for all"
 
 
 def test_prompts_alone_have_to_be_computed(run, monkeypatch):
