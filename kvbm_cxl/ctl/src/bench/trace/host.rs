@@ -158,12 +158,16 @@ fn replay(order: &Order, turns: &Turns) -> Result<Side> {
         return Err(wrong(format!("{missing} entries of the record are missing")));
     }
     drop(recorder);
-    turns.end(order.host.into());
     if order.machine == 0 {
-        // The manager goes last: the others need it for their locks.
+        // The manager goes last: the others need it for their locks, to leave as well.
+        turns.end(order.host.into());
         turns.wait_for_all(order.host.into())?;
+        member.leave()?;
+    } else {
+        turns.leaves(order.host.into());
+        member.leave()?;
+        turns.end(order.host.into());
     }
-    member.leave()?;
     Ok(side)
 }
 

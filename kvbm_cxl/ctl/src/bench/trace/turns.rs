@@ -17,6 +17,8 @@ const LOOKS: u32 = 20;
 /// Its first rest, which doubles, and its longest one.
 const REST: Duration = Duration::from_micros(20);
 const LONGEST_REST: Duration = Duration::from_micros(640);
+/// A host that has no action left, and is still there.
+const LEAVES: u64 = u64::MAX - 2;
 /// A host that came to an end with an error.
 const FAILED: u64 = u64::MAX - 1;
 /// A host that has nothing left to do.
@@ -59,6 +61,11 @@ impl Turns {
     /// This host's next action.
     pub fn set(&self, host: usize, next: u64) {
         self.word(host).store(next, Ordering::Release);
+    }
+
+    /// This host has no action left: none waits for one. It is still to leave.
+    pub fn leaves(&self, host: usize) {
+        self.set(host, LEAVES);
     }
 
     /// This host has done everything.
@@ -114,5 +121,27 @@ impl Drop for Turns {
     fn drop(&mut self) {
         // SAFETY: the mapping that `open` made, which nothing refers to any more.
         unsafe { libc::munmap(self.words.cast_mut().cast(), LEN_BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_leaves_lets_the_others_act_and_keeps_the_last_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let turns = Turns::open(&folder.path().join("turns"), 2).unwrap();
+        turns.leaves(1);
+        turns.wait(0, u64::MAX - 3, 0).unwrap();
+        std::thread::scope(|scope| {
+            let last = scope.spawn(|| turns.wait_for_all(0));
+            std::thread::sleep(10 * LONGEST_REST);
+            assert!(!last.is_finished());
+            turns.end(1);
+            last.join().unwrap().unwrap();
+        });
+        turns.fail(1);
+        assert!(turns.wait_for_all(0).unwrap_err().to_string().contains("host 1 of the replay ended with an error"));
     }
 }
