@@ -85,14 +85,20 @@ else:
 
     @pytest.fixture
     def make_pool():
-        """A function that makes pools in shared memory: `make_pool(size="64M", cells="512K:75%")` returns the path."""
+        """A function that makes pools in shared memory: `make_pool(size="64M", cells="512K:75%")` returns the path, and with the size of
+        a device for its metadata, `metadata="32M"`, a name of both."""
         made = []
 
-        def make(size: str = "96M", cells: str = "512K:75%") -> str:
+        def make(size: str = "96M", cells: str = "512K:75%", metadata: str = "") -> str:
             path = f"/dev/shm/kvbm-cxl-test-{uuid.uuid4().hex[:12]}"
             made.append(path)
-            kvbm_cxl.format_pool(f"{path},size={size}", cells=cells)
-            return path
+            if not metadata:
+                kvbm_cxl.format_pool(f"{path},size={size}", cells=cells)
+                return path
+            made.append(f"{path}-metadata")
+            name = f"{path},metadata={path}-metadata"
+            kvbm_cxl.format_pool(f"{name},size={size},metadata_size={metadata}", cells=cells)
+            return name
 
         yield make
         for path in made:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole engines of other kinds on one pool: number types, block sizes, ranks. Each finds its own blocks and no others."""
 
+import kvbm_cxl
 import pytest
 import torch
 from engines import BLOCK_BYTES, engine, prompt
@@ -36,6 +37,12 @@ def test_fp8_shares_a_pool_with_the_others(model, make_pool):
     pool = make_pool(size="128M", cells="512K:75%")
     for options in [*KINDS, {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}]:
         _round(model, pool, 300, **options)
+
+
+def test_metadata_on_another_device(model, make_pool):
+    pool = make_pool(size="128M", cells="512K:75%", metadata="64M")
+    assert kvbm_cxl.pool_info(pool)["metadata_bytes"] > 0
+    _round(model, pool, 300)
 
 
 def test_two_ranks(model, make_pool):

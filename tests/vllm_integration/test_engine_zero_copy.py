@@ -27,12 +27,17 @@ def texts(model):
 
 
 @pytest.fixture
-def pool(make_pool) -> str:
-    """Room for KV caches, small cells for references, and some large ones for tails."""
-    return make_pool(size="256M", cells="256:1%,512K:10%")
+def pool(make_pool, request) -> str:
+    """Room for KV caches, small cells for references, and some large ones for tails. Its metadata may lie on another device."""
+    return make_pool(size="256M", cells="256:1%,512K:10%", metadata=getattr(request, "param", ""))
 
 
-@pytest.mark.parametrize("extra", ({}, ZERO_COPY), ids=("into-memory", "into-the-pool"))
+@pytest.mark.parametrize(
+    "extra, pool",
+    (({}, ""), (ZERO_COPY, ""), (ZERO_COPY, "64M")),
+    ids=("into-memory", "into-the-pool", "metadata-elsewhere"),
+    indirect=["pool"],
+)
 def test_decode_pulls_every_token_from_where_prefill_computed_it(model, pool, texts, extra):
     with EngineProcess(model, "kv_producer", pool, max_num_batched_tokens=384, extra=ZERO_COPY) as prefill:
         prefill("texts", PROMPTS, max_tokens=1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools whose metadata lie on a device of their own, as an operator makes, checks, repairs and erases them.
+//! Pools whose metadata lies on a device of its own, as an operator makes, checks, repairs and erases them.
 
 mod common;
 
@@ -8,7 +8,7 @@ use cxl_pool::device::PoolSpec;
 use cxl_pool::media::Region;
 use cxl_pool::pool::{OpenOptions, Pool};
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// The name of a pool in files `NAME` and `NAME.metadata` of the bench's directory.
 fn name(bench: &Bench, name: &str) -> (String, String) {
@@ -33,6 +33,28 @@ fn json(bench: &Bench, pool: &str, args: &[&str]) -> (i32, serde_json::Value) {
 
 const FORMAT: [&str; 11] = ["format", "--slots", "4", "--seats", "2", "--locks", "64", "--cells", "64K:50%", "--chunk", "64K"];
 
+/// A process that does not outlive the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Changes one bit of each of these lines, wherever it lies.
+fn damage(pool: &str, lines: &[(Region, u64)]) {
+    let pool = Pool::open(&PoolSpec::parse(pool).unwrap(), &OpenOptions::default()).unwrap();
+    for &(region, index) in lines {
+        let offset = pool.layout().line_offset(region, index).unwrap();
+        let mut line = pool.lines().fetch_raw(offset).unwrap();
+        line.0[33] ^= 0x10;
+        pool.lines().memory().write_line(offset, &line).unwrap();
+    }
+    pool.lines().memory().fence_stores();
+}
+
 #[test]
 fn an_operator_formats_checks_repairs_and_erases_one() {
     let bench = Bench::new();
@@ -40,7 +62,7 @@ fn an_operator_formats_checks_repairs_and_erases_one() {
     let sized = format!("{payload},size=16M");
     let all = format!("{payload},metadata={metadata}");
     let small = run(&bench, &sized, &[&FORMAT[..], &["--metadata", &format!("{metadata},size=2M")]].concat());
-    assert!(small.code == 3 && small.err.contains("the metadata need") && small.err.contains("metadata_size="), "{}", small.err);
+    assert!(small.code == 3 && small.err.contains("the metadata needs") && small.err.contains("metadata_size="), "{}", small.err);
     for wrong in [&["--metadata", &payload][..], &["--metadata", "/a,/b"], &["--metadata", "relative"]] {
         assert_eq!(run(&bench, &sized, &[&FORMAT[..], wrong].concat()).code, 2, "{wrong:?}");
     }
@@ -73,16 +95,12 @@ fn an_operator_formats_checks_repairs_and_erases_one() {
         host.wait().unwrap();
         assert!(line.contains("Joined"), "{line}");
     }
-    let pool = Pool::open(&PoolSpec::parse(&all).unwrap(), &OpenOptions::default()).unwrap();
     let before = std::fs::read(&payload).unwrap();
-    let offset = pool.layout().line_offset(Region::Descriptor, 1).unwrap();
-    let mut line = pool.lines().fetch_raw(offset).unwrap();
-    line.0[33] ^= 0x10;
-    pool.lines().memory().write_line(offset, &line).unwrap();
-    pool.lines().memory().fence_stores();
-    drop(pool);
+    let damaged = [(Region::Descriptor, 1), (Region::Hint, 0), (Region::Seat, 1), (Region::Summary, 2), (Region::KeepMap, 3)];
+    damage(&all, &damaged);
     let (code, report) = json(&bench, &all, &["fsck"]);
-    assert!(code == 1 && rules(&report["findings"]).contains(&"line.damaged".to_owned()), "{report:#}");
+    let lines = rules(&report["findings"]).iter().filter(|rule| *rule == "line.damaged").count();
+    assert!(code == 1 && lines == damaged.len(), "{report:#}");
     let (code, repaired) = json(&bench, &all, &["fsck", "--repair", "--watch-ms", "50"]);
     assert_eq!(code, 0, "{repaired:#}");
     assert_eq!(run(&bench, &all, &["fsck"]).code, 0);
@@ -119,4 +137,52 @@ fn a_wrong_pair_opens_nothing_and_changes_nothing() {
         assert!(reason.contains("foreign: it belongs to pool"), "{reason}");
     }
     assert_eq!(sums(), before);
+}
+
+#[test]
+fn a_damaged_superblock_of_either_device_is_named() {
+    let bench = Bench::new();
+    let (payload, metadata) = name(&bench, "kv");
+    let all = format!("{payload},metadata={metadata}");
+    assert_eq!(run(&bench, &format!("{all},size=16M,metadata_size=32M"), &FORMAT).code, 0);
+    for half in [&payload, &metadata] {
+        let good = std::fs::read(half).unwrap();
+        for byte in [0usize, 100, 3144] {
+            let mut bad = good.clone();
+            bad[byte] ^= 1;
+            std::fs::write(half, &bad).unwrap();
+            for args in [&["fsck"][..], &["fsck", "--repair"], &["info"]] {
+                let refused = run(&bench, &all, args);
+                assert!(refused.code == 3 && refused.err.contains(&**half), "{half} {byte} {args:?}: {}", refused.err);
+            }
+            assert!(std::fs::read(half).unwrap() == bad, "a pool that cannot be opened was written to");
+        }
+        std::fs::write(half, &good).unwrap();
+        assert_eq!(run(&bench, &all, &["fsck"]).code, 0);
+    }
+}
+
+#[test]
+fn a_format_over_either_device_alone_spares_hosts() {
+    let bench = Bench::new();
+    let (payload, metadata) = name(&bench, "kv");
+    let all = format!("{payload},metadata={metadata}");
+    assert_eq!(run(&bench, &format!("{all},size=16M,metadata_size=32M"), &FORMAT).code, 0);
+    let mut host = Killed(command(&bench, &all, &["host"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(host.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "the host did not join");
+    for half in [&payload, &metadata] {
+        let forced = run(&bench, half, &["format", "--force"]);
+        assert!(forced.code == 4 && forced.err.contains("hosts use this pool"), "{half}: {}", forced.err);
+    }
+    let moved = format!("{metadata}.moved");
+    std::fs::rename(&metadata, &moved).unwrap();
+    let blind = run(&bench, &payload, &["format", "--force"]);
+    assert!(blind.code == 4 && blind.err.contains("hosts cannot be seen") && blind.err.contains(&metadata), "{}", blind.err);
+    std::fs::rename(&moved, &metadata).unwrap();
+    assert_eq!(run(&bench, &all, &["info"]).code, 0);
+    assert_eq!(run(&bench, &payload, &["format", "--evict-hosts"]).code, 0);
+    drop(host);
+    assert_eq!(run(&bench, &payload, &["fsck"]).code, 0);
 }

@@ -3,8 +3,8 @@
  * Devices by themselves:  device write|read FOLDER
  *
  * In FOLDER, the first host makes a pool striped over two files, a second pool, and a file that is no pool. It writes to the file and, by
- * place on the device, to a block that it allocated; the second host reads both. A third pool is a part of its file.
- * Then the file is cut under a host that has it open. */
+ * place on the device, to a block that it allocated; the second host reads both. A third pool is a part of its file, a
+ * fourth has its metadata in another file. Then the file is cut under a host that has it open. */
 #define _GNU_SOURCE /* memmem */
 #include "check.h"
 
@@ -128,6 +128,48 @@ static void part_of_a_file(const char* folder) {
     CHECK_OK(cxl_shm_close(pool));
 }
 
+/* A pool with its metadata on another device: of that one nothing is to be had, of the other one the blocks. */
+static void metadata_elsewhere(const char* folder) {
+    static char payload[4096], apart[4096], name[9000];
+    snprintf(payload, sizeof payload, "%s/payload", folder);
+    snprintf(apart, sizeof apart, "%s/apart", folder);
+    snprintf(name, sizeof name, "%s,size=24M,metadata=%s,metadata_size=24M", payload, apart);
+    cxl_shm_format_options_t format = {.struct_size = sizeof format, .slots = 4, .locks = 64, .objects = 16, .chunk_bytes = 64 << 10};
+    CHECK_OK(cxl_shm_format(name, &format));
+    cxl_pool_t* pool = NULL;
+    CHECK_STATUS(cxl_shm_open(payload, NULL, &pool), CXL_SHM_E_NOT_A_POOL);
+    CHECK(strstr(cxl_shm_last_error(), "metadata=PATH") != NULL);
+    cxl_device_t device = CXL_SHM_DEVICE_NONE;
+    CHECK_STATUS(cxl_shm_device_open(NULL, payload, 0, &device, NULL, NULL), CXL_SHM_E_EXISTS);
+    CHECK_STATUS(cxl_shm_device_open(NULL, apart, 0, &device, NULL, NULL), CXL_SHM_E_EXISTS);
+
+    CHECK_OK(cxl_shm_open(name, NULL, &pool));
+    void* block = NULL;
+    static uint8_t mark[256];
+    for (size_t index = 0; index < sizeof mark; index++)
+        mark[index] = (uint8_t)(index * 13 + 1);
+    CHECK_OK(cxl_shm_alloc(pool, 4096, 0, &block));
+    CHECK_OK(cxl_shm_copy_in(block, mark, sizeof mark));
+    CHECK(look_for(apart, mark, sizeof mark) == UINT64_MAX);
+    uint64_t at = look_for(payload, mark, sizeof mark), len_bytes = 0;
+    CHECK(at != UINT64_MAX);
+    CHECK_OK(cxl_shm_device_open(pool, payload, 0, &device, &len_bytes, NULL));
+    CHECK_OK(cxl_shm_device_read(device, at, seen, sizeof mark));
+    CHECK(len_bytes == 24 << 20 && memcmp(seen, mark, sizeof mark) == 0);
+    CHECK_OK(cxl_shm_device_write(device, at, seen + 1, 255));
+    CHECK_OK(cxl_shm_copy_out(seen, block, 255));
+    CHECK(memcmp(seen, mark + 1, 255) == 0);
+    CHECK_STATUS(cxl_shm_device_write(device, 4096, bytes, 64), CXL_SHM_E_NOT_IN_POOL);
+    CHECK_OK(cxl_shm_device_close(device));
+    CHECK_OK(cxl_shm_device_open(pool, apart, 0, &device, &len_bytes, NULL));
+    for (uint64_t place = 0; place < len_bytes; place += len_bytes / 12)
+        CHECK_STATUS(cxl_shm_device_write(device, place, bytes, 64), CXL_SHM_E_NOT_IN_POOL);
+    CHECK_OK(cxl_shm_device_close(device));
+    CHECK_OK(cxl_shm_check(pool));
+    CHECK_OK(cxl_shm_free(block));
+    CHECK_OK(cxl_shm_close(pool));
+}
+
 static void write_all(const char* folder) {
     cxl_shm_format_options_t format = {
         .struct_size = sizeof format, .slots = 4, .locks = 64, .objects = 16, .chunk_bytes = 64 << 10, .stripe_bytes = STRIPE};
@@ -141,6 +183,7 @@ static void write_all(const char* folder) {
     metadata(first);
     metadata(second);
     part_of_a_file(folder);
+    metadata_elsewhere(folder);
 
     cxl_device_t device;
     uint64_t len_bytes = 0;
