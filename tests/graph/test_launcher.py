@@ -132,17 +132,26 @@ def test_once_fails_where_a_text_or_a_counter_is_wrong(launch):
     assert any("tokens that decode computed: 200" in line for line in wrong), launcher.said()
 
 
-def test_a_given_pool_is_neither_formatted_nor_removed(launch, tmp_path):
+@pytest.mark.parametrize("metadata", ["", ",metadata={}/metadata"], ids=["one-device", "metadata-elsewhere"])
+def test_a_given_pool_is_neither_formatted_nor_removed(launch, tmp_path, metadata):
     from graph.pool import cxlctl
 
-    spec = tmp_path / "pool"
-    empty = launch("--connector", "nixl-cxl", "--pool", f"{spec},size=64M")
+    spec = f"{tmp_path / 'pool'}{metadata.format(tmp_path)}"
+    sized = f"{spec},size=64M" + (",metadata_size=64M" if metadata else "")
+    empty = launch("--connector", "nixl-cxl", "--pool", sized)
     assert empty.wait() == 1
     assert re.search(r"serve: cxlctl info .*: there is no such device", empty.said())
-    cxlctl(f"{spec},size=64M", "format")
-    identity = json.loads(cxlctl(str(spec), "info", "--json"))
-    launcher = launch("--connector", "nixl-cxl", "--pool", str(spec))
+    cxlctl(sized, "format")
+    identity = json.loads(cxlctl(spec, "info", "--json"))
+    launcher = launch("--connector", "nixl-cxl", "--pool", spec)
     launcher.wait_for("until Ctrl-C")
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.wait() == 0
-    assert json.loads(cxlctl(str(spec), "info", "--json"))["uuid"] == identity["uuid"]
+    assert json.loads(cxlctl(spec, "info", "--json"))["uuid"] == identity["uuid"]
+    # Asked to, it formats what the name gives, and no less.
+    launcher = launch("--connector", "nixl-cxl", "--pool", spec, "--format-pool")
+    launcher.wait_for("until Ctrl-C")
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.wait() == 0
+    info = json.loads(cxlctl(spec, "info", "--json"))
+    assert info["uuid"] != identity["uuid"] and (info["geometry"]["metadata_bytes"] > 0) == bool(metadata)

@@ -2,18 +2,23 @@
 """Hosts on one pool, with one backend, one wheel and one kind of memory."""
 
 import itertools
+import json
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy
 from hosts import SUSPECT_MS, Host
 from pool_api import FORMAT_COHERENT, PoolHandle, format_pool
+from wheels import ROOT
 
 MIB = 1 << 20
-# How each host sees the pool. Under the emulator each process has its own view of it, and whole lines are written back.
-MEMORY = {"plain": None, "emulated": "emulated:seed={seed},noise=4", "coherent": None}
+EMULATED = "emulated:seed={seed},noise=4"
+# How each host sees the pool. Under the emulator each process has its own view of it, and whole lines are written back. Apart: the pool's
+# metadata lies on another device.
+MEMORY = {"plain": None, "emulated": EMULATED, "coherent": None, "apart": None, "apart-emulated": EMULATED}
 
 
 class Cluster:
@@ -23,14 +28,20 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="pool-", dir=folder))
         self.backend, self.wheel, self.memory = backend, wheel, memory
         self.hosts, self.names, self.seeds, self.handle = [], itertools.count(1), itertools.count(1), None
-        self.pool_file = self.folder / "pool"
+        # What CXL_POOL says, and the file that the pool's blocks lie in: how far before their place in the pool.
+        self.pool_file, self.pool, self.shift = self.folder / "pool", str(self.folder / "pool"), 0
         # This process is a host too, so that a manager serves whichever workers come and go.
         os.environ["CXL_MACHINE_ID"], os.environ["CXL_STATE_DIR"] = "the test", str(self.folder / "state-test")
         os.environ["CXL_SUSPECT_MS"] = str(SUSPECT_MS)
         if backend == "CXL":
             flags = FORMAT_COHERENT if memory == "coherent" else 0
-            format_pool(f"{self.pool_file},size={pool_mib}M", flags)
-            self.handle = PoolHandle(str(self.pool_file))
+            if memory.startswith("apart"):
+                self.pool += f",metadata={self.folder / 'metadata'}"
+                format_pool(f"{self.pool},size={pool_mib}M,metadata_size={pool_mib}M", flags)
+                self.shift = self._metadata_bytes()
+            else:
+                format_pool(f"{self.pool},size={pool_mib}M", flags)
+            self.handle = PoolHandle(self.pool)
 
     def __enter__(self):
         return self
@@ -49,7 +60,7 @@ class Cluster:
         """A process with an agent of its own."""
         environment = dict(environment or {})
         if self.backend == "CXL":
-            environment.setdefault("CXL_POOL", str(self.pool_file))
+            environment.setdefault("CXL_POOL", self.pool)
             if MEMORY[self.memory]:
                 environment["CXL_COHERENCE"] = MEMORY[self.memory].format(seed=len(self.hosts) + 1)
         host = Host(self.folder, self.wheel, environment, machine)
@@ -67,13 +78,18 @@ class Cluster:
         """
         key, seed = f"buffer-{next(self.seeds)}", next(self.seeds)
         offset = None
-        if where == "file" or (where == "pool" and self.memory == "emulated"):
+        if where == "file" or (where == "pool" and MEMORY[self.memory]):
             where, offset = "file", self.block(len_bytes)
         elif where == "pool" and not host.opened:
-            host.open_pool(str(self.pool_file))
+            host.open_pool(self.pool)
             host.opened = True
-        address = host.buffer(key, where, len_bytes, seed, str(self.pool_file), offset, register)
+        in_file = None if offset is None else offset - self.shift
+        address = host.buffer(key, where, len_bytes, seed, str(self.pool_file), in_file, register)
         return Side(host, key, seed, address, len_bytes, offset)
+
+    def _metadata_bytes(self):
+        command = [str(ROOT / "target" / "release" / "cxlctl"), "--pool", self.pool, "--json", "info"]
+        return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)["geometry"]["metadata_bytes"]
 
     def give_back(self, side):
         """Frees the block of a buffer in a "file", whose process is gone."""

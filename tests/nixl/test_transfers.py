@@ -22,6 +22,9 @@ def combinations():
         for memory in ("plain", "emulated"):
             for places in PLACES if whole else PLACES[::3]:
                 yield pytest.param(("CXL", wheel, memory, places), id=f"CXL-{wheel}-{memory}-{'-'.join(places)}")
+    # Where the pool's metadata lies is nothing to a wheel.
+    for memory, places in (("apart", PLACES[0]), ("apart", PLACES[1]), ("apart-emulated", PLACES[0])):
+        yield pytest.param(("CXL", wheels.DEFAULT, memory, places), id=f"CXL-{wheels.DEFAULT}-{memory}-{'-'.join(places)}")
 
 
 class Pair:
