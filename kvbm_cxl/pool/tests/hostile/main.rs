@@ -112,9 +112,11 @@ fn damage_never_makes_a_block_of_other_bytes() {
 
 #[test]
 fn an_undamaged_pool_serves_and_has_nothing_wrong_with_it() {
-    let world = World::lived_in();
-    let report = cxl_pool::fsck::check(&world.lines, &world.seats).unwrap();
-    assert!(report.findings.iter().all(|finding| finding.severity < cxl_pool::fsck::Severity::Error), "{:?}", report.findings);
-    let audit = cxl_pool::alloc::audit(&world.lines).unwrap();
-    assert!(audit.kept_blocks >= 12 && audit.owned >= 3, "{audit:?}");
+    for is_apart in [false, true] {
+        let world = World::lived_in(is_apart);
+        let report = cxl_pool::fsck::check(&world.lines, &world.seats).unwrap();
+        assert!(report.findings.iter().all(|finding| finding.severity < cxl_pool::fsck::Severity::Error), "{:?}", report.findings);
+        let audit = cxl_pool::alloc::audit(&world.lines).unwrap();
+        assert!(audit.kept_blocks >= 12 && audit.owned >= 3, "{audit:?}");
+    }
 }

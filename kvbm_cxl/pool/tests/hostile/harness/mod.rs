@@ -22,9 +22,9 @@ const LONGEST_NS: u64 = 60_000_000_000;
 
 /// One case: any damage, any operation.
 pub fn pool_image(choices: &mut Choices) {
-    let mut world = World::lived_in();
+    let mut world = World::lived_in(choices.one_in(4));
     world.is_forged = true;
-    let superblock = world.superblock();
+    let fixed = world.fixed();
     for _ in 0..=choices.below(4) {
         for _ in 0..=choices.below(4) {
             damage::damage(choices, &world);
@@ -33,7 +33,7 @@ pub fn pool_image(choices: &mut Choices) {
             operate(choices, &mut world, &operations::ALL);
         }
     }
-    assert!(world.superblock() == superblock, "something wrote to the superblock of a damaged pool");
+    assert!(world.fixed() == fixed, "something wrote where no host writes");
 }
 
 /// What managers and joining machines write, against joins, take-overs and locks.
@@ -76,7 +76,7 @@ pub fn cache(choices: &mut Choices) {
 
 /// Lines and blocks that are damaged, and nothing that a host never wrote: whatever is handed out as a block is right.
 pub fn cache_in_rubbish(choices: &mut Choices) {
-    let mut world = World::lived_in();
+    let mut world = World::lived_in(choices.one_in(4));
     for _ in 0..=choices.below(5) {
         for _ in 0..choices.below(4) {
             damage::rubbish(choices, &world);
@@ -89,9 +89,9 @@ pub fn cache_in_rubbish(choices: &mut Choices) {
 
 /// Well-sealed patches of some regions, so that a fuzzer finds its way into what reads those.
 fn focused(choices: &mut Choices, regions: &[Region], numbers: &[u8]) {
-    let mut world = World::lived_in();
+    let mut world = World::lived_in(choices.one_in(4));
     world.is_forged = true;
-    let superblock = world.superblock();
+    let fixed = world.fixed();
     for _ in 0..=choices.below(3) {
         for _ in 0..=choices.below(6) {
             damage::patch(choices, &world, regions);
@@ -100,7 +100,7 @@ fn focused(choices: &mut Choices, regions: &[Region], numbers: &[u8]) {
             operate(choices, &mut world, numbers);
         }
     }
-    assert!(world.superblock() == superblock, "something wrote to the superblock of a damaged pool");
+    assert!(world.fixed() == fixed, "something wrote where no host writes");
 }
 
 /// One operation, within its bounds.

@@ -7,8 +7,9 @@ use super::memory::Memory;
 use super::world::{TIMEOUT_MS, World};
 use cxl_pool::alloc::{Block, audit, block_of, owner_of};
 use cxl_pool::fsck;
+use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::Lines;
-use cxl_pool::media::{Region, SUPERBLOCK_BYTES, Superblock};
+use cxl_pool::media::Region;
 use cxl_pool::pool::{fetch_superblock, inspect_header};
 use cxl_pool::{Result, lock_table};
 use std::sync::Arc;
@@ -247,8 +248,7 @@ fn repair(choices: &mut Choices, world: &World) -> Result<()> {
     let lines = world.lines_over(memory.clone());
     let repaired = fsck::repair(&lines, &world.seats, choices.one_in(2))?;
     assert!(repaired.lines_written == 0 || !repaired.before.findings.is_empty());
-    let superblock = memory.with(|bytes| bytes[..SUPERBLOCK_BYTES].to_vec());
-    assert!(superblock == world.superblock(), "a repair changed the superblock");
+    assert!(world.fixed_in(&memory) == world.fixed(), "a repair wrote where no host writes");
     Ok(())
 }
 
@@ -276,8 +276,11 @@ fn views(choices: &mut Choices, world: &World) -> Result<()> {
 }
 
 fn superblock(world: &World) -> Result<()> {
-    drop(inspect_header(&*world.memory, 0, "device")?);
-    let superblock: Superblock = fetch_superblock(&*world.memory, 0, "device")?;
-    let mut report = fsck::Report::default();
-    fsck::check_superblocks(&world.lines, &superblock, &mut report)
+    for device in 0..u64::from(world.lines.layout().geometry().devices) {
+        let offset = device * DEVICE_HEADER_BYTES;
+        drop(inspect_header(&*world.memory, offset, "device")?);
+        let superblock = fetch_superblock(&*world.memory, offset, "device")?;
+        fsck::check_superblocks(&world.lines, &superblock, &mut fsck::Report::default())?;
+    }
+    Ok(())
 }

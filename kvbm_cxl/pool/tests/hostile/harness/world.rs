@@ -63,8 +63,8 @@ pub fn content(number: u64) -> Vec<u8> {
     (0..300 + 377 * number).map(|at| (at.wrapping_mul(2 * number + 1) >> 3) as u8 ^ number as u8).collect()
 }
 
-/// The geometry of the pool.
-pub fn geometry() -> Geometry {
+/// The geometry of the pool; its metadata lies on a device of its own, or with the payload.
+pub fn geometry(is_apart: bool) -> Geometry {
     let mut cells = Geometry::with_len(0).cells;
     cells[0] = CellClass { cell_bytes: 1024, chunks: 5 };
     cells[1] = CellClass { cell_bytes: 4096, chunks: 4 };
@@ -79,6 +79,10 @@ pub fn geometry() -> Geometry {
         cells,
         ..Geometry::with_len(len_bytes)
     };
+    if is_apart {
+        let payload_bytes = with(0).cells_len_bytes().next_multiple_of(CHUNK_BYTES) + CHUNKS * CHUNK_BYTES;
+        return Geometry { devices: 2, ..with(0) }.with_metadata_apart(payload_bytes).unwrap();
+    }
     let len_bytes = (1..).map(|count| DEVICE_HEADER_BYTES + count * CHUNK_BYTES);
     let fits = |len_bytes: &u64| Layout::new(with(*len_bytes)).is_ok_and(|layout| layout.chunks() == CHUNKS);
     with(len_bytes.take(1000).find(fits).expect("some length has that many chunks"))
@@ -89,19 +93,21 @@ fn seats() -> Vec<MachineId> {
 }
 
 /// The bytes of a freshly formatted pool.
-fn formatted() -> &'static [u8] {
-    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
-    IMAGE.get_or_init(|| {
-        let layout = Layout::new(geometry()).unwrap();
+fn formatted(is_apart: bool) -> &'static [u8] {
+    static IMAGES: [OnceLock<Vec<u8>>; 2] = [const { OnceLock::new() }; 2];
+    IMAGES[usize::from(is_apart)].get_or_init(|| {
+        let layout = Layout::new(geometry(is_apart)).unwrap();
+        assert_eq!(layout.chunks(), CHUNKS);
         let len_bytes = layout.geometry().len_bytes;
         let memory = Arc::new(Memory::new(vec![0; len_bytes as usize]));
+        let record = |index| DeviceRecord { id: [3 + index; 16], len_bytes, name: format!("/dev/dax{index}.0") };
         let superblock = Superblock::new(&SuperblockParts {
             uuid: UUID,
             incarnation: INCARNATION,
             layout: layout.clone(),
             coherence: CoherenceMode::Software,
             seats: seats(),
-            devices: vec![DeviceRecord { id: [3; 16], len_bytes, name: "/dev/dax0.0".into() }],
+            devices: (0..layout.geometry().devices as u8).map(record).collect(),
         })
         .unwrap();
         write_regions(&Lines::new(memory.clone(), Arc::new(layout), &UUID, INCARNATION)).unwrap();
@@ -122,9 +128,9 @@ impl World {
     }
 
     /// A freshly formatted pool without hosts.
-    pub fn formatted() -> World {
-        let memory = Arc::new(Memory::new(formatted().to_vec()));
-        let layout = Arc::new(Layout::new(geometry()).unwrap());
+    pub fn formatted(is_apart: bool) -> World {
+        let memory = Arc::new(Memory::new(formatted(is_apart).to_vec()));
+        let layout = Arc::new(Layout::new(geometry(is_apart)).unwrap());
         let machines: Vec<_> = (0..5).map(Machine::new).collect();
         World {
             lines: Lines::new(memory.clone(), layout, &UUID, INCARNATION),
@@ -138,8 +144,8 @@ impl World {
     }
 
     /// A pool with three hosts, one of them gone without a word, locks, objects, kept blocks and frees under way.
-    pub fn lived_in() -> World {
-        let mut world = World::formatted();
+    pub fn lived_in(is_apart: bool) -> World {
+        let mut world = World::formatted(is_apart);
         (0..3).for_each(|machine| world.join(machine).unwrap());
         (0..3).for_each(|machine| world.attach(machine).unwrap());
         (0..3).for_each(|machine| world.open_cache(machine).unwrap());
@@ -244,9 +250,17 @@ impl World {
         self.memory.with(|bytes| bytes[offset..offset + 64].copy_from_slice(&line.0));
     }
 
-    /// The part of the memory that says that it is a pool.
-    pub fn superblock(&self) -> Vec<u8> {
-        self.memory.with(|bytes| bytes[..SUPERBLOCK_BYTES].to_vec())
+    /// What no host writes: the header of every device, and what lies between the metadata and the cells.
+    pub fn fixed(&self) -> Vec<u8> {
+        self.fixed_in(&self.memory)
+    }
+
+    /// The same of a copy of the memory.
+    pub fn fixed_in(&self, memory: &Memory) -> Vec<u8> {
+        let layout = self.lines.layout();
+        let headers = u64::from(layout.geometry().devices) * DEVICE_HEADER_BYTES;
+        let metadata_end = layout.spans().last().map_or(headers, |span| span.offset + span.lines * 64);
+        memory.with(|bytes| [&bytes[..headers as usize], &bytes[metadata_end as usize..layout.cells_offset() as usize]].concat())
     }
 }
 
