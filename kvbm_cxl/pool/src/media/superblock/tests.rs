@@ -209,7 +209,7 @@ fn metadata_apart_is_told_by_a_bit_that_older_programs_refuse() {
 }
 
 #[test]
-fn metadata_that_do_not_fit_their_device_are_refused() {
+fn metadata_that_does_not_fit_its_device_is_refused() {
     let geometry = *apart().layout.geometry();
     let payload_bytes = geometry.payload_bytes();
     let mut locks = Geometry { locks: 60_000, slots: 64, ..geometry };
