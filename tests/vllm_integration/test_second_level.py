@@ -162,13 +162,16 @@ def test_damaged_and_missing_objects_are_computed(engine, tmp_path):
 
 
 def test_a_request_does_not_wait_for_a_store_that_stands_still(engine, tmp_path, monkeypatch):
-    here, asked = engine(tmp_path / "store", l2_wait_ms=200), request("a", tokens(100))
+    here, asked = engine(tmp_path / "store", l2_wait_ms=250), request("a", tokens(100))
     evicted(here, asked)
-    answers = threading.Event()
+    answers, now_s = threading.Event(), 1000.0
     monkeypatch.setattr(here.second.level._store, "read", lambda path: answers.wait(WAIT_S))
-    began = time.monotonic()
-    assert here.matched(asked) == (0, False)
-    assert 0.2 <= time.monotonic() - began < WAIT_S / 2
+    monkeypatch.setattr(second_level, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert here.side.matched(asked, 0) == (None, False)
+    now_s += 0.249
+    assert here.side.matched(asked, 0) == (None, False)
+    now_s += 0.002
+    assert here.side.matched(asked, 0) == (0, False)
     answers.set()
 
 
