@@ -2,8 +2,10 @@
 use super::depth::Depth;
 use super::*;
 use crate::coherence::Line;
-use crate::copy::{CpuEngine, LocalRange};
+use crate::copy::{After, CpuEngine, LocalPlace, LocalRange, OnGpu};
 use crate::error::Error;
+use crate::limits::LINE_BYTES;
+use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -12,8 +14,18 @@ const PAGE: u64 = 4096;
 const BLOCK: u64 = 8 * PAGE;
 
 /// Memory that notes in which order its pages are told of and copied.
+#[derive(Default)]
 struct Noting {
     bytes: Vec<u8>,
+    /// Lines that were flushed, and those of them that were fenced since.
+    flushed: Mutex<HashSet<u64>>,
+    gone: Mutex<HashSet<u64>>,
+    /// Lines that were told of while this host may still have had them in a cache.
+    kept: Mutex<Vec<u64>>,
+    /// Names of the threads that told.
+    tellers: Mutex<HashSet<Option<String>>>,
+    /// Telling takes until this is free.
+    busy: Mutex<()>,
     /// (page, whether it was copied).
     steps: Mutex<Vec<(u64, bool)>>,
     /// A copy of this page fails.
@@ -27,7 +39,7 @@ impl Noting {
     fn new(blocks: u64, is_mapped: bool) -> Noting {
         let bytes = (0..blocks * BLOCK).map(|at| (at / 7 + at / PAGE) as u8).collect();
         let pause = if is_mapped { Duration::from_millis(20) } else { Duration::ZERO };
-        Noting { bytes, steps: Mutex::default(), bad_page: None, pause, is_mapped }
+        Noting { bytes, pause, is_mapped, ..Noting::default() }
     }
 
     /// At which of all steps something first happened to a page.
@@ -55,15 +67,22 @@ impl Coherence for Noting {
 
     fn fence_stores(&self) {}
 
-    fn fence_all(&self) {}
+    fn fence_all(&self) {
+        held(&self.gone).extend(held(&self.flushed).drain());
+    }
 
     fn fence_loads(&self) {}
 
-    fn flush_range(&self, _offset: u64, _len_bytes: u64) -> Result<()> {
+    fn flush_range(&self, offset: u64, len_bytes: u64) -> Result<()> {
+        held(&self.flushed).extend((offset..offset + len_bytes).step_by(LINE_BYTES));
         Ok(())
     }
 
     fn prefetch_lines(&self, offsets: &[u64]) -> Result<()> {
+        drop(held(&self.busy));
+        held(&self.tellers).insert(std::thread::current().name().map(String::from));
+        let mut gone = held(&self.gone);
+        held(&self.kept).extend(offsets.iter().filter(|offset| !gone.remove(offset)));
         held(&self.steps).extend(offsets.iter().map(|offset| (offset / PAGE, false)));
         Ok(())
     }
@@ -129,10 +148,90 @@ fn the_next_blocks_are_told_of_before_they_are_copied_and_no_more() {
             let begun = memory.first(chain[place / 4 * 4 - 8 + 3] * 8, true).unwrap();
             assert!(told > begun, "block {place} of the chain was told of before the step in front of the last was copied");
         }
+        assert!(held(&memory.kept).is_empty(), "a line that may lie in a cache of this host keeps the device from hearing of its page");
+        let here = std::thread::current().name().map(String::from);
+        let teller = if is_mapped { Some("cxl-ahead".to_owned()) } else { here };
+        assert_eq!(*held(&memory.tellers), HashSet::from([teller]), "a copy does not wait for the device to be told");
         let pages = engine.ahead_pages();
         assert_eq!(pages.given, pages.used + pages.wasted);
         assert!(pages.used >= 20 * 8 && pages.given <= 24 * 8, "{pages:?}");
     }
+}
+
+/// An engine that notes how many lists it is given at a time.
+#[derive(Default)]
+struct Counting(Mutex<Vec<usize>>);
+
+impl CopyEngine for Counting {
+    fn name(&self) -> &'static str {
+        "counting"
+    }
+
+    fn publish_each(&self, _: &dyn Coherence, _: &[WriteList<'_>], _: Checksum) -> Vec<Outcome> {
+        Vec::new()
+    }
+
+    fn pull_each(&self, _: &dyn Coherence, lists: &mut [ReadList<'_>], _: Checksum) -> Vec<Outcome> {
+        held(&self.0).push(lists.len());
+        lists.iter().map(|_| Ok(None)).collect()
+    }
+
+    fn is_settled(&self, _: u64) -> bool {
+        true
+    }
+
+    fn open_gpu(&self, _: u32) -> Result<Reach> {
+        Err(Error::Invalid("no GPU".into()))
+    }
+
+    fn counters(&self) -> Vec<Copied> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn lists_of_a_gpu_are_one_copy_and_told_of_to_none() {
+    let (memory, inner) = (Arc::new(Noting::new(32, false)), Arc::new(Counting::default()));
+    let config = "engine=cpu,read_ahead=4".parse().unwrap();
+    let engine = AheadEngine::over(inner.clone(), memory.clone(), &config, None);
+    let gpu = LocalPlace::Gpu(OnGpu { device: 0, after: After::Nothing });
+    let mut room = vec![0u8; 16 * BLOCK as usize];
+    for on_gpu in [false, true] {
+        let list = |(block, room): (u64, &mut [u8])| {
+            // SAFETY: the list names no stream and no event.
+            let mut list = if on_gpu { unsafe { ReadList::lying_on(gpu) } } else { ReadList::new() };
+            let address = NonNull::from(&mut *room).cast::<u8>();
+            // SAFETY: the engine below touches no piece.
+            unsafe { list.push_raw(block * BLOCK, LocalRange { address, len_bytes: room.len() }) };
+            list
+        };
+        let mut lists: Vec<ReadList<'_>> = (0..).zip(room.chunks_mut(BLOCK as usize)).map(list).collect();
+        assert!(engine.pull_each(&*memory, &mut lists, Checksum::Off).iter().all(Result::is_ok));
+    }
+    assert_eq!(*held(&inner.0), [4, 4, 4, 4, 16]);
+    assert_eq!(engine.ahead_pages().given, 16 * 8);
+}
+
+#[test]
+fn a_thread_that_falls_behind_is_told_of_no_more_than_it_will_be_asked_for() {
+    let memory = Arc::new(Noting::new(400, true));
+    let mut room = vec![0u8; 400 * BLOCK as usize];
+    let lists: Vec<ReadList<'_>> =
+        (0..).zip(room.chunks_mut(BLOCK as usize)).map(|(block, room)| ReadList::scatter(block * BLOCK, [room])).collect();
+    let call = Arc::new(Call::of(&lists, PAGE, memory.len_bytes(), Arc::default()));
+    let busy = held(&memory.busy);
+    let asker = Asker::start(memory.clone(), None);
+    asker.ask(&call, 0..400);
+    drop(busy);
+    // The last one that found room, and at most one more, which the thread had taken.
+    let last = |list: u64| memory.first(list * 8 + 7, false).is_some();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !last(255) {
+        assert!(Instant::now() < deadline, "the thread never came to the last list");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(asker);
+    assert!(!last(257));
 }
 
 #[test]
