@@ -12,8 +12,11 @@ const NATIVE: &str = "native";
 const IN_PARTS: &str = "native:write=stores-flush,load=words";
 
 fn two_hosts(folder: &Folder, program: &Path, coherence: &str, rounds: &str, mistake: &str) -> Vec<Running> {
-    let pool = format!("{},size=24M", folder.path("pool").display());
-    let args = |role| [role, pool.as_str(), rounds, mistake].map(OsStr::new);
+    two_hosts_of(&format!("{},size=24M", folder.path("pool").display()), folder, program, coherence, [rounds, mistake])
+}
+
+fn two_hosts_of(pool: &str, folder: &Folder, program: &Path, coherence: &str, more: [&str; 2]) -> Vec<Running> {
+    let args = |role| [role, pool, more[0], more[1]].map(OsStr::new);
     vec![start(folder, program, "one", coherence, &args("first")), start(folder, program, "two", coherence, &args("second"))]
 }
 
@@ -42,6 +45,25 @@ fn a_step_left_out_is_noticed_under_the_emulator() {
         assert!(statuses.iter().any(|status| matches!(status.code(), Some(1 | 3))), "{mistake}: {statuses:?}\n{text}");
         let noticed = if mistake == "no-flush" { "node->number == number" } else { "the count is" };
         assert!(text.contains(noticed), "{mistake} failed for another reason:\n{text}");
+    }
+}
+
+/// The same two programs on pools whose metadata lies on a device of its own, which only their name says.
+#[test]
+fn hosts_share_a_pool_with_metadata_on_another_device() {
+    for (link, coherence) in [(Link::Shared, NATIVE), (Link::Static, "emulated:seed=12,noise=4")] {
+        let folder = Folder::new();
+        let Some(locks) = program(&folder, "two_hosts.c", link) else { return };
+        let Some(blocks) = program(&folder, "cache.c", link) else { return };
+        let pool = |name: &str| {
+            format!(
+                "{},size=24M,metadata={},metadata_size=24M",
+                folder.path(name).display(),
+                folder.path(&format!("{name}-metadata")).display()
+            )
+        };
+        succeed(two_hosts_of(&pool("structures"), &folder, &locks, coherence, ["100", ""]));
+        succeed(cache_hosts_of(&pool("blocks"), &folder, &blocks, coherence, ""));
     }
 }
 
@@ -145,8 +167,11 @@ fn hosts_tell_what_their_processes_counted() {
 }
 
 fn cache_hosts(folder: &Folder, program: &Path, coherence: &str, mistake: &str) -> Vec<Running> {
-    let pool = format!("{},size=8M", folder.path("pool").display());
-    let args = |role| [role, pool.as_str(), mistake].map(OsStr::new);
+    cache_hosts_of(&format!("{},size=8M", folder.path("pool").display()), folder, program, coherence, mistake)
+}
+
+fn cache_hosts_of(pool: &str, folder: &Folder, program: &Path, coherence: &str, mistake: &str) -> Vec<Running> {
+    let args = |role| [role, pool, mistake].map(OsStr::new);
     let given = if mistake.is_empty() { 2 } else { 3 };
     vec![
         start(folder, program, "one", coherence, &args("publish")[..given]),
