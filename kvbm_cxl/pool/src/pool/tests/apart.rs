@@ -150,6 +150,8 @@ fn metadata_of_several_pools_share_a_device_and_nothing_beside_them_changes() {
     assert!(bench.bytes_of(0) == before && !bench.paths[2].exists());
     let second = Pool::format(&at(2, next, Some(SIZE)), &options()).unwrap();
     assert!(bench.bytes_of(0)[..next as usize] == before[..next as usize], "the first one's metadata changed");
+    let given = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&bench.paths[0]).unwrap()) * 512;
+    assert!(given <= next + second.layout().geometry().metadata_bytes, "{given} bytes of memory: more than the pools need of the device");
     second.lines().publish(0, Seat { epoch: 4, ..Seat::default() }).unwrap();
     let device = DevicePart::whole(&bench.paths[0]).open(Access::Write, &Sysfs::default()).unwrap();
     let found: Vec<_> = pools_on(&device).unwrap().iter().map(|pool| (pool.offset_bytes, pool.len_bytes)).collect();
