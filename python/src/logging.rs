@@ -11,9 +11,13 @@ use std::mem::forget;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Records that wait for the interpreter's lock.
 const QUEUED: usize = 256;
+/// Longest that the end of the interpreter waits for a handler that is at work.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Name of the Python logger.
 const LOGGER: &str = "kvbm_cxl";
 
@@ -26,6 +30,7 @@ struct Entry {
 struct Queue {
     birth: Birth,
     sender: SyncSender<Entry>,
+    thread: JoinHandle<()>,
 }
 
 static QUEUE: Mutex<Option<Queue>> = Mutex::new(None);
@@ -66,8 +71,8 @@ impl Log for Bridge {
 fn start() -> Option<Queue> {
     let (sender, entries) = sync_channel(QUEUED);
     // Without a thread the record is dropped, and the next one tries again.
-    std::thread::Builder::new().name("cxl-log".into()).spawn(move || hand_over(&entries)).ok()?;
-    Some(Queue { birth: Birth::now(), sender })
+    let thread = std::thread::Builder::new().name("cxl-log".into()).spawn(move || hand_over(&entries)).ok()?;
+    Some(Queue { birth: Birth::now(), sender, thread })
 }
 
 fn hand_over(entries: &Receiver<Entry>) {
@@ -95,11 +100,24 @@ fn tell(py: Python<'_>, entry: &Entry) -> PyResult<()> {
     logger.call_method1("log", (level, "%s", entry.text.as_str())).map(drop)
 }
 
-/// Ends the hand-over to Python, before the interpreter ends.
+/// Ends the hand-over to Python, before the interpreter ends: that would end a thread that is in Python code by unwinding it, which aborts
+/// the process in the frames of Rust below.
 #[pyfunction]
-pub fn end_logging() {
+pub fn end_logging(py: Python<'_>) {
     ENDED.store(true, Ordering::Relaxed);
-    drop(held(&QUEUE).take());
+    let Some(Queue { birth, sender, thread }) = held(&QUEUE).take() else { return };
+    if !birth.is_here() {
+        // The parent's, as above.
+        forget((sender, thread));
+        return;
+    }
+    drop(sender);
+    py.detach(|| {
+        let end = Instant::now() + END_TIMEOUT;
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
 }
 
 /// Has warnings and errors of the pool handed to Python from now on.
