@@ -25,7 +25,11 @@ constexpr uint64_t no_limit = UINT64_MAX;
 
 const Row rows[] = {
     {{"pool", "", "Devices of the pool, like /dev/dax0.0; empty = CXL_POOL of the environment."}, nullptr, 0, 0, &Options::pool},
-    {{"timeout_ms", "10000", "Longest wait for a peer, in milliseconds."}, &Options::timeout_ms, 1, 3600'000},
+    {{"timeout_ms", "10000",
+      "Longest wait for a peer, in milliseconds; where it is more than 10 s, also for the pool's manager when the pool is opened."},
+     &Options::timeout_ms,
+     1,
+     3600'000},
     {{"inline_bytes", "256K", "Transfers up to this size end inside postXfer; larger ones go to worker threads."},
      &Options::inline_bytes,
      0,

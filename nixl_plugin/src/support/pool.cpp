@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool.h"
 #include "log.h"
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -17,6 +18,7 @@ namespace {
 constexpr uintptr_t page_bytes = 4096;
 /// MADV_POPULATE_WRITE of Linux 5.14, which older headers do not have.
 constexpr int populate_write = 23;
+constexpr uint64_t least_join_timeout_ms = 10'000;
 
 /// The pools that this process has open, by name and process: what a forked child finds here is its parent's and no use to it.
 struct OpenPools {
@@ -108,6 +110,8 @@ Status Pool::open(const Options& options, std::shared_ptr<Pool>& pool) {
     cxl_shm_options_t how{};
     how.struct_size = sizeof how;
     how.timeout_ms = options.timeout_ms;
+    // The manager's answer may take as long as a peer's; a wait that was made short for peers does not shorten it.
+    how.join_timeout_ms = std::max(options.timeout_ms, least_join_timeout_ms);
     if (int status = cxl_shm_open(spec.c_str(), &how, &opened->handle_); status != CXL_SHM_OK) {
         Status failure = pool_failure(status, text("the pool ", spec, " cannot be opened"));
         return {failure.code(), failure.reason() + advice_on(status)};
