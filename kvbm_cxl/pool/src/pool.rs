@@ -68,7 +68,7 @@ pub struct FormatOptions {
     pub slots: u32,
     /// Locks.
     pub locks: u32,
-    /// Cells of the object table; 0 = by the size of the pool ([`Geometry::default_objects`]).
+    /// Cells of the object table; 0 = by the size of the pool ([`crate::media::Geometry::default_objects`]).
     pub objects: u32,
     /// Chunk, in bytes, a power of two.
     pub chunk_bytes: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pulls beside reads of NIXL UCX between two processes, in turn with them: whole blocks of 1 MiB, a block of 128 pieces of 20 KiB, and a
-//! sparse read of 16 tokens in pieces of 160 bytes (Beluga section 6.1, experiments 9 and 10).
+//! Pulls beside reads of NIXL UCX between two processes, in turn with them: whole blocks of 1 MiB, a block of 128 pieces of 20 KiB, and
+//! sparse reads of 16 tokens, in pieces of 160 bytes and as three models have them (Beluga section 6.1, experiments 9 and 10).
 //!
 //! Both sides read from more memory than most last-level caches have, into places of ordinary memory in turn (64 MiB), and compare every
 //! word outside of the time. What UCX needs to prepare a read (descriptor lists, a handle) is outside of its time, and so is what leads to
@@ -22,9 +22,15 @@ const BLOCK_BYTES: usize = 1 << 20;
 const DESTINATIONS: usize = 64;
 /// Blocks that pieces are read from.
 const LARGE_BLOCKS: u64 = 24;
-const LARGE_BYTES: usize = 4 << 20;
-/// Pieces, bytes of each, and the name of the ratio.
-const LISTS: [(usize, usize, &str); 2] = [(128, 20 << 10, "scatter_128_vs_ucx_list"), (16 * 64, 160, "sparse_16_tokens_vs_ucx_list")];
+const LARGE_BYTES: usize = 8 << 20;
+/// Pieces, bytes of each, and the name of the ratio. A token of a model has a key and a value of each layer, 8 heads of 128 numbers.
+const LISTS: [(usize, usize, &str); 5] = [
+    (128, 20 << 10, "scatter_128_vs_ucx_list"),
+    (16 * 64, 160, "sparse_16_tokens_vs_ucx_list"),
+    (16 * 2 * 32, 8 * 128 * 2, "sparse_16_tokens_llama_3_1_8b_vs_ucx_list"),
+    (16 * 2 * 64, 8 * 128 * 2, "sparse_16_tokens_qwen3_32b_vs_ucx_list"),
+    (16 * 2 * 64, 8 * 128, "sparse_16_tokens_qwen3_32b_fp8_vs_ucx_list"),
+];
 
 /// Measures.
 pub fn run(command: &str, batches: u64) -> Result<Bench> {
