@@ -111,7 +111,7 @@ class Field {
 inline std::shared_ptr<Pool> open_pool(const std::string& spec) {
     Options options;
     options.pool = spec;
-    options.timeout_ms = PATIENCE_S * 1'000;
+    options.timeout_ms = 30'000;
     std::shared_ptr<Pool> pool;
     CHECK_OK(Pool::open(options, pool));
     return pool;
