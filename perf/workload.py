@@ -5,8 +5,10 @@ import math
 import random
 from collections.abc import Sequence
 
+from paper.traces import TRACT_INPUT, TRACT_UNIQUE
+
 # TraCT's table 1, workload B, and what its lengths are divided by here.
-INPUT, UNIQUE, SCALE = (4449, 2424), (1215, 1693), 4
+INPUT, UNIQUE, SCALE = TRACT_INPUT, TRACT_UNIQUE["B"], 4
 MOST_TOKENS = 3000
 FIRST_TOKEN, LAST_TOKEN = 300, 2040
 # Of a prompt of one of several lengths, what it has in common with others; whole blocks of it.

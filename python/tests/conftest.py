@@ -25,14 +25,19 @@ def coherence(request, monkeypatch):
 
 
 @pytest.fixture
-def spec(tmp_path, monkeypatch):
+def this_machine(tmp_path, monkeypatch):
+    """This process is of a machine of its own, and no pool is named."""
+    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state-test"))
+    monkeypatch.setenv("CXL_MACHINE_ID", "test")
+    monkeypatch.delenv("CXL_POOL", raising=False)
+
+
+@pytest.fixture
+def spec(tmp_path, this_machine):
     """A formatted pool of its own, of 48 MiB with cells of 64 KiB in half of it."""
     import kvbm_cxl
     import pools
 
-    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state-test"))
-    monkeypatch.setenv("CXL_MACHINE_ID", "test")
-    monkeypatch.delenv("CXL_POOL", raising=False)
     spec = f"{tmp_path / 'pool'},size=48M"
     kvbm_cxl.format_pool(spec, cells=f"{pools.CELL_BYTES}:50%")
     return spec

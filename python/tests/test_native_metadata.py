@@ -15,11 +15,8 @@ SIZE = 32 * MIB
 
 
 @pytest.fixture
-def spec(tmp_path, monkeypatch):
+def spec(tmp_path, this_machine):
     """The pool's name. Its metadata lies in the middle of a file that holds unlike bytes before and behind."""
-    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state-test"))
-    monkeypatch.setenv("CXL_MACHINE_ID", "test")
-    monkeypatch.delenv("CXL_POOL", raising=False)
     metadata = tmp_path / "metadata"
     metadata.write_bytes(hashlib.shake_128(b"metadata").digest(SIZE))
     name = f"{tmp_path / 'payload'},metadata={metadata},metadata_offset={2 * MIB}"

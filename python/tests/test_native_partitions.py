@@ -16,11 +16,8 @@ GAP = 2 * MIB
 
 
 @pytest.fixture
-def shelf(tmp_path, monkeypatch):
+def shelf(tmp_path, this_machine):
     """A file with two formatted pools and gaps of unlike bytes before, between and behind them; the names of the pools."""
-    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state-test"))
-    monkeypatch.setenv("CXL_MACHINE_ID", "test")
-    monkeypatch.delenv("CXL_POOL", raising=False)
     path = tmp_path / "shelf"
     path.write_bytes(hashlib.shake_128(b"shelf").digest(2 * (GAP + SIZE) + GAP))
     names = [f"{path},offset={GAP + number * (GAP + SIZE)}" for number in range(2)]

@@ -33,6 +33,15 @@ fn json(bench: &Bench, pool: &str, args: &[&str]) -> (i32, serde_json::Value) {
 
 const FORMAT: [&str; 11] = ["format", "--slots", "4", "--seats", "2", "--locks", "64", "--cells", "64K:50%", "--chunk", "64K"];
 
+/// A pool; its device of payload, that of metadata, and its name.
+fn formatted() -> (Bench, [String; 3]) {
+    let bench = Bench::new();
+    let (payload, metadata) = name(&bench, "kv");
+    let all = format!("{payload},metadata={metadata}");
+    assert_eq!(run(&bench, &format!("{all},size=16M,metadata_size=32M"), &FORMAT).code, 0);
+    (bench, [payload, metadata, all])
+}
+
 /// A process that does not outlive the test.
 struct Killed(Child);
 
@@ -141,10 +150,7 @@ fn a_wrong_pair_opens_nothing_and_changes_nothing() {
 
 #[test]
 fn a_damaged_superblock_of_either_device_is_named() {
-    let bench = Bench::new();
-    let (payload, metadata) = name(&bench, "kv");
-    let all = format!("{payload},metadata={metadata}");
-    assert_eq!(run(&bench, &format!("{all},size=16M,metadata_size=32M"), &FORMAT).code, 0);
+    let (bench, [payload, metadata, all]) = formatted();
     for half in [&payload, &metadata] {
         let good = std::fs::read(half).unwrap();
         for byte in [0usize, 100, 3144] {
@@ -164,10 +170,7 @@ fn a_damaged_superblock_of_either_device_is_named() {
 
 #[test]
 fn a_format_over_either_device_alone_spares_hosts() {
-    let bench = Bench::new();
-    let (payload, metadata) = name(&bench, "kv");
-    let all = format!("{payload},metadata={metadata}");
-    assert_eq!(run(&bench, &format!("{all},size=16M,metadata_size=32M"), &FORMAT).code, 0);
+    let (bench, [payload, metadata, all]) = formatted();
     let mut host = Killed(command(&bench, &all, &["host"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
     let mut line = String::new();
     BufReader::new(host.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

@@ -4,20 +4,7 @@
 mod common;
 
 use common::{Bench, rules};
-use std::time::{Duration, Instant};
-
-/// Waits until the pool's hosts are as `done` says; what they are instead is the message.
-fn wait_for(what: &str, bench: &Bench, done: impl Fn(&serde_json::Value) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(180);
-    loop {
-        let (_, hosts) = bench.json(&["hosts", "--watch-ms", "50"]);
-        if done(&hosts) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{what}: {hosts:#}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
+use std::time::Duration;
 
 #[test]
 fn hosts_come_and_go_and_are_seen() {
@@ -103,7 +90,7 @@ fn a_silent_host_is_fenced_and_the_pool_stays_sound() {
     let _a = bench.host("machine-a");
     let mut b = bench.host("machine-b");
     b.kill();
-    wait_for("the dead host is fenced", &bench, |hosts| hosts["slots"][1]["fenced"] == 1);
+    bench.wait_for_hosts("the dead host is fenced", |hosts| hosts["slots"][1]["fenced"] == 1);
     let (code, report) = bench.json(&["fsck", "--notes"]);
     assert_eq!(code, 0, "{:?}", rules(&report["findings"]));
     // The machine comes back under a higher incarnation.

@@ -149,11 +149,7 @@ fn a_host_whose_own_line_is_damaged_stands_as_the_others_say() {
     let bench = Bench::formatted();
     let mut hosts = two_hosts(&bench);
     hosts[1].kill();
-    let fenced = || bench.json(&["hosts", "--watch-ms", "50"]).1["slots"][1]["fenced"].clone();
-    let deadline = Instant::now() + PATIENCE;
-    while fenced() != 1 {
-        assert!(Instant::now() < deadline, "the dead host is fenced");
-    }
+    bench.wait_for_hosts("the dead host is fenced", |hosts| hosts["slots"][1]["fenced"] == 1);
     bench.damage(Region::Identity, 1);
     let (_, shown) = bench.json(&["hosts"]);
     let host = &shown["slots"][1];

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub const EXE: &str = env!("CARGO_BIN_EXE_cxlctl");
 
@@ -112,6 +113,19 @@ impl Bench {
     pub fn damage_bindings(&self, slot: u64) {
         let geometry = *self.open().layout().geometry();
         (0..u64::from(geometry.seats)).for_each(|seat| self.damage(Region::Binding, seat * geometry.bindings() + slot));
+    }
+
+    /// Waits until the pool's hosts are as `is_done` says; what they are instead is the message.
+    pub fn wait_for_hosts(&self, what: &str, is_done: impl Fn(&serde_json::Value) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(180);
+        loop {
+            let (_, hosts) = self.json(&["hosts", "--watch-ms", "50"]);
+            if is_done(&hosts) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{what}: {hosts:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// A host that runs until its standard input ends; returns once it has joined.
