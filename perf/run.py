@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a perf program, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has a file for each recorded
-run, perf/SUMMARY.md the latest of each benchmark and machine.
+"""Runs a perf program, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has the latest run of each
+benchmark and machine, perf/SUMMARY.md a row of each. Earlier records are in the history.
 
 A ratio compares two things measured in the same run, so that it survives a change of machine better than a time does.
 Exits with the program's status, or with 1 where there is nothing valid to report.
@@ -98,38 +98,33 @@ def revision():
 
 
 def keep(name, command, ratios, printed, date):
-    """Writes the record of a run, and the summary anew; returns the record's path."""
+    """Writes the record of a run in the place of the earlier one of this machine, and the summary; returns the record's path."""
     folder = PERF / "records"
     folder.mkdir(parents=True, exist_ok=True)
     known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine()}
     record = known | {"command": shlex.join(command), "ratios": ratios, "printed": printed}
-    stem, number = f"{date:%Y-%m-%dT%H%MZ}-{name}", 1
-    while True:
-        path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
-        try:
-            with path.open("x") as file:
-                file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-            break
-        except FileExistsError:
-            number += 1
+    path = folder / f"{date:%Y-%m-%dT%H%MZ}-{name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    latest = {path for path, _ in latest_records().values()}
+    for superseded in set(folder.glob("*.json")) - latest:
+        superseded.unlink()
     write_summary()
     return path
 
 
-def order(path):
-    """Key that sorts records by their time, those of one minute by their number."""
-    stem = path.stem.rpartition("-")
-    return (stem[0], int(stem[2])) if stem[2].isdigit() else (path.stem, 1)
+def latest_records():
+    """Path and content of the latest record, by benchmark and machine."""
+    latest = {}
+    for path in sorted((PERF / "records").glob("*.json")):
+        record = json.loads(path.read_text())
+        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
+    return latest
 
 
 def summary():
     """The text of perf/SUMMARY.md, from the records."""
-    latest = {}
-    for path in sorted((PERF / "records").glob("*.json"), key=order):
-        record = json.loads(path.read_text())
-        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
     rows = []
-    for (name, where), (path, record) in sorted(latest.items()):
+    for (name, where), (path, record) in sorted(latest_records().items()):
         ratios = record["ratios"]
         main = [key for key in MAIN_RATIOS.get(name, ratios) if key in ratios][:MOST_RATIOS]
         figures = ", ".join(f"`{key}` {ratios[key]:.4g}" for key in main)

@@ -25,7 +25,7 @@ def results(tmp_path, monkeypatch):
 
 
 def records(results):
-    return sorted((results / "records").glob("*.json"), key=perf.order)
+    return sorted((results / "records").glob("*.json"))
 
 
 def run(source, *flags):
@@ -60,14 +60,14 @@ def test_a_run_is_recorded_only_when_asked(results):
     good = 'print("for people\\n\\n  more"); print(\'RATIOS {"fetch_over_load": 12.3456, "b": 2}\')'
     assert run(good) == 0 and not list(results.iterdir())
     assert run(good, "--record") == 0 and run(good, "--record") == 0
-    first, second = records(results)
-    assert first.name.endswith("Z-perf-x.json") and second.name == f"{first.stem}-2.json" or first.name[:16] != second.name[:16]
-    record = json.loads(first.read_text())
+    (only,) = records(results)
+    assert only.name.endswith("Z-perf-x.json")
+    record = json.loads(only.read_text())
     assert record["name"] == "perf-x" and record["ratios"] == {"fetch_over_load": 12.3456, "b": 2}
     assert record["printed"] == ["for people", "", "  more"] and record["commit"]
     assert record["machine"]["cores"] >= 1 and record["machine"]["kernel"].startswith("Linux ")
     row = (results / "SUMMARY.md").read_text().splitlines()[-1]
-    assert row.startswith("| perf-x | ") and f"(records/{second.name})" in row and "`fetch_over_load` 12.35, `b` 2" in row
+    assert row.startswith("| perf-x | ") and f"(records/{only.name})" in row and "`fetch_over_load` 12.35, `b` 2" in row
 
 
 def test_the_summary_has_the_latest_run_of_each_benchmark_and_machine(results, monkeypatch):
@@ -79,18 +79,20 @@ def test_the_summary_has_the_latest_run_of_each_benchmark_and_machine(results, m
     recorded("perf-b", "one", 9, 5)
     recorded("perf-b", "one", 7, 6)  # written later, measured earlier
     recorded("perf-b", "two", 8, 7)
-    last = [recorded("perf-a", "one", 9, number, **{f"more{n}": 1 for n in range(9)}) for number in range(1, 12)][-1]
-    assert last.name == "2026-11-02T0930Z-perf-a-11.json"
+    last = [recorded("perf-a", "one", hour, hour, **{f"more{n}": 1 for n in range(9)}) for hour in (9, 10, 11)][-1]
+    assert [path.name[11:] for path in records(results)] == ["0830Z-perf-b.json", "0930Z-perf-b.json", "1130Z-perf-a.json"]
     rows = (results / "SUMMARY.md").read_text().split("|---|---|---|---|---|\n")[1].splitlines()
     cells = [[cell.strip() for cell in row.split("|")][1:5] for row in rows]
     assert cells == [
-        ["perf-a", "one, 2 cores", "`a` 11, `more0` 1, `more1` 1, `more2` 1, `more3` 1", f"[2026-11-02T09:30Z](records/{last.name})"],
+        ["perf-a", "one, 2 cores", "`a` 11, `more0` 1, `more1` 1, `more2` 1, `more3` 1", f"[2026-11-02T11:30Z](records/{last.name})"],
         ["perf-b", "one, 2 cores", "`a` 5", "[2026-11-02T09:30Z](records/2026-11-02T0930Z-perf-b.json)"],
         ["perf-b", "two, 2 cores", "`a` 7", "[2026-11-02T08:30Z](records/2026-11-02T0830Z-perf-b.json)"],
     ]
 
 
 def test_the_summary_of_the_checkout_follows_from_its_records():
+    kept = {path for path, _ in perf.latest_records().values()}
+    assert kept == set((tidy.ROOT / "perf" / "records").glob("*.json")), "an earlier record of a benchmark and machine is in the history"
     assert perf.summary() == (tidy.ROOT / "perf" / "SUMMARY.md").read_text(), "run `perf/run.py --summary`"
     named = {json.loads(path.read_text())["name"] for path in (tidy.ROOT / "perf" / "records").glob("*.json")}
     assert named >= set(perf.MAIN_RATIOS), "a benchmark of MAIN_RATIOS has no record"
