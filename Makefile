@@ -534,8 +534,8 @@ perf-paper: build python-extension .venv/perf-installed ## The figures and table
 	@$(RATIOS) perf-paper --timeout-s 1800 -- .venv/bin/python perf/papers.py --write perf
 
 .PHONY: perf-nixl
-perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
-	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf
+perf-nixl: build-plugin .venv/nixl-installed ## NIXL transfers: CXL compared with UCX and POSIX
+	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py
 
 .PHONY: nixlbench
 nixlbench: $(if $(NIXLBENCH),build-plugin setup-nixl) ## NIXL's own benchmark over our plugin beside UCX, two processes as two hosts, every byte verified; NIXLBENCH=/path of the binary, NIXL_WHEEL=1.4.1
@@ -565,9 +565,9 @@ perf-plan: build serve-ready ## Whether cxl-plan says in advance how long first 
 	@$(RATIOS) perf-plan --timeout-s 3600 -- .venv/serve/bin/python perf/plan.py
 
 .PHONY: perf-load
-perf-load: serve-ready .venv/perf-installed ## An open loop over offered loads: first tokens, throughput and parts of a request with the pool, once more with all in it, and over UCX; writes perf/load.csv and .svg (10 minutes)
-	@$(RATIOS) perf-load --timeout-s 3600 -- .venv/serve/bin/python perf/load.py --write perf
-	@.venv/bin/python perf/load_plot.py perf/load.csv perf/load.svg
+perf-load: serve-ready .venv/perf-installed ## An open loop over offered loads: first tokens, throughput and parts of a request with the pool, once more with all in it, and over UCX; writes target/load.csv and perf/load.svg (10 minutes)
+	@$(RATIOS) perf-load --timeout-s 3600 -- .venv/serve/bin/python perf/load.py --write target
+	@.venv/bin/python perf/load_plot.py target/load.csv perf/load.svg
 
 .PHONY: perf-cells
 perf-cells: serve-ready ## Blocks of vLLM's KV cache stored and loaded as several cells (stored_tp, stored_block_tokens) beside whole ones (a minute)
