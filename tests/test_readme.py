@@ -2,6 +2,7 @@
 """What the documents tell a reader to run or to open exists."""
 
 import re
+import tomllib
 from pathlib import PurePosixPath
 
 import pytest
@@ -11,9 +12,10 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "perf/README.md", "docs/internals/c
 
 
 def make_targets(makefile):
-    """Names of the targets that a Makefile documents or declares phony."""
+    """Names of the targets that a Makefile declares phony, with those of its lists."""
     declared = re.findall(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)
-    return {name for line in declared for name in line.split()}
+    lists = re.findall(r"^SETUPS := (.*)$", makefile, re.MULTILINE)
+    return {name for line in declared for name in line.split()} | {f"setup-{name}" for line in lists for name in line.split()}
 
 
 def named_targets(text):
@@ -59,7 +61,8 @@ def sources_of(package, program):
 
 @pytest.fixture(scope="module")
 def targets():
-    return make_targets((tidy.ROOT / "Makefile").read_text())
+    benchmarks = tomllib.loads((tidy.ROOT / "perf/programs.toml").read_text())
+    return make_targets((tidy.ROOT / "Makefile").read_text()) | set(benchmarks)
 
 
 def test_quickstart_is_two_commands_that_exist(targets):
