@@ -22,7 +22,7 @@ def named_targets(text):
     """Targets of every `make NAME` in code: between back-ticks, or in an indented or fenced line."""
     code = "\n".join(re.findall(r"`([^`\n]+)`", text)) + "\n" + "\n".join(re.findall(r"^(?: {4}|\$ )(.*)$", text, re.MULTILINE))
     code += "\n" + "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    named = re.findall(r"\bmake\s+((?:[A-Z_]+=\S+\s+)*)([a-z][a-z0-9-]*)\b", code)
+    named = re.findall(r"\bmake\s+((?:[A-Z_]+=\S+\s+)*)([a-z][a-z0-9-]*)(?![\w-])", code)
     return {target for _, target in named}
 
 
