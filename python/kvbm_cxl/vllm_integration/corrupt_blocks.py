@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 import kvbm_cxl
 
 from .block_names import BlockNames
+from .bounded import trim
 from .log import logger
 from .pool_access import PoolAccess
-
-# Corrupt blocks that are remembered. One that is forgotten fails one more load.
-_MAX_CORRUPT = 4096
 
 
 @dataclass
@@ -20,7 +18,7 @@ class CorruptBlocks:
     access: PoolAccess
     names: BlockNames
     _keys: dict[bytes, None] = field(default_factory=dict)
-    """Oldest first."""
+    """Oldest first. One that is forgotten fails one more load."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -28,8 +26,7 @@ class CorruptBlocks:
     def add(self, keys: set[bytes]) -> None:
         """Workers found these corrupt. Has them evicted."""
         self._keys.update(dict.fromkeys(keys))
-        while len(self._keys) > _MAX_CORRUPT:
-            del self._keys[next(iter(self._keys))]
+        trim(self._keys)
         for key in keys & self._keys.keys():
             try:
                 self._is_evicted(key)

@@ -119,7 +119,7 @@ class Saves:
         try:
             save.job.announce()
         except Exception as error:
-            self.failures.report(f"announcing {len(save.job.keys)} blocks", error)
+            self.failures.report("reserving cells", error, f"{len(save.job.keys)} blocks")
         finally:
             with self._changed:
                 self._is_announced(save)
@@ -137,7 +137,7 @@ class Saves:
         try:
             job.run()
         except Exception as error:
-            self.failures.report(f"publishing {len(job.keys)} blocks", error)
+            self.failures.report("publishing blocks", error, f"{len(job.keys)} blocks")
         finally:
             with self._changed:
                 for key in job.keys:
@@ -265,7 +265,7 @@ class Loads:
         except CopyTimeout as error:
             self._fatal = error
         except Exception as error:
-            self.failures.report(f"loading {len(block_ids)} blocks of request {load.request_id}", error)
+            self.failures.report("loading blocks", error, f"{len(block_ids)} of request {load.request_id}")
         finally:
             with self._changed:
                 load.failed_blocks |= failed

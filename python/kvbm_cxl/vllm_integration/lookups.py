@@ -50,10 +50,6 @@ class Lookups:
     """Requests with a pinned lookup for which vLLM has not allocated blocks."""
     _loads: list[Blocks] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if not self.reads:
-            self.reasons.cannot_read()
-
     def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
         forward pass. None: ask again in the next step.

@@ -218,7 +218,7 @@ def _retried(publish: Callable[[PublishBatch], list[str]], batch: PublishBatch, 
         try:
             tried = publish(batch.at(places))
         except kvbm_cxl.CxlError as error:
-            failures.report(f"publishing {len(places)} blocks", error, count=False)
+            failures.report("publishing blocks", error, f"{len(places)} blocks", count=False)
             tried = [error_kind(error)] * len(places)
         outcomes.update(zip(places, tried))
         places = [at for at, outcome in zip(places, tried) if outcome == "busy"]

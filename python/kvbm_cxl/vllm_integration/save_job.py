@@ -88,5 +88,5 @@ class SaveJob:
         self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
 
     def _fail(self, error: kvbm_cxl.CxlError) -> None:
-        self.failures.report(f"publishing {len(self.keys)} blocks", error, count=False)
+        self.failures.report("publishing blocks", error, f"{len(self.keys)} blocks", count=False)
         self._error = error_kind(error)

@@ -188,7 +188,8 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
     for rows, computed in begun:
         for index, row in enumerate(rows):
             taken.update(row[computed // tokens[index] :] if index in tokens else row)
-    for rows in (output.block_table_updates or {}).values():
+    # vLLM 0.32 has no such rows any more.
+    for rows in (getattr(output, "block_table_updates", None) or {}).values():
         taken.update(block_id for row in rows for block_id in row)
     taken.discard(NULL_BLOCK)
     return sorted(taken)

@@ -351,7 +351,7 @@ class WorkerSide:
         try:
             results = attached.mover.pull(blocks.keys, blocks.block_ids, after)
         except kvbm_cxl.CxlError as error:
-            self.access.failures.report(f"pulling {len(blocks.keys)} blocks of request {blocks.request_id}", error, count=False)
+            self.access.failures.report("pulling blocks", error, f"{len(blocks.keys)} of request {blocks.request_id}", count=False)
             results = [error_kind(error)] * len(blocks.keys)
             if isinstance(error, kvbm_cxl.TimeoutError_):
                 self._check_settled(len(blocks.keys))
