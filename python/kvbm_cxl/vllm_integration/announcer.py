@@ -86,7 +86,7 @@ class Announcer:
         self._to_refresh += part * len(self._told)
         count = min(int(self._to_refresh), _REFRESHED, len(self._told))
         # A long pause is not made up for.
-        self._to_refresh = min(self._to_refresh - count, 1.0)
+        self._to_refresh = (self._to_refresh - count) % 1.0
         for key in list(islice(self._told, count)):
             # At the end, so that the next ones follow.
             self._told[key] = self._told.pop(key)
