@@ -159,6 +159,45 @@ def test_states_are_published_from_the_blocks_that_vllm_names(bench):
     assert here.run(request("e", tokens(100, seed=7)), 0, 100, offered=[(1, 778, 90), (1, 779, 112)])[0][1] == []
 
 
+def _boundary(side, prompt, computed: int = 0, known: int = 0) -> int:
+    """Where vLLM keeps a state of a prompt that is looked up; `known`: where it does by itself."""
+    asked = request("looks", prompt)
+    asked.shared_prefix_boundary = known
+    side.matched(asked, computed)
+    side.step(Scheduled())
+    side.finished(asked)
+    return asked.shared_prefix_boundary
+
+
+def test_a_state_is_kept_where_the_pool_has_a_prefix_without_it(bench):
+    here, prompt = bench(RECURRENT), tokens(100)
+    here.run(request("a", prompt), 0, 100, offered=[(1, 777, 96)])
+    other = [*prompt[:80], *tokens(30, seed=5)]
+    assert _boundary(here.side, other) == 80
+    assert _boundary(here.side, other, known=96) == 96 and _boundary(here.side, other, known=48) == 80
+    assert _boundary(here.side, prompt) == 0, "the state at its end is there"
+    # At the end of a prompt's last whole block vLLM keeps the state by itself; a prefix ends before the last token.
+    assert _boundary(here.side, prompt[:96]) == 80
+    assert _boundary(here.decode, other) == 0, "it would publish nothing of it"
+    # With the state at 80 the prefix is found, and nothing is missing any more; of a prompt that shares more, more is.
+    here.run(request("b", other), 0, 80, offered=[(1, 778, 80)])
+    assert here.admit(request("c", other))[0] == 80 and _boundary(here.side, other) == 0
+    here.run(request("d", other), 80, 110, offered=[])
+    longer = [*other[:96], *tokens(30, seed=6)]
+    assert here.admit(request("e", longer))[0] == 80 and _boundary(here.side, longer) == 96
+    assert _boundary(here.side, longer, computed=80) == 96
+
+
+def test_no_state_is_asked_for_that_may_not_be_published(bench):
+    here, prompt = bench(RECURRENT), tokens(100)
+    here.run(request("a", prompt), 0, 100)
+    here.side.names.era.suspect("a call")
+    assert _boundary(here.side, prompt) == 0
+    windowed = bench(WINDOWED)
+    windowed.run(request("b", prompt), 0, 100)
+    assert _boundary(windowed.side, [*prompt[:80], *tokens(30, seed=5)]) == 0, "vLLM needs no boundary for windows"
+
+
 def test_of_a_pipeline_each_group_is_asked_of_the_stages_that_have_layers_of_it(bench):
     here, prompt = bench(WINDOWED, ranks=1), tokens(300)
     (full,), (window,) = here.namespaces

@@ -93,7 +93,7 @@ class Lookups:
             self.tally.time("lookup_seconds", time.perf_counter() - started_s)
         if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
-        if self.is_producer:
+        if self.is_producer and self.names.may_publish(tracked):
             _keep_state(request, lookup)
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
