@@ -466,7 +466,7 @@ fn joiners_die(seed: u64) -> std::result::Result<Stats, Failure> {
 pub fn run_among_joiners(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
     let (mut cluster, config) = empty_pool(seed, 1);
     let mut hosts = vec![cluster.hosts[0]];
-    hosts.extend((0..6).map(|_| cluster.world.add_container(hosts[0])));
+    hosts.extend((0..6).map(|_| cluster.world.add_container(cluster.hosts[0])));
     planned.into_iter().for_each(|planned| cluster.world.plan(planned));
     let scene = Shared::default();
     for (number, &host) in hosts.iter().enumerate() {
