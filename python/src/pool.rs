@@ -109,7 +109,7 @@ impl Pool {
         let defaults = HostConfig::from_env().map_err(Failure::Pool)?;
         let config = HostConfig {
             slot,
-            join_timeout_ms: join_timeout_ms.unwrap_or(defaults.join_timeout_ms).min(MAX_MS),
+            join_timeout_ms: join_timeout_ms.map(|ms| ms.min(MAX_MS)),
             heartbeat_ms: heartbeat_ms.unwrap_or(defaults.heartbeat_ms).clamp(1, MAX_MS),
             suspect_ms: suspect_ms.unwrap_or(defaults.suspect_ms).min(MAX_MS),
             ..defaults
@@ -183,7 +183,7 @@ impl Pool {
             low_water_percent: low_water_percent.unwrap_or(defaults.low_water_percent),
             high_water_percent: high_water_percent.unwrap_or(defaults.high_water_percent),
             quotas: quotas.into_iter().map(|(namespace, bytes)| (namespace.0, bytes)).collect(),
-            lock_timeout_ms: lock_timeout_ms.unwrap_or(defaults.lock_timeout_ms).min(MAX_MS),
+            lock_timeout_ms: lock_timeout_ms.map(|ms| ms.min(MAX_MS)),
             service_ms: service_ms.unwrap_or(defaults.service_ms).min(MAX_MS),
             upkeep_ms: upkeep_ms.unwrap_or(defaults.upkeep_ms).min(MAX_MS),
             remembered_keys: remembered_keys.unwrap_or(defaults.remembered_keys),

@@ -5,6 +5,7 @@ use super::Namespace;
 use super::policy::PolicyKind;
 use crate::copy::{CopyConfig, CudaConfig};
 use crate::error::{Error, Result};
+use crate::host::Host;
 use crate::metrics::Metrics;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub struct CacheConfig {
     /// Bytes of cells that a namespace may take of this process's, reserved ones and those of blocks together; others may take what they
     /// find.
     pub quotas: HashMap<Namespace, u64>,
-    /// Longest wait for a lock of the cache, in milliseconds.
-    pub lock_timeout_ms: u64,
+    /// Longest wait for a lock of the cache, in milliseconds; `None` = [`crate::host::HostConfig::default_timeout_ms`] of the host.
+    pub lock_timeout_ms: Option<u64>,
     /// Period of the service, in milliseconds.
     pub service_ms: u64,
     /// Period of what the service does less often (other hosts' chunks, scrub, counters), in milliseconds.
@@ -49,7 +50,7 @@ impl Default for CacheConfig {
             low_water_percent: 5,
             high_water_percent: 10,
             quotas: HashMap::new(),
-            lock_timeout_ms: 10_000,
+            lock_timeout_ms: None,
             service_ms: 20,
             upkeep_ms: 500,
             remembered_keys: 1 << 16,
@@ -61,6 +62,11 @@ impl Default for CacheConfig {
 }
 
 impl CacheConfig {
+    /// Longest wait for a lock of the cache of `host`.
+    pub fn lock_timeout_ms(&self, host: &Host) -> u64 {
+        self.lock_timeout_ms.unwrap_or_else(|| host.config().default_timeout_ms())
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         if self.low_water_percent > self.high_water_percent || self.high_water_percent > 90 {
             return Err(Error::Invalid(format!(
