@@ -664,8 +664,8 @@ class Pool:
     """A pool that this process has joined as part of its host; a thread of its own keeps it alive there.
 
     spec: as of format_pool; None = the environment variable CXL_POOL. slot: host slot to ask for; a wish. join_timeout_ms: deadline of
-    joining and closing (10 s). heartbeat_ms (50), suspect_ms (CXL_SUSPECT_MS of the environment, else 1000): a host whose heartbeat did not move
-    for suspect_ms is taken for dead.
+    joining and closing (3 suspect_ms + 5 s, at least 10 s, so that managers that die do not fail it). heartbeat_ms (50), suspect_ms
+    (CXL_SUSPECT_MS of the environment, else 1000): a host whose heartbeat did not move for suspect_ms is taken for dead.
 
     Raises NotAPoolError, SlotInUseError, TimeoutError_, InvalidError.
     """
@@ -740,7 +740,9 @@ class Pool:
 
         policy: order of eviction. checksums: of every payload, computed as it is copied in, compared as it is copied out. The background
         evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of this
-        process's cells that a namespace may take: a number for each namespace, or a number for some; None: no bound. copy: as CXL_COPY, for example "engine=cpu,workers=3".
+        process's cells that a namespace may take: a number for each namespace, or a number for some; None: no bound.
+        lock_timeout_ms: longest wait for a lock (3 suspect_ms + 5 s of the pool, at least 10 s). copy: as CXL_COPY, for example
+        "engine=cpu,workers=3".
 
         Of GPUs, where None is what the environment says (CXL_CUDA_...): dma: "uncached" leaves out the flushes around a GPU's copies,
         which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_at_start: open_gpu registers the

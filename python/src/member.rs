@@ -113,7 +113,7 @@ impl Member {
 
     /// Deadline of what takes none, in milliseconds.
     pub fn timeout_ms(&self) -> u64 {
-        self.host.config().join_timeout_ms
+        self.host.config().join_timeout_ms()
     }
 }
 

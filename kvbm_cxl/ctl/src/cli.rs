@@ -223,9 +223,9 @@ pub struct HostArgs {
     /// A file that is there as long as this serves, for readiness probes
     #[arg(long, value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
-    /// How long to wait for a slot, in milliseconds
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
-    pub timeout_ms: u64,
+    /// How long to wait for a slot, in milliseconds; not given = 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub timeout_ms: Option<u64>,
 }
 
 /// Options of `hosts`.
@@ -312,9 +312,9 @@ pub struct DeclareDeadArgs {
     /// Confirm that the machine is powered off or cut off from the memory. Saying so wrongly corrupts data
     #[arg(long)]
     pub i_know_it_is_powered_off: bool,
-    /// How long to wait for the manager to publish it, in milliseconds
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
-    pub timeout_ms: u64,
+    /// How long to wait for the manager to publish it, in milliseconds; not given = 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub timeout_ms: Option<u64>,
 }
 
 /// What `inspect` shows.

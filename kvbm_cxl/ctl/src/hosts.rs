@@ -135,7 +135,7 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
     if !meant.is_empty() {
         let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
         let host = pool.join(config)?;
-        let stated = state_deaths(&pool, &host, &meant, args.timeout_ms);
+        let stated = state_deaths(&pool, &host, &meant, host.config().join_timeout_ms());
         // Leaving is tidy, not needed: the statement is published, or its failure is what counts.
         let left = host.leave();
         stated?;

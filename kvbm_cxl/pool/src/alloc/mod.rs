@@ -58,15 +58,15 @@ const EMPTY_PER_ROUND: usize = 8;
 /// How the allocator behaves.
 #[derive(Clone, Debug)]
 pub struct AllocConfig {
-    /// Longest wait for the chunk lock, in milliseconds.
-    pub lock_timeout_ms: u64,
+    /// Longest wait for the chunk lock, in milliseconds; `None` = [`crate::host::HostConfig::default_timeout_ms`] of the host.
+    pub lock_timeout_ms: Option<u64>,
     /// Chunks without any block that a process keeps for later instead of giving them back to the pool.
     pub spare_chunks: usize,
 }
 
 impl Default for AllocConfig {
     fn default() -> Self {
-        AllocConfig { lock_timeout_ms: 10_000, spare_chunks: 2 }
+        AllocConfig { lock_timeout_ms: None, spare_chunks: 2 }
     }
 }
 
@@ -286,13 +286,17 @@ impl Allocator {
         }
     }
 
+    fn lock_timeout_ms(&self) -> u64 {
+        self.config.lock_timeout_ms.unwrap_or_else(|| self.host.config().default_timeout_ms())
+    }
+
     /// Allocates a scratch block of at least `len_bytes`. Its content is undefined.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length of zero or more than the pool has; [`Error::Full`]; when a chunk is needed, those of
     /// [`Host::acquire`].
     pub fn alloc(&self, len_bytes: u64) -> Result<Block> {
-        self.alloc_within(len_bytes, self.config.lock_timeout_ms)
+        self.alloc_within(len_bytes, self.lock_timeout_ms())
     }
 
     /// As [`Allocator::alloc`], where the chunk lock, should a chunk be needed, is waited for no longer than `timeout_ms`.

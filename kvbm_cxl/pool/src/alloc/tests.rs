@@ -65,7 +65,7 @@ impl Bench {
 }
 
 fn attach(host: &Host) -> Result<Allocator> {
-    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: 300, spare_chunks: 64 })
+    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(300), spare_chunks: 64 })
 }
 
 impl Member {
@@ -175,7 +175,7 @@ fn a_damaged_acknowledgement_is_written_anew() {
     // As after a restart of the machine, which knows no more of the message than the pool does.
     let area = LocalArea::private(owner.allocator.layout().chunks()).unwrap();
     drop(owner.allocator);
-    let config = AllocConfig { lock_timeout_ms: 10_000, spare_chunks: 64 };
+    let config = AllocConfig { lock_timeout_ms: Some(10_000), spare_chunks: 64 };
     let allocator = Allocator::attach(&owner.host, area, config).unwrap();
     allocator.service_round().unwrap();
     assert_eq!((allocator.usage().kept_bytes, allocator.kept_blocks()), (again.len_bytes, vec![again]));

@@ -210,7 +210,7 @@ impl Cache {
             return Err(Error::Invalid("the pool has no cells: format it with some to use it as a prefix cache".into()));
         }
         // Through a fence and re-join of this host, if it is in the middle of one.
-        drop(host.acquire(LOCK_CELLS, config.lock_timeout_ms)?);
+        drop(host.acquire(LOCK_CELLS, config.lock_timeout_ms(host))?);
         let local = cells::local::LocalCells::of(host)?;
         let claim_lines = geometry.cell_claim_lines();
         let inner = Inner {

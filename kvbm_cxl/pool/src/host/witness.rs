@@ -81,7 +81,7 @@ impl Inner {
             return Ok(());
         }
         let what = "the previous incarnation of this machine, which ended as this process came, to be over (join again)".into();
-        Err(Error::Timeout { what, timeout_ms: self.config.join_timeout_ms })
+        Err(Error::Timeout { what, timeout_ms: self.config.join_timeout_ms() })
     }
 
     fn witness(&self) -> Result<()> {

@@ -56,7 +56,7 @@ struct Lender {
 
 impl Lender {
     fn new(host: &Host, cache: &Cache) -> Lender {
-        let config = AllocConfig { lock_timeout_ms: 20_000, ..AllocConfig::default() };
+        let config = AllocConfig { lock_timeout_ms: Some(20_000), ..AllocConfig::default() };
         let allocator = Arc::new(Allocator::attach(host, LocalArea::of(host).unwrap(), config).unwrap());
         let region = LentRegion::create(cache, &allocator, SIZE).unwrap();
         region.set_parts(&PARTS).unwrap();
@@ -290,7 +290,7 @@ fn fenced_and_without_the_lock<'h>(member: &Member, other: &'h Member) -> LockGu
 }
 
 fn impatient_allocator(host: &Host) -> Arc<Allocator> {
-    let config = AllocConfig { lock_timeout_ms: 100, ..AllocConfig::default() };
+    let config = AllocConfig { lock_timeout_ms: Some(100), ..AllocConfig::default() };
     Arc::new(Allocator::attach(host, LocalArea::of(host).unwrap(), config).unwrap())
 }
 
@@ -426,7 +426,7 @@ fn blocks_that_are_written_again_and_again_are_right_or_a_miss_without_coherence
 fn what_a_killed_process_lent_is_served_until_its_memory_is_reaped() {
     let bench = bench();
     let member = bench.member(1);
-    let config = AllocConfig { lock_timeout_ms: 20_000, ..AllocConfig::default() };
+    let config = AllocConfig { lock_timeout_ms: Some(20_000), ..AllocConfig::default() };
     let allocator = Allocator::attach(&member.host, LocalArea::of(&member.host).unwrap(), config).unwrap();
     // Of the same machine: its cells and its memory go to this process.
     let child = Process::start(&bench, 1, "native");

@@ -49,7 +49,7 @@ fn until(env: &Env, is_so: impl Fn() -> bool) {
 }
 
 fn allocator(host: &Host) -> Result<Allocator> {
-    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 0 })
+    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(TIMEOUT_MS), spare_chunks: 0 })
 }
 
 /// Takes all memory that there is, stores to it, and leaves that in the cache.

@@ -162,7 +162,7 @@ fn plan(cluster: &mut Cluster, half_written: bool) -> Plan {
             checksums: random.one_in(2),
             low_water_percent: 0,
             high_water_percent: 40,
-            lock_timeout_ms: 500_000,
+            lock_timeout_ms: Some(500_000),
             service_ms: 1,
             upkeep_ms: 3,
             remembered_keys: 64,
@@ -197,7 +197,7 @@ struct Engine<'a> {
 
 fn main(env: &Env, ledger: &Shared, plan: &Plan) -> Result<()> {
     let host = join(env, &plan.host)?;
-    let config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: 0 };
+    let config = AllocConfig { lock_timeout_ms: Some(500_000), spare_chunks: 0 };
     let allocator = Arc::new(again(env, plan, || Allocator::attach(&host, LocalArea::of(&host)?, config.clone()))?);
     let cache = again(env, plan, || Cache::open(&host, plan.cache.clone()))?;
     let mut engine = Engine {

@@ -102,11 +102,11 @@ impl Play {
 
 impl Actor {
     fn enter(env: &Env, host: Host, ledger: Shared, stage: Rc<Cell<u32>>, checksums: bool) -> Result<Actor> {
-        let config = AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 0 };
+        let config = AllocConfig { lock_timeout_ms: Some(TIMEOUT_MS), spare_chunks: 0 };
         let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, config)?);
         let copy = Some(CopyConfig::alone());
         let cache =
-            CacheConfig { checksums, copy, lock_timeout_ms: TIMEOUT_MS, remembered_keys: 64, upkeep_ms: 1, ..CacheConfig::default() };
+            CacheConfig { checksums, copy, lock_timeout_ms: Some(TIMEOUT_MS), remembered_keys: 64, upkeep_ms: 1, ..CacheConfig::default() };
         let cache = Cache::open(&host, cache)?;
         Ok(Actor { env: env.clone(), cache, allocator, ledger, stage })
     }

@@ -15,6 +15,7 @@ pub mod copy;
 pub mod damage;
 pub mod directed;
 pub mod duel;
+pub mod failover;
 pub mod history;
 pub mod join;
 pub mod ledger;
@@ -71,6 +72,9 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("seats", seats::run),
     ("stall", stall::run),
     ("patience", patience::run),
+    ("failover", failover::run),
+    ("failover_storm", failover::storm),
+    ("failover_rejoined", failover::rejoined),
     ("sticky", sticky::run),
     ("alloc", alloc::run),
     ("records", records::run),

@@ -85,7 +85,7 @@ impl Cluster {
         let host_config = HostConfig {
             slot: None,
             seats: reserved(seats),
-            join_timeout_ms: 200_000,
+            join_timeout_ms: Some(200_000),
             heartbeat_ms: 1,
             suspect_ms: random.pick(&[3, 10]),
             // A line of a host that stands still looks damaged: what the runs end with is that it goes on.

@@ -84,7 +84,7 @@ fn count(scene: &Scene) {
 }
 
 fn allocator(host: &Host) -> Result<Allocator> {
-    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 0 })
+    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(TIMEOUT_MS), spare_chunks: 0 })
 }
 
 /// Takes all memory that there is, stores to it, leaves that in the caches, and dies.

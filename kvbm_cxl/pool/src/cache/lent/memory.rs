@@ -132,7 +132,7 @@ impl RegionMemory {
 fn keep(cache: &Cache, allocator: &Allocator, offset: u64) -> Result<()> {
     for _ in 0..KEEP_TRIES {
         match allocator.keep(offset) {
-            Err(Error::Fenced { .. }) => drop(cache.host().acquire(LOCK_CHUNKS, cache.config().lock_timeout_ms)?),
+            Err(Error::Fenced { .. }) => drop(cache.host().acquire(LOCK_CHUNKS, cache.config().lock_timeout_ms(cache.host()))?),
             other => return other,
         }
     }

@@ -3,6 +3,7 @@
 
 use super::Active;
 use super::hosts::{HostView, MAX_LENIENCY};
+use super::watch::Pulse;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
@@ -61,7 +62,7 @@ impl Inner {
         let view = &mut active.hosts[ask.slot as usize];
         // A host that starts anew after an end begins with the usual patience.
         let leniency = if has_survived || mutant!("patience_with_the_dead") { (view.leniency + 1).min(MAX_LENIENCY) } else { 0 };
-        *view = HostView::new(self.geometry(), now_ns);
+        *view = HostView::new(self.geometry(), Pulse::since(now_ns));
         view.leniency = leniency;
         Ok(())
     }

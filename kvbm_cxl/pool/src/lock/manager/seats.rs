@@ -88,17 +88,19 @@ impl Inner {
             Err(other) => return Err(other),
         };
         let wait_ns = self.config.suspect_ms * 1_000_000;
-        if manager.claim_at_ns == 0 {
+        let has_become_urgent = lacks_manager && !manager.claim_is_urgent && !mutant!("failover.claim_keeps_its_time");
+        if manager.claim_at_ns == 0 || has_become_urgent {
             // With a manager there is time: machines that see the same seat to spare must not all claim it at once.
             manager.claim_at_ns = if lacks_manager { now_ns } else { now_ns + self.platform.random() % wait_ns };
         }
+        manager.claim_is_urgent = lacks_manager;
         if now_ns < manager.claim_at_ns {
             return Ok(None);
         }
         let claimed = self.try_to_claim(manager, false)?;
         manager.claim_tries = if claimed == Attempt::Lost { (manager.claim_tries + 1).min(MAX_CLAIM_BACKOFF) } else { 0 };
         if let Attempt::Owned(seat) = claimed {
-            manager.serves_after = manager.watch.as_ref().filter(|_| lacks_manager).map(|watch| watch.epoch);
+            manager.serves_after = manager.watch.epoch().filter(|_| lacks_manager);
             return Ok(Some(seat));
         }
         // A look at seats that other machines have reads every place, so it is seldom where a manager serves.
@@ -243,7 +245,7 @@ impl Inner {
         self.sit_down(seat, self.incarnation())?;
         manager.seat = Some(seat);
         if served {
-            manager.active = match self.take_over(seat) {
+            manager.active = match self.take_over(seat, &manager.watch) {
                 // Tried again in the rounds of the service.
                 Err(Error::BadLine { .. }) => None,
                 other => other?,
