@@ -23,7 +23,9 @@ NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count":
 class Bench:
     """A worker's side over memory that is filled with random numbers. A step that completes a prompt waits for its copies."""
 
-    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, patience: float = 60, **options):
+    def __init__(
+        self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, patience: float = 60, **options
+    ) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer. `patience`: see `worker`."""
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
