@@ -78,7 +78,7 @@ def test_every_option_has_a_value_in_json_and_says_so_in_words(config):
 
 def test_defaults_and_environment():
     config = ConnectorConfig.read({}, {"CXL_POOL": "/dev/dax0.0"})
-    assert config.pool == "/dev/dax0.0" and config.checksums and not config.zero_copy and config.publish_tail
+    assert config.pool == "/dev/dax0.0" and config.checksums and not config.zero_copy
     assert ConnectorConfig.read({"pool": "/dev/dax1.0"}, {"CXL_POOL": "/dev/dax0.0"}).pool == "/dev/dax1.0"
 
 
@@ -118,7 +118,6 @@ def test_every_option_is_taken():
         "max_inflight_bytes": 1,
         "max_pinned_blocks": 2,
         "min_load_tokens": 3,
-        "publish_tail": False,
         "publish_generated": False,
         "handover_wait_ms": 0,
         "copy_timeout_ms": 5,

@@ -36,8 +36,6 @@ class ConnectorConfig:
     """Blocks that loads of this engine hold in the pool at one time. Requests beyond wait in vLLM's queue."""
     min_load_tokens: int = 1
     """Shorter hits are computed instead."""
-    publish_tail: bool = True
-    """Publish the last, partly filled block of a prompt, so that decode need not compute it."""
     publish_generated: bool = True
     """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
     window_every_tokens: int = 1024

@@ -19,6 +19,7 @@ from .tracked import Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 # vLLM's block that stands for none.
 NULL_BLOCK = 0
@@ -73,6 +74,11 @@ class Saving:
             self._release.add(tracked.request.request_id)
         return delay, self._answer(tracked)
 
+    def _is_handed_over(self, request: "Request") -> bool:
+        """Whether another engine decodes the request. Only then its prompt's tail is published: the tail takes a cell of a whole block,
+        and an engine that decodes by itself has it, or computes it with the last token, which it has to compute anyway."""
+        return not self.is_consumer or wants_publish(request.kv_transfer_params)
+
     def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
         lost it since, and asking costs next to nothing."""
@@ -85,7 +91,8 @@ class Saving:
         end = min(tokens, hashed_tokens)
         if not (self.config.publish_generated and self.is_consumer):
             end = min(end, request.num_prompt_tokens)
-        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and self.config.publish_tail else 0
+        is_handed_over = self._is_handed_over(request)
+        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and is_handed_over else 0
         completes = tokens >= request.num_prompt_tokens and not tracked.published
         has_parent = hashed_tokens >= request.num_prompt_tokens - tail_tokens
         with_tail = completes and tail_tokens > 0 and has_parent and not tracked.tail_saved
@@ -109,7 +116,7 @@ class Saving:
                     self.recording.published(saves)
         if completes:
             tracked.published = True
-            if not self.is_consumer or wants_publish(request.kv_transfer_params):
+            if is_handed_over:
                 # The workers wait for these, and for all before them; where answers go first, not for the copies.
                 orders.complete.add(request.request_id)
                 if not self.config.answers_first:
@@ -161,15 +168,14 @@ class Saving:
 
     def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
         request = tracked.request
-        asked = wants_publish(request.kv_transfer_params)
-        if asked and not self.is_producer:
+        if wants_publish(request.kv_transfer_params) and not self.is_producer:
             self.reasons.cannot_publish(request.request_id)
         # The answers of a session are its own.
         if not tracked.published or tracked.stale or tracked.session or not self.names.namespaces:
             return None
-        if self.is_consumer and not asked:
+        if not self._is_handed_over(request):
             return None
-        tokens = self.names.shape.reach(request.num_prompt_tokens, self.config.publish_tail)
+        tokens = self.names.shape.reach(request.num_prompt_tokens, with_tail=True)
         if not tokens:
             return None
         facts = self.names.facts(tracked)

@@ -61,7 +61,16 @@ class SchedulerSide:
         self.corrupt = CorruptBlocks(self.access, self.names)
         self.recording = Recording.begin(self.config, self.names, self.access.failures)
         self.lookups = Lookups(
-            self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads, self.recording, self.second
+            self.config,
+            self.access,
+            self.names,
+            self.tally,
+            reasons,
+            self.corrupt,
+            self.is_producer,
+            self.reads,
+            self.recording,
+            self.second,
         )
         self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events, self.recording)
 

@@ -25,6 +25,8 @@ class PinnedLookup:
     """Tokens of the request that are there when it is loaded, those that vLLM has included."""
     tail_tokens: int
     pins: list["kvbm_cxl.Pins"]
+    stateless_tokens: int = 0
+    """Tokens of the longest prefix of which all is there but the state of recurrent layers at its end, which may be, too."""
 
     def release(self) -> None:
         for pins in self.pins:
