@@ -23,12 +23,10 @@ NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count":
 class Bench:
     """A worker's side over memory that is filled with random numbers. A step that completes a prompt waits for its copies."""
 
-    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, patience: float = 60, **options):
-        """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer. `patience`: see `worker`."""
+    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
+        """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
-        # A loaded machine may take long for anything.
-        monkeypatch.setattr(worker, "_LEAST_PATIENCE", patience)
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
         spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
         group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)], kv_cache_spec=spec)

@@ -74,8 +74,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             caches, takes_hits = support.caches_states(kv_cache_config), support.takes_hits(vllm_config)
             if caches and not takes_hits:
                 logger.warning(
-                    "CxlConnector looks nothing up in the pool: vLLM computes the whole prompt of every request here (a pooling engine with "
-                    "prefix caching or chunked prefill off)"
+                    "CxlConnector looks nothing up in the pool: vLLM computes the whole prompt of every request here (a pooling engine "
+                    "with prefix caching or chunked prefill off)"
                 )
             if not caches:
                 logger.warning(

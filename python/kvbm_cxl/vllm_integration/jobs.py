@@ -52,7 +52,7 @@ class SaveWork(Protocol):
         """Gives back what `announce` reserved. Called on a thread of `Saves` after `give_up`, where `announce` was called."""
 
     def probe(self) -> bool:
-        """Whether the pool's locks come again. Waits for them as `announce` does. Called on a thread of `Saves`."""
+        """Waits for the pool's locks as `announce` does. False: they did not come. Called on a thread of `Saves`."""
 
 
 @dataclass
@@ -206,7 +206,7 @@ class Saves:
         self._bytes -= job.len_bytes
 
     def _wait(self, ready: Callable[[], bool], what: str, concerns: Callable[[_SaveUnderWay], bool]) -> None:
-        """Waits, and gives up jobs in the way that `concerns` tells and that get no cells in time. Raises `CopyTimeout`."""
+        """Waits. Jobs that `concerns` selects and that get no cells in time are given up. Raises `CopyTimeout`."""
         self._changed.wait_for(lambda: ready() or not any(map(concerns, self._without_cells.values())), self.patience_s)
         if not ready():
             self._give_up(filter(concerns, self._without_cells.values()))

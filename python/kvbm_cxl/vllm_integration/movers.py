@@ -109,7 +109,7 @@ class _Reserved:
     cells: "kvbm_cxl.Reservations"
     layout: "kvbm_cxl.BlockLayout"
     at: list[int]
-    """Places of the blocks in their batch. A later one of the batch with the same place counts more."""
+    """Places of the blocks in their batch. Of several cells for one place the last one counts: the others were about to go."""
     ids: list[int]
 
 
@@ -136,7 +136,10 @@ class CopyMover:
             raise
         return found
 
-    def _reserve(self, batch: PublishBatch, layout: "kvbm_cxl.BlockLayout", at: list[int], ids: dict[int, int], found: list[_Reserved]):
+    def _reserve(
+        self, batch: PublishBatch, layout: "kvbm_cxl.BlockLayout", at: list[int], ids: dict[int, int], found: list[_Reserved]
+    ) -> None:
+        """Adds to `found` the cells for the blocks at places `at`, of one slice; `ids`: their numbers by place."""
         for attempt in range(_BUSY_TRIES):
             if attempt:
                 time.sleep(0.001 * 2 ** (attempt - 1))

@@ -68,7 +68,7 @@ _THERE = ("stored", "lent", "exists")
 _CORRUPT = ("checksum", "taken_back")
 # Of the silence after which a host is suspected: so long a step waits for cells at least. It waits longer where it computed for longer, so
 # that a pool whose locks do not come makes no request take more than twice its time.
-_LEAST_PATIENCE = 0.1
+LEAST_PATIENCE = 0.1
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
 _IDLE_WAIT_S = 0.002
 
@@ -111,7 +111,7 @@ class WorkerSide:
         limits = (self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
         self._saves = Saves(*limits, self.access.failures, self.access.bind_worker)
         self._suspect_s = self.access.pool.suspect_ms / 1000 if self.access.pool else 1.0
-        self._saves.patience_s = self._suspect_s * _LEAST_PATIENCE
+        self._saves.patience_s = self._suspect_s * LEAST_PATIENCE
         self._loads = Loads(self.config.workers, self.access.failures, self.access.bind_worker)
         self._layer_saves = LayerSaves()
         self._weights = WeightsInMemory(self.worker, self.tally)
@@ -392,7 +392,7 @@ class WorkerSide:
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
         self._orders, self._saved_step = orders, orders.step
-        self._saves.patience_s = max(time.monotonic() - self._begun_s, self._suspect_s * _LEAST_PATIENCE)
+        self._saves.patience_s = max(time.monotonic() - self._begun_s, self._suspect_s * LEAST_PATIENCE)
         attached = self._attached
         if attached is None:
             return
