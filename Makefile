@@ -400,7 +400,7 @@ test-connector: serve-ready ## The vLLM connector: its logic, and real engines i
 .PHONY: test-models
 test-models: serve-ready ## The vLLM connector with tiny models of the families that people serve: text as without a pool (5 minutes); ROWS=gemma3 runs that one alone
 	$(STEP) 'pytest, models of the vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration/test_engine_models.py \
-		tests/vllm_integration/test_engine_drafts.py tests/vllm_integration/test_engine_shared_states.py tests/vllm_integration/test_layouts.py $(if $(ROWS),-k '$(ROWS)')
+		tests/vllm_integration/test_engine_drafts.py tests/vllm_integration/test_engine_shared_prefixes.py tests/vllm_integration/test_layouts.py $(if $(ROWS),-k '$(ROWS)')
 
 .PHONY: test-graph
 test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)

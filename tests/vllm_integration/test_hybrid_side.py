@@ -193,9 +193,20 @@ def test_no_state_is_asked_for_that_may_not_be_published(bench):
     here.run(request("a", prompt), 0, 100)
     here.side.names.era.suspect("a call")
     assert _boundary(here.side, prompt) == 0
-    windowed = bench(WINDOWED)
-    windowed.run(request("b", prompt), 0, 100)
-    assert _boundary(windowed.side, [*prompt[:80], *tokens(30, seed=5)]) == 0, "vLLM needs no boundary for windows"
+
+
+def test_a_window_is_published_where_the_pool_has_a_prefix_without_it(bench):
+    here, prompt = bench(WINDOWED, window_every_tokens=1 << 20), tokens(300)
+    here.run(request("a", prompt), 0, 300)
+    prompts = [[*prompt[:200], *tokens(100, seed=seed)] for seed in (5, 6, 7)]
+    assert here.admit(request("b", prompts[0]))[0] == 0
+    assert _boundary(here.side, prompts[0]) == 0, "vLLM has windows without being asked"
+    saved, _ = here.run(request("c", prompts[0]), 0, 300)
+    # What a prefix of 192 tokens needs, and that of the prompt's own end.
+    assert saved[1] == [200 + at for at in (9, 10, 11, 15, 16, 17, 18)]
+    assert here.admit(request("d", prompts[1]))[0] == 192
+    saved, _ = here.run(request("e", prompts[2]), 0, 300)
+    assert saved[1] == [200 + at for at in (15, 16, 17, 18)], "nothing is missing any more"
 
 
 def test_of_a_pipeline_each_group_is_asked_of_the_stages_that_have_layers_of_it(bench):

@@ -94,7 +94,9 @@ class Lookups:
         if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
         if self.is_producer and self.names.may_publish(tracked):
-            _keep_state(request, lookup)
+            tracked.shared_tokens = lookup.known_tokens if lookup.known_tokens > lookup.tokens else 0
+            if self.names.shape.has_states:
+                _keep_state(request, tracked.shared_tokens)
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
         wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
@@ -213,9 +215,9 @@ class Lookups:
         return loads
 
 
-def _keep_state(request: "Request", lookup: PinnedLookup) -> None:
-    """Makes vLLM end a chunk where the longest prefix ends that the pool has without its state. vLLM then keeps the state, and offers it
-    to be published, as it does for a prefix that its own cache has without a state. It has set the field just before the lookup."""
+def _keep_state(request: "Request", tokens: int) -> None:
+    """Makes vLLM end a chunk at `tokens`. It then keeps the state there, and offers it to be published, as it does for a prefix that its
+    own cache has without a state. It has set the field just before the lookup."""
     known = getattr(request, "shared_prefix_boundary", None)
-    if known is not None and lookup.stateless_tokens > max(known, lookup.tokens):
-        request.shared_prefix_boundary = lookup.stateless_tokens
+    if known is not None and tokens > known:
+        request.shared_prefix_boundary = tokens
