@@ -48,5 +48,5 @@ def test_a_folder_that_cannot_be_costs_no_request(bench):  # noqa: F811
     assert here.side.recording is None and here.admit(asked)[0] == 100
     here.finish_load("a")
     error = here.access.failures.last_error
-    assert error is not None and "/proc/nowhere" in error.doing
+    assert error is not None and "/proc/nowhere" in error.detail
     assert here.counts()["thread_errors/os"] == 1

@@ -52,10 +52,6 @@ class Lookups:
     """Requests with a pinned lookup for which vLLM has not allocated blocks."""
     _loads: list[Blocks] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if not self.reads:
-            self.reasons.cannot_read()
-
     def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
         forward pass. None: ask again in the next step.
@@ -146,7 +142,14 @@ class Lookups:
         waited_ms = (time.monotonic() - tracked.first_lookup_s) * 1000
         if waited_ms < self.config.handover_wait_ms:
             return True
-        return waited_ms < self.config.copy_timeout_ms and Awaited(self.access, self.names, tracked, lookup).all_come()
+        return waited_ms < self._longest_wait_ms(tracked.expected) and Awaited(self.access, self.names, tracked, lookup).all_come()
+
+    def _longest_wait_ms(self, expected: Expected) -> int:
+        """No longer than it takes to compute the prompt, but long enough to find out whether prefill's host lives."""
+        pool, most_ms = self.access.pool, self.config.copy_timeout_ms
+        if expected.computed_ms is None or pool is None:
+            return most_ms
+        return min(most_ms, max(expected.computed_ms, pool.suspect_ms))
 
     def unpin(self, tracked: Tracked) -> None:
         """Ends the load of a request, or what its last lookup pinned."""

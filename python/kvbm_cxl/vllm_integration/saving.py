@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side: which blocks the workers publish in a step, and when a finished request's blocks may be freed."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,10 @@ class Saving:
         for request_id in orders.preempted:
             if tracked := requests.get(request_id):
                 tracked.last_save_step = 0  # The workers end these saves before they do anything else.
+        now_s = time.monotonic()
         for request_id in output.num_scheduled_tokens:
+            if (tracked := requests.get(request_id)) and tracked.begun_s is None:
+                tracked.begun_s = now_s
             # Before any other request of this step can be taken for right.
             if (tracked := requests.get(request_id)) and tracked.session:
                 tracked.session.right(tracked.request)
@@ -176,7 +180,8 @@ class Saving:
         if not tokens:
             return None
         facts = self.names.facts(tracked)
-        return Expected(tokens, facts.pop("namespace"), facts).to_params()
+        computed_ms = None if tracked.begun_s is None else round((time.monotonic() - tracked.begun_s) * 1000)
+        return Expected(tokens, facts.pop("namespace"), facts, computed_ms).to_params()
 
 
 def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
@@ -195,7 +200,8 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
     for rows, computed in begun:
         for index, row in enumerate(rows):
             taken.update(row[computed // tokens[index] :] if index in tokens else row)
-    for rows in (output.block_table_updates or {}).values():
+    # vLLM 0.32 has no such rows any more.
+    for rows in (getattr(output, "block_table_updates", None) or {}).values():
         taken.update(block_id for row in rows for block_id in row)
     taken.discard(NULL_BLOCK)
     return sorted(taken)

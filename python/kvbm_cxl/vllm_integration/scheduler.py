@@ -124,6 +124,8 @@ class SchedulerSide:
         idle = output.total_num_scheduled_tokens == 0
         orders = StepMetadata(self._step, self.lookups.take_loads(), preempted=set(output.preempted_req_ids or ()), idle=idle)
         orders.inquiry = self.names.era.step(computes=not idle or bool(orders.loads))
+        if self.events:
+            self.events.are_readable = not self.names.era.name
         self.saving.order(self._tracked, output, orders)
         orders.adapters = self.names.adapters.take_wanted()
         if self.is_producer:

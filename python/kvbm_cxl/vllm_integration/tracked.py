@@ -60,6 +60,8 @@ class Tracked:
     tail_saved: bool = False
     tail_is_fresh: bool = False
     """No step since the tail was saved has added tokens behind it."""
+    begun_s: float | None = None
+    """When a step first computed tokens of it."""
     published: bool = False
     """The whole prompt was handed to the workers, and a hand-over's answer waits until they have done what it needs."""
     last_save_step: int = 0
