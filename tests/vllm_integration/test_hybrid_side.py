@@ -40,12 +40,12 @@ class Bench:
         for side in (self.side, self.decode):
             side.handshake(workers)
 
-    def run(self, asked, begin: int, end: int, ids=None, offered=()):
-        """A step that computes the tokens `begin` to `end`; what was published, by group: block ids."""
+    def run(self, asked, begin: int, end: int, ids=None, offered=(), computed: int = 0):
+        """A step that computes the tokens `begin` to `end`; what was published, by group: block ids. vLLM has `computed` tokens itself."""
         blocks = -(-asked.num_tokens // BLOCK_TOKENS)
         table = ids or ([*range(100, 100 + blocks)], [*range(200, 200 + blocks)])
         asked.num_computed_tokens = begin
-        self.side.matched(asked, 0)
+        self.side.matched(asked, computed)
         states = {asked.request_id: list(offered)} if offered else {}
         output = SchedulerOutput.make_empty()
         output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: end - begin}, end - begin
@@ -207,6 +207,18 @@ def test_a_window_is_published_where_the_pool_has_a_prefix_without_it(bench):
     assert here.admit(request("d", prompts[1]))[0] == 192
     saved, _ = here.run(request("e", prompts[2]), 0, 300)
     assert saved[1] == [200 + at for at in (15, 16, 17, 18)], "nothing is missing any more"
+
+
+def test_a_window_is_published_where_vllm_has_a_prefix_itself(bench):
+    """The second prompt that begins so is one of the same engine: the third may be another one's."""
+    here, prompt = bench(WINDOWED, window_every_tokens=1 << 20), tokens(300)
+    here.run(request("a", prompt), 0, 300)
+    second = request("b", [*prompt[:200], *tokens(100, seed=5)])
+    # Before the window that follows the prefix vLLM has let go of its blocks.
+    ids = ([*range(100, 119)], [0] * 9 + [*range(209, 219)])
+    saved, _ = here.run(second, 192, 300, ids, computed=192)
+    assert saved[1] == [200 + at for at in (9, 10, 11, 15, 16, 17, 18)]
+    assert here.admit(request("c", [*prompt[:200], *tokens(100, seed=6)]))[0] == 192
 
 
 def test_of_a_pipeline_each_group_is_asked_of_the_stages_that_have_layers_of_it(bench):

@@ -90,9 +90,7 @@ class Lookups:
         if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
         if self.is_producer and self.names.may_publish(tracked):
-            tracked.shared_tokens = lookup.known_tokens if lookup.known_tokens > lookup.tokens else 0
-            if self.names.shape.has_states:
-                _keep_state(request, tracked.shared_tokens)
+            self._mark_shared(tracked, lookup)
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
         wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
@@ -118,6 +116,14 @@ class Lookups:
         # Without a hand-over nobody has published the tail.
         with_tail = tracked.expected is not None or not self.is_producer
         return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail).run()
+
+    def _mark_shared(self, tracked: Tracked, lookup: PinnedLookup) -> None:
+        """Notes where a prefix of the request ends that the pool, or vLLM's own cache, has seen, and the pool does not find."""
+        found = lookup.tokens if lookup.tokens > lookup.computed_tokens else 0
+        seen = max(lookup.known_tokens, lookup.computed_tokens)
+        tracked.shared_tokens = seen if seen > found else 0
+        if self.names.shape.has_states and tracked.shared_tokens > lookup.computed_tokens:
+            _keep_state(tracked.request, tracked.shared_tokens)
 
     def _expectation(self, tracked: Tracked) -> Expected | None:
         """What prefill published for a request, where this engine can find it."""

@@ -54,7 +54,7 @@ class Tracked:
     saved_tokens: int = 0
     """Leading tokens whose full blocks were handed to the workers."""
     shared_tokens: int = 0
-    """Where the pool has a prefix of it without the windows, or states, that are needed there: they are worth publishing."""
+    """Where a prefix ends that other requests have, too, and of which the pool may lack windows, or states: they are worth publishing."""
     next_blocks: dict[int, int] = field(default_factory=dict)
     """For each KV cache group the block behind the last that was handed to them."""
     tail_saved: bool = False
