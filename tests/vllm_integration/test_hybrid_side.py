@@ -191,8 +191,14 @@ def test_a_state_is_kept_where_the_pool_has_a_prefix_without_it(bench):
 def test_no_state_is_asked_for_that_may_not_be_published(bench):
     here, prompt = bench(RECURRENT), tokens(100)
     here.run(request("a", prompt), 0, 100)
+    other = [*prompt[:80], *tokens(30, seed=5)]
+    assert _boundary(here.side, other) == 80
+    asked = request("of earlier weights", other)
+    here.side._track(asked).stale = True
+    here.side.matched(asked, 0)
+    assert asked.shared_prefix_boundary == 0
     here.side.names.era.suspect("a call")
-    assert _boundary(here.side, prompt) == 0
+    assert _boundary(here.side, other) == 0
 
 
 def test_a_window_is_published_where_the_pool_has_a_prefix_without_it(bench):

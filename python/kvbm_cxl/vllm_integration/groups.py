@@ -152,7 +152,7 @@ class Shape:
                 return hit
         return None
 
-    def longest_known(self, have: Sequence[Sequence[bool]], most_tokens: int, tail_tokens: int = 0) -> int:
+    def longest_known(self, have: Sequence[Sequence[bool]], most_tokens: int) -> int:
         """Tokens of the longest prefix of which full attention has every block: other groups may lack their windows, or states, at its
         end. 0 for a model without full attention."""
         if all(group.kind is not Kind.FULL for group in self.groups):
@@ -160,7 +160,7 @@ class Shape:
         there = [
             blocks if group.kind is Kind.FULL else [True] * (most_tokens // group.block_tokens) for group, blocks in zip(self.groups, have)
         ]
-        hit = self.longest(there, most_tokens, tail_tokens)
+        hit = self.longest(there, most_tokens)
         return hit.tokens if hit else 0
 
     def reach(self, prompt_tokens: int, with_tail: bool) -> int:

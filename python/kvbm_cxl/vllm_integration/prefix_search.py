@@ -43,7 +43,7 @@ class PrefixSearch:
         most_tokens = request.num_prompt_tokens if with_tail else request.num_tokens
         keys = [self._keys(position, tail_tokens) for position in range(len(shape.groups))]
         have = self._have(keys)
-        known_tokens = shape.longest_known(have, most_tokens, tail_tokens)
+        known_tokens = shape.longest_known(have, most_tokens)
         while True:
             hit = shape.longest(have, most_tokens, tail_tokens, with_tail)
             if hit is None or hit.tokens <= self.computed_tokens:
