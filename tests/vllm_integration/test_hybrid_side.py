@@ -16,6 +16,7 @@ from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 # A window of 40 tokens: behind a prefix, the blocks of its last 39.
 FULL = Group(0, ("full",), BLOCK_TOKENS, Kind.FULL)
 WINDOWED = Shape((FULL, Group(1, ("window",), BLOCK_TOKENS, Kind.WINDOW, 40)), BLOCK_TOKENS, BLOCK_TOKENS)
+WINDOWS = Shape(tuple(Group(at, (f"window {at}",), BLOCK_TOKENS, Kind.WINDOW, 40) for at in range(2)), BLOCK_TOKENS, BLOCK_TOKENS)
 RECURRENT = Shape((FULL, Group(1, ("state",), BLOCK_TOKENS, Kind.STATE)), BLOCK_TOKENS, BLOCK_TOKENS)
 _FIELDS = {"dtype": "d", "layer_count": 1, "kv_head_count": 1, "head_size": 8, "block_tokens": BLOCK_TOKENS, "layout": "l", "tp_size": 2}
 
@@ -176,6 +177,7 @@ def test_a_state_is_kept_where_the_pool_has_a_prefix_without_it(bench):
     assert _boundary(here.side, other) == 80
     assert _boundary(here.side, other, known=96) == 96 and _boundary(here.side, other, known=48) == 80
     assert _boundary(here.side, prompt) == 0, "the state at its end is there"
+    assert _boundary(here.side, prompt, computed=96) == 0, "vLLM continues from its own"
     # At the end of a prompt's last whole block vLLM keeps the state by itself; a prefix ends before the last token.
     assert _boundary(here.side, prompt[:96]) == 80
     assert _boundary(here.decode, other) == 0, "it would publish nothing of it"
@@ -215,13 +217,15 @@ def test_a_window_is_published_where_the_pool_has_a_prefix_without_it(bench):
     assert saved[1] == [200 + at for at in (15, 16, 17, 18)], "nothing is missing any more"
 
 
-def test_a_window_is_published_where_vllm_has_a_prefix_itself(bench):
+@pytest.mark.parametrize("shape", (WINDOWED, WINDOWS), ids=("and-full-attention", "alone"))
+def test_a_window_is_published_where_vllm_has_a_prefix_itself(bench, shape):
     """The second prompt that begins so is one of the same engine: the third may be another one's."""
-    here, prompt = bench(WINDOWED, window_every_tokens=1 << 20), tokens(300)
+    here, prompt = bench(shape, window_every_tokens=1 << 20), tokens(300)
     here.run(request("a", prompt), 0, 300)
     second = request("b", [*prompt[:200], *tokens(100, seed=5)])
     # Before the window that follows the prefix vLLM has let go of its blocks.
-    ids = ([*range(100, 119)], [0] * 9 + [*range(209, 219)])
+    let_go = [0] * 9 + [*range(209, 219)]
+    ids = (let_go if shape is WINDOWS else [*range(100, 119)], let_go)
     saved, _ = here.run(second, 192, 300, ids, computed=192)
     assert saved[1] == [200 + at for at in (9, 10, 11, 15, 16, 17, 18)]
     assert here.admit(request("c", [*prompt[:200], *tokens(100, seed=6)]))[0] == 192

@@ -113,7 +113,7 @@ class Lookups:
         """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
         if computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
             return PinnedLookup(computed_tokens, computed_tokens, 0, [])
-        # Without a hand-over nobody has published the tail.
+        # A tail is published for a hand-over alone.
         with_tail = tracked.expected is not None or not self.is_producer
         return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail).run()
 
