@@ -40,7 +40,8 @@ class ConnectorConfig:
     """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
     window_every_tokens: int = 1024
     """Of layers with a sliding window, what a prefix needs that ends at a multiple of this many tokens is published, besides that of the
-    prompt's end and of what is generated. Smaller: prompts share shorter beginnings; larger: fewer blocks."""
+    prompt's end, of what is generated, and of a prefix that the pool has seen before. Smaller: the second prompt with a beginning finds
+    it, too; larger: fewer blocks."""
     stored_tp: int = 0
     """Blocks lie in the pool as an engine with this tensor parallelism has them, so that engines of every tensor parallelism that divides
     it share them. 0: that of the engine. Name the largest one, alike for all engines of the pool."""

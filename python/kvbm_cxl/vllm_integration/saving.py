@@ -133,7 +133,8 @@ class Saving:
             if group.kind is Kind.STATE:
                 continue
             ids, done = block_ids[group.index], tracked.next_blocks.get(position, 0)
-            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, self.config.window_every_tokens)
+            every_tokens, shared_tokens = self.config.window_every_tokens, tracked.shared_tokens
+            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, every_tokens, shared_tokens)
             # vLLM has let go of those that no later token of this request needs.
             there = range(done, len(ids) * group.slices)
             blocks = [
