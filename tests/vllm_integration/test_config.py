@@ -14,7 +14,7 @@ def test_the_options_of_the_cache_are_those_of_the_pool():
 
 def test_defaults_and_environment():
     config = ConnectorConfig.read({}, {"CXL_POOL": "/dev/dax0.0"})
-    assert config.pool == "/dev/dax0.0" and config.checksums and not config.zero_copy and config.publish_tail
+    assert config.pool == "/dev/dax0.0" and config.checksums and config.publish_tail
     assert ConnectorConfig.read({"pool": "/dev/dax1.0"}, {"CXL_POOL": "/dev/dax0.0"}).pool == "/dev/dax1.0"
 
 
@@ -49,7 +49,6 @@ def test_every_option_is_taken():
     options = {
         "pool": "p",
         "checksums": False,
-        "zero_copy": True,
         "workers": 4,
         "max_inflight_bytes": 1,
         "max_pinned_blocks": 2,

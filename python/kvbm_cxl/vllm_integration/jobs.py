@@ -21,7 +21,7 @@ class SaveWork(Protocol):
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """Keys of the blocks that it publishes; after `begin` those that it was begun with."""
+        """Keys of the blocks that it publishes; after `keep` those that it keeps."""
 
     @property
     def len_bytes(self) -> int:
@@ -29,10 +29,10 @@ class SaveWork(Protocol):
 
     @property
     def block_ids(self) -> Collection[int]:
-        """Numbers of vLLM's blocks that it reads; after `begin` as `keys`."""
+        """Numbers of vLLM's blocks that it reads; after `keep` as `keys`."""
 
-    def begin(self, places: list[int]) -> None:
-        """Keeps the blocks at `places` of `keys`. Called on the thread that submits the job."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves out all blocks but those at `places` of `keys`. Called on the thread that submits the job."""
 
     def announce(self) -> None:
         """Lets every host see that they are coming. Called on a thread of `Saves`, one job after the other, where it announces."""
@@ -82,8 +82,7 @@ class Saves:
         return self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes
 
     def submit(self, owner: tuple[str, int], job: SaveWork, announce: bool = False) -> bool:
-        """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
-        Whether there were any.
+        """Has `job` run for those of its keys that no earlier job is publishing already. Whether there were any.
 
         The owner (request, step) waits for those of earlier jobs, too. Waits for room where the job's bytes would go beyond the bound.
         announce: it is announced before it runs, as all are where this announces.
@@ -96,7 +95,7 @@ class Saves:
                 self._own(save, owner)
             if not fresh:
                 return False
-            job.begin(fresh)
+            job.keep(fresh)
             save = _SaveUnderWay(job)
             self._own(save, owner)
             self._by_key.update(dict.fromkeys(job.keys, save))

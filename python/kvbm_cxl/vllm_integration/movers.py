@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """How blocks get from the KV cache into the pool and back.
 
-The worker takes a few blocks at a time to a mover; what it does with errors, timing and counting is the worker's. One copies, from and to
-wherever layouts say that the blocks lie; where a block lies in several cells (`shards`), one for each. The other is for a KV cache that
-lies in the pool itself: it lends blocks to readers where they are, and takes them back before the engine writes to them.
+The worker takes a few blocks at a time to a mover, which copies from and to wherever layouts say that the blocks lie; where a block lies
+in several cells (`shards`), there is one for each. Errors, timing and counting are the worker's.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, TypeVar
 
 import kvbm_cxl
 
-from .config import ConfigError, ConnectorConfig
+from .config import ConfigError
 from .failures import ThreadFailures, error_kind
-from .pool_access import PoolAccess, PoolLost
+from .pool_access import PoolAccess
 
 if TYPE_CHECKING:
     from .devices import After
@@ -34,68 +34,31 @@ class PublishBatch:
     block_ids: list[int]
     """As in `metadata.Blocks`."""
     parents: list[bytes | None]
-    is_tail: bool = False
-    """The engine may go on to fill the block."""
 
     def at(self, places: Sequence[int]) -> "PublishBatch":
         """Those at `places`."""
         if len(places) == len(self.keys):
             return self
-        return PublishBatch(
-            [self.keys[at] for at in places], [self.block_ids[at] for at in places], [self.parents[at] for at in places], self.is_tail
-        )
+        return PublishBatch([self.keys[at] for at in places], [self.block_ids[at] for at in places], [self.parents[at] for at in places])
 
 
-Offer = Any
-"""What a mover has begun for a batch, for itself."""
-
-
-class Mover(Protocol):
-    """What the worker needs."""
-
-    def begin(self, batch: PublishBatch) -> Offer | None:
-        """Takes on blocks that are computed. Called on the engine's thread, behind the step that computed them; what it returns goes to
-        `publish`. Raises `CxlError`."""
-
-    def announce(self, batch: PublishBatch, offer: Offer | None) -> Offer | None:
-        """Lets every host see that these blocks are coming, on any thread; what it returns goes to `publish` in the place of `offer`. It
-        need not be called. Raises `CxlError`."""
-
-    def publish(self, batch: PublishBatch, offer: Offer | None, after: "After" = None) -> list[str]:
-        """Publishes these blocks, on any thread, beside the next steps and behind `after`. The outcome of each: stored or lent, exists,
-        busy, no_cell, no_hint, over_quota, taken_back. Raises `CxlError`."""
-
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
-        """Fills blocks, on any thread, behind `after`; None for each that was found and verified, else the reason why not. Those hold
-        arbitrary bytes. Raises `CxlError`."""
-
-    def before_writes(self, block_ids: Sequence[int]) -> int:
-        """The engine is about to write to these blocks. Called before anything of the step runs; returns how many were taken from
-        readers."""
-
-
+CellReservations = list["kvbm_cxl.Reservations"]
+"""Reserved cells of a batch, those of each slice together."""
 Cell = tuple["kvbm_cxl.Namespace", tuple["kvbm_cxl.BlockLayout", ...]]
 """One of the cells that a block lies in, side by side: its namespace, and a layout for each slice of vLLM's blocks."""
 
 
-def mover_for(
-    config: ConnectorConfig, access: PoolAccess, cells: Sequence[Cell], region: "kvbm_cxl.LentRegion | None" = None
-) -> Mover:
-    """The mover for a KV cache that lies where `config` had it placed. `ConfigError` where blocks cannot be moved from there."""
-    namespace, (layout, *_) = cells[0]
+def mover_for(access: PoolAccess, cells: Sequence[Cell]) -> "Mover":
+    """The mover for blocks that lie in these cells. `ConfigError` where blocks cannot be moved from where the KV cache lies."""
+    copies = [CopyMover(access, *cell) for cell in cells]
+    mover = copies[0] if len(copies) == 1 else ShardsMover(tuple(copies))
     try:
-        if region is not None:
-            mover: Mover = LendMover.over(access, namespace, layout, region)
-        else:
-            copies = [CopyMover(access, *cell) for cell in cells]
-            mover = copies[0] if len(copies) == 1 else ShardsMover(tuple(copies))
         # Nothing, but from this memory: a device that this build has no engine for is found out now instead of by every block.
-        nothing = PublishBatch([], [], [])
-        mover.publish(nothing, mover.begin(nothing))
+        mover.publish(PublishBatch([], [], []), None)
         mover.pull([], [])
     except kvbm_cxl.InvalidError as error:
-        placed = ", with zero_copy in the pool itself" if config.zero_copy else ""
-        raise ConfigError(f"CxlConnector cannot copy from and to the KV cache (on {layout.device}{placed}): {error}") from error
+        device = copies[0].layouts[0].device
+        raise ConfigError(f"CxlConnector cannot copy from and to the KV cache (on {device}): {error}") from error
     return mover
 
 
@@ -108,11 +71,8 @@ class CopyMover:
     layouts: tuple["kvbm_cxl.BlockLayout", ...]
     """One for each slice of vLLM's blocks."""
 
-    def begin(self, batch: PublishBatch) -> None:
-        """Nothing to take on: the copy is made by `publish`."""
-
-    def announce(self, batch: PublishBatch, offer: None) -> "list[kvbm_cxl.Reservations]":
-        """Reserves their cells; the reservations of each slice."""
+    def announce(self, batch: PublishBatch) -> CellReservations:
+        """Reserves cells for these blocks, on any thread, so that every host sees that they are coming. Raises `CxlError`."""
         found = []
         for layout, at, _ in self._slices(batch.block_ids):
             part = batch.at(at)
@@ -120,11 +80,13 @@ class CopyMover:
             found.append(self.access.call(lambda cache: cache.reserve_blocks(self.namespace, keys, layout, parents=parents)))
         return found
 
-    def publish(self, batch: PublishBatch, offer: "list[kvbm_cxl.Reservations] | None", after: "After" = None) -> list[str]:
-        if offer is None:
+    def publish(self, batch: PublishBatch, reservations: CellReservations | None, after: "After" = None) -> list[str]:
+        """Publishes these blocks, on any thread, beside the next steps and behind `after`. `reservations`: what `announce` returned, if it
+        was called. The outcome of each: stored, exists, busy, no_cell, no_hint, over_quota. Raises `CxlError`."""
+        if reservations is None:
             return _retried(partial(self._publish, after), batch, self.access.failures)
         outcomes = [""] * len(batch.keys)
-        for reserved, (layout, at, ids) in zip(offer, self._slices(batch.block_ids)):
+        for reserved, (layout, at, ids) in zip(reservations, self._slices(batch.block_ids)):
             for place, outcome in zip(at, self.access.call(lambda _: reserved.publish(layout, ids, after=after))):
                 outcomes[place] = outcome
         return self.busy_again(batch, outcomes, after)
@@ -148,6 +110,9 @@ class CopyMover:
         return self._by_slice(batch.block_ids, publish)
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
+        """Fills blocks, on any thread, behind `after`; None for each that was found and verified, else the reason why not. Those hold
+        arbitrary bytes. Raises `CxlError`."""
+
         def pull(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str | None]:
             wanted = [keys[index] for index in at]
             return self.access.call(lambda cache: cache.pull_blocks(self.namespace, wanted, layout, ids, after=after))
@@ -169,10 +134,6 @@ class CopyMover:
             if at or count == 1:
                 yield layout, at, [block_ids[index] // count for index in at]
 
-    def before_writes(self, block_ids: Sequence[int]) -> int:
-        """The pool has copies of its own."""
-        return 0
-
 
 @dataclass(frozen=True)
 class ShardsMover:
@@ -180,17 +141,13 @@ class ShardsMover:
 
     movers: tuple[CopyMover, ...]
 
-    def begin(self, batch: PublishBatch) -> None:
-        """Nothing to take on, as with `CopyMover`."""
-
-    def announce(self, batch: PublishBatch, offer: None) -> list[Offer]:
+    def announce(self, batch: PublishBatch) -> list[CellReservations]:
         """Reserves a cell for each part of each block."""
-        return [mover.announce(batch, None) for mover in self.movers]
+        return [mover.announce(batch) for mover in self.movers]
 
-    def publish(self, batch: PublishBatch, offer: list[Offer] | None, after: "After" = None) -> list[str]:
+    def publish(self, batch: PublishBatch, reservations: list[CellReservations] | None, after: "After" = None) -> list[str]:
         """A block is stored when one of its cells is, and the others are there."""
-        offers = offer or [None] * len(self.movers)
-        by_cell = [mover.publish(batch, each, after) for mover, each in zip(self.movers, offers)]
+        by_cell = [mover.publish(batch, each, after) for mover, each in zip(self.movers, reservations or repeat(None))]
         return [_of_cells(outcomes) for outcomes in zip(*by_cell)]
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
@@ -198,9 +155,8 @@ class ShardsMover:
         by_cell = [mover.pull(keys, block_ids, after) for mover in self.movers]
         return [next(filter(None, reasons), None) for reasons in zip(*by_cell)]
 
-    def before_writes(self, block_ids: Sequence[int]) -> int:
-        """The pool has copies of its own."""
-        return 0
+
+Mover = CopyMover | ShardsMover
 
 
 def _of_cells(outcomes: Sequence[str]) -> str:
@@ -225,56 +181,3 @@ def _retried(publish: Callable[[PublishBatch], list[str]], batch: PublishBatch, 
         if not places:
             break
     return [outcomes[at] for at in range(len(batch.keys))]
-
-
-@dataclass(frozen=True)
-class LendMover:
-    """Lends blocks of a KV cache that lies in the pool, and fills them from there.
-
-    The engine's thread offers a block, and another thread lends it later, so that the engine may take it back at any time in between. For
-    that reason a busy block is not tried again: only the engine's thread knows whether it may still be offered.
-    """
-
-    access: PoolAccess
-    namespace: "kvbm_cxl.Namespace"
-    region: "kvbm_cxl.LentRegion"
-    pool: "kvbm_cxl.Pool | None"
-    """The pool that has the KV cache. There is no going on without it."""
-    copies_tails: bool
-    """Tails go into cells of their own. vLLM has no name for them, so it gives their blocks to the next request that comes."""
-
-    @classmethod
-    def over(
-        cls, access: PoolAccess, namespace: "kvbm_cxl.Namespace", layout: "kvbm_cxl.BlockLayout", region: "kvbm_cxl.LentRegion"
-    ) -> "LendMover":
-        """Tells the region where its blocks lie. Raises `InvalidError` for a layout of other memory."""
-        region.set_layout(layout)
-        pool = access.pool
-        cells = pool.cell_bytes if pool else []
-        return cls(access, namespace, region, pool, layout.block_bytes <= max(cells, default=0))
-
-    def announce(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> "kvbm_cxl.LentOffer | None":
-        """Nothing is copied that would take time."""
-        return offer
-
-    def begin(self, batch: PublishBatch) -> "kvbm_cxl.LentOffer | None":
-        if batch.is_tail and self.copies_tails:
-            return None
-        return self.access.call(lambda _: self.region.offer(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
-
-    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None", after: "After" = None) -> list[str]:
-        """`after` is None: only a host's memory lies in the pool. The same below."""
-        if offer is None:
-            return _retried(self._publish, batch, self.access.failures)
-        return self.access.call(lambda _: offer.lend())
-
-    def _publish(self, batch: PublishBatch) -> list[str]:
-        return self.access.call(lambda _: self.region.publish_blocks(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
-
-    def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
-        return self.access.call(lambda _: self.region.pull_blocks(self.namespace, keys, block_ids))
-
-    def before_writes(self, block_ids: Sequence[int]) -> int:
-        if self.access.pool is not self.pool:
-            raise PoolLost(self.access.spec, "and with it the KV cache, which lies in it (zero_copy): start the engine again")
-        return self.region.take_back(block_ids)

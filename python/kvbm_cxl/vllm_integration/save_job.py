@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of a request's blocks on its way into the pool: the engine's thread begins it, another thread publishes it."""
+"""One batch of a request's blocks on its way into the pool."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import kvbm_cxl
 
 from .failures import ThreadFailures, error_kind
 from .groups import blocks_of
-from .movers import Mover, Offer, PublishBatch
+from .movers import CellReservations, Mover, PublishBatch
 
 if TYPE_CHECKING:
     from .devices import After
@@ -28,7 +28,7 @@ class SaveOutcome:
 
 @dataclass
 class SaveJob:
-    """Publishes a batch of blocks. `begin`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
+    """Publishes a batch of blocks. `keep`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
     order. An error of the pool is an outcome."""
 
     mover: Mover
@@ -41,7 +41,8 @@ class SaveJob:
     failures: ThreadFailures
     slices: int = 1
     """Blocks in the pool that make one of vLLM's."""
-    _offer: Offer | None = None
+    _reservations: list[CellReservations] | CellReservations | None = field(default=None, init=False)
+    """What `Mover.announce` returned."""
     _error: str | None = field(default=None, init=False)
     """Kind of the error for which no block of the batch can be published."""
 
@@ -57,22 +58,16 @@ class SaveJob:
     def block_ids(self) -> set[int]:
         return set(blocks_of(self.batch.block_ids, self.slices))
 
-    def begin(self, places: list[int]) -> None:
-        """Keeps the blocks at `places` of the batch, and takes these on. Called on the engine's thread, behind the step that computed
-        them."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves out all blocks but those at `places` of the batch."""
         self.batch = self.batch.at(places)
-        try:
-            self._offer = self.mover.begin(self.batch)
-        except kvbm_cxl.CxlError as error:
-            self._fail(error)
 
     def announce(self) -> None:
         """Lets every host see that the blocks are coming, on any thread."""
-        if self._error is None:
-            try:
-                self._offer = self.mover.announce(self.batch, self._offer)
-            except kvbm_cxl.CxlError as error:
-                self._fail(error)
+        try:
+            self._reservations = self.mover.announce(self.batch)
+        except kvbm_cxl.CxlError as error:
+            self._fail(error)
 
     def run(self) -> None:
         """Publishes, on any thread, beside the next steps."""
@@ -80,7 +75,7 @@ class SaveJob:
         outcomes: list[str] = []
         if self._error is None:
             try:
-                outcomes = self.mover.publish(self.batch, self._offer, self.after)
+                outcomes = self.mover.publish(self.batch, self._reservations, self.after)
             except kvbm_cxl.CxlError as error:
                 self._fail(error)
         if self._error is not None:

@@ -18,8 +18,6 @@ pub mod duel;
 pub mod history;
 pub mod join;
 pub mod ledger;
-pub mod lent;
-pub mod lent_cases;
 pub mod linear;
 pub mod lock;
 pub mod names;
@@ -76,6 +74,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("takes_over_late", names::takes_over_late),
     ("forgets_late", names::forgets_late),
     ("cache", cache::run),
-    ("lent", lent::run),
     ("tier", tier::run),
 ];
