@@ -4,6 +4,7 @@
 import datetime
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -14,32 +15,25 @@ perf = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(perf)
 
 
-def program(source):
-    return [sys.executable, "-c", source]
-
-
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(perf, "PERF", tmp_path)
     return tmp_path
 
 
+@pytest.fixture
+def run(results, monkeypatch):
+    """Runs a program in Python as benchmark perf-x, whose entry has `more`."""
+
+    def run(source, *flags, **more):
+        monkeypatch.setattr(perf, "programs", lambda: {"perf-x": {"about": "x", "run": [sys.executable, "-c", source], **more}})
+        return perf.main([*flags, "perf-x"])
+
+    return run
+
+
 def records(results):
     return sorted((results / "records").glob("*.json"))
-
-
-def run(source, *flags):
-    return perf.main([*flags, "perf-x", "--", *program(source)])
-
-
-def test_options_stand_before_the_name_or_behind_it(results):
-    """As the Makefile has them."""
-    command = ["--", *program("print('RATIOS {\"a\": 1}')")]
-    assert perf.main(["--record", "perf-x", "--timeout-s", "60", *command]) == 0
-    assert perf.main(["--timeout-s", "60", "perf-x", *command]) == 0
-    assert len(records(results)) == 1
-    with pytest.raises(SystemExit):
-        perf.main(["--timeout-s", "60", *command])
 
 
 def test_the_last_line_is_taken():
@@ -56,7 +50,7 @@ def test_what_is_no_measurement_is_refused(output):
         perf.parse_ratios(output)
 
 
-def test_a_run_is_recorded_only_when_asked(results):
+def test_a_run_is_recorded_only_when_asked(run, results):
     good = 'print("for people\\n\\n  more"); print(\'RATIOS {"fetch_over_load": 12.3456, "b": 2}\')'
     assert run(good) == 0 and not list(results.iterdir())
     assert run(good, "--record") == 0 and run(good, "--record") == 0
@@ -98,11 +92,62 @@ def test_the_summary_of_the_checkout_follows_from_its_records():
     assert named >= set(perf.MAIN_RATIOS), "a benchmark of MAIN_RATIOS has no record"
 
 
-def test_failures_record_nothing_and_fail(results, capfd):
+def test_failures_record_nothing_and_fail(run, results, capfd):
     assert run("print('RATIOS {\"a\": 1}'); raise SystemExit(7)", "--record") == 7
     assert run("import os; os.kill(os.getpid(), 9)", "--record") == 1
     assert run("print('no ratios')", "--record") == 1
-    assert run("import time; time.sleep(60)", "--record", "--timeout-s", "0.2") == 1
-    assert perf.main(["--record", "perf-x", "--", "./no-such-program"]) == 1
+    assert run("import time; time.sleep(60)", "--record", timeout_s=0.2) == 1
+    assert run("", "--record", run=["./no-such-program"]) == 1
     assert not list(results.iterdir())
     assert "last line" in capfd.readouterr().err
+
+
+def test_arguments_follow_from_variables_and_files(run, monkeypatch, capfd):
+    shows = "import os, sys; print(sys.argv[1:], os.environ['ALSO'][-5:]); print('RATIOS {\"a\": 1}')"
+    more = [{"variable": "SOME_WORDS", "run": ["--words", "$SOME_WORDS"]}, {"file": "no-such-file", "run": ["--file"]}]
+    more.append({"file": "README.md", "run": ["--readme"]})
+    monkeypatch.setenv("SOME_WORDS", "one 'two three'")
+    assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
+    assert "['--words', 'one', 'two three', '--readme'] tests" in capfd.readouterr().out
+    monkeypatch.delenv("SOME_WORDS")
+    assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
+    assert "['--readme'] tests" in capfd.readouterr().out
+
+
+def test_a_benchmark_that_cannot_run_says_why_and_is_no_failure(run, monkeypatch, capfd):
+    fails = "raise SystemExit(3)"
+    monkeypatch.delenv("SOME_FOLDER", raising=False)
+    assert run(fails, given="SOME_FOLDER", needs=["no-such-target"]) == 0
+    assert "perf-x: SKIPPED, nothing was run: SOME_FOLDER= names nothing" in capfd.readouterr().out
+    monkeypatch.setenv("SOME_FOLDER", "there")
+    assert run(fails, given="SOME_FOLDER") == 3
+    look = [sys.executable, "-c", "print('looked'); print('there is no GPU'); raise SystemExit(1)"]
+    assert run(fails, look=look) == 0 and "SKIPPED, nothing was run: there is no GPU" in capfd.readouterr().out
+    assert run(fails, look=[sys.executable, "-c", ""]) == 3
+    assert run("print('RATIOS {\"a\": 1}')", needs=["no-such-target"]) == 2
+
+
+def test_a_picture_is_drawn_after_the_run(run, tmp_path):
+    drawn = tmp_path / "drawn"
+    then = [sys.executable, "-c", f"open({str(drawn)!r}, 'w')"]
+    assert run("print('no ratios')", then=then) == 1 and not drawn.exists()
+    assert run("print('RATIOS {\"a\": 1}')", then=then) == 0 and drawn.exists()
+
+
+def test_every_program_of_the_table_is_there():
+    known = perf.programs()
+    makefile = (tidy.ROOT / "Makefile").read_text()
+    for name, entry in known.items():
+        assert set(entry) <= {"about", "needs", "run", "with", "given", "look", "then", "environment", "timeout_s"}, name
+        files = [word for word in entry["run"] if word.startswith(("perf/", "scripts/", "tests/")) and word != "perf"]
+        assert all((tidy.ROOT / file).exists() for file in files), name
+        needs, _ = perf.command_of(entry, {})
+        assert all(re.search(rf"^{re.escape(need)}:", makefile, re.MULTILINE) or need.startswith("setup-") for need in needs), name
+    assert set(perf.MAIN_RATIOS) <= set(known)
+
+
+def test_a_name_that_is_not_in_the_table_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        perf.main(["perf-nothing"])
+    assert "there is no benchmark perf-nothing" in capsys.readouterr().err
+    assert perf.main([]) == 0 and "perf-serve " in capsys.readouterr().out

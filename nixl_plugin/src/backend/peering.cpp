@@ -218,7 +218,7 @@ void Peering::shut_down() {
 Counters::Values Peering::count_all(bool is_running) const {
     Counters::Values values = core_->counters.all();
     auto set = [&values](cxl_shm_counter counter, uint64_t value) { values[Counters::place(counter)] = value; };
-    const Staged::Counts& staged = staged_->counts();
+    const StagedCounts& staged = staged_->counts();
     set(CXL_SHM_COUNT_NIXL_STAGED_READ_BYTES, staged.bytes_read);
     set(CXL_SHM_COUNT_NIXL_STAGED_WRITTEN_BYTES, staged.bytes_written);
     set(CXL_SHM_COUNT_NIXL_SERVED_READ_BYTES, staged.served_read_bytes);

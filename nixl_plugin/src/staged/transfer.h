@@ -51,7 +51,7 @@ class Transfer {
     Direction direction() const { return direction_; }
 
   private:
-    friend class Staged;
+    friend class Requester;
     Transfer(std::shared_ptr<const Plan> plan, Direction direction) : plan_(std::move(plan)), direction_(direction) {}
 
     void end(const Status& status) noexcept {
