@@ -655,7 +655,7 @@ class Pool:
     def cache(
         self,
         *,
-        policy: Literal["lru", "s3-fifo", "sieve", "leaf-lru"] = "lru",
+        policy: Literal["lru", "leaf-lru"] = "lru",
         checksums: bool = True,
         low_water_percent: int | None = None,
         high_water_percent: int | None = None,
