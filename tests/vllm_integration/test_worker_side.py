@@ -35,13 +35,16 @@ class Bench:
         kv_cache_config = SimpleNamespace(kv_cache_groups=[group] * (elsewhere + 1), num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
         self.side = worker.WorkerSide(None, kv_cache_config, config, self.access)
-        self.memory = torch.randn((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), generator=torch.Generator().manual_seed(seed))
+        self.memory = self._memory((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), torch.Generator().manual_seed(seed))
         self.step = 0
         try:
             self.side.attach({name: self.memory[layer] for layer, name in enumerate(group.layer_names)})
         except ConfigError:
             self.close()
             raise
+
+    def _memory(self, shape, random) -> torch.Tensor:
+        return torch.randn(shape, generator=random)
 
     def orders(self, **orders) -> StepMetadata:
         self.step += 1
@@ -382,13 +385,13 @@ def test_long_chains_go_in_pieces(bench, monkeypatch):
         monkeypatch.setattr(worker, name, 3 * here.side.handshake().cell_bytes)
     parents = []
     mover = type(here.side._attached.mover)
-    begin = mover.begin
+    publish = mover.publish
 
-    def noted(self, batch):
+    def noted(self, batch, *rest):
         parents.append((batch.keys, batch.parents))
-        return begin(self, batch)
+        return publish(self, batch, *rest)
 
-    monkeypatch.setattr(mover, "begin", noted)
+    monkeypatch.setattr(mover, "publish", noted)
     here.run(saves=[Blocks("a", KEYS[:8], list(range(8)), parent=KEYS[9])], complete={"a"})
     assert sorted((len(keys), chain[0]) for keys, chain in parents) == sorted([(3, KEYS[9]), (3, KEYS[2]), (2, KEYS[5])])
     assert all(chain[1:] == keys[:-1] for keys, chain in parents)

@@ -116,7 +116,7 @@ class ConnectorConfig:
         if self.workers > 64:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
         if self.save_layers and self.checksums:
-            raise ConfigError("CxlConnector: save_layers copies blocks in parts, without checksums; set checksums to false, or leave it out")
+            raise ConfigError("CxlConnector: save_layers copies blocks in parts, without checksums; set checksums to false")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):

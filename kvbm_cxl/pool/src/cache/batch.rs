@@ -164,7 +164,8 @@ impl Reservation {
     /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
     ///
     /// # Safety
-    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
+    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool; a stream or
+    /// event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors

@@ -224,7 +224,8 @@ impl<'m> WriteList<'m> {
     ///
     /// # Safety
     /// Until the last use of this list the range may be read, no thread writes to it, and it is not memory of the pool. Ranges that
-    /// adjoin may be read as one. It lies where [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
+    /// adjoin may be read as one. It lies where [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until
+    /// [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, source: LocalRange) {
         append(&mut self.pieces, offset, source.address.as_ptr().expose_provenance(), source.len_bytes);
     }
@@ -324,7 +325,8 @@ impl<'m> ReadList<'m> {
     ///
     /// # Safety
     /// Until the last use of this list the range may be written, no other thread reads or writes it, no other list used in the same call
-    /// names it, and it is not memory of the pool. Ranges that adjoin may be written as one. It lies where [`ReadList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
+    /// names it, and it is not memory of the pool. Ranges that adjoin may be written as one. It lies where
+    /// [`ReadList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, destination: LocalRange) {
         self.has_raw |= destination.len_bytes > 0;
         append(&mut self.pieces, offset, destination.address.as_ptr().expose_provenance(), destination.len_bytes);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leaves first: no block goes before the cached blocks that continue it.
 //!
-//! A block is of use only with all blocks before it in its chain, and what follows an evicted one is dead weight. LRU sees blocks alone, and
-//! evicts a chain from its root wherever the root was used first. This policy wraps LRU and holds back what LRU offers too early: such a
-//! block waits, still a candidate of LRU, until the last block that continues it is offered, and is then
-//! offered next. So a chain that has become old goes from its end to its root, in one batch where the evictor wants many.
+//! A block is of use only with all blocks before it in its chain, and what follows an evicted one is dead weight. LRU sees blocks alone,
+//! and evicts a chain from its root wherever the root was used first. This policy wraps LRU and holds back what LRU offers too early: such
+//! a block waits, still a candidate of LRU, until the last block that continues it is offered, and is then offered next. So a chain that
+//! has become old goes from its end to its root, in one batch where the evictor wants many.
 //!
 //! A block whose parent is not known (adopted, or owned by another process) holds nothing back. Parents that go round in a circle can only
 //! come of wrong keys; when nothing else is left the block that waits longest goes.

@@ -80,7 +80,8 @@ impl Cache {
     /// whatever was there. So nothing of such work counts before the answer is known.
     ///
     /// `pieces` gets the place of a key and the length of its block, and says where the block goes; pieces that are not as long as the
-    /// block make it a miss ([`MissReason::Length`]). Where a CPU has a part in the copies, they are waited for. The bound is that of [`Cache::queue_publish`].
+    /// block make it a miss ([`MissReason::Length`]). Where a CPU has a part in the copies, they are waited for. The bound is that of
+    /// [`Cache::queue_publish`].
     ///
     /// # Safety
     /// Each range is memory of that GPU, is named once, and is used by no other than work behind the copies on that stream, from what `on`
