@@ -76,7 +76,7 @@ class GpuBench(Bench):
     def reserved(self, keys) -> None:
         """Waits until these have cells, and every host sees them coming."""
         jobs = [job for _, job in self.side._layer_saves._jobs]
-        _eventually(lambda: all(job._queued for job in jobs), lambda: [(job._error, job._offer) for job in jobs])
+        _eventually(lambda: all(job._queued for job in jobs), lambda: [(job._error, job._reservations) for job in jobs])
         assert self.presence(keys) == ["coming"] * len(keys)
 
     def presence(self, keys) -> list[str]:

@@ -68,7 +68,7 @@ struct Lists {
     }
     /// Index of a registration in the list, which it is added to; none if the list is full.
     std::optional<uint32_t> index_of(uint64_t registration) {
-        // Lists often go round several registrations: the one used last, or the one behind it.
+        // Lists often go round several registrations: the one used last, or the next one.
         auto found = std::find(registrations.rbegin(), registrations.rend(), registration);
         if (found != registrations.rend())
             return static_cast<uint32_t>(registrations.rend() - found - 1);
@@ -94,7 +94,7 @@ std::vector<std::byte> compose(Kind what, uint64_t part, const Lists& lists) {
 } // namespace
 
 Status Requester::start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
-                     std::shared_ptr<Transfer>& transfer) {
+                        std::shared_ptr<Transfer>& transfer) {
     if (!plan)
         return {NIXL_ERR_INVALID_PARAM, "CXL: a transfer without a plan"};
     std::shared_ptr<Transfer> begun(new Transfer(std::move(plan), direction));

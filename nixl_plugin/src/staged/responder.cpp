@@ -6,7 +6,7 @@
 namespace kvbm_cxl {
 
 namespace {
-/// Behind a part of a write that is this large there will be another one, most likely, and so soon: it is not worth sleeping.
+/// After a part of a write of this size another one most likely arrives within this time: too soon to sleep.
 constexpr uint64_t LARGE_BYTES = 64 << 10, MORE_NS = 200'000;
 } // namespace
 

@@ -27,7 +27,7 @@ class Staged : public Service {
     Staged(Links& links, Registrations& registrations, const StagedOptions& options);
     /// shut_down()
     ~Staged() override;
-    /// Fails what is under way, and ends the links. Nothing begins afterwards.
+    /// Fails the transfers under way, and ends the links. No transfer begins afterwards.
     void shut_down();
 
     /// Begins a transfer; `note` is sent to the peer when the data are where they belong. The status is that of the transfer already if it

@@ -58,7 +58,7 @@ class Transfer {
         try {
             reason_ = status.reason();
         } catch (const std::exception&) {
-            // No memory to say why; that it has ended is told all the same.
+            // No memory for the reason. The end is reported without it.
         }
         plan_.reset();
         status_.store(status.code(), std::memory_order_release);

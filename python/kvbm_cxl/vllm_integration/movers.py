@@ -8,14 +8,12 @@ in several cells (`shards`), there is one for each. Errors, timing and counting 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeVar
 
 import kvbm_cxl
 
 from .config import ConfigError
-from .failures import ThreadFailures, error_kind
 from .pool_access import PoolAccess
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ class PublishBatch:
         return PublishBatch([self.keys[at] for at in places], [self.block_ids[at] for at in places], [self.parents[at] for at in places])
 
 
-CellReservations = list["kvbm_cxl.Reservations"]
-"""Reserved cells of a batch, those of each slice together."""
 Cell = tuple["kvbm_cxl.Namespace", tuple["kvbm_cxl.BlockLayout", ...]]
 """One of the cells that a block lies in, side by side: its namespace, and a layout for each slice of vLLM's blocks."""
 
@@ -63,6 +59,17 @@ def mover_for(access: PoolAccess, cells: Sequence[Cell]) -> "Mover":
 
 
 @dataclass(frozen=True)
+class _Reserved:
+    """Cells for blocks of one slice."""
+
+    cells: "kvbm_cxl.Reservations"
+    layout: "kvbm_cxl.BlockLayout"
+    at: list[int]
+    """Places of the blocks in their batch. A later one of the batch with the same place counts more."""
+    ids: list[int]
+
+
+@dataclass(frozen=True)
 class CopyMover:
     """Copies between the KV cache, in memory of a host or a device, and cells of the pool."""
 
@@ -71,46 +78,57 @@ class CopyMover:
     layouts: tuple["kvbm_cxl.BlockLayout", ...]
     """One for each slice of vLLM's blocks."""
 
-    def announce(self, batch: PublishBatch) -> CellReservations:
-        """Reserves cells for these blocks, on any thread, so that every host sees that they are coming. Raises `CxlError`."""
+    def announce(self, batch: PublishBatch) -> list[_Reserved]:
+        """Reserves cells for these blocks, on any thread, so that every host sees that they are coming. Blocks that are about to go are
+        tried again. May wait for locks of the pool, for which `publish` waits no more then. Raises `CxlError`."""
         found = []
-        for layout, at, _ in self._slices(batch.block_ids):
-            part = batch.at(at)
-            keys, parents = part.keys, part.parents
-            found.append(self.access.call(lambda cache: cache.reserve_blocks(self.namespace, keys, layout, parents=parents)))
+        try:
+            for layout, at, ids in self._slices(batch.block_ids):
+                self._reserve(batch, layout, list(at), dict(zip(at, ids)), found)
+        except kvbm_cxl.CxlError:
+            self.release(found)
+            raise
         return found
 
-    def publish(self, batch: PublishBatch, reservations: CellReservations | None, after: "After" = None) -> list[str]:
-        """Publishes these blocks, on any thread, beside the next steps and behind `after`. `reservations`: what `announce` returned, if it
+    def _reserve(self, batch: PublishBatch, layout: "kvbm_cxl.BlockLayout", at: list[int], ids: dict[int, int], found: list[_Reserved]):
+        for attempt in range(_BUSY_TRIES):
+            if attempt:
+                time.sleep(0.001 * 2 ** (attempt - 1))
+            part = batch.at(at)
+            cells = self.access.call(lambda cache: cache.reserve_blocks(self.namespace, part.keys, layout, parents=part.parents))
+            found.append(_Reserved(cells, layout, at, [ids[place] for place in at]))
+            at = [place for place, outcome in zip(at, cells.outcomes) if outcome == "busy"]
+            if not at:
+                return
+
+    def release(self, reservations: list[_Reserved]) -> None:
+        """Gives back what `announce` returned, in the place of `publish`."""
+        for reserved in reservations:
+            reserved.cells.release()
+
+    def publish(self, batch: PublishBatch, reservations: list[_Reserved] | None, after: "After" = None) -> list[str]:
+        """Publishes these blocks, on any thread, beside the next steps and after `after`. `reservations`: what `announce` returned, if it
         was called. The outcome of each: stored, exists, busy, no_cell, no_hint, over_quota. Raises `CxlError`."""
         if reservations is None:
-            return _retried(partial(self._publish, after), batch, self.access.failures)
+            reservations = self.announce(batch)
         outcomes = [""] * len(batch.keys)
-        for reserved, (layout, at, ids) in zip(reservations, self._slices(batch.block_ids)):
-            for place, outcome in zip(at, self.access.call(lambda _: reserved.publish(layout, ids, after=after))):
+        for reserved in reservations:
+            published = self.access.call(lambda _: reserved.cells.publish(reserved.layout, reserved.ids, after=after))
+            for place, outcome in zip(reserved.at, published):
                 outcomes[place] = outcome
-        return self.busy_again(batch, outcomes, after)
+        return outcomes
 
     def busy_again(self, batch: PublishBatch, outcomes: list[str], after: "After" = None) -> list[str]:
         """The outcomes of a batch whose cells were reserved before, after another try of those that were about to go then: by now they
         may have."""
         busy = [place for place, outcome in enumerate(outcomes) if outcome == "busy"]
-        again = _retried(partial(self._publish, after), batch.at(busy), self.access.failures) if busy else []
+        again = self.publish(batch.at(busy), None, after) if busy else []
         for place, outcome in zip(busy, again):
             outcomes[place] = outcome
         return outcomes
 
-    def _publish(self, after: "After", batch: PublishBatch) -> list[str]:
-        def publish(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str]:
-            part = batch.at(at)
-            return self.access.call(
-                lambda cache: cache.publish_blocks(self.namespace, part.keys, layout, ids, parents=part.parents, after=after)
-            )
-
-        return self._by_slice(batch.block_ids, publish)
-
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
-        """Fills blocks, on any thread, behind `after`; None for each that was found and verified, else the reason why not. Those hold
+        """Fills blocks, on any thread, after `after`; None for each that was found and verified, else the reason why not. Those hold
         arbitrary bytes. Raises `CxlError`."""
 
         def pull(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str | None]:
@@ -141,11 +159,22 @@ class ShardsMover:
 
     movers: tuple[CopyMover, ...]
 
-    def announce(self, batch: PublishBatch) -> list[CellReservations]:
+    def announce(self, batch: PublishBatch) -> list[list[_Reserved]]:
         """Reserves a cell for each part of each block."""
-        return [mover.announce(batch) for mover in self.movers]
+        found: list[list[_Reserved]] = []
+        try:
+            for mover in self.movers:
+                found.append(mover.announce(batch))
+        except kvbm_cxl.CxlError:
+            self.release(found)
+            raise
+        return found
 
-    def publish(self, batch: PublishBatch, reservations: list[CellReservations] | None, after: "After" = None) -> list[str]:
+    def release(self, reservations: list[list[_Reserved]]) -> None:
+        for mover, each in zip(self.movers, reservations):
+            mover.release(each)
+
+    def publish(self, batch: PublishBatch, reservations: list[list[_Reserved]] | None, after: "After" = None) -> list[str]:
         """A block is stored when one of its cells is, and the others are there."""
         by_cell = [mover.publish(batch, each, after) for mover, each in zip(self.movers, reservations or repeat(None))]
         return [_of_cells(outcomes) for outcomes in zip(*by_cell)]
@@ -162,22 +191,3 @@ Mover = CopyMover | ShardsMover
 def _of_cells(outcomes: Sequence[str]) -> str:
     others = [outcome for outcome in outcomes if outcome not in ("stored", "exists")]
     return others[0] if others else "stored" if "stored" in outcomes else "exists"
-
-
-def _retried(publish: Callable[[PublishBatch], list[str]], batch: PublishBatch, failures: ThreadFailures) -> list[str]:
-    """The outcome of each block; `publish` is called again for those that are busy."""
-    outcomes: dict[int, str] = {}
-    places = list(range(len(batch.keys)))
-    for attempt in range(_BUSY_TRIES):
-        if attempt:
-            time.sleep(0.001 * 2 ** (attempt - 1))
-        try:
-            tried = publish(batch.at(places))
-        except kvbm_cxl.CxlError as error:
-            failures.report(f"publishing {len(places)} blocks", error, count=False)
-            tried = [error_kind(error)] * len(places)
-        outcomes.update(zip(places, tried))
-        places = [at for at, outcome in zip(places, tried) if outcome == "busy"]
-        if not places:
-            break
-    return [outcomes[at] for at in range(len(batch.keys))]

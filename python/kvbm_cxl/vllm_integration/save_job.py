@@ -4,16 +4,20 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
 
 from .failures import ThreadFailures, error_kind
 from .groups import blocks_of
-from .movers import CellReservations, Mover, PublishBatch
+from .movers import Mover, PublishBatch
 
 if TYPE_CHECKING:
     from .devices import After
+
+
+NO_LOCK = "no_lock"
+"""Outcome of blocks that were given up because the pool's locks did not come."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class SaveJob:
     failures: ThreadFailures
     slices: int = 1
     """Blocks in the pool that make one of vLLM's."""
-    _reservations: list[CellReservations] | CellReservations | None = field(default=None, init=False)
+    _reservations: Any = field(default=None, init=False)
     """What `Mover.announce` returned."""
     _error: str | None = field(default=None, init=False)
     """Kind of the error for which no block of the batch can be published."""
@@ -62,12 +66,33 @@ class SaveJob:
         """Leaves out all blocks but those at `places` of the batch."""
         self.batch = self.batch.at(places)
 
-    def announce(self) -> None:
-        """Lets every host see that the blocks are coming, on any thread."""
+    def announce(self) -> bool:
+        """Reserves cells, which lets every host see that the blocks are coming, on any thread. False: the pool's locks did not come."""
         try:
             self._reservations = self.mover.announce(self.batch)
         except kvbm_cxl.CxlError as error:
             self._fail(error)
+        return self._error != kvbm_cxl.TimeoutError_.kind
+
+    def give_up(self) -> None:
+        """The blocks are not published, since the pool's locks do not come. Any thread may be within `announce`."""
+        self.record(SaveOutcome(self.keys, [NO_LOCK] * len(self.keys), 0.0))
+
+    def release(self) -> None:
+        """Gives back what `announce` reserved, after `give_up`."""
+        reservations, self._reservations = self._reservations, None
+        if reservations is not None:
+            self.mover.release(reservations)
+
+    def probe(self) -> bool:
+        """Waits for the pool's locks as `announce` does; whether they came."""
+        try:
+            self.mover.release(self.mover.announce(self.batch))
+        except kvbm_cxl.TimeoutError_:
+            return False
+        except kvbm_cxl.CxlError:
+            pass  # Its locks came, or there is no pool at present.
+        return True
 
     def run(self) -> None:
         """Publishes, on any thread, beside the next steps."""
@@ -83,5 +108,5 @@ class SaveJob:
         self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
 
     def _fail(self, error: kvbm_cxl.CxlError) -> None:
-        self.failures.report(f"publishing {len(self.keys)} blocks", error, count=False)
+        self.failures.report("publishing blocks", error, f"{len(self.keys)} blocks", count=False)
         self._error = error_kind(error)

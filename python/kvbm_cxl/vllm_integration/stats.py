@@ -18,7 +18,7 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed"),
+        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed", "no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
     ),
     "saved_layers": (
