@@ -576,8 +576,6 @@ int cxl_shm_device_close(cxl_device_t device);
 
 /* Which block is evicted first. */
 #define CXL_SHM_CACHE_LRU 0u      /* the one that was not used for longest, as TraCT */
-#define CXL_SHM_CACHE_S3_FIFO 1u  /* S3-FIFO */
-#define CXL_SHM_CACHE_SIEVE 2u    /* SIEVE */
 #define CXL_SHM_CACHE_LEAF_LRU 3u /* LRU among blocks that no other cached block continues */
 
 typedef struct cxl_shm_cache_options {

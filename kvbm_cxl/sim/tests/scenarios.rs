@@ -67,6 +67,5 @@ scenarios! {
     stats: 300,
     ring: 100,
     cache: 200,
-    lent: 200,
     tier: 200,
 }

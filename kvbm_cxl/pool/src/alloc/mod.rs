@@ -169,7 +169,6 @@ pub struct Allocator {
     /// Blocks freed for other hosts, by slot, that no caller may have before those were told.
     untold: Mutex<Vec<(u16, Begun)>>,
     /// Held by the thread that frees what dead processes kept.
-    reaping: Mutex<()>,
     /// Held by the thread that gives chunks back to the pool.
     giving: Mutex<()>,
 }
@@ -204,7 +203,6 @@ impl Allocator {
             swept: AtomicU64::new(0),
             backlog: Mutex::default(),
             untold: Mutex::default(),
-            reaping: Mutex::default(),
             giving: Mutex::default(),
         };
         drop(allocator.lock_chunks()?);
@@ -444,27 +442,6 @@ impl Allocator {
             }
         }
         Ok(())
-    }
-
-    /// The kept blocks in chunks of this process: its own, and those that it has from processes and hosts that are gone.
-    pub fn kept_blocks(&self) -> Vec<Block> {
-        let mut blocks = Vec::new();
-        for (class, heap) in self.heaps.iter().enumerate() {
-            blocks.extend(held(heap).kept().map(|of| self.block(class, of)));
-        }
-        let chunk_bytes = self.layout().geometry().chunk_bytes;
-        let runs: Vec<(u64, u64)> =
-            held(&self.other).runs.iter().filter(|(_, run)| run.kept).map(|(&first, run)| (first, run.count)).collect();
-        let runs = runs.into_iter().filter_map(|(first, count)| {
-            self.layout().chunk_offset(first).ok().map(|offset| Block { offset, len_bytes: count * chunk_bytes })
-        });
-        blocks.extend(runs);
-        blocks
-    }
-
-    /// The right to free kept blocks that were others': one thread at a time, so that none is freed twice. `None` while another has it.
-    pub(crate) fn try_reap(&self) -> Option<MutexGuard<'_, ()>> {
-        try_held(&self.reaping)
     }
 
     /// What this process has of the pool.

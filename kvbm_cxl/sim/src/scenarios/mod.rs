@@ -19,8 +19,6 @@ pub mod failover;
 pub mod history;
 pub mod join;
 pub mod ledger;
-pub mod lent;
-pub mod lent_cases;
 pub mod linear;
 pub mod lock;
 pub mod names;
@@ -89,6 +87,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("takes_over_late", names::takes_over_late),
     ("forgets_late", names::forgets_late),
     ("cache", cache::run),
-    ("lent", lent::run),
     ("tier", tier::run),
 ];

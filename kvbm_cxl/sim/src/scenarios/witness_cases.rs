@@ -3,8 +3,7 @@
 //! the rule dropped that it is about. Machine 0 has the manager's seat and gets the memory; the containers are on machine 1.
 
 use super::Scenario;
-use super::lent::{CHUNK_BYTES, stage_with};
-use super::setup::{Cluster, join};
+use super::setup::{CHUNK_BYTES, Cluster, join};
 use crate::{Env, Failure, Fault, Planned, SimHost, Stats, When};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::host::{Host, HostConfig};
@@ -66,7 +65,7 @@ fn cluster(seed: u64, slots: usize, containers: usize) -> (Cluster, Vec<SimHost>
 
 /// The same over a pool with so many seats.
 fn cluster_with_seats(seed: u64, slots: usize, containers: usize, seats: Option<u32>) -> (Cluster, Vec<SimHost>, HostConfig) {
-    let mut cluster = stage_with(seed, 2, (slots, seats), (1, 1), CHUNKS);
+    let mut cluster = Cluster::with_chunks(seed, slots, seats, CHUNKS);
     let mut hosts = cluster.hosts.clone();
     hosts.extend((0..containers).map(|_| cluster.world.add_container(cluster.hosts[1])));
     let config = cluster.host_config.clone();
