@@ -264,7 +264,9 @@ SIMULATOR = "kvbm_cxl/sim/"
 # What fails a test when it is called: calls of pytest, subprocess and numpy.
 _FAILING_CALLS = {"raises", "fail", "warns", "check_call", "check_output", "check_returncode"}
 _RUST_FAILING = re.compile(r"\b(?:debug_|prop_)?assert\w*\s*!|\b(?:panic|unreachable)\s*!|\.\s*(?:unwrap|expect)(?:_err)?\s*\(|\?\s*;")
-_RUST_FN = re.compile(r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|async\s+|unsafe\s+|extern\s+)*\bfn\s+(\w+)(?:\[[^\]]*\]|[^{;])*\{")
+_RUST_FN = re.compile(
+    r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|async\s+|unsafe\s+|extern\s+)*\bfn\s+(\w+)(?:\[[^\]]*\]|[^{;])*\{"
+)
 _RUST_CALL = re.compile(r"\b(\w+)\s*(?:::<[^;{}()]*>)?\(|\b(\w+)\s*!\s*[({\[]")
 
 
@@ -299,8 +301,8 @@ def _rust_functions(text):
 
 
 def tests_that_cannot_fail(files):
-    """Yields (path, line, reason) for every test without an assertion, of its own or of a function of the tests that it calls. Functions are
-    known by their names: those of its own file first, else those of any file."""
+    """Yields (path, line, reason) for every test without an assertion, of its own or of a function of the tests that it calls. Functions
+    are known by their names: those of its own file first, else those of any file."""
     known, tests = {}, []
     for path, text in files:
         language = "rust" if is_rust(path) else "python" if path.endswith(".py") else None

@@ -196,6 +196,11 @@ def test_a_block_on_its_way_is_not_taken_twice_and_the_queue_has_its_bound(tmp_p
     until("the queue is empty", lambda: level.counts()["queued_bytes"] == 0)
     assert not level.wants(name_of(keys[0]), LEN), "the store has it"
     assert level.counts()["dropped_full"] == 1 and level.wants(name_of(keys[2]), 2 * LEN)
+    # One that could not be written is wanted again.
+    store.write = lambda *_: (_ for _ in ()).throw(OSError("no room"))
+    assert level.demote(name_of(keys[3]), None, bytearray(payload(keys[3], LEN)))
+    until("it fails", lambda: level.counts().get("errors", 0) == 1 and level.counts()["queued_bytes"] == 0)
+    assert level.wants(name_of(keys[3]), LEN)
     level.close()
 
 

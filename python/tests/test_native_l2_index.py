@@ -50,11 +50,11 @@ def test_a_promotion_during_a_listing_counts(index, place):
 
 def test_promotions_during_a_listing_keep_their_order(index):
     def promoted():
-        for place in (2, 0, 2, 0, 1):
+        for place in (0, 2, 1, 2, 0):
             index.used(NAMES[place])
 
     index.look_through(listed(*NAMES[:4], between=[(3, promoted)]))
-    assert order(index) == [NAMES[3], NAMES[2], NAMES[0], NAMES[1]]
+    assert order(index) == [NAMES[3], NAMES[1], NAMES[2], NAMES[0]]
 
 
 def test_a_promotion_counts_where_the_store_does_not_note_it(index):
@@ -104,6 +104,14 @@ def test_a_listing_that_fails_changes_nothing(index):
     with pytest.raises(OSError, match="the store is gone"):
         index.look_through(listed(*NAMES[2:], between=[(1, fails)]))
     assert order(index) == [NAMES[0], NAMES[2], NAMES[3], NAMES[1]]
+
+
+def test_the_use_of_an_object_that_is_gone_is_forgotten(index):
+    for name in NAMES[:2]:
+        index.used(name)
+    index.remove(NAMES[0])
+    index.look_through(listed(*NAMES[:1], *NAMES[2:4]))
+    assert order(index) == [NAMES[0], NAMES[2], NAMES[3]] and not index._used_s
 
 
 def test_what_is_unused_or_no_block_is_not_remembered(index):

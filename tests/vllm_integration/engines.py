@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register, worker
+from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from kvbm_cxl.vllm_integration.groups import Kind
 from kvbm_cxl.vllm_integration.handover import prefill_params
 from kvbm_cxl.vllm_integration.keys import block_key, tail_key
@@ -21,8 +21,6 @@ from vllm.model_executor.models import registry
 
 # vLLM looks at each class of models in a process of its own, so that no GPU is touched. Here it would import vLLM once more for each.
 registry._run_in_subprocess = lambda look: look()
-# Nor is any publish given up because a loaded machine takes long for it; a test of that has its own.
-PATIENCE, worker._LEAST_PATIENCE = worker._LEAST_PATIENCE, 60.0
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 512 << 10
 SETTLES_S = 180

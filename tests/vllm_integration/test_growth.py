@@ -3,6 +3,7 @@
 
 import ast
 import random
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ import kvbm_cxl
 import pytest
 import test_scheduler_side
 import test_worker_side
+from kvbm_cxl.vllm_integration import block_names, bounded, handover, pool_access
 from kvbm_cxl.vllm_integration import events as events_module
-from kvbm_cxl.vllm_integration import handover, pool_access
 from kvbm_cxl.vllm_integration.events import PoolEvents
 from kvbm_cxl.vllm_integration.failures import ThreadFailures
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
@@ -25,7 +26,6 @@ from vllm.lora.request import LoRARequest
 schedulers = test_scheduler_side.bench
 workers = test_worker_side.bench
 path = test_worker_side.path
-# More than any container remembers by names that requests bring.
 REQUESTS = 5000
 SPARE = 20
 PACKAGE = Path(pool_access.__file__).parents[1]
@@ -100,7 +100,10 @@ def _one_request(here, number: int, choose: random.Random) -> None:
 
 
 def test_the_schedulers_side_keeps_nothing_of_requests(schedulers, monkeypatch):
+    # Bounds that the first half of the requests reaches.
     monkeypatch.setattr(events_module, "_MAX_ORDERED", 50)
+    monkeypatch.setattr(bounded, "MAX_REMEMBERED", 50)
+    monkeypatch.setattr(block_names, "_MAX_STALE", 50)
     here, choose = schedulers(), random.Random(7)
     here.side.events = here.side.saving.events = events = PoolEvents(here.config, here.access, Outlet(), here.side.tally)
     events._thread = SimpleNamespace(join=lambda _: None)
@@ -110,10 +113,22 @@ def test_the_schedulers_side_keeps_nothing_of_requests(schedulers, monkeypatch):
     for number in range(REQUESTS, 2 * REQUESTS):
         _one_request(here, number, choose)
     more = grown(before, sizes(here.side, here.access), SPARE)
-    # They wait for the thread that describes them, which does not run here.
-    events._published.clear()
-    assert not {path: size for path, size in more.items() if "._published" not in path}
+    # These wait for the thread that describes them, which does not run here.
+    assert sorted(path for path in more if "._published" not in path) == []
     assert not here.side._tracked and here.side.lookups.pinned == 0
+
+
+def _end(here, ran: tuple, name: str, other: str) -> None:
+    """Has a request that is saved and one that is loaded end."""
+    saved, loaded, deadline = *ran[:2], time.monotonic() + 180
+    while other not in loaded:
+        assert time.monotonic() < deadline
+        loaded |= here.run(idle=True)[1]
+    release = {name}
+    while name not in saved:
+        assert time.monotonic() < deadline
+        saved |= here.run(idle=True, release=release, finished={name, other})[0]
+        release = set()
 
 
 def _one_step(here, number: int) -> None:
@@ -121,13 +136,7 @@ def _one_step(here, number: int) -> None:
     name, other = f"request {number}", f"load {number}"
     keys = [kvbm_cxl.chain_key(None, [number, place]) for place in range(3)]
     saves = [Blocks(name, keys[:1], [0]), Blocks(name, keys[1:2], [1], keys[0], tail_tokens=5)]
-    here.run(saves=saves, loads=[Blocks(other, keys[2:], [2])], complete={name} if number % 2 else set())
-    done: set[str] = set()
-    while other not in done:
-        done |= here.run(idle=True)[1]
-    saved: set[str] = set()
-    while name not in saved:
-        saved |= here.run(idle=True, release={name} - saved, finished={name, other})[0]
+    _end(here, here.run(saves=saves, loads=[Blocks(other, keys[2:], [2])], complete={name} if number % 2 else set()), name, other)
     here.counts()
 
 

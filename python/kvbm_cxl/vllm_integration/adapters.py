@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bounded import MAX_REMEMBERED, trim
+from . import bounded
 from .log import logger
 from .stats import Tally
 
@@ -63,7 +63,7 @@ class Digests:
         if _stat(path) != before:
             raise OSError(f"{path} changed while it was read")
         self._known[str(path)] = before, found.digest()
-        trim(self._known)
+        bounded.trim(self._known)
         return found.digest()
 
 
@@ -138,7 +138,7 @@ class LoadedAdapters:
         return folder, before, hashlib.sha256(files + how).digest()[:16]
 
     def _note(self, adapter_id: int, content: bytes) -> None:
-        if len(self._loaded) >= MAX_REMEMBERED:
+        if len(self._loaded) >= bounded.MAX_REMEMBERED:
             there = self._manager.list_adapters() if self._manager is not None else ()
             self._loaded = {known: digest for known, digest in self._loaded.items() if known in there}
         self._loaded[adapter_id] = self._changed[adapter_id] = content
@@ -213,7 +213,7 @@ class KnownAdapters:
         if len(found) > 1 or UNKNOWN in found:
             if request.lora_name not in self._warned:
                 self._warned[request.lora_name] = None
-                trim(self._warned)
+                bounded.trim(self._warned)
                 self.tally.count("adapters", "unknown")
                 logger.warning(
                     "CxlConnector: adapter %r (%s) is known by name alone: its files cannot be read, changed while they were, differ "
@@ -227,7 +227,7 @@ class KnownAdapters:
     def may_publish(self, request: "LoRARequest", content: bytes) -> bool:
         """Whether new blocks may be published: not while vLLM may have blocks itself that another adapter of this name computed."""
         name = request.lora_name, request.lora_path
-        if len(self._local) >= MAX_REMEMBERED and name not in self._local:
+        if len(self._local) >= bounded.MAX_REMEMBERED and name not in self._local:
             return False  # None of these may be forgotten before the reset, and there is no room to remember this one.
         if self._local.setdefault(name, content) != content:
             if name not in self._mixed:
@@ -268,7 +268,7 @@ class KnownAdapters:
                 before = {}
             self._told.pop(adapter_id, None)
             self._told[adapter_id] = {**before, **now}
-            while len(self._told) > MAX_REMEMBERED:
+            while len(self._told) > bounded.MAX_REMEMBERED:
                 oldest = next(iter(self._told))
                 del self._told[oldest]
                 self._sure.discard(oldest)

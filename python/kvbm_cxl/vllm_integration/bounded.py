@@ -7,7 +7,7 @@ MAX_REMEMBERED = 4096
 """Entries that one container remembers by names of requests, adapters or hashes, where an older entry may be forgotten."""
 
 
-def trim(entries: dict[Any, Any], limit: int = MAX_REMEMBERED) -> None:
-    """Forgets the oldest entries beyond `limit`."""
-    while len(entries) > limit:
+def trim(entries: dict[Any, Any], limit: int | None = None) -> None:
+    """Forgets the oldest entries beyond `limit`, which is `MAX_REMEMBERED` if it is not given."""
+    while len(entries) > (MAX_REMEMBERED if limit is None else limit):
         del entries[next(iter(entries))]
