@@ -68,7 +68,7 @@ demo: build ## Two processes as two hosts on one pool: one publishes data blocks
 
 .PHONY: serve
 serve: serve-ready $(if $(filter etcd,$(DISCOVERY))$(filter lab,$(HOSTS)),build-member) \
-	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|cxl-zero-copy|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
+	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
 	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
 		--discovery $(DISCOVERY) --hosts $(HOSTS) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
 

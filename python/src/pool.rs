@@ -118,7 +118,7 @@ impl Pool {
         let defaults = HostConfig::from_env().map_err(Failure::Pool)?;
         let config = HostConfig {
             slot,
-            join_timeout_ms: join_timeout_ms.unwrap_or(defaults.join_timeout_ms).min(MAX_MS),
+            join_timeout_ms: join_timeout_ms.map(|ms| ms.min(MAX_MS)),
             heartbeat_ms: heartbeat_ms.unwrap_or(defaults.heartbeat_ms).clamp(1, MAX_MS),
             suspect_ms: suspect_ms.unwrap_or(defaults.suspect_ms).min(MAX_MS),
             ..defaults
@@ -203,7 +203,7 @@ impl Pool {
             high_water_percent: high_water_percent.unwrap_or(defaults.high_water_percent),
             quotas: of_some,
             quota_bytes: of_each,
-            lock_timeout_ms: lock_timeout_ms.unwrap_or(defaults.lock_timeout_ms).min(MAX_MS),
+            lock_timeout_ms: lock_timeout_ms.map(|ms| ms.min(MAX_MS)),
             service_ms: service_ms.unwrap_or(defaults.service_ms).min(MAX_MS),
             upkeep_ms: upkeep_ms.unwrap_or(defaults.upkeep_ms).min(MAX_MS),
             remembered_keys: remembered_keys.unwrap_or(defaults.remembered_keys),

@@ -20,7 +20,7 @@ def test_the_options_of_the_cache_are_those_of_the_pool():
 
 # What a user may write in JSON for each option of the cache, and what is no value of it.
 CACHE_VALUES = {
-    "policy": ('"sieve"', '"fifo"'),
+    "policy": ('"leaf-lru"', '"fifo"'),
     "low_water_percent": ("3", '"3"'),
     "high_water_percent": ("20", "-1"),
     "quotas": ("2097152", '{"name": 5}'),
@@ -78,7 +78,7 @@ def test_every_option_has_a_value_in_json_and_says_so_in_words(config):
 
 def test_defaults_and_environment():
     config = ConnectorConfig.read({}, {"CXL_POOL": "/dev/dax0.0"})
-    assert config.pool == "/dev/dax0.0" and config.checksums and not config.zero_copy
+    assert config.pool == "/dev/dax0.0" and config.checksums
     assert ConnectorConfig.read({"pool": "/dev/dax1.0"}, {"CXL_POOL": "/dev/dax0.0"}).pool == "/dev/dax1.0"
 
 
@@ -113,7 +113,6 @@ def test_every_option_is_taken():
     options = {
         "pool": "p",
         "checksums": False,
-        "zero_copy": True,
         "workers": 4,
         "max_inflight_bytes": 1,
         "max_pinned_blocks": 2,

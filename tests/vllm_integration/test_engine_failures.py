@@ -33,6 +33,7 @@ def _payload(running, key: bytes) -> bytes:
 def test_a_flipped_byte_is_never_served(model, pool, text, policy, damaged):
     with engine(model, "kv_both", pool, policy=policy) as running:
         (handed_over,) = running.handed_over([PROMPT])
+        running.settle()
         running.llm.reset_prefix_cache()
         flip_bytes(pool, _payload(running, running.keys(PROMPT)[damaged]), [BLOCK_BYTES // 3])
         running.counted()

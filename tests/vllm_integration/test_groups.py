@@ -118,8 +118,9 @@ def test_prefixes_are_those_that_vllm_finds(name, speculative):
             # Near the start of a prompt vLLM drops two blocks here: one to align the match, and one more to align what is left of it.
             continue
         assert tokens_of_hit == length, (name, case, have)
-        # Where vLLM would keep a state of what is in its own cache.
-        assert shape.longest_stateless(have, len(prompt)) == (length + beyond if shape.has_states else 0), (name, case, have)
+        if any(isinstance(spec, FullAttentionSpec) for spec in specs):
+            # Where vLLM would keep a state of what is in its own cache.
+            assert shape.longest_known(have, len(prompt)) == length + beyond, (name, case, have)
         found.add(length > 0)
         if hit is None:
             continue
@@ -198,10 +199,29 @@ def test_a_whole_prompt_with_recurrent_layers_is_not_taken():
     assert shape.longest([[True] * 2] * 3, 33).tokens == 32
 
 
-def test_without_other_layers_nothing_tells_of_a_prefix_whose_state_is_missing():
-    specs = [state()]
-    shape = shape_of(engine(specs), configuration(specs))
-    assert shape.longest([[False, True]], 40).tokens == 32 and shape.longest_stateless([[False, False]], 40) == 0
+@pytest.mark.parametrize("spec", (state(), window(24)), ids=("state", "window"))
+def test_without_full_attention_nothing_tells_how_far_a_prefix_is_known(spec):
+    shape = shape_of(engine([spec]), configuration([spec]))
+    assert shape.longest([[True, True]], 40).tokens == 32 and shape.longest_known([[False, False]], 40) == 0
+
+
+@pytest.mark.parametrize("speculative", [None, SimpleNamespace(use_eagle=lambda: True)], ids=["plain", "eagle"])
+@pytest.mark.parametrize("cut", (0, 400, 700))
+def test_a_window_is_stored_where_the_prefix_ends_that_others_have(speculative, cut):
+    """Whatever the chunk that computes it: the next prompt with the same beginning finds as much as full attention has."""
+    specs = MODELS["gpt-oss"]
+    shape = shape_of(engine(specs, speculative), configuration(specs))
+    known = shape.longest_known([[True] * 40, []], 1000)
+    assert known == (624 if speculative else 640)
+    have = [[True] * 40, [False] * 62]
+    for begin, end in ((0, cut), (cut, 1000)):
+        for at in shape.worth_storing(shape.groups[1], begin, end, 1000, 1 << 20, known):
+            have[1][at] = True
+    assert shape.longest(have, 1000).tokens == known
+    alone = [[True] * 40, [False] * 62]
+    for at in shape.worth_storing(shape.groups[1], 0, 1000, 1000, 1 << 20):
+        alone[1][at] = True
+    assert shape.longest(alone, 1000) is None
 
 
 def test_kinds_are_told_by_their_specs_and_others_are_refused():

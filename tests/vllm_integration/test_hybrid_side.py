@@ -16,6 +16,7 @@ from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 # A window of 40 tokens: behind a prefix, the blocks of its last 39.
 FULL = Group(0, ("full",), BLOCK_TOKENS, Kind.FULL)
 WINDOWED = Shape((FULL, Group(1, ("window",), BLOCK_TOKENS, Kind.WINDOW, 40)), BLOCK_TOKENS, BLOCK_TOKENS)
+WINDOWS = Shape(tuple(Group(at, (f"window {at}",), BLOCK_TOKENS, Kind.WINDOW, 40) for at in range(2)), BLOCK_TOKENS, BLOCK_TOKENS)
 RECURRENT = Shape((FULL, Group(1, ("state",), BLOCK_TOKENS, Kind.STATE)), BLOCK_TOKENS, BLOCK_TOKENS)
 _FIELDS = {"dtype": "d", "layer_count": 1, "kv_head_count": 1, "head_size": 8, "block_tokens": BLOCK_TOKENS, "layout": "l", "tp_size": 2}
 
@@ -40,12 +41,12 @@ class Bench:
         for side in (self.side, self.decode):
             side.handshake(workers)
 
-    def run(self, asked, begin: int, end: int, ids=None, offered=()):
-        """A step that computes the tokens `begin` to `end`; what was published, by group: block ids."""
+    def run(self, asked, begin: int, end: int, ids=None, offered=(), computed: int = 0):
+        """A step that computes the tokens `begin` to `end`; what was published, by group: block ids. vLLM has `computed` tokens itself."""
         blocks = -(-asked.num_tokens // BLOCK_TOKENS)
         table = ids or ([*range(100, 100 + blocks)], [*range(200, 200 + blocks)])
         asked.num_computed_tokens = begin
-        self.side.matched(asked, 0)
+        self.side.matched(asked, computed)
         states = {asked.request_id: list(offered)} if offered else {}
         output = SchedulerOutput.make_empty()
         output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: end - begin}, end - begin
@@ -176,6 +177,7 @@ def test_a_state_is_kept_where_the_pool_has_a_prefix_without_it(bench):
     assert _boundary(here.side, other) == 80
     assert _boundary(here.side, other, known=96) == 96 and _boundary(here.side, other, known=48) == 80
     assert _boundary(here.side, prompt) == 0, "the state at its end is there"
+    assert _boundary(here.side, prompt, computed=96) == 0, "vLLM continues from its own"
     # At the end of a prompt's last whole block vLLM keeps the state by itself; a prefix ends before the last token.
     assert _boundary(here.side, prompt[:96]) == 80
     assert _boundary(here.decode, other) == 0, "it would publish nothing of it"
@@ -191,11 +193,42 @@ def test_a_state_is_kept_where_the_pool_has_a_prefix_without_it(bench):
 def test_no_state_is_asked_for_that_may_not_be_published(bench):
     here, prompt = bench(RECURRENT), tokens(100)
     here.run(request("a", prompt), 0, 100)
+    other = [*prompt[:80], *tokens(30, seed=5)]
+    assert _boundary(here.side, other) == 80
+    asked = request("of earlier weights", other)
+    here.side._track(asked).stale = True
+    here.side.matched(asked, 0)
+    assert asked.shared_prefix_boundary == 0
     here.side.names.era.suspect("a call")
-    assert _boundary(here.side, prompt) == 0
-    windowed = bench(WINDOWED)
-    windowed.run(request("b", prompt), 0, 100)
-    assert _boundary(windowed.side, [*prompt[:80], *tokens(30, seed=5)]) == 0, "vLLM needs no boundary for windows"
+    assert _boundary(here.side, other) == 0
+
+
+def test_a_window_is_published_where_the_pool_has_a_prefix_without_it(bench):
+    here, prompt = bench(WINDOWED, window_every_tokens=1 << 20), tokens(300)
+    here.run(request("a", prompt), 0, 300)
+    prompts = [[*prompt[:200], *tokens(100, seed=seed)] for seed in (5, 6, 7)]
+    assert here.admit(request("b", prompts[0]))[0] == 0
+    assert _boundary(here.side, prompts[0]) == 0, "vLLM has windows without being asked"
+    saved, _ = here.run(request("c", prompts[0]), 0, 300)
+    # What a prefix of 192 tokens needs, and that of the prompt's own end.
+    assert saved[1] == [200 + at for at in (9, 10, 11, 15, 16, 17, 18)]
+    assert here.admit(request("d", prompts[1]))[0] == 192
+    saved, _ = here.run(request("e", prompts[2]), 0, 300)
+    assert saved[1] == [200 + at for at in (15, 16, 17, 18)], "nothing is missing any more"
+
+
+@pytest.mark.parametrize("shape", (WINDOWED, WINDOWS), ids=("and-full-attention", "alone"))
+def test_a_window_is_published_where_vllm_has_a_prefix_itself(bench, shape):
+    """The second prompt that begins so is one of the same engine: the third may be another one's."""
+    here, prompt = bench(shape, window_every_tokens=1 << 20), tokens(300)
+    here.run(request("a", prompt), 0, 300)
+    second = request("b", [*prompt[:200], *tokens(100, seed=5)])
+    # Before the window that follows the prefix vLLM has let go of its blocks.
+    let_go = [0] * 9 + [*range(209, 219)]
+    ids = (let_go if shape is WINDOWS else [*range(100, 119)], let_go)
+    saved, _ = here.run(second, 192, 300, ids, computed=192)
+    assert saved[1] == [200 + at for at in (9, 10, 11, 15, 16, 17, 18)]
+    assert here.admit(request("c", [*prompt[:200], *tokens(100, seed=6)]))[0] == 192
 
 
 def test_of_a_pipeline_each_group_is_asked_of_the_stages_that_have_layers_of_it(bench):

@@ -18,7 +18,7 @@ class Job:
     def len_bytes(self) -> int:
         return len(self.keys) * self.key_bytes
 
-    def begin(self, places) -> None:
+    def keep(self, places) -> None:
         self.keys = [self.keys[at] for at in places]
 
     def announce(self) -> bool:
@@ -26,14 +26,14 @@ class Job:
 
 
 class Gate(Job):
-    """A job that ends when the test lets it, and records with what it was begun."""
+    """A job that ends when the test lets it, and records which of its keys it keeps."""
 
     def __init__(self, keys, len_bytes, block_ids=()) -> None:
         super().__init__(keys, len_bytes, self._run, block_ids)
         self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, None
 
-    def begin(self, places) -> None:
-        super().begin(places)
+    def keep(self, places) -> None:
+        super().keep(places)
         self.places, self.maker = places, threading.current_thread()
 
     def _run(self) -> None:

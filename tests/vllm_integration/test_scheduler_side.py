@@ -364,25 +364,6 @@ def test_generated_blocks_are_saved_if_wanted(bench, generated):
     assert saved == (block_keys(asked, 1, 3) if generated else [])
 
 
-def test_with_the_kv_cache_in_the_pool_workers_are_told_what_a_step_writes(bench):
-    here, asked, loaded = bench(zero_copy=True), request("a", tokens(100)), request("b", tokens(40, 1))
-    _begin(here, asked)
-    assert _run(here, asked, 40, blocks=list(range(10, 20))).writes == [10, 11, 12]
-    assert _run(here, asked, 8, blocks=list(range(10, 20))).writes == [12]
-    here.publish(loaded, 2)
-    here.side.matched(loaded, 0)
-    here.side.allocated(loaded, allocation([30, 31, 32]), 32)
-    assert _run(here, asked, 20, blocks=list(range(10, 20))).writes == [13, 14, 30, 31]
-    here.finish_load("b")
-    # Requests that the connector leaves alone are written as well, and so is what vLLM clears and copies.
-    strange = Scheduled({"x": 17, "y": 1}, {"x": [40, 41, 42], "y": [50, 51, 52]}, computed={"y": 47}, first={"x"})
-    strange.new_block_ids_to_zero, strange.kv_cache_block_copies = [60], [(61, 62)]
-    assert here.side.step(strange).writes == [40, 41, 52, 60, 62]
-    plain = bench()
-    _begin(plain, asked)
-    assert plain.side.step(Scheduled({"a": 1}, {"a": [1]})).writes == []
-
-
 def test_a_consumer_saves_nothing(bench):
     here, asked = bench(producer=False), request("a", tokens(100))
     _begin(here, asked)

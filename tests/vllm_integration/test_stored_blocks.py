@@ -280,8 +280,6 @@ def test_what_cannot_be_divided_is_refused_at_start(engine):
     side.config = replace(side.config, stored_tp=2)
     with pytest.raises(ConfigError, match="states of recurrent layers cannot be divided"):
         side._shards(states)
-    with pytest.raises(ConfigError, match="zero_copy lends blocks"):
-        engine(stored_tp=2, zero_copy=True)
 
 
 def test_no_cell_for_one_of_a_block_is_no_block():

@@ -160,7 +160,7 @@ impl OpenPool {
         let defaults = HostConfig::from_env()?;
         let config = HostConfig {
             slot: (options.flags & types::OPEN_SLOT != 0).then_some(slot),
-            join_timeout_ms: or_default(options.join_timeout_ms, defaults.join_timeout_ms).min(MAX_TIMEOUT_MS),
+            join_timeout_ms: (options.join_timeout_ms != 0).then_some(options.join_timeout_ms.min(MAX_TIMEOUT_MS)),
             heartbeat_ms: or_default(options.heartbeat_ms, defaults.heartbeat_ms).min(MAX_TIMEOUT_MS),
             suspect_ms: or_default(options.suspect_ms, defaults.suspect_ms).min(MAX_TIMEOUT_MS),
             ..defaults
@@ -170,11 +170,12 @@ impl OpenPool {
         let Some(base) = pool.lines().memory().address(0, cxl_pool::limits::LINE_BYTES as u64) else {
             return Err(Failure::new(Status::E_NOT_A_POOL, "the start of the pool has no address in this process"));
         };
+        let timeout_ms = or_default(options.timeout_ms, DEFAULT_TIMEOUT_MS.max(config.default_timeout_ms())).min(MAX_TIMEOUT_MS);
         let open = OpenPool {
             base,
             pool,
             config,
-            timeout_ms: or_default(options.timeout_ms, DEFAULT_TIMEOUT_MS).min(MAX_TIMEOUT_MS),
+            timeout_ms,
             member: ArcSwapOption::empty(),
             copy_engine: OnceLock::new(),
             upkeep: Mutex::new(None),
@@ -228,7 +229,7 @@ impl OpenPool {
             Some(held) => return Err(busy(held)),
         }
         let Some(shared) = self.member.swap(None) else { return Ok(()) };
-        let member = match alone(shared, self.config.join_timeout_ms) {
+        let member = match alone(shared, self.config.join_timeout_ms()) {
             Ok(member) => member,
             Err((shared, failure)) => {
                 self.member.store(Some(shared));
@@ -276,7 +277,7 @@ impl OpenPool {
         let _turn = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
         self.as_member(|member| {
             let Some(shared) = member.cache.swap(None) else { return Ok(()) };
-            match alone(shared, self.config.join_timeout_ms) {
+            match alone(shared, self.config.join_timeout_ms()) {
                 Ok(cache) => cache.close(),
                 Err((shared, failure)) => {
                     member.cache.store(Some(shared));

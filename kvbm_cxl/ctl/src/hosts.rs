@@ -135,7 +135,7 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
     if !meant.is_empty() {
         let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
         let host = pool.join(config)?;
-        let stated = state_deaths(&pool, &host, &meant, args.timeout_ms);
+        let stated = state_deaths(&pool, &host, &meant, host.config().join_timeout_ms());
         // Leaving is tidy, not needed: the statement is published, or its failure is what counts.
         let left = host.leave();
         stated?;
@@ -232,7 +232,7 @@ fn are_declared(pool: &Pool, meant: &[Incarnation]) -> Result<bool, Failure> {
     for (slot, incarnation) in meant {
         let (line, place) = (u64::from(*slot) / SLOTS_PER_FENCE as u64, usize::from(*slot) % SLOTS_PER_FENCE);
         let mut declared = false;
-        for seat in 0..u64::from(geometry.seats) {
+        for seat in 0..geometry.all_seats() {
             let row: DeathLine = pool.lines().fetch(seat * geometry.fence_lines() + line)?;
             declared |= row.dead[place] >= *incarnation;
         }

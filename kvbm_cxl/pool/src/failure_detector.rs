@@ -31,6 +31,11 @@ impl FailureDetector {
         self.looked_ns = now_ns;
         self.still_ns
     }
+
+    /// How long it was at the last look.
+    pub fn lasted_ns(&self) -> u64 {
+        self.still_ns
+    }
 }
 
 #[cfg(test)]

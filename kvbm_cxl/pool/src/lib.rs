@@ -138,7 +138,7 @@
 //! | `CXL_POOL_SIZE` | the size of each device (not of that of the metadata), where `CXL_POOL` carries none | what the devices have |
 //! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
 //! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
-//! | `CXL_SUSPECT_MS` | silence after which a host is taken for dead, in milliseconds; **the same on every host** | 1000 |
+//! | `CXL_SUSPECT_MS` | silence after which a host is taken for dead, in milliseconds; **the same on every host**. After a manager's machine was killed, locks are granted again within 1.5 times as long; waits without a time-out of their own last 3 times as long and 5 s more, at least 10 s | 1000 |
 //! | `CXL_POLL_US` | how often a member looks for recalls and fences, in microseconds: how long a lock that others want may be late | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
 //! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more, see [`CopyConfig`](copy::CopyConfig); `read_ahead=auto` (or 1 to 8 blocks) tells a device with flash behind its memory which blocks come next | an accelerator if there is one, else the CPU |

@@ -50,7 +50,7 @@ fn published_again(seed: u64) -> std::result::Result<Stats, Failure> {
             let (config, seen) = (config.clone(), seen.clone());
             env.spawn("main", move |env| {
                 let host = join(&env, &config)?;
-                let cache = Cache::open(&host, CacheConfig { lock_timeout_ms: 500_000, ..CacheConfig::default() })?;
+                let cache = Cache::open(&host, CacheConfig { lock_timeout_ms: Some(500_000), ..CacheConfig::default() })?;
                 let (namespace, key) = (Namespace([1; 16]), BlockKey([2; 16]));
                 let until = |stage: u32| {
                     while seen.get() < stage {

@@ -111,7 +111,7 @@ Status Pool::open(const Options& options, std::shared_ptr<Pool>& pool) {
     how.struct_size = sizeof how;
     how.timeout_ms = options.timeout_ms;
     // The manager's answer may take as long as a peer's; a wait that was made short for peers does not shorten it.
-    how.join_timeout_ms = std::max(options.timeout_ms, least_join_timeout_ms);
+    how.join_timeout_ms = options.timeout_ms > least_join_timeout_ms ? options.timeout_ms : 0;
     if (int status = cxl_shm_open(spec.c_str(), &how, &opened->handle_); status != CXL_SHM_OK) {
         Status failure = pool_failure(status, text("the pool ", spec, " cannot be opened"));
         return {failure.code(), failure.reason() + advice_on(status)};

@@ -24,7 +24,6 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `pool_access` | one pool per process, opened once, opened again after it was lost |
 | `stats` | counters for vLLM and Prometheus |
 | `events`, `announcer`, `descriptions`, `publisher` | KV events for routers: of all of the pool's blocks, also while the engine is idle |
-| `kv_memory` | the KV cache itself in pool memory |
 | `dynamo_protocol` | Dynamo's side of the hand-over |
 | `tier`, `tier_names`, `tier_engine`, `tier_stats`, `tier_events` | no part of the connector: the pool as a tier of vLLM's own offloading |
 

@@ -2,7 +2,6 @@
 """`CxlConnector`: the hooks of vLLM's connector interface, each handed to the side that it belongs to."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +55,6 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("CxlConnector does not announce blocks to routers that lie in the pool in smaller ones (stored_block_tokens)")
             config = replace(config, events=False)
         support.check(vllm_config, kv_cache_config)
-        if config.zero_copy:
-            support.check_zero_copy(vllm_config, kv_cache_config)
         if config.save_layers:
             support.check_save_layers(vllm_config)
         second_level.check(config, shape)
@@ -130,9 +127,6 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             access.release()
 
     # Worker
-
-    def get_mem_pool_context(self) -> AbstractContextManager | None:
-        return self._worker.memory_context()
 
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         self._worker.attach(kv_caches)

@@ -25,7 +25,7 @@ class SaveWork(Protocol):
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """Keys of the blocks that it publishes; after `begin` those that it was begun with."""
+        """Keys of the blocks that it publishes; after `keep` those that it keeps."""
 
     @property
     def len_bytes(self) -> int:
@@ -33,10 +33,10 @@ class SaveWork(Protocol):
 
     @property
     def block_ids(self) -> Collection[int]:
-        """Numbers of vLLM's blocks that it reads; after `begin` as `keys`."""
+        """Numbers of vLLM's blocks that it reads; after `keep` as `keys`."""
 
-    def begin(self, places: list[int]) -> None:
-        """Keeps the blocks at `places` of `keys`. Called on the thread that submits the job."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves out all blocks but those at `places` of `keys`. Called on the thread that submits the job."""
 
     def announce(self) -> bool:
         """Reserves their cells, which lets every host see that they are coming. Called on a thread of `Saves`, one job after the other.
@@ -104,8 +104,7 @@ class Saves:
         return self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes
 
     def submit(self, owner: tuple[str, int], job: SaveWork) -> bool:
-        """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
-        Whether there were any.
+        """Has `job` run for those of its keys that no earlier job is publishing already. Whether there were any.
 
         The owner (request, step) waits for those of earlier jobs, too. Waits for room where the job's bytes would go beyond the bound.
         """
@@ -117,7 +116,7 @@ class Saves:
                 self._own(save, owner)
             if not fresh:
                 return False
-            job.begin(fresh)
+            job.keep(fresh)
             if self.is_held_up:
                 job.give_up()
                 return True

@@ -90,7 +90,7 @@ class Lookups:
         if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
         if self.is_producer and self.names.may_publish(tracked):
-            _keep_state(request, lookup)
+            self._mark_shared(tracked, lookup)
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
         wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
@@ -113,9 +113,17 @@ class Lookups:
         """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
         if computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
             return PinnedLookup(computed_tokens, computed_tokens, 0, [])
-        # Without a hand-over nobody has published the tail.
+        # A tail is published for a hand-over alone.
         with_tail = tracked.expected is not None or not self.is_producer
         return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail).run()
+
+    def _mark_shared(self, tracked: Tracked, lookup: PinnedLookup) -> None:
+        """Notes where a prefix of the request ends that the pool, or vLLM's own cache, has seen, and the pool does not find."""
+        found = lookup.tokens if lookup.tokens > lookup.computed_tokens else 0
+        seen = max(lookup.known_tokens, lookup.computed_tokens)
+        tracked.shared_tokens = seen if seen > found else 0
+        if self.names.shape.has_states and tracked.shared_tokens > lookup.computed_tokens:
+            _keep_state(tracked.request, tracked.shared_tokens)
 
     def _expectation(self, tracked: Tracked) -> Expected | None:
         """What prefill published for a request, where this engine can find it."""
@@ -216,9 +224,9 @@ class Lookups:
         return loads
 
 
-def _keep_state(request: "Request", lookup: PinnedLookup) -> None:
-    """Makes vLLM end a chunk where the longest prefix ends that the pool has without its state. vLLM then keeps the state, and offers it
-    to be published, as it does for a prefix that its own cache has without a state. It has set the field just before the lookup."""
+def _keep_state(request: "Request", tokens: int) -> None:
+    """Makes vLLM end a chunk at `tokens`. It then keeps the state there, and offers it to be published, as it does for a prefix that its
+    own cache has without a state. It has set the field just before the lookup."""
     known = getattr(request, "shared_prefix_boundary", None)
-    if known is not None and lookup.stateless_tokens > max(known, lookup.tokens):
-        request.shared_prefix_boundary = lookup.stateless_tokens
+    if known is not None and tokens > known:
+        request.shared_prefix_boundary = tokens

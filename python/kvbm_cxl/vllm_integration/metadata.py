@@ -51,8 +51,6 @@ class StepMetadata(KVConnectorMetadata):
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)
     """Finished requests whose blocks vLLM keeps until every worker says that nothing reads them."""
-    writes: list[int] = field(default_factory=list)
-    """With the KV cache in the pool: blocks that this step writes to. They must not be lent to readers while it does."""
     idle: bool = False
     """The step computes nothing."""
     inquiry: int = 0
@@ -70,7 +68,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
     corrupt: set[bytes] = field(default_factory=set)
-    """Keys of blocks that are found and cannot be had: they hold something else than was published, or were taken back by their lender."""
+    """Keys of blocks that are found and cannot be had: they hold something else than was published."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
     inquiry: int = 0

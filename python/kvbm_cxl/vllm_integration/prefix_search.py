@@ -43,16 +43,16 @@ class PrefixSearch:
         most_tokens = request.num_prompt_tokens if with_tail else request.num_tokens
         keys = [self._keys(position, tail_tokens) for position in range(len(shape.groups))]
         have = self._have(keys)
-        stateless_tokens = shape.longest_stateless(have, most_tokens)
+        known_tokens = shape.longest_known(have, most_tokens)
         while True:
             hit = shape.longest(have, most_tokens, tail_tokens, with_tail)
             if hit is None or hit.tokens <= self.computed_tokens:
                 self._release()
-                return PinnedLookup(self.computed_tokens, self.computed_tokens, 0, [], stateless_tokens)
+                return PinnedLookup(self.computed_tokens, self.computed_tokens, 0, [], known_tokens)
             if self._pin_others(hit, keys, have):
                 break
         is_tail = tail_tokens > 0 and hit.tokens > most_tokens - tail_tokens
-        return PinnedLookup(self.computed_tokens, hit.tokens, tail_tokens if is_tail else 0, self._pins, stateless_tokens)
+        return PinnedLookup(self.computed_tokens, hit.tokens, tail_tokens if is_tail else 0, self._pins, known_tokens)
 
     def _takes_tail(self) -> bool:
         """Whether the prefix may end with the prompt, within one of vLLM's blocks."""

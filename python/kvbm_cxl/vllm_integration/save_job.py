@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of a request's blocks on its way into the pool: the engine's thread begins it, another thread publishes it."""
+"""One batch of a request's blocks on its way into the pool."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
 
 from .failures import ThreadFailures, error_kind
 from .groups import blocks_of
-from .movers import Mover, Offer, PublishBatch
+from .movers import Mover, PublishBatch
 
 if TYPE_CHECKING:
     from .devices import After
@@ -32,7 +32,7 @@ class SaveOutcome:
 
 @dataclass
 class SaveJob:
-    """Publishes a batch of blocks. `begin`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
+    """Publishes a batch of blocks. `keep`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
     order. An error of the pool is an outcome."""
 
     mover: Mover
@@ -45,7 +45,8 @@ class SaveJob:
     failures: ThreadFailures
     slices: int = 1
     """Blocks in the pool that make one of vLLM's."""
-    _offer: Offer | None = None
+    _reservations: Any = field(default=None, init=False)
+    """What `Mover.announce` returned."""
     _error: str | None = field(default=None, init=False)
     """Kind of the error for which no block of the batch can be published."""
 
@@ -61,22 +62,16 @@ class SaveJob:
     def block_ids(self) -> set[int]:
         return set(blocks_of(self.batch.block_ids, self.slices))
 
-    def begin(self, places: list[int]) -> None:
-        """Keeps the blocks at `places` of the batch, and takes these on. Called on the engine's thread, behind the step that computed
-        them."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves out all blocks but those at `places` of the batch."""
         self.batch = self.batch.at(places)
-        try:
-            self._offer = self.mover.begin(self.batch)
-        except kvbm_cxl.CxlError as error:
-            self._fail(error)
 
     def announce(self) -> bool:
         """Reserves cells, which lets every host see that the blocks are coming, on any thread. False: the pool's locks did not come."""
-        if self._error is None:
-            try:
-                self._offer = self.mover.announce(self.batch, self._offer)
-            except kvbm_cxl.CxlError as error:
-                self._fail(error)
+        try:
+            self._reservations = self.mover.announce(self.batch)
+        except kvbm_cxl.CxlError as error:
+            self._fail(error)
         return self._error != kvbm_cxl.TimeoutError_.kind
 
     def give_up(self) -> None:
@@ -85,14 +80,14 @@ class SaveJob:
 
     def release(self) -> None:
         """Gives back what `announce` reserved, after `give_up`."""
-        offer, self._offer = self._offer, None
-        if offer is not None:
-            self.mover.release(offer)
+        reservations, self._reservations = self._reservations, None
+        if reservations is not None:
+            self.mover.release(reservations)
 
     def probe(self) -> bool:
         """Waits for the pool's locks as `announce` does; whether they came."""
         try:
-            self.mover.release(self.mover.announce(self.batch, None))
+            self.mover.release(self.mover.announce(self.batch))
         except kvbm_cxl.TimeoutError_:
             return False
         except kvbm_cxl.CxlError:
@@ -105,7 +100,7 @@ class SaveJob:
         outcomes: list[str] = []
         if self._error is None:
             try:
-                outcomes = self.mover.publish(self.batch, self._offer, self.after)
+                outcomes = self.mover.publish(self.batch, self._reservations, self.after)
             except kvbm_cxl.CxlError as error:
                 self._fail(error)
         if self._error is not None:

@@ -119,7 +119,7 @@ class Saving:
             if is_handed_over:
                 # The workers wait for these, and for all before them; where answers go first, not for the copies.
                 orders.complete.add(request.request_id)
-                if not self.config.answers_first:
+                if not self.config.publish_behind:
                     tracked.last_save_step = 0
 
     def _full_blocks(self, tracked: Tracked, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
@@ -133,7 +133,8 @@ class Saving:
             if group.kind is Kind.STATE:
                 continue
             ids, done = block_ids[group.index], tracked.next_blocks.get(position, 0)
-            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, self.config.window_every_tokens)
+            every_tokens, shared_tokens = self.config.window_every_tokens, tracked.shared_tokens
+            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, every_tokens, shared_tokens)
             # vLLM has let go of those that no later token of this request needs.
             there = range(done, len(ids) * group.slices)
             blocks = [
@@ -186,7 +187,9 @@ class Saving:
 def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
     """Blocks that the step's requests and loads write to from now on and did not before. Those of a prefix that vLLM had are not among
     them."""
-    taken = _filled_blocks(output, loads, shape)
+    taken = {block_id for load in loads for block_id in blocks_of(load.block_ids, shape.groups[load.group].slices)}
+    taken.update(output.new_block_ids_to_zero or ())
+    taken.update(target for _, target in output.kv_cache_block_copies or ())
     # Groups that hold nothing of a prefix take blocks from the others, too.
     tokens = {group.index: group.block_tokens * group.slices for group in shape.groups}
     cached = output.scheduled_cached_reqs
@@ -204,28 +207,6 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
         taken.update(block_id for row in rows for block_id in row)
     taken.discard(NULL_BLOCK)
     return sorted(taken)
-
-
-def written_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
-    """Blocks that the step writes to, where there is one group: of every request that it computes tokens of, of loads, and what vLLM
-    clears and copies to."""
-    written, block_tokens = _filled_blocks(output, loads, shape), shape.hash_tokens
-    cached = output.scheduled_cached_reqs
-    computed = dict(zip(cached.req_ids, cached.num_computed_tokens))
-    computed.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
-    for request_id, new_tokens in output.num_scheduled_tokens.items():
-        (block_ids,) = output.kv_connector_block_state.get_block_ids(request_id)
-        first = computed[request_id]
-        written.update(block_ids[first // block_tokens : -(-(first + new_tokens) // block_tokens)])
-    return sorted(written)
-
-
-def _filled_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> set[int]:
-    """Blocks that loads fill, and that vLLM clears and copies to."""
-    filled = {block_id for load in loads for block_id in blocks_of(load.block_ids, shape.groups[load.group].slices)}
-    filled.update(output.new_block_ids_to_zero or ())
-    filled.update(target for _, target in output.kv_cache_block_copies or ())
-    return filled
 
 
 def _runs(blocks: list[int]) -> Iterable[tuple[int, int]]:

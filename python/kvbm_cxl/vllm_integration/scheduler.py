@@ -23,7 +23,7 @@ from .lookups import Lookups
 from .metadata import StepMetadata, WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
 from .recording import Recording
-from .saving import Saving, taken_blocks, written_blocks
+from .saving import Saving, taken_blocks
 from .second_level import SecondLevel
 from .stats import CxlStats, Tally
 from .tracked import Tracked
@@ -130,8 +130,6 @@ class SchedulerSide:
         orders.adapters = self.names.adapters.take_wanted()
         if self.is_producer:
             orders.taken = taken_blocks(output, orders.loads, self.shape)
-        if self.config.zero_copy:
-            orders.writes = written_blocks(output, orders.loads, self.shape)
         self.tally.gauge("pinned_blocks", self.lookups.pinned)
         return orders
 

@@ -18,8 +18,7 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back", "other_adapter", "not_computed")
-        + ("no_lock", "timeout", "lost"),
+        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed", "no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
     ),
     "saved_layers": (
@@ -27,10 +26,9 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("within", "behind"),
         "With save_layers: parts of blocks that were given to the GPU within the step that computed them, or behind it.",
     ),
-    "taken_back_blocks": ("reason", ("written",), "Lent blocks that readers lost, because the engine writes to them."),
     "pulled_blocks": (
         "result",
-        ("hit", "absent", "changed", "checksum", "taken_back", "other_adapter"),
+        ("hit", "absent", "changed", "checksum", "other_adapter"),
         "Blocks asked of the pool: hits, and misses by reason.",
     ),
     "bytes": ("direction", ("published", "pulled"), "Bytes copied into and out of the pool."),

@@ -25,8 +25,8 @@ class PinnedLookup:
     """Tokens of the request that are there when it is loaded, those that vLLM has included."""
     tail_tokens: int
     pins: list["kvbm_cxl.Pins"]
-    stateless_tokens: int = 0
-    """Tokens of the longest prefix of which all is there but the state of recurrent layers at its end, which may be, too."""
+    known_tokens: int = 0
+    """Tokens of the longest prefix of which full attention has every block; windows, or states, at its end may be missing."""
 
     def release(self) -> None:
         for pins in self.pins:
@@ -53,6 +53,8 @@ class Tracked:
     load_failed: bool = False
     saved_tokens: int = 0
     """Leading tokens whose full blocks were handed to the workers."""
+    shared_tokens: int = 0
+    """Where a prefix ends that other requests have, too, and of which the pool may lack windows, or states: they are worth publishing."""
     next_blocks: dict[int, int] = field(default_factory=dict)
     """For each KV cache group the block behind the last that was handed to them."""
     tail_saved: bool = False

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -33,7 +32,6 @@ from .groups import Group, Kind, Shape, shape_of, specs_of
 from .identity import namespace_fields
 from .jobs import CopyTimeout, Loads, Saves
 from .keys import parents
-from .kv_memory import PoolPlacement
 from .layer_saves import LayerJob, Layers, LayerSaves
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
@@ -60,12 +58,8 @@ _SAVE_JOB_BYTES = 8 << 20
 _LOAD_JOB_BYTES = 16 << 20
 # The same of blocks that are published layer by layer: all layers of each are queued by one call, and with one wait for the end.
 _LAYER_JOB_BYTES = 32 << 20
-# Room for pieces of a block in pool memory, for each layer of the model: whatever order of dimensions the engine chooses.
-_PARTS_PER_LAYER = 64
 # Outcomes after which every host can pull a block.
-_THERE = ("stored", "lent", "exists")
-# Misses of blocks that lookups go on finding: every load of them fails until their owner evicts them.
-_CORRUPT = ("checksum", "taken_back")
+_THERE = ("stored", "exists")
 # Of the silence after which a host is suspected: so long a step waits for cells at least. It waits longer where it computed for longer, so
 # that a pool whose locks do not come makes no request take more than twice its time.
 LEAST_PATIENCE = 0.1
@@ -86,7 +80,6 @@ class WorkerSide:
     """vLLM's worker, where it was found: it has the model and the adapters."""
     second: SecondLevel | None = None
     _attached: Attached | None = None
-    _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
     _begun_s: float = 0.0
     """When the step began."""
@@ -118,19 +111,6 @@ class WorkerSide:
         self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
 
     # At start
-
-    def memory_context(self) -> AbstractContextManager[PoolPlacement] | None:
-        """Where vLLM allocates its KV cache; None leaves it to vLLM."""
-        if not self.config.zero_copy:
-            return None
-        from vllm.platforms import current_platform
-
-        if not current_platform.is_cpu():
-            raise ConfigError("CxlConnector: zero_copy is for CPUs; memory of a GPU cannot lie in the pool")
-        (group,) = self.kv_cache_config.kv_cache_groups
-        parts = min(len(group.layer_names) * _PARTS_PER_LAYER, 0xFFFF)
-        self._placement = PoolPlacement(self.access, self.kv_cache_config.num_blocks, parts)
-        return self._placement
 
     def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> None:
         """Takes the KV cache that vLLM made: geometry, namespaces, and whether the pool has cells for such blocks."""
@@ -206,10 +186,8 @@ class WorkerSide:
             for of_shard in cell_parts(tensors, block_count, len(namespaces), group.slices, self._cut_page(len(namespaces)))
         ]
         cell_bytes = cells[0][0].block_bytes
-        region = self._region()
-        if region is None:
-            self._check_cells(cell_bytes)
-        mover = mover_for(self.config, self.access, list(zip(namespaces, cells)), region)
+        self._check_cells(cell_bytes)
+        mover = mover_for(self.access, list(zip(namespaces, cells)))
         logger.info(
             "CxlConnector: %d blocks, each in %d cells of %d bytes, namespace %s, pool %s",
             block_count,
@@ -243,15 +221,6 @@ class WorkerSide:
             return known[kind]
 
         return cut
-
-    def _region(self) -> "kvbm_cxl.LentRegion | None":
-        """The memory of the pool that vLLM put its KV cache into."""
-        if not self.config.zero_copy:
-            return None
-        regions = self._placement.regions if self._placement else []
-        if len(regions) != 1:
-            raise ConfigError(f"zero_copy: vLLM allocated its KV cache in {len(regions)} pieces instead of one; leave zero_copy out")
-        return regions[0]
 
     def _check_cells(self, block_bytes: int) -> None:
         pool = self.access.pool
@@ -292,8 +261,6 @@ class WorkerSide:
         grown = [self._tails.pop(request) for request in self._tails.keys() & (orders.grows | orders.preempted)]
         self._saves.wait_blocks(chain(orders.taken, states, *grown))
         self._saves.wait(orders.preempted)
-        if self._attached is not None and orders.writes:
-            self.tally.count("taken_back_blocks", "written", self._attached.mover.before_writes(orders.writes))
 
     def start_loads(self, orders: StepMetadata) -> None:
         self._orders, self._begun_s = orders, time.monotonic()
@@ -385,7 +352,6 @@ class WorkerSide:
         for key, reason in zip(keys, results):
             if reason == "checksum":
                 logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespaces[0])
-            if reason in _CORRUPT:
                 with self._lock:
                     self._corrupt.add(key)
 
@@ -418,14 +384,14 @@ class WorkerSide:
                     self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after))
         if self._clears_first:
             self._saves.wait_all()
-        elif self.config.answers_first:
+        elif self.config.publish_behind:
             self._saves.wait_announced(orders.complete)
         else:
             self._saves.wait(orders.complete)
 
     def _save_job(self, group: AttachedGroup, blocks: Blocks, after: "devices.After", layers: Layers | None = None) -> SaveJob:
         """layers: a `LayerJob`."""
-        batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys), blocks.tail_tokens > 0)
+        batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys))
         of_all = (group.mover, batch, group.block_bytes, after, partial(self._saved, group.block_bytes), self.access.failures, group.slices)
         return LayerJob(*of_all, layers=layers, count=partial(self.tally.count, "saved_layers")) if layers else SaveJob(*of_all)
 

@@ -76,11 +76,11 @@ fn reply(out: &mut Out, reply: &Reply) -> std::result::Result<(), Failure> {
 
 fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
     // The two hosts share few cores with everything else: patience costs nothing here.
-    let config = HostConfig { suspect_ms: 5_000, join_timeout_ms: 30_000, ..HostConfig::default() };
+    let config = HostConfig { suspect_ms: 5_000, join_timeout_ms: Some(30_000), ..HostConfig::default() };
     let host = pool.join(config)?;
     let service = host.serve()?;
     let local = LocalArea::private(pool.layout().chunks())?;
-    let allocator = Allocator::attach(&host, local, AllocConfig { lock_timeout_ms: LOCK_TIMEOUT_MS, ..AllocConfig::default() })?;
+    let allocator = Allocator::attach(&host, local, AllocConfig { lock_timeout_ms: Some(LOCK_TIMEOUT_MS), ..AllocConfig::default() })?;
     let objects = Objects::new(&host);
     let mut worker =
         Worker { pool, host: &host, allocator, objects, blocks: Vec::new(), directory: None, counter: None, buffer: Vec::new() };

@@ -107,7 +107,7 @@ impl Allocator {
     ///
     /// Nothing is to be repaired after an unclean end: claims are host-owned, and a late one of a fenced host is void by its own check.
     pub(super) fn lock_chunks(&self) -> Result<LockGuard<'_>> {
-        self.lock_chunks_within(self.config.lock_timeout_ms)
+        self.lock_chunks_within(self.lock_timeout_ms())
     }
 
     /// [`Allocator::lock_chunks`] with a deadline of the caller's.

@@ -58,15 +58,15 @@ const EMPTY_PER_ROUND: usize = 8;
 /// How the allocator behaves.
 #[derive(Clone, Debug)]
 pub struct AllocConfig {
-    /// Longest wait for the chunk lock, in milliseconds.
-    pub lock_timeout_ms: u64,
+    /// Longest wait for the chunk lock, in milliseconds; `None` = [`crate::host::HostConfig::default_timeout_ms`] of the host.
+    pub lock_timeout_ms: Option<u64>,
     /// Chunks without any block that a process keeps for later instead of giving them back to the pool.
     pub spare_chunks: usize,
 }
 
 impl Default for AllocConfig {
     fn default() -> Self {
-        AllocConfig { lock_timeout_ms: 10_000, spare_chunks: 2 }
+        AllocConfig { lock_timeout_ms: None, spare_chunks: 2 }
     }
 }
 
@@ -169,7 +169,6 @@ pub struct Allocator {
     /// Blocks freed for other hosts, by slot, that no caller may have before those were told.
     untold: Mutex<Vec<(u16, Begun)>>,
     /// Held by the thread that frees what dead processes kept.
-    reaping: Mutex<()>,
     /// Held by the thread that gives chunks back to the pool.
     giving: Mutex<()>,
 }
@@ -204,7 +203,6 @@ impl Allocator {
             swept: AtomicU64::new(0),
             backlog: Mutex::default(),
             untold: Mutex::default(),
-            reaping: Mutex::default(),
             giving: Mutex::default(),
         };
         drop(allocator.lock_chunks()?);
@@ -286,13 +284,17 @@ impl Allocator {
         }
     }
 
+    fn lock_timeout_ms(&self) -> u64 {
+        self.config.lock_timeout_ms.unwrap_or_else(|| self.host.config().default_timeout_ms())
+    }
+
     /// Allocates a scratch block of at least `len_bytes`. Its content is undefined.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length of zero or more than the pool has; [`Error::Full`]; when a chunk is needed, those of
     /// [`Host::acquire`].
     pub fn alloc(&self, len_bytes: u64) -> Result<Block> {
-        self.alloc_within(len_bytes, self.config.lock_timeout_ms)
+        self.alloc_within(len_bytes, self.lock_timeout_ms())
     }
 
     /// As [`Allocator::alloc`], where the chunk lock, should a chunk be needed, is waited for no longer than `timeout_ms`.
@@ -440,27 +442,6 @@ impl Allocator {
             }
         }
         Ok(())
-    }
-
-    /// The kept blocks in chunks of this process: its own, and those that it has from processes and hosts that are gone.
-    pub fn kept_blocks(&self) -> Vec<Block> {
-        let mut blocks = Vec::new();
-        for (class, heap) in self.heaps.iter().enumerate() {
-            blocks.extend(held(heap).kept().map(|of| self.block(class, of)));
-        }
-        let chunk_bytes = self.layout().geometry().chunk_bytes;
-        let runs: Vec<(u64, u64)> =
-            held(&self.other).runs.iter().filter(|(_, run)| run.kept).map(|(&first, run)| (first, run.count)).collect();
-        let runs = runs.into_iter().filter_map(|(first, count)| {
-            self.layout().chunk_offset(first).ok().map(|offset| Block { offset, len_bytes: count * chunk_bytes })
-        });
-        blocks.extend(runs);
-        blocks
-    }
-
-    /// The right to free kept blocks that were others': one thread at a time, so that none is freed twice. `None` while another has it.
-    pub(crate) fn try_reap(&self) -> Option<MutexGuard<'_, ()>> {
-        try_held(&self.reaping)
     }
 
     /// What this process has of the pool.

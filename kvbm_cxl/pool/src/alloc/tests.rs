@@ -6,7 +6,6 @@ use crate::coherence::CoherenceOptions;
 use crate::device::PoolSpec;
 use crate::host::{HostConfig, Service};
 use crate::line::Line;
-use crate::lock::LOCK_CHUNKS;
 use crate::machine::{Machine, State};
 use crate::media::{FreeAck, FreeBox, Region};
 use crate::platform::MachineId;
@@ -65,7 +64,7 @@ impl Bench {
 }
 
 fn attach(host: &Host) -> Result<Allocator> {
-    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: 300, spare_chunks: 64 })
+    Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(300), spare_chunks: 64 })
 }
 
 impl Member {
@@ -125,24 +124,6 @@ fn a_run_whose_host_is_fenced_behind_the_claim_is_not_lost() {
     assert_eq!(member.allocator.usage().scratch_bytes, 0);
 }
 
-#[test]
-fn a_block_that_cannot_be_freed_now_is_freed_later() {
-    let bench = Bench::new();
-    let (mut member, (other, _service)) = (bench.member(1), bench.join(2));
-    let block = member.allocator.alloc(3 * CHUNK_BYTES).unwrap();
-    member.allocator.keep(block.offset).unwrap();
-    member.fence();
-    member.join_again();
-    let lock = other.acquire(LOCK_CHUNKS, 20_000).unwrap();
-    member.allocator.free_or_later(block.offset);
-    assert_eq!(member.allocator.usage().kept_bytes, block.len_bytes);
-    drop(lock);
-    member.serve_until("a block to be freed", || member.allocator.usage().kept_bytes == 0);
-    // Of no process: there is nothing to be done later.
-    member.allocator.free_or_later(block.offset);
-    assert_eq!(member.allocator.usage().pending_frees, 0);
-}
-
 /// A block of `owner` that `freer` frees; rounds of both until that is done.
 fn freed_from_afar(owner: &Member, freer: &Member) {
     let block = owner.allocator.alloc(4096).unwrap();
@@ -175,10 +156,10 @@ fn a_damaged_acknowledgement_is_written_anew() {
     // As after a restart of the machine, which knows no more of the message than the pool does.
     let area = LocalArea::private(owner.allocator.layout().chunks()).unwrap();
     drop(owner.allocator);
-    let config = AllocConfig { lock_timeout_ms: 10_000, spare_chunks: 64 };
+    let config = AllocConfig { lock_timeout_ms: Some(10_000), spare_chunks: 64 };
     let allocator = Allocator::attach(&owner.host, area, config).unwrap();
     allocator.service_round().unwrap();
-    assert_eq!((allocator.usage().kept_bytes, allocator.kept_blocks()), (again.len_bytes, vec![again]));
+    assert_eq!(allocator.usage().kept_bytes, again.len_bytes);
     let owner = Member { host: owner.host, service: owner.service, allocator };
     owner.allocator.free(again.offset).unwrap();
     freed_from_afar(&owner, &freer);

@@ -5,6 +5,7 @@ use super::Namespace;
 use super::policy::PolicyKind;
 use crate::copy::{CopyConfig, CudaConfig};
 use crate::error::{Error, Result};
+use crate::host::Host;
 use crate::metrics::Metrics;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ pub struct CacheConfig {
     pub quotas: HashMap<Namespace, u64>,
     /// The same for each namespace that `quotas` does not name; `None` = no bound.
     pub quota_bytes: Option<u64>,
-    /// Longest wait for a lock of the cache, in milliseconds.
-    pub lock_timeout_ms: u64,
+    /// Longest wait for a lock of the cache, in milliseconds; `None` = [`crate::host::HostConfig::default_timeout_ms`] of the host.
+    pub lock_timeout_ms: Option<u64>,
     /// Period of the service, in milliseconds.
     pub service_ms: u64,
     /// Period of what the service does less often (other hosts' chunks, scrub, counters), in milliseconds.
@@ -52,7 +53,7 @@ impl Default for CacheConfig {
             high_water_percent: 10,
             quotas: HashMap::new(),
             quota_bytes: None,
-            lock_timeout_ms: 10_000,
+            lock_timeout_ms: None,
             service_ms: 20,
             upkeep_ms: 500,
             remembered_keys: 1 << 16,
@@ -67,6 +68,11 @@ impl CacheConfig {
     /// Bytes of this process's cells that a namespace may take, if there is a bound.
     pub(super) fn quota_of(&self, namespace: &Namespace) -> Option<u64> {
         self.quotas.get(namespace).copied().or(self.quota_bytes)
+    }
+
+    /// Longest wait for a lock of the cache of `host`.
+    pub fn lock_timeout_ms(&self, host: &Host) -> u64 {
+        self.lock_timeout_ms.unwrap_or_else(|| host.config().default_timeout_ms())
     }
 
     pub(super) fn check(&self) -> Result<()> {

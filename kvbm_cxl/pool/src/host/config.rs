@@ -11,6 +11,10 @@ pub const ENV_SUSPECT_MS: &str = "CXL_SUSPECT_MS";
 pub const ENV_POLL_US: &str = "CXL_POLL_US";
 /// Longest patience, in milliseconds: eleven days.
 const MAX_SUSPECT_MS: u64 = 1_000_000_000;
+/// Least wait for a manager where none is given, in milliseconds.
+const LEAST_TIMEOUT_MS: u64 = 10_000;
+/// What the wait for two failovers has to spare, in milliseconds.
+const SPARE_MS: u64 = 5_000;
 /// Longest period, in microseconds: a host that learns of its fence no sooner than that has to be safe all the same, and is only late.
 const MAX_POLL_US: u64 = 1_000_000;
 
@@ -21,8 +25,8 @@ pub struct HostConfig {
     pub slot: Option<u16>,
     /// Machines that the superblock reserves seats for, by seat; the rest is claimed while the pool runs.
     pub seats: Vec<MachineId>,
-    /// Deadline of a join, in milliseconds.
-    pub join_timeout_ms: u64,
+    /// Deadline of a join, in milliseconds; `None` = [`HostConfig::default_timeout_ms`].
+    pub join_timeout_ms: Option<u64>,
     /// Period of the heartbeat, in milliseconds. The same on every host.
     pub heartbeat_ms: u64,
     /// A host (or manager) whose heartbeat did not move for this long is suspected, in milliseconds. The same on every host.
@@ -45,7 +49,7 @@ impl Default for HostConfig {
         HostConfig {
             slot: None,
             seats: Vec::new(),
-            join_timeout_ms: 10_000,
+            join_timeout_ms: None,
             heartbeat_ms: 50,
             suspect_ms: 1_000,
             damage_ms: 1_000,
@@ -90,6 +94,17 @@ impl HostConfig {
         Ok(HostConfig { suspect_ms, poll_us, ..config })
     }
 
+    /// Longest wait for a manager (for a lock, for a slot) where the caller gives none: the manager may be killed meanwhile and its successor,
+    /// too, each of which costs half as much again as [`HostConfig::suspect_ms`] (LOCKS.md 12.21).
+    pub fn default_timeout_ms(&self) -> u64 {
+        self.suspect_ms.saturating_mul(3).saturating_add(SPARE_MS).max(LEAST_TIMEOUT_MS)
+    }
+
+    /// Deadline of a join.
+    pub fn join_timeout_ms(&self) -> u64 {
+        self.join_timeout_ms.unwrap_or_else(|| self.default_timeout_ms())
+    }
+
     /// Refuses periods with which live hosts would be taken for dead, as a join does.
     ///
     /// # Errors
@@ -122,6 +137,8 @@ mod tests {
         for wrong in ["", "4s", "-1", "1.5"] {
             assert!(with(ENV_SUSPECT_MS, wrong).is_err() && with(ENV_POLL_US, wrong).is_err(), "{wrong:?}");
         }
+        let patient = |suspect_ms| HostConfig { suspect_ms, ..HostConfig::default() }.default_timeout_ms();
+        assert_eq!([100, 1_000, 5_000, 60_000].map(patient), [10_000, 10_000, 20_000, 185_000]);
         assert!(HostConfig { suspect_ms: 99, ..HostConfig::default() }.check().is_err());
     }
 }

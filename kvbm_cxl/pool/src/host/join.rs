@@ -29,7 +29,7 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig,
         if platform.now_ns() >= deadline_ns {
             return Err(Error::Timeout {
                 what: format!("machine-wide lock {lock:?} (another process of this machine is joining)"),
-                timeout_ms: config.join_timeout_ms,
+                timeout_ms: config.join_timeout_ms(),
             });
         }
         platform.relax(round);
@@ -40,7 +40,7 @@ fn machine_lock(platform: &dyn Platform, lock: MachineLock, config: &HostConfig,
 /// [`Host::join`].
 pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig, hooks: &'static [Hooks]) -> Result<Host> {
     config.check()?;
-    let deadline_ns = platform.now_ns() + config.join_timeout_ms * 1_000_000;
+    let deadline_ns = platform.now_ns() + config.join_timeout_ms() * 1_000_000;
     let geometry = *lines.layout().geometry();
     let above_bytes: usize = hooks.iter().map(|layer| (layer.local_bytes)(lines.layout())).sum();
     let segment = Segment::over(platform.local_memory(Segment::len_bytes(&geometry) + above_bytes)?, &geometry)?;
@@ -66,7 +66,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         }
         if platform.now_ns() >= deadline_ns {
             let what = "the previous incarnation of this machine to end".into();
-            return Err(Error::Timeout { what, timeout_ms: config.join_timeout_ms });
+            return Err(Error::Timeout { what, timeout_ms: config.join_timeout_ms() });
         }
         platform.relax(round);
         round += 1;
@@ -180,7 +180,7 @@ fn share_members(inner: &Inner, deadline_ns: u64) -> Result<()> {
         if inner.platform.now_ns() >= deadline_ns {
             return Err(Error::Timeout {
                 what: "the shared hold on this machine's membership".into(),
-                timeout_ms: inner.config.join_timeout_ms,
+                timeout_ms: inner.config.join_timeout_ms(),
             });
         }
         inner.platform.relax(round);
@@ -202,7 +202,7 @@ impl Inner {
             // Where no manager serves, this host claims a seat and is its own: the role has to run while we wait for the binding.
             self.manage_leniently()?;
             if self.platform.now_ns() >= deadline_ns {
-                let timeout_ms = self.config.join_timeout_ms;
+                let timeout_ms = self.config.join_timeout_ms();
                 return Err(problem.unwrap_or_else(|| Error::Timeout { what: self.why_no_manager(), timeout_ms }));
             }
             self.platform.relax(round);
@@ -387,6 +387,9 @@ impl Inner {
         self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
         point!("join.live");
         header.state.store(state::LIVE, Ordering::SeqCst);
+        if fresh {
+            self.take_seat_of_slot()?;
+        }
         self.take_boxes_back()
     }
 
@@ -432,7 +435,7 @@ impl Inner {
         self.lines.publish(self.slot().into(), identity)
     }
 
-    pub(super) fn nonce(&self) -> [u8; 16] {
+    pub(crate) fn nonce(&self) -> [u8; 16] {
         let mut nonce = [0; 16];
         for (half, bytes) in self.segment.header().nonce.iter().zip(nonce.chunks_exact_mut(8)) {
             bytes.copy_from_slice(&half.load(Ordering::Acquire).to_le_bytes());
@@ -447,8 +450,11 @@ pub(super) fn leave(inner: &Inner) -> Result<()> {
     if inner.closed.swap(true, Ordering::SeqCst) {
         return Err(Error::Closed);
     }
-    let deadline_ns = inner.platform.now_ns() + inner.config.join_timeout_ms * 1_000_000;
-    let result = detach(inner, deadline_ns);
+    // This process serves no more from here on, however long it takes to leave.
+    let result = inner.resign().and_then(|()| {
+        let deadline_ns = inner.platform.now_ns() + inner.config.join_timeout_ms() * 1_000_000;
+        detach(inner, deadline_ns)
+    });
     if result.is_err() {
         inner.closed.store(false, Ordering::SeqCst);
         return result;
@@ -456,7 +462,7 @@ pub(super) fn leave(inner: &Inner) -> Result<()> {
     if let Ok(mut mark) = inner.mark.try_lock() {
         drop(mark.take());
     }
-    inner.resign()
+    result
 }
 
 fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
@@ -468,9 +474,10 @@ fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
     let service = &inner.segment.header().upkeep.service;
     let asker = Asker { tag: inner.tag, platform: &*inner.platform, is_alive: &is_alive };
     if service.lock(&asker, deadline_ns).is_none() {
-        return Err(Error::Timeout { what: "a service round of this host to end".into(), timeout_ms: inner.config.join_timeout_ms });
+        return Err(Error::Timeout { what: "a service round of this host to end".into(), timeout_ms: inner.config.join_timeout_ms() });
     }
-    let result = give_slot_up(inner);
+    // While this process counts as a member: once the last one is gone the slot's seat may be another machine's.
+    let result = inner.resign().and_then(|()| give_slot_up(inner));
     service.unlock(&*inner.platform);
     result
 }
@@ -511,7 +518,7 @@ fn wait_until(inner: &Inner, deadline_ns: u64, is_done: impl Fn() -> bool) -> Re
     while !is_done() {
         if inner.platform.now_ns() >= deadline_ns {
             let what = "this process's running work to end before it leaves".into();
-            return Err(Error::Timeout { what, timeout_ms: inner.config.join_timeout_ms });
+            return Err(Error::Timeout { what, timeout_ms: inner.config.join_timeout_ms() });
         }
         inner.platform.relax(round);
         round += 1;

@@ -12,7 +12,7 @@ mod join;
 pub(crate) mod local_mutex;
 pub(crate) mod segment;
 mod service;
-mod witness;
+pub(crate) mod witness;
 
 pub use config::{ENV_POLL_US, ENV_SUSPECT_MS, HostConfig};
 pub use damage::DamageCounts;
@@ -400,7 +400,7 @@ impl Inner {
     /// Runs `work` under a mutex of the local tier, and `repair` before it when the last owner died with the mutex.
     pub fn with_mutex_or_repair<T>(&self, mutex: &LocalMutex, repair: impl FnOnce(), work: impl FnOnce() -> Result<T>) -> Result<T> {
         // Held for one publish at a time; a thread that has it for longer is stopped, and the host goes on with it or is fenced.
-        let timeout_ms = self.config.join_timeout_ms;
+        let timeout_ms = self.config.join_timeout_ms();
         let is_alive = |tag| self.is_tag_alive(tag);
         let asker = Asker { tag: self.tag, platform: &*self.platform, is_alive: &is_alive };
         let taken = match mutex.try_lock(self.tag) {

@@ -350,7 +350,7 @@ impl Inner {
         self.publish_identity(Identity::LIVE, self.incarnation())?;
         point!("fenced.acknowledged");
         self.segment.reset_locks();
-        let deadline_ns = self.platform.now_ns() + self.config.join_timeout_ms * 1_000_000;
+        let deadline_ns = self.platform.now_ns() + self.config.join_timeout_ms() * 1_000_000;
         match self.take_slot(Some(self.slot()), false, deadline_ns) {
             // No other host can have the slot before our death is proven, so the next round asks again.
             Err(Error::Timeout { .. } | Error::SlotInUse { .. }) => Ok(()),

@@ -316,6 +316,6 @@ fn who_connects_waits_for_memory_no_longer_than_it_wants_to() {
     let begun = Instant::now();
     let error = lab.rings[1].connect(b"tested", 100).err();
     assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
-    let lock_timeout_ms = AllocConfig::default().lock_timeout_ms;
-    assert!(begun.elapsed() < Duration::from_millis(lock_timeout_ms / 2), "{:?}", begun.elapsed());
+    let timeout_ms = HostConfig::default().default_timeout_ms();
+    assert!(begun.elapsed() < Duration::from_millis(timeout_ms / 2), "{:?}", begun.elapsed());
 }

@@ -39,13 +39,13 @@ pub fn machine_id(number: u8) -> MachineId {
 
 pub fn host_config() -> HostConfig {
     // A join may have to wait for a manager that is taken for dead first.
-    let (suspect_ms, join_timeout_ms) = (load::ms(300), load::ms(10_000));
+    let (suspect_ms, join_timeout_ms) = (load::ms(300), Some(load::ms(10_000)));
     HostConfig { heartbeat_ms: 10, suspect_ms, damage_ms: suspect_ms, join_timeout_ms, poll_us: 500, ..HostConfig::default() }
 }
 
 /// Checks bytes, has locks for a while, and does all of its upkeep in every round.
 pub fn config() -> CacheConfig {
-    CacheConfig { checksums: true, lock_timeout_ms: 20_000, upkeep_ms: 1, ..CacheConfig::default() }
+    CacheConfig { checksums: true, lock_timeout_ms: Some(20_000), upkeep_ms: 1, ..CacheConfig::default() }
 }
 
 impl Bench {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_publish_that_waits_for_a_lock_gives_way_to_the_re_join() {
     let bench = Bench::new(&[(1024, 56)]);
-    let mut member = bench.member_with(2, CacheConfig { lock_timeout_ms: 20 * PATIENCE.as_millis() as u64, ..config() });
+    let mut member = bench.member_with(2, CacheConfig { lock_timeout_ms: Some(20 * PATIENCE.as_millis() as u64), ..config() });
     let other = bench.member(1);
     member.publish(0..8, 1000);
     let stripes = member.pool.layout().geometry().stripes;

@@ -201,7 +201,7 @@ fn chunks_that_a_host_gave_back_are_found() {
 fn eviction_does_not_wait_for_every_lock_that_cannot_be_had() {
     let bench = Bench::new(&[(1024, 112)]);
     let lock_timeout_ms = load::ms(300);
-    let member = bench.member_with(1, CacheConfig { lock_timeout_ms, ..config() });
+    let member = bench.member_with(1, CacheConfig { lock_timeout_ms: Some(lock_timeout_ms), ..config() });
     member.publish(0..100, 1000);
     let (_pool, other) = bench.join(2);
     let _service = other.serve().unwrap();
@@ -274,7 +274,7 @@ fn a_pinned_block_keeps_its_chunk_and_no_other() {
 #[test]
 fn a_request_that_could_not_be_answered_is_answered_later() {
     let bench = Bench::new(&[(1024, 56)]);
-    let (rich, poor) = (bench.member_with(1, CacheConfig { lock_timeout_ms: 300, ..config() }), bench.member(2));
+    let (rich, poor) = (bench.member_with(1, CacheConfig { lock_timeout_ms: Some(300), ..config() }), bench.member(2));
     rich.publish(0..56, 1000);
     // Asks, once.
     assert!(matches!(poor.cache.publish(SPACE, key(100), None, &bytes(100, 1000)), Err(Error::Full { .. })));

@@ -74,7 +74,7 @@ impl Bench {
     fn join(&self, pool: &Pool, suspect_ms: u64) -> Result<Host> {
         let config = HostConfig {
             seats: pool.superblock().seats(),
-            join_timeout_ms: 3 * suspect_ms,
+            join_timeout_ms: Some(3 * suspect_ms),
             heartbeat_ms: 5,
             suspect_ms,
             ..HostConfig::default()
@@ -87,7 +87,7 @@ impl Bench {
 fn use_all(pool: &Pool, host: &Host, timeout_ms: u64) -> usize {
     let start = Instant::now();
     let (objects, seats) = (Objects::new(host), pool.superblock().seats());
-    let config = AllocConfig { lock_timeout_ms: timeout_ms, ..AllocConfig::default() };
+    let config = AllocConfig { lock_timeout_ms: Some(timeout_ms), ..AllocConfig::default() };
     let allocator = LocalArea::of(host).and_then(|local| Allocator::attach(host, local, config));
     let mut outcomes = vec![
         pool.check_not_replaced(),
@@ -118,7 +118,7 @@ fn use_all(pool: &Pool, host: &Host, timeout_ms: u64) -> usize {
 /// A block published, pulled and cleared.
 fn use_cache(pool: &Pool, host: &Host, timeout_ms: u64) -> Result<()> {
     let (namespace, key, block) = (Namespace([1; 16]), BlockKey([2; 16]), (0..3000u32).map(|at| (at * 7) as u8).collect::<Vec<u8>>());
-    let cache = Cache::open(host, CacheConfig { checksums: true, lock_timeout_ms: timeout_ms, ..CacheConfig::default() })?;
+    let cache = Cache::open(host, CacheConfig { checksums: true, lock_timeout_ms: Some(timeout_ms), ..CacheConfig::default() })?;
     let mut found = vec![0; 4096];
     let outcome = cache
         .publish(namespace, key, None, &block)

@@ -34,7 +34,7 @@ pub fn ring_config() -> RingConfig {
 
 pub fn host_config(pool: &Pool) -> HostConfig {
     // A join may have to wait for a manager that is taken for dead first.
-    let (suspect_ms, join_timeout_ms) = (load::ms(300), load::ms(10_000));
+    let (suspect_ms, join_timeout_ms) = (load::ms(300), Some(load::ms(10_000)));
     HostConfig { seats: pool.superblock().seats(), heartbeat_ms: 10, suspect_ms, join_timeout_ms, poll_us: 500, ..HostConfig::default() }
 }
 

@@ -40,7 +40,14 @@ const CALM_HITS: u64 = 16;
 
 /// The hosts' timings: short leases, so that a stop of a second is far beyond one.
 pub fn host_config() -> HostConfig {
-    HostConfig { join_timeout_ms: 30_000, heartbeat_ms: 10, suspect_ms: 200, poll_us: 500, idle_release_ms: 2_000, ..HostConfig::default() }
+    HostConfig {
+        join_timeout_ms: Some(30_000),
+        heartbeat_ms: 10,
+        suspect_ms: 200,
+        poll_us: 500,
+        idle_release_ms: 2_000,
+        ..HostConfig::default()
+    }
 }
 
 /// How a start uses the cache: policies and checksums take turns.
@@ -48,7 +55,7 @@ pub fn cache_config(start: u64, names: &Names) -> CacheConfig {
     let mut config = CacheConfig {
         policy: PolicyKind::ALL[start as usize % PolicyKind::ALL.len()],
         checksums: start.is_multiple_of(3),
-        lock_timeout_ms: TIMEOUT_MS,
+        lock_timeout_ms: Some(TIMEOUT_MS),
         service_ms: 5,
         upkeep_ms: 50,
         // Few enough that keys throw each other out.

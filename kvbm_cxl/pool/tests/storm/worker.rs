@@ -34,7 +34,14 @@ const MOST_OBJECTS: usize = 8;
 
 /// The hosts' timings: short leases, so that a stop of a second is far beyond one.
 pub fn host_config() -> HostConfig {
-    HostConfig { join_timeout_ms: 30_000, heartbeat_ms: 10, suspect_ms: 200, poll_us: 500, idle_release_ms: 2_000, ..HostConfig::default() }
+    HostConfig {
+        join_timeout_ms: Some(30_000),
+        heartbeat_ms: 10,
+        suspect_ms: 200,
+        poll_us: 500,
+        idle_release_ms: 2_000,
+        ..HostConfig::default()
+    }
 }
 
 struct Worker {
@@ -66,7 +73,7 @@ fn run(spec: &str, log: File) -> Result<()> {
     let pool = Pool::open(&PoolSpec::parse(spec)?, &OpenOptions::default())?;
     let host = pool.join(host_config())?;
     let service = host.serve()?;
-    let config = AllocConfig { lock_timeout_ms: TIMEOUT_MS, ..AllocConfig::default() };
+    let config = AllocConfig { lock_timeout_ms: Some(TIMEOUT_MS), ..AllocConfig::default() };
     let allocator = Arc::new(again(|| Allocator::attach(&host, LocalArea::of(&host)?, config.clone()))?);
     let stop = Arc::new(AtomicBool::new(false));
     let upkeep = {

@@ -238,7 +238,7 @@ fn main(env: &Env, ledger: &Shared, config: &HostConfig, index: usize) -> Result
     let host = join(env, config)?;
     ledger.borrow_mut().slots.insert(env.host(), host.slot());
     ledger.borrow_mut().rounds.insert(env.process(), (0, 0));
-    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: env.below(2) };
+    let alloc_config = AllocConfig { lock_timeout_ms: Some(500_000), spare_chunks: env.below(2) };
     let allocator = Rc::new(again(env, || Allocator::attach(&host, LocalArea::of(&host)?, alloc_config.clone()))?);
     let (upkeep, seen, of) = (Rc::clone(&allocator), Rc::clone(ledger), host.clone());
     env.spawn_daemon("upkeep", move |env| {

@@ -132,7 +132,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
             checksums: random.one_in(2),
             low_water_percent: if roomy { 0 } else { random.pick(&[5, 40]) },
             high_water_percent: random.pick(&[40, 60]),
-            lock_timeout_ms: 500_000,
+            lock_timeout_ms: Some(500_000),
             service_ms: 1,
             upkeep_ms: random.pick(&[1, 3]),
             remembered_keys: 64,

@@ -270,7 +270,7 @@ fn rings(env: &Env, host: &Host) -> Result<Rings> {
 }
 
 fn allocator(host: &Host) -> Result<Arc<Allocator>> {
-    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: 1 };
+    let alloc_config = AllocConfig { lock_timeout_ms: Some(500_000), spare_chunks: 1 };
     Ok(Arc::new(Allocator::attach(host, LocalArea::of(host)?, alloc_config)?))
 }
 

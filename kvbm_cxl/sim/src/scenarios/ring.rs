@@ -121,7 +121,7 @@ fn message(key: u64, end: usize, number: u64) -> Vec<u8> {
 
 fn main(env: &Env, ledger: &Shared, config: &HostConfig, caller: Option<usize>) -> Result<()> {
     let host = join(env, config)?;
-    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: 1 };
+    let alloc_config = AllocConfig { lock_timeout_ms: Some(500_000), spare_chunks: 1 };
     let allocator = Arc::new(again(env, || Allocator::attach(&host, LocalArea::of(&host)?, alloc_config.clone()))?);
     let ring_config = RingConfig { ring_bytes: RING_BYTES, beat_ms: 1, peer_timeout_ms: 30, check_ms: 1, names_timeout_ms: 500_000 };
     let rings = again(env, || Rings::new(&host, Arc::clone(&allocator), ring_config.clone()))?;

@@ -114,7 +114,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
 
 fn rings(env: &Env, config: &HostConfig) -> Result<(Rings, Arc<Allocator>)> {
     let host = join(env, config)?;
-    let alloc_config = AllocConfig { lock_timeout_ms: 500_000, spare_chunks: 1 };
+    let alloc_config = AllocConfig { lock_timeout_ms: Some(500_000), spare_chunks: 1 };
     let allocator = Arc::new(Allocator::attach(&host, LocalArea::of(&host)?, alloc_config)?);
     let ring_config = RingConfig { ring_bytes: RING_BYTES, beat_ms: 1, peer_timeout_ms: 30, check_ms: 1, names_timeout_ms: 500_000 };
     let rings = again(env, || Rings::new(&host, Arc::clone(&allocator), ring_config.clone()))?;

@@ -84,7 +84,7 @@ pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stat
             checksums: random.one_in(2),
             low_water_percent: if roomy { 0 } else { random.pick(&[0, 20]) },
             high_water_percent: 40,
-            lock_timeout_ms: 500_000,
+            lock_timeout_ms: Some(500_000),
             service_ms: 1,
             upkeep_ms: 3,
             remembered_keys: 64,

@@ -47,7 +47,7 @@ pub fn machine_id(number: u8) -> MachineId {
 
 /// With checksums, and all upkeep in every round.
 pub fn config() -> CacheConfig {
-    CacheConfig { checksums: true, lock_timeout_ms: 20_000, upkeep_ms: 1, ..CacheConfig::default() }
+    CacheConfig { checksums: true, lock_timeout_ms: Some(20_000), upkeep_ms: 1, ..CacheConfig::default() }
 }
 
 impl Bench {

@@ -130,7 +130,7 @@ fn replay(order: &Order, turns: &Turns) -> Result<Side> {
     let host_config = HostConfig { suspect_ms: PATIENCE_MS, ..config(&pool) };
     let policy = order.eviction.parse()?;
     let (low_water_percent, high_water_percent) = order.water_percent;
-    let lock_timeout_ms = LOCK_TIMEOUT_MS;
+    let lock_timeout_ms = Some(LOCK_TIMEOUT_MS);
     let cache_config = CacheConfig { checksums: true, policy, lock_timeout_ms, low_water_percent, high_water_percent, ..alone() };
     let member = join_on(&pool, clock.clone(), host_config, cache_config, true)?;
     let record = |directory: &PathBuf| {

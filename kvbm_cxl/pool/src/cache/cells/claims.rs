@@ -123,7 +123,7 @@ impl Inner {
     /// Takes a lock of the cache and counts the wait. Much of the cache does so inside an operation, so no call waits for a re-join here.
     pub(in crate::cache) fn acquire(&self, lock: LockId) -> Result<LockGuard<'_>> {
         let start_ns = self.host.platform().now_ns();
-        let guard = self.host.acquire_inside(lock, self.config.lock_timeout_ms);
+        let guard = self.host.acquire_inside(lock, self.config.lock_timeout_ms(&self.host));
         self.count_wait(start_ns, guard.as_ref().err());
         guard
     }
@@ -131,7 +131,7 @@ impl Inner {
     /// As [`Inner::acquire`], of several locks, each as soon as it comes.
     pub(in crate::cache) fn acquire_each<'a>(&'a self, locks: &[LockId], mut work: impl FnMut(LockGuard<'a>) -> Result<()>) -> Result<()> {
         let start_ns = self.host.platform().now_ns();
-        let done = self.host.acquire_each(locks, self.config.lock_timeout_ms, |guard| {
+        let done = self.host.acquire_each(locks, self.config.lock_timeout_ms(&self.host), |guard| {
             self.count_wait(start_ns, None);
             work(guard)
         });

@@ -3,6 +3,7 @@
 
 use super::Active;
 use super::hosts::{HostView, MAX_LENIENCY};
+use super::watch::Pulse;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Inner;
@@ -61,7 +62,7 @@ impl Inner {
         let view = &mut active.hosts[ask.slot as usize];
         // A host that starts anew after an end begins with the usual patience.
         let leniency = if has_survived || mutant!("patience_with_the_dead") { (view.leniency + 1).min(MAX_LENIENCY) } else { 0 };
-        *view = HostView::new(self.geometry(), now_ns);
+        *view = HostView::new(self.geometry(), Pulse::since(now_ns));
         view.leniency = leniency;
         Ok(())
     }
@@ -93,7 +94,7 @@ impl Inner {
     /// The incarnation number that a nonce stands for in any seat's copy (only where numbers are compared against the rule).
     fn number_of(&self, slot: u32, nonce: &[u8; 16]) -> Result<u32> {
         let geometry = self.geometry();
-        for seat in 0..u64::from(geometry.seats) {
+        for seat in 0..geometry.all_seats() {
             let copy: Binding = self.lines.fetch(seat * geometry.bindings() + u64::from(slot))?;
             if copy.nonce == *nonce {
                 return Ok(copy.incarnation);

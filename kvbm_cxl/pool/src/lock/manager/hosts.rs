@@ -2,8 +2,8 @@
 //! What the manager knows of the hosts: heartbeats, requests, suspicion.
 
 use super::Active;
+use super::watch::Pulse;
 use crate::error::{Error, Result};
-use crate::failure_detector::FailureDetector;
 use crate::fault::{mutant, point};
 use crate::host::Inner;
 use crate::limits::MAX_NUMBER;
@@ -17,10 +17,8 @@ const BEATS_TO_FORGIVE: u64 = 1024;
 
 /// One slot, as the manager last saw it.
 pub(super) struct HostView {
-    /// Heartbeat and the incarnation that it belongs to.
-    heartbeat: (u32, u64),
-    /// How long the heartbeat has not moved.
-    pub silence: FailureDetector,
+    /// Its heartbeat, and how long that has not moved.
+    pulse: Pulse,
     /// Doublings of the patience with this host: it was suspected wrongly before, so it is slow and not dead.
     pub leniency: u32,
     /// Heartbeats seen to move.
@@ -36,10 +34,9 @@ pub(super) struct HostView {
 }
 
 impl HostView {
-    pub fn new(geometry: &Geometry, now_ns: u64) -> Self {
+    pub fn new(geometry: &Geometry, pulse: Pulse) -> Self {
         HostView {
-            heartbeat: (0, 0),
-            silence: FailureDetector::since(now_ns),
+            pulse,
             leniency: 0,
             beats: 0,
             versions: vec![None; geometry.request_lines() as usize],
@@ -81,9 +78,7 @@ impl Inner {
         let geometry = *self.geometry();
         let view = &mut active.hosts[slot as usize];
         let mut check = None;
-        if part == 0 && view.heartbeat != (summary.incarnation, summary.heartbeat) {
-            view.heartbeat = (summary.incarnation, summary.heartbeat);
-            view.silence = FailureDetector::since(now_ns);
+        if part == 0 && view.pulse.note(summary, now_ns) {
             view.beats += 1;
             if view.beats.is_multiple_of(BEATS_TO_FORGIVE) {
                 view.leniency = view.leniency.saturating_sub(1);
@@ -132,7 +127,7 @@ impl Inner {
             let Some(incarnation) = active.bound(slot) else { continue };
             let view = &mut active.hosts[slot as usize];
             let patience_ns = (self.config.suspect_ms * 1_000_000) << view.leniency;
-            let is_suspected = view.silence.goes_on(now_ns, patience_ns) > patience_ns || self.is_suspected(slot, incarnation);
+            let is_suspected = view.pulse.silence.goes_on(now_ns, patience_ns) > patience_ns || self.is_suspected(slot, incarnation);
             if !is_suspected || active.standings[slot as usize].fenced >= incarnation {
                 continue;
             }

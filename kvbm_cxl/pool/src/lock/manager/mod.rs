@@ -10,10 +10,10 @@ mod heal;
 mod hosts;
 mod seats;
 mod takeover;
+mod watch;
 
 use super::seat;
 use crate::error::Result;
-use crate::failure_detector::FailureDetector;
 use crate::fault::{mutant, point};
 use crate::host::{FenceStatus, Inner};
 use crate::limits::MAX_NUMBER;
@@ -24,11 +24,8 @@ use hosts::HostView;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, TryLockError};
+use watch::Watch;
 
-/// Most doublings of the patience with managers. Without them seats too slow for the time-out would take the role from each other for ever.
-const MAX_UNREST: u32 = 6;
-/// Beats of one manager after which one doubling is taken back.
-const BEATS_TO_CALM: u64 = 64;
 /// The beat of a manager that gave the role up.
 const RESIGNED: u64 = u64::MAX;
 
@@ -45,15 +42,15 @@ pub(crate) struct Manager {
     guard: Option<MachineLockGuard>,
     /// The seat of this machine, once known.
     seat: Option<u64>,
-    /// What was last seen of the manager in charge, and when that last changed.
-    watch: Option<SeatWatch>,
+    /// What this process sees of the manager in charge and of all hosts while it does not serve.
+    watch: Watch,
     /// Set while this process serves.
     active: Option<Active>,
     looked_at_ns: u64,
-    /// Doublings of the patience with managers: the role moved lately, perhaps for no reason.
-    unrest: u32,
     /// When this machine, which has no seat, may claim one next; 0 = not known yet.
     claim_at_ns: u64,
+    /// No manager served when `claim_at_ns` was drawn.
+    claim_is_urgent: bool,
     /// When this machine may look next for a seat whose damaged lines wait for it.
     mend_at_ns: u64,
     /// Attempts that failed in a row, up to a limit.
@@ -62,12 +59,6 @@ pub(crate) struct Manager {
     claim_problem: Option<String>,
     /// The seat was claimed because the manager of this epoch did not serve: this machine need not wait again.
     serves_after: Option<u32>,
-}
-
-struct SeatWatch {
-    epoch: u32,
-    beat: u64,
-    silence: FailureDetector,
 }
 
 /// A manager that has claimed and adopted.
@@ -118,19 +109,20 @@ impl Inner {
         }
         if let Some(active) = &mut manager.active {
             return match self.serve(active)? {
-                Some(busy) => Ok(busy),
+                Some(busy) => {
+                    self.mend_claimed_seats(&mut manager, self.platform.now_ns())?;
+                    Ok(busy)
+                }
                 None => {
                     // Another seat took this manager for dead, and it was only slow: meet the next ones with more patience.
-                    manager.unrest = (manager.unrest + 1).min(MAX_UNREST);
                     manager.active = None;
-                    manager.watch = None;
+                    manager.watch = manager.watch.after_deposition();
                     Ok(false)
                 }
             };
         }
         let now_ns = self.platform.now_ns();
-        let period_ns = self.config.heartbeat_ms * 1_000_000;
-        if manager.looked_at_ns != 0 && now_ns.saturating_sub(manager.looked_at_ns) < period_ns {
+        if manager.looked_at_ns != 0 && now_ns.saturating_sub(manager.looked_at_ns) < manager.watch.period_ns(&self.config) {
             return Ok(false);
         }
         manager.looked_at_ns = now_ns.max(1);
@@ -139,13 +131,14 @@ impl Inner {
             self.claim_seat(&mut manager, now_ns)?;
         }
         let Some(seat) = manager.seat else { return Ok(false) };
+        self.mend_claimed_seats(&mut manager, now_ns)?;
         self.learn_rows(seat)?;
         self.publish_deaths_beside_manager(&mut manager, seat)?;
         // Only the process with the machine's lock on the role may write: the first one takes it where there is something to mend.
         let claims_anew = self.has_own_damage(seat)? && self.take_guard(&mut manager)? && self.mend_beside_manager(seat)?;
         let is_wanted = claims_anew || self.is_manager_wanted(&mut manager, Some(seat), now_ns)?;
         let serves_after = manager.serves_after.take();
-        let is_same = serves_after.is_some() && manager.watch.as_ref().map(|watch| watch.epoch) == serves_after;
+        let is_same = serves_after.is_some() && manager.watch.epoch() == serves_after;
         if !is_wanted && !is_same {
             return Ok(false);
         }
@@ -156,7 +149,7 @@ impl Inner {
         if is_first && mutant!("restart_clears_seat_rows") {
             self.clear_rows(seat)?;
         }
-        manager.active = self.take_over(seat)?;
+        manager.active = self.take_over(seat, &manager.watch)?;
         Ok(true)
     }
 
@@ -171,48 +164,6 @@ impl Inner {
     /// Whether `seat` is this machine's (only asked where the self-grant shortcut is tried).
     pub(super) fn is_own_seat(&self, seat: u64) -> bool {
         self.config.seats.get(seat as usize) == Some(&self.platform.machine())
-    }
-
-    /// Watches the manager in charge; true when there is none, it resigned, or it has not moved for long enough on our own clock.
-    ///
-    /// `seat` is this machine's; `None` = it has none yet and would have to claim one.
-    fn is_manager_wanted(&self, manager: &mut Manager, seat: Option<u64>, now_ns: u64) -> Result<bool> {
-        if mutant!("no_takeover") && manager.watch.as_ref().is_some_and(|watch| watch.epoch > 0) {
-            return Ok(false);
-        }
-        let newest = seat::newest(self)?;
-        let (epoch, beat) = newest.map_or((0, 0), |newest| (newest.epoch, newest.beat));
-        let moved = manager.watch.as_ref().is_none_or(|watch| (watch.epoch, watch.beat) != (epoch, beat));
-        if moved {
-            let took_over = manager.watch.as_ref().is_some_and(|watch| watch.epoch != epoch);
-            manager.unrest = if took_over { (manager.unrest + 1).min(MAX_UNREST) } else { manager.unrest };
-            if beat != 0 && beat.is_multiple_of(BEATS_TO_CALM) {
-                manager.unrest = manager.unrest.saturating_sub(1);
-            }
-            manager.watch = Some(SeatWatch { epoch, beat, silence: FailureDetector::since(now_ns) });
-        }
-        let unrest = manager.unrest;
-        let Some(watch) = &mut manager.watch else { return Ok(false) };
-        let still_ns = watch.silence.goes_on(now_ns, (self.config.suspect_ms * 1_000_000) << unrest);
-        // Higher seats wait longer and all a random bit, so that claimants rarely duel.
-        let patience_ns = |base_ms: u64| {
-            let base_ns = (base_ms * 1_000_000) << unrest;
-            base_ns * (seat.unwrap_or(0) + 1) + self.platform.random() % (base_ns / 2 + 1)
-        };
-        if epoch == 0 {
-            let is_first = seat.map_or(self.config.seats.iter().all(|machine| machine.is_none()), |seat| seat == 0);
-            return Ok(is_first || still_ns > patience_ns(self.config.suspect_ms));
-        }
-        let machine = self.platform.machine().0;
-        let is_own = newest.is_some_and(|newest| seat.map_or(newest.machine == machine, |seat| newest.seat == seat));
-        if beat == RESIGNED {
-            return Ok(is_own || still_ns > patience_ns(self.config.heartbeat_ms));
-        }
-        // The process that served for this very seat may have died; its lock on the machine tells, so there is nothing to wait for.
-        if is_own {
-            return Ok(true);
-        }
-        Ok(still_ns > patience_ns(self.config.suspect_ms))
     }
 
     /// One round of serving; `None` when a higher epoch ended this manager.

@@ -3,6 +3,7 @@
 
 use super::Active;
 use super::hosts::HostView;
+use super::watch::{Pulse, Watch};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::{FenceStatus, Inner};
@@ -46,8 +47,9 @@ impl Tagged for Binding {
 }
 
 impl Inner {
-    /// Claims the role for `seat`; `None` when another seat claimed a higher epoch meanwhile.
-    pub(super) fn take_over(&self, seat: u64) -> Result<Option<Active>> {
+    /// Claims the role for `seat`; `None` when another seat claimed a higher epoch meanwhile. What `watch` saw of the hosts goes on: the
+    /// silence of a host that died with the manager is over by now.
+    pub(super) fn take_over(&self, seat: u64, watch: &Watch) -> Result<Option<Active>> {
         let geometry = *self.geometry();
         // M1
         let (mut seen, mut own_before) = (0, None);
@@ -63,7 +65,7 @@ impl Inner {
             };
             seen = found.max(seen);
         }
-        let epoch = seat::next_epoch(seat, geometry.seats.into(), seen);
+        let epoch = seat::next_epoch(seat, geometry.all_seats(), seen);
         if epoch >= MAX_NUMBER.into() {
             return Err(Error::Full { what: "manager epochs", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
         }
@@ -94,6 +96,11 @@ impl Inner {
         point!("manager.adopted");
         let now_ns = self.platform.now_ns();
         let (fences, deaths) = self.own_rows(seat)?;
+        let hosts = (0..).zip(&bindings).map(|(slot, bound)| {
+            let incarnation = bound.as_ref().map_or(0, |bound| bound.incarnation);
+            HostView::new(&geometry, watch.pulse_of(slot, incarnation, now_ns))
+        });
+        let hosts = hosts.collect();
         let mut active = Active {
             seat,
             epoch,
@@ -105,7 +112,7 @@ impl Inner {
             deaths,
             standings: vec![FenceStatus::default(); geometry.slots as usize],
             is_whole: vec![true; geometry.slots as usize],
-            hosts: (0..geometry.slots).map(|_| HostView::new(&geometry, now_ns)).collect(),
+            hosts,
             ended: vec![0; geometry.locks as usize],
             queues: vec![VecDeque::new(); geometry.locks as usize],
             boxes_at_ns: 0,
@@ -123,7 +130,7 @@ impl Inner {
     }
 
     fn collect_line<T: Tagged>(&self, own_seat: u64, own_before: Option<u32>, per_seat: u64, line: u64) -> Result<Option<T>> {
-        let seats = u64::from(self.geometry().seats);
+        let seats = self.geometry().all_seats();
         let indexes: Vec<u64> = if mutant!("no_collect") {
             vec![own_seat * per_seat + line]
         } else {
@@ -171,7 +178,7 @@ impl Inner {
                 active.bindings[line] = self.adopt_line(seat, epoch, own_before, active.bindings.len() as u64, line as u64)?;
                 // This host was not watched yet.
                 if let Some(view) = active.hosts.get_mut(line) {
-                    *view = HostView::new(self.geometry(), now_ns);
+                    *view = HostView::new(self.geometry(), Pulse::since(now_ns));
                 }
             }
         }

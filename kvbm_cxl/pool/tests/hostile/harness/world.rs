@@ -191,7 +191,7 @@ impl World {
         let config = HostConfig {
             slot: None,
             seats: self.seats.clone(),
-            join_timeout_ms: 2 * TIMEOUT_MS,
+            join_timeout_ms: Some(2 * TIMEOUT_MS),
             heartbeat_ms: 1,
             suspect_ms: 20,
             damage_ms: 20,
@@ -218,7 +218,7 @@ impl World {
     pub fn attach(&mut self, machine: usize) -> Result<()> {
         if let Some(member) = &mut self.members[machine] {
             member.allocator = None;
-            let config = AllocConfig { lock_timeout_ms: TIMEOUT_MS, spare_chunks: 1 };
+            let config = AllocConfig { lock_timeout_ms: Some(TIMEOUT_MS), spare_chunks: 1 };
             member.allocator = Some(Allocator::attach(&member.host, LocalArea::of(&member.host)?, config)?);
         }
         Ok(())
@@ -232,7 +232,7 @@ impl World {
                 // Whatever it could not put in order is the next one's to find.
                 let _ = cache.close();
             }
-            let config = CacheConfig { checksums: true, lock_timeout_ms: TIMEOUT_MS, remembered_keys: 64, ..CacheConfig::default() };
+            let config = CacheConfig { checksums: true, lock_timeout_ms: Some(TIMEOUT_MS), remembered_keys: 64, ..CacheConfig::default() };
             member.cache = Some(Cache::open(&member.host, config)?);
         }
         Ok(())

@@ -60,7 +60,7 @@ impl Actor {
             checksums: self.shape.checksums,
             low_water_percent: 0,
             high_water_percent: 0,
-            lock_timeout_ms: directed::LONG_MS,
+            lock_timeout_ms: Some(directed::LONG_MS),
             service_ms: 1,
             upkeep_ms: 1,
             remembered_keys: 64,

@@ -49,7 +49,7 @@ impl Pair {
             let config = HostConfig { seats: pool.superblock().seats(), ..HostConfig::default() };
             let host = crate::pool::join(mapped.lines().clone(), Arc::new(machine), config).unwrap();
             let service = host.serve().unwrap();
-            (Cache::open(&host, CacheConfig { lock_timeout_ms: 60_000, ..CacheConfig::default() }).unwrap(), service)
+            (Cache::open(&host, CacheConfig { lock_timeout_ms: Some(60_000), ..CacheConfig::default() }).unwrap(), service)
         };
         let (one, first) = join(1);
         let (two, second) = join(2);
