@@ -159,7 +159,7 @@ def test_a_job_that_raises_is_over_too(saves):
     assert saves._bytes == 0 and saves.done_step(1) == 1
     assert saves.failures.last_error.message == "OSError: what else may happen"
     not_begun = Job([b"k1"], 10)
-    not_begun.begin = lambda places: raises()
+    not_begun.keep = lambda places: raises()
     with pytest.raises(OSError):
         saves.submit(("a", 2), not_begun)
     assert saves._bytes == 0 and saves.done_step(2) == 2 and not saves._by_key, "what was not begun is not waited for"
