@@ -26,6 +26,9 @@ class ConnectorConfig:
     """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
     checksums: bool = True
     """Blocks carry a checksum that is compared when they are pulled."""
+    audit: bool = True
+    """Compare a share of the pool's blocks with what this engine computes for the same tokens. Some requests whose prompt was found are
+    computed for that, the first one after a start among them."""
     workers: int = 2
     """Threads that copy, for each direction."""
     max_inflight_bytes: int = 256 << 20

@@ -136,6 +136,8 @@ class Era:
     """vLLM's own prefix cache may hold blocks."""
     _may_mix: bool = False
     _mixed: bool = False
+    is_isolated: bool = False
+    """The engine shares no block with others until it is started again."""
 
     def handshake(self, fingerprints: Iterable[bytes]) -> None:
         """The fingerprints of all workers at start, in the order of their ranks."""
@@ -185,6 +187,15 @@ class Era:
         if len(self._answers) < self._ranks:
             return False
         return self._conclude(combined([self._answers[rank] for rank in sorted(self._answers)]))
+
+    def isolate(self) -> bool:
+        """The pool's blocks are not those of this engine: its keys become random, and stay so. True: they were not before."""
+        if self.is_isolated:
+            return False
+        self.is_isolated, self._start, self.name = True, UNKNOWN, secrets.token_bytes(16)
+        self._mixed |= self._computed
+        self.tally.gauge("isolated", 1)
+        return True
 
     def _conclude(self, now: bytes) -> bool:
         before, self._pending, self._given_up = self.name, False, False
