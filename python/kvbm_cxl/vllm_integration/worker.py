@@ -152,6 +152,7 @@ class WorkerSide:
             self._open_gpu(device.index or 0)
         self._clears_first = clears_first(self.vllm_config, self.kv_cache_config)
         self._attached = Attached(attached, device, shards.publishes, facts_of(fields))
+        self._weights.before_warm_up()
         if self.second:
             self.second.begin_demoting()
 
