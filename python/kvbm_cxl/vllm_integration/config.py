@@ -67,7 +67,8 @@ class ConnectorConfig:
     events_period_ms: int = 500
     """How often an engine finds out what has changed in the pool."""
     model_id: str = ""
-    """What the model is called in the pool. Left out: a fingerprint of its weights. Workers share blocks only under the same one."""
+    """What the model's weights are called in the pool. Left out: a digest of all bytes of their files. Workers share blocks only under the
+    same one; a new version of the weights needs a new one. Configuration and settings of the engine count as without it."""
     tenant_salt: str = ""
     """A secret that keeps this engine's blocks apart from those of others with the same model."""
     record_dir: str = ""

@@ -146,6 +146,7 @@ class WorkerSide:
         if self.config.audit:
             # Loads under way may bring what is not this engine's.
             self._audit = Audit(self.access, self.tally, self._attached.facts, self._loads.fail_all)
+        self._weights.before_warm_up()
         if self.second:
             self.second.begin_demoting()
 
