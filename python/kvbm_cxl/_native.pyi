@@ -710,6 +710,10 @@ class Pool:
         """This host's incarnation now."""
 
     @property
+    def suspect_ms(self) -> int:
+        """Silence after which a host counts as suspected, in milliseconds: `suspect_ms` of the constructor, or CXL_SUSPECT_MS."""
+
+    @property
     def last_error(self) -> str | None:
         """The latest error that a background thread of this pool met, or None; a later round that went well does not clear it. Each error
         is logged as a warning of logger `kvbm_cxl`, and counted by `cxl_host_failed_rounds_total`."""
@@ -721,7 +725,7 @@ class Pool:
         checksums: bool = True,
         low_water_percent: int | None = None,
         high_water_percent: int | None = None,
-        quotas: Mapping[Namespace, int] = {},
+        quotas: int | Mapping[Namespace, int] | None = None,
         lock_timeout_ms: int | None = None,
         service_ms: int | None = None,
         upkeep_ms: int | None = None,
@@ -735,8 +739,8 @@ class Pool:
         """Opens the cache of this process; one at a time for each Pool.
 
         policy: order of eviction. checksums: of every payload, computed as it is copied in, compared as it is copied out. The background
-        evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of cells that a
-        namespace may take of this process's. copy: as CXL_COPY, for example "engine=cpu,workers=3".
+        evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of this
+        process's cells that a namespace may take: a number for each namespace, or a number for some; None: no bound. copy: as CXL_COPY, for example "engine=cpu,workers=3".
 
         Of GPUs, where None is what the environment says (CXL_CUDA_...): dma: "uncached" leaves out the flushes around a GPU's copies,
         which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_at_start: open_gpu registers the

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
+from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register, worker
 from kvbm_cxl.vllm_integration.groups import Kind
+from kvbm_cxl.vllm_integration.handover import prefill_params
 from kvbm_cxl.vllm_integration.keys import block_key, tail_key
 from kvbm_cxl.vllm_integration.save_job import SaveJob
 from kvbm_cxl.vllm_integration.worker import WorkerSide
@@ -20,9 +21,13 @@ from vllm.model_executor.models import registry
 
 # vLLM looks at each class of models in a process of its own, so that no GPU is touched. Here it would import vLLM once more for each.
 registry._run_in_subprocess = lambda look: look()
+# Nor is any publish given up because a loaded machine takes long for it; a test of that has its own.
+PATIENCE, worker._LEAST_PATIENCE = worker._LEAST_PATIENCE, 60.0
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 512 << 10
 SETTLES_S = 180
+# `extra_args` of a request that another engine will decode.
+HAND_OVER = {"kv_transfer_params": prefill_params()}
 
 
 def prompt(length: int, seed: int) -> dict:
@@ -62,7 +67,7 @@ class Engine:
 
     def handed_over(self, prompts: list[dict]) -> list[dict]:
         """What a prefill worker answers, for `extra_args` of the decode worker's request."""
-        return [{"kv_transfer_params": output.kv_transfer_params} for output in self.outputs(prompts, max_tokens=1)]
+        return [{"kv_transfer_params": output.kv_transfer_params} for output in self.outputs(prompts, max_tokens=1, extra_args=HAND_OVER)]
 
     def forget(self) -> None:
         """The engine lets go of what it has cached itself."""

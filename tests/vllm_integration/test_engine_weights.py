@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
 PROMPTS = [prompt(300, 41), prompt(60, 42)]
-TOKENS = 360
+# What is found of them without a hand-over: whole blocks.
+TOKENS = 256
 LORA = {"enable_lora": True, "max_lora_rank": 8}
 RANK = 8
 
@@ -67,8 +68,8 @@ def test_an_adapter_replaced_under_its_name(adapted, make_pool, tmp_path):
     assert first != second
     _adapter(model, folder, 1)
     with engine(model, "kv_both", pool, **options) as running:
-        reach = sum(running.scheduler_side.shape.reach(len(each["prompt_token_ids"]), True) for each in PROMPTS)
-        assert reach >= TOKENS - len(PROMPTS), "with windows the last token of a prompt is computed"
+        reach = sum(running.scheduler_side.shape.reach(len(each["prompt_token_ids"]), with_tail=False) for each in PROMPTS)
+        assert reach >= TOKENS
         assert _ask(running, folder) == first
         running.settle()
         # Replaced on disk: the engine keeps what it has loaded, and so do its blocks.

@@ -111,13 +111,15 @@ def test_prefixes_are_those_that_vllm_finds(name, speculative):
                     block_hash = asked.block_hashes[(at + 1) * group.block_tokens // shape.hash_tokens - 1]
                     key = make_block_hash_with_group_id(block_hash, group.index)
                     coordinator.block_pool.cached_block_hash_to_block.insert(key, block)
-        blocks, length, _ = coordinator.find_longest_cache_hit(asked.block_hashes, len(prompt) - 1)
+        blocks, length, beyond = coordinator.find_longest_cache_hit(asked.block_hashes, len(prompt) - 1)
         hit = shape.longest(have, len(prompt))
         tokens_of_hit = hit.tokens if hit else 0
         if speculative and name == "blocks of two sizes" and tokens_of_hit > length == 0:
             # Near the start of a prompt vLLM drops two blocks here: one to align the match, and one more to align what is left of it.
             continue
         assert tokens_of_hit == length, (name, case, have)
+        # Where vLLM would keep a state of what is in its own cache.
+        assert shape.longest_stateless(have, len(prompt)) == (length + beyond if shape.has_states else 0), (name, case, have)
         found.add(length > 0)
         if hit is None:
             continue
@@ -194,6 +196,12 @@ def test_a_whole_prompt_with_recurrent_layers_is_not_taken():
     # The last token is computed again, and the state behind it holds it already.
     assert shape.longest([[True] * 2] * 3, 32).tokens == 16
     assert shape.longest([[True] * 2] * 3, 33).tokens == 32
+
+
+def test_without_other_layers_nothing_tells_of_a_prefix_whose_state_is_missing():
+    specs = [state()]
+    shape = shape_of(engine(specs), configuration(specs))
+    assert shape.longest([[False, True]], 40).tokens == 32 and shape.longest_stateless([[False, False]], 40) == 0
 
 
 def test_kinds_are_told_by_their_specs_and_others_are_refused():

@@ -164,7 +164,7 @@ def test_results_are_kept_where_the_pool_has_its_state(tmp_path, state):
 
 
 def test_too_many_results_are_dropped(tmp_path, monkeypatch, state):
-    monkeypatch.setattr(file_digests, "_MAX_REMEMBERED", 8)
+    monkeypatch.setattr(file_digests, "MAX_REMEMBERED", 8)
     digests = FileDigests()
     for number in range(30):
         (tmp_path / str(number)).write_bytes(bytes([number]))

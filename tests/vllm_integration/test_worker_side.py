@@ -23,10 +23,12 @@ NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count":
 class Bench:
     """A worker's side over memory that is filled with random numbers. A step that completes a prompt waits for its copies."""
 
-    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
-        """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
+    def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, patience: float = 60, **options):
+        """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer. `patience`: see `worker`."""
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
+        # A loaded machine may take long for anything.
+        monkeypatch.setattr(worker, "_LEAST_PATIENCE", patience)
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
         spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
         group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)], kv_cache_spec=spec)
@@ -302,7 +304,7 @@ def test_blocks_are_lent_without_a_copy_and_taken_back_before_they_are_written(l
 def test_a_block_is_promised_when_it_is_saved_and_lent_later(lender, monkeypatch):
     """The engine does not wait: whatever it wants back before a thread has come to lend it is not lent."""
     here = lender(workers=1)
-    slow = Slow(here, monkeypatch)
+    slow = Slow(here, monkeypatch, "announce")
     here.run(saves=[Blocks("a", KEYS[:3], [0, 1, 2])])
     assert slow.begun.wait(30)
     with pytest.raises(kvbm_cxl.InvalidError, match="take it back"):
@@ -342,19 +344,19 @@ def test_a_worker_without_the_pool_that_has_its_kv_cache_stops(lender):
 
 
 class Slow:
-    """Holds up the publishing of a worker's side."""
+    """Holds up the publishing of a worker's side, or another call of its mover."""
 
-    def __init__(self, bench: Bench, monkeypatch) -> None:
+    def __init__(self, bench: Bench, monkeypatch, name: str = "publish") -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
         mover = type(bench.side._attached.mover)
-        publish = mover.publish
+        call = getattr(mover, name)
 
         def slow(*arguments):
             self.begun.set()
             assert self.go_on.wait(30)
-            return publish(*arguments)
+            return call(*arguments)
 
-        monkeypatch.setattr(mover, "publish", slow)
+        monkeypatch.setattr(mover, name, slow)
 
     def holds_up(self, call, within_s: float) -> None:
         """`call` does not return before the publishing goes on, and does then. The publishing goes on from here."""
@@ -494,16 +496,23 @@ def test_long_chains_go_in_pieces(bench, monkeypatch):
 
 def test_a_block_about_to_go_is_tried_again(bench, monkeypatch):
     here = bench()
-    answers = iter((["stored", "busy", "busy"], ["exists", "busy"], ["stored"]))
-    asked = []
+    answers = iter((["reserved", "busy", "busy"], ["exists", "busy"], ["reserved"]))
+    asked, copied = [], []
 
-    def publish_blocks(ns, keys, layout, ids, parents, after):
-        asked.append((keys, ids, parents))
-        return next(answers)
+    def reserve_blocks(ns, keys, layout, parents):
+        asked.append((keys, parents))
+        outcomes = next(answers)
 
-    monkeypatch.setattr(here.access, "call", lambda operation: operation(SimpleNamespace(publish_blocks=publish_blocks)))
+        def publish(layout, ids, after):
+            copied.append(ids)
+            return ["stored" if outcome == "reserved" else outcome for outcome in outcomes]
+
+        return SimpleNamespace(outcomes=outcomes, publish=publish)
+
+    monkeypatch.setattr(here.access, "call", lambda operation: operation(SimpleNamespace(reserve_blocks=reserve_blocks)))
     here.run(saves=[Blocks("a", KEYS[:3], [5, 6, 7], parent=None)], complete={"a"})
-    assert asked == [(KEYS[:3], [5, 6, 7], [None, *KEYS[:2]]), (KEYS[1:3], [6, 7], KEYS[:2]), ([KEYS[2]], [7], [KEYS[1]])]
+    assert asked == [(KEYS[:3], [None, *KEYS[:2]]), (KEYS[1:3], KEYS[:2]), ([KEYS[2]], [KEYS[1]])]
+    assert copied == [[5, 6, 7], [6, 7], [7]]
     counted = here.counts()
     assert counted["published_blocks/stored"] == 2 and counted["published_blocks/exists"] == 1
     monkeypatch.undo()

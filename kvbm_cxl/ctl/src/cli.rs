@@ -75,8 +75,9 @@ pub enum Command {
     Hosts(HostsArgs),
     /// Tell which machines have the manager seats, and release those of a machine that is gone
     ///
-    /// A pool needs one machine with a seat that runs. A machine that joins claims a seat where no manager serves, or where one is to
-    /// spare; its last process that leaves releases it. A machine that died keeps its seat until it comes back, or until its death is
+    /// A pool needs one machine with a seat that runs. Every slot has a seat, which its host has for as long as it has the slot. A machine
+    /// that finds no manager when it joins claims one of the first seats and gives it back once it has its slot. In pools of earlier
+    /// versions, slots have none: machines claim the seats, and one that died keeps its seat until it comes back, or until its death is
     /// proven: `cxlctl hosts declare-dead`, or `cxlctl seats release`, which needs no machine with a seat.
     Seats(SeatsArgs),
     /// Show metadata lines
@@ -157,7 +158,7 @@ pub struct FormatArgs {
     /// Host slots: how many machines can use the pool at a time
     #[arg(long, default_value_t = DEFAULT_SLOTS as u32)]
     pub slots: u32,
-    /// Manager seats: how many machines can take over the management
+    /// Manager seats for machines that join where no manager serves; every slot has one as well
     #[arg(long, default_value_t = DEFAULT_SEATS as u32)]
     pub seats: u32,
     /// Reserve seat 0 for this machine (32 hexadecimal digits); default: the first machine that comes claims it

@@ -104,6 +104,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("heal.claim_ignores_tags", "damage", Safety),
     ("heal.claim_waits_for_join", "damage_of_claimed_seats", Progress),
     ("heal.claimed_seats_are_left", "damage_of_claimed_seats", Progress),
+    ("heal.open_seats_are_left", "damage_of_slot_seats", Progress),
     ("heal.row_forgets", "damage", Safety),
     ("heal.seat_forgets", "damage", Safety),
     ("heal.seats_claim_anew", "damage_of_claimed_seats", Progress),

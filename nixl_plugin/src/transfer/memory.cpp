@@ -8,7 +8,7 @@ namespace kvbm_cxl {
 
 namespace {
 
-/// The place in the pool of an offset in one of its devices, and how far the pool goes on like this from there.
+/// The place in the pool of an offset in one of its devices, and how far the pool is contiguous from there.
 bool pool_place(const std::vector<MapEntry>& of_pool, uintptr_t pool_base, uint64_t pool_bytes, const MapEntry& wanted, uint64_t offset,
                 uint64_t& pool_offset, uint64_t& run_bytes) {
     for (const MapEntry& own : of_pool) {

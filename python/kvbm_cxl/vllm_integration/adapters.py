@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bounded import MAX_REMEMBERED, trim
 from .file_digests import FileDigests, State, state_of
 from .log import logger
 from .stats import Tally
@@ -97,7 +98,7 @@ class LoadedAdapters:
         """The adapter's folder, the state of its files, and a digest of all that makes its weights."""
         from vllm.lora.utils import get_adapter_absolute_path
 
-        if request.tensorizer_config_dict:  # From another place than its folder.
+        if getattr(request, "tensorizer_config_dict", None):  # Up to vLLM 0.31: from another place than its folder.
             return None, None, UNKNOWN
         try:
             folder = Path(get_adapter_absolute_path(request.lora_path))
@@ -113,6 +114,9 @@ class LoadedAdapters:
         return folder, before, hashlib.sha256(files + how).digest()[:16]
 
     def _note(self, adapter_id: int, content: bytes) -> None:
+        if len(self._loaded) >= MAX_REMEMBERED:
+            there = self._manager.list_adapters() if self._manager is not None else ()
+            self._loaded = {known: digest for known, digest in self._loaded.items() if known in there}
         self._loaded[adapter_id] = self._changed[adapter_id] = content
 
     def ensure(self, request: "LoRARequest") -> None:
@@ -138,8 +142,9 @@ class LoadedAdapters:
     def take_changed(self) -> dict[int, bytes]:
         """Adapters that were loaded or asked for since the last call. Those that vLLM warms up with are gone again by then."""
         changed, self._changed = self._changed, {}
+        asked, self._asked = self._asked, set()
         there = self._manager.list_adapters() if changed and self._manager is not None else changed
-        return {adapter_id: content for adapter_id, content in changed.items() if adapter_id in there or adapter_id in self._asked}
+        return {adapter_id: content for adapter_id, content in changed.items() if adapter_id in there or adapter_id in asked}
 
 
 @contextmanager
@@ -170,7 +175,7 @@ class KnownAdapters:
     _local: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """Digests with which blocks were computed that vLLM may have itself, by what vLLM's hashes call the adapter."""
     _mixed: set[tuple[str, str]] = field(default_factory=set)
-    _warned: set[str] = field(default_factory=set)
+    _warned: dict[str, None] = field(default_factory=dict)
 
     def handshake(self, ranks: int) -> None:
         self._ranks = ranks
@@ -183,7 +188,8 @@ class KnownAdapters:
         found = set(self._told[request.lora_int_id].values())
         if len(found) > 1 or UNKNOWN in found:
             if request.lora_name not in self._warned:
-                self._warned.add(request.lora_name)
+                self._warned[request.lora_name] = None
+                trim(self._warned)
                 self.tally.count("adapters", "unknown")
                 logger.warning(
                     "CxlConnector: adapter %r (%s) is known by name alone: its files cannot be read, changed while they were, differ "
@@ -197,6 +203,8 @@ class KnownAdapters:
     def may_publish(self, request: "LoRARequest", content: bytes) -> bool:
         """Whether new blocks may be published: not while vLLM may have blocks itself that another adapter of this name computed."""
         name = request.lora_name, request.lora_path
+        if len(self._local) >= MAX_REMEMBERED and name not in self._local:
+            return False  # None of these may be forgotten before the reset, and there is no room to remember this one.
         if self._local.setdefault(name, content) != content:
             if name not in self._mixed:
                 self._mixed.add(name)
@@ -234,7 +242,12 @@ class KnownAdapters:
             if any(before.get(rank, content) != content for rank, content in now.items()):
                 replaced.add(adapter_id)
                 before = {}
+            self._told.pop(adapter_id, None)
             self._told[adapter_id] = {**before, **now}
+            while len(self._told) > MAX_REMEMBERED:
+                oldest = next(iter(self._told))
+                del self._told[oldest]
+                self._sure.discard(oldest)
             if self._ranks and len(now) == self._ranks:
                 self._sure.add(adapter_id)
             else:  # Some rank has another one, or none, for all that is known.

@@ -36,8 +36,6 @@ class ConnectorConfig:
     """Blocks that loads of this engine hold in the pool at one time. Requests beyond wait in vLLM's queue."""
     min_load_tokens: int = 1
     """Shorter hits are computed instead."""
-    publish_tail: bool = True
-    """Publish the last, partly filled block of a prompt, so that decode need not compute it."""
     publish_generated: bool = True
     """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
     window_every_tokens: int = 1024
@@ -149,6 +147,14 @@ def _check_type(name: str, value: Any, wanted: Any) -> None:
     wanted = get_origin(wanted) or wanted
     fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
     if not fits:
-        raise ConfigError(f"CxlConnector: {name} is {value!r}; it takes a {getattr(wanted, '__name__', wanted)}")
+        raise ConfigError(f"CxlConnector: {name} is {value!r}; it takes {type_words(wanted)}")
+
+
+_TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", Mapping: "an object of names and values"}
+
+
+def type_words(wanted: type) -> str:
+    """What a user writes for a value of this type, in JSON."""
+    return _TYPE_WORDS.get(wanted) or f"a value of type {wanted.__name__}"
 
 

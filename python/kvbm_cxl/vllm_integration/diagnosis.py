@@ -101,7 +101,8 @@ class Reasons:
     def foreign(self, request_id: str, found: Mapping[str, str], theirs: str, mine: str) -> None:
         """Prefill's blocks have other names than those that this engine looks for: namespaces `theirs` and `mine`."""
         self.say(
-            "foreign/" + ",".join(found),
+            # By the first of the facts: what a request brings must not make reasons without bound.
+            "foreign/" + next(iter(found)),
             "prefill published request %s in namespace %s, and this engine, with namespace %s, finds nothing of it: it computes prompts "
             "itself. What differs: %s",
             request_id,
@@ -129,14 +130,6 @@ class Reasons:
             "request %s asks for a hand-over, and this engine publishes nothing: its kv_role is kv_consumer; prefill needs kv_producer or "
             "kv_both",
             request_id,
-        )
-
-    def cannot_read(self) -> None:
-        """The engine takes no hits."""
-        self.say(
-            "reads_not",
-            "vLLM computes the whole prompt of every request here (a pooling engine with prefix caching or chunked prefill off): nothing "
-            "is looked up in the pool",
         )
 
     def looked_up(self, found: bool, namespace: str) -> None:

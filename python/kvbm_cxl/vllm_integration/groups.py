@@ -152,6 +152,18 @@ class Shape:
                 return hit
         return None
 
+    def longest_stateless(self, have: Sequence[Sequence[bool]], most_tokens: int) -> int:
+        """Tokens of the longest prefix that there is if every state of recurrent layers is. Other layers have to tell that there is one:
+        0 for a model with none, or without recurrent layers."""
+        if all(group.kind is Kind.STATE for group in self.groups) or not self.has_states:
+            return 0
+        there = [
+            [True] * (most_tokens // group.block_tokens) if group.kind is Kind.STATE else blocks
+            for group, blocks in zip(self.groups, have)
+        ]
+        hit = self.longest(there, most_tokens)
+        return hit.tokens if hit else 0
+
     def reach(self, prompt_tokens: int, with_tail: bool) -> int:
         """Tokens of a prompt that are found again once all of it is published."""
         with_tail &= self.takes_tails

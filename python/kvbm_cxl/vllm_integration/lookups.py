@@ -26,6 +26,7 @@ from .tracked import PinnedLookup, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.request import Request
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Lookups:
     tally: Tally
     reasons: Reasons
     corrupt: CorruptBlocks
+    is_producer: bool
     reads: bool = True
     """False: the engine computes whole prompts, and nothing is looked up."""
     recording: Recording | None = None
@@ -49,10 +51,6 @@ class Lookups:
     _unallocated: dict[str, Tracked] = field(default_factory=dict)
     """Requests with a pinned lookup for which vLLM has not allocated blocks."""
     _loads: list[Blocks] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.reads:
-            self.reasons.cannot_read()
 
     def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
@@ -91,6 +89,8 @@ class Lookups:
             self.tally.time("lookup_seconds", time.perf_counter() - started_s)
         if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
+        if self.is_producer and self.names.may_publish(tracked):
+            _keep_state(request, lookup)
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
         wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
@@ -113,7 +113,9 @@ class Lookups:
         """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
         if computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
             return PinnedLookup(computed_tokens, computed_tokens, 0, [])
-        return PrefixSearch(self.config, self.access, self.names, self.corrupt, tracked, computed_tokens).run()
+        # Without a hand-over nobody has published the tail.
+        with_tail = tracked.expected is not None or not self.is_producer
+        return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail).run()
 
     def _expectation(self, tracked: Tracked) -> Expected | None:
         """What prefill published for a request, where this engine can find it."""
@@ -124,7 +126,7 @@ class Lookups:
         found = differences(theirs, mine)
         if not found:
             # Blocks of another size may end prefixes at other places.
-            most = self.names.shape.reach(tracked.request.num_prompt_tokens, self.config.publish_tail)
+            most = self.names.shape.reach(tracked.request.num_prompt_tokens, with_tail=True)
             return replace(expected, tokens=min(expected.tokens, most)) if most else None
         self.tally.count("handovers", "foreign")
         self.reasons.foreign(tracked.request.request_id, found, expected.namespace, mine["namespace"])
@@ -138,7 +140,14 @@ class Lookups:
         waited_ms = (time.monotonic() - tracked.first_lookup_s) * 1000
         if waited_ms < self.config.handover_wait_ms:
             return True
-        return waited_ms < self.config.copy_timeout_ms and Awaited(self.access, self.names, tracked, lookup).all_come()
+        return waited_ms < self._longest_wait_ms(tracked.expected) and Awaited(self.access, self.names, tracked, lookup).all_come()
+
+    def _longest_wait_ms(self, expected: Expected) -> int:
+        """No longer than it takes to compute the prompt, but long enough to find out whether prefill's host lives."""
+        pool, most_ms = self.access.pool, self.config.copy_timeout_ms
+        if expected.computed_ms is None or pool is None:
+            return most_ms
+        return min(most_ms, max(expected.computed_ms, pool.suspect_ms))
 
     def unpin(self, tracked: Tracked) -> None:
         """Ends the load of a request, or what its last lookup pinned."""
@@ -205,3 +214,11 @@ class Lookups:
             self.unpin(tracked)
         loads, self._loads = self._loads, []
         return loads
+
+
+def _keep_state(request: "Request", lookup: PinnedLookup) -> None:
+    """Makes vLLM end a chunk where the longest prefix ends that the pool has without its state. vLLM then keeps the state, and offers it
+    to be published, as it does for a prefix that its own cache has without a state. It has set the field just before the lookup."""
+    known = getattr(request, "shared_prefix_boundary", None)
+    if known is not None and lookup.stateless_tokens > max(known, lookup.tokens):
+        request.shared_prefix_boundary = lookup.stateless_tokens

@@ -59,7 +59,10 @@ class Mover(Protocol):
 
     def announce(self, batch: PublishBatch, offer: Offer | None) -> Offer | None:
         """Lets every host see that these blocks are coming, on any thread; what it returns goes to `publish` in the place of `offer`. It
-        need not be called. Raises `CxlError`."""
+        need not be called. May wait for locks of the pool, for which `publish` waits no more then. Raises `CxlError`."""
+
+    def release(self, offer: Offer | None) -> None:
+        """Gives back what `announce` returned, in the place of `publish`."""
 
     def publish(self, batch: PublishBatch, offer: Offer | None, after: "After" = None) -> list[str]:
         """Publishes these blocks, on any thread, beside the next steps and behind `after`. The outcome of each: stored or lent, exists,
@@ -100,6 +103,17 @@ def mover_for(
 
 
 @dataclass(frozen=True)
+class _Reserved:
+    """Cells for blocks of one slice."""
+
+    cells: "kvbm_cxl.Reservations"
+    layout: "kvbm_cxl.BlockLayout"
+    at: list[int]
+    """Places of the blocks in their batch. A later one of the batch with the same place counts more."""
+    ids: list[int]
+
+
+@dataclass(frozen=True)
 class CopyMover:
     """Copies between the KV cache, in memory of a host or a device, and cells of the pool."""
 
@@ -111,41 +125,50 @@ class CopyMover:
     def begin(self, batch: PublishBatch) -> None:
         """Nothing to take on: the copy is made by `publish`."""
 
-    def announce(self, batch: PublishBatch, offer: None) -> "list[kvbm_cxl.Reservations]":
-        """Reserves their cells; the reservations of each slice."""
+    def announce(self, batch: PublishBatch, offer: None) -> list[_Reserved]:
+        """Reserves their cells, for each slice. Blocks that are about to go are tried again."""
         found = []
-        for layout, at, _ in self._slices(batch.block_ids):
-            part = batch.at(at)
-            keys, parents = part.keys, part.parents
-            found.append(self.access.call(lambda cache: cache.reserve_blocks(self.namespace, keys, layout, parents=parents)))
+        try:
+            for layout, at, ids in self._slices(batch.block_ids):
+                self._reserve(batch, layout, list(at), dict(zip(at, ids)), found)
+        except kvbm_cxl.CxlError:
+            self.release(found)
+            raise
         return found
 
-    def publish(self, batch: PublishBatch, offer: "list[kvbm_cxl.Reservations] | None", after: "After" = None) -> list[str]:
+    def _reserve(self, batch: PublishBatch, layout: "kvbm_cxl.BlockLayout", at: list[int], ids: dict[int, int], found: list[_Reserved]):
+        for attempt in range(_BUSY_TRIES):
+            if attempt:
+                time.sleep(0.001 * 2 ** (attempt - 1))
+            part = batch.at(at)
+            cells = self.access.call(lambda cache: cache.reserve_blocks(self.namespace, part.keys, layout, parents=part.parents))
+            found.append(_Reserved(cells, layout, at, [ids[place] for place in at]))
+            at = [place for place, outcome in zip(at, cells.outcomes) if outcome == "busy"]
+            if not at:
+                return
+
+    def release(self, offer: list[_Reserved] | None) -> None:
+        for reserved in offer or ():
+            reserved.cells.release()
+
+    def publish(self, batch: PublishBatch, offer: list[_Reserved] | None, after: "After" = None) -> list[str]:
         if offer is None:
-            return _retried(partial(self._publish, after), batch, self.access.failures)
+            offer = self.announce(batch, None)
         outcomes = [""] * len(batch.keys)
-        for reserved, (layout, at, ids) in zip(offer, self._slices(batch.block_ids)):
-            for place, outcome in zip(at, self.access.call(lambda _: reserved.publish(layout, ids, after=after))):
+        for reserved in offer:
+            published = self.access.call(lambda _: reserved.cells.publish(reserved.layout, reserved.ids, after=after))
+            for place, outcome in zip(reserved.at, published):
                 outcomes[place] = outcome
-        return self.busy_again(batch, outcomes, after)
+        return outcomes
 
     def busy_again(self, batch: PublishBatch, outcomes: list[str], after: "After" = None) -> list[str]:
         """The outcomes of a batch whose cells were reserved before, after another try of those that were about to go then: by now they
         may have."""
         busy = [place for place, outcome in enumerate(outcomes) if outcome == "busy"]
-        again = _retried(partial(self._publish, after), batch.at(busy), self.access.failures) if busy else []
+        again = self.publish(batch.at(busy), None, after) if busy else []
         for place, outcome in zip(busy, again):
             outcomes[place] = outcome
         return outcomes
-
-    def _publish(self, after: "After", batch: PublishBatch) -> list[str]:
-        def publish(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str]:
-            part = batch.at(at)
-            return self.access.call(
-                lambda cache: cache.publish_blocks(self.namespace, part.keys, layout, ids, parents=part.parents, after=after)
-            )
-
-        return self._by_slice(batch.block_ids, publish)
 
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
         def pull(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str | None]:
@@ -185,7 +208,18 @@ class ShardsMover:
 
     def announce(self, batch: PublishBatch, offer: None) -> list[Offer]:
         """Reserves a cell for each part of each block."""
-        return [mover.announce(batch, None) for mover in self.movers]
+        found: list[Offer] = []
+        try:
+            for mover in self.movers:
+                found.append(mover.announce(batch, None))
+        except kvbm_cxl.CxlError:
+            self.release(found)
+            raise
+        return found
+
+    def release(self, offer: list[Offer] | None) -> None:
+        for mover, each in zip(self.movers, offer or ()):
+            mover.release(each)
 
     def publish(self, batch: PublishBatch, offer: list[Offer] | None, after: "After" = None) -> list[str]:
         """A block is stored when one of its cells is, and the others are there."""
@@ -218,7 +252,7 @@ def _retried(publish: Callable[[PublishBatch], list[str]], batch: PublishBatch, 
         try:
             tried = publish(batch.at(places))
         except kvbm_cxl.CxlError as error:
-            failures.report(f"publishing {len(places)} blocks", error, count=False)
+            failures.report("publishing blocks", error, f"{len(places)} blocks", count=False)
             tried = [error_kind(error)] * len(places)
         outcomes.update(zip(places, tried))
         places = [at for at, outcome in zip(places, tried) if outcome == "busy"]
@@ -253,20 +287,23 @@ class LendMover:
         cells = pool.cell_bytes if pool else []
         return cls(access, namespace, region, pool, layout.block_bytes <= max(cells, default=0))
 
-    def announce(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> "kvbm_cxl.LentOffer | None":
-        """Nothing is copied that would take time."""
-        return offer
+    def announce(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None") -> list[str] | None:
+        """Lends them: nothing is copied. Returns the outcomes."""
+        return self.access.call(lambda _: offer.lend()) if offer is not None else None
+
+    def release(self, offer: list[str] | None) -> None:
+        """Nothing: lent blocks stay until the engine writes to them."""
 
     def begin(self, batch: PublishBatch) -> "kvbm_cxl.LentOffer | None":
         if batch.is_tail and self.copies_tails:
             return None
         return self.access.call(lambda _: self.region.offer(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))
 
-    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | None", after: "After" = None) -> list[str]:
+    def publish(self, batch: PublishBatch, offer: "kvbm_cxl.LentOffer | list[str] | None", after: "After" = None) -> list[str]:
         """`after` is None: only a host's memory lies in the pool. The same below."""
         if offer is None:
             return _retried(self._publish, batch, self.access.failures)
-        return self.access.call(lambda _: offer.lend())
+        return offer if isinstance(offer, list) else self.announce(batch, offer)
 
     def _publish(self, batch: PublishBatch) -> list[str]:
         return self.access.call(lambda _: self.region.publish_blocks(self.namespace, batch.keys, batch.block_ids, parents=batch.parents))

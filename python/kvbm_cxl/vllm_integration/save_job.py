@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .devices import After
 
 
+NO_LOCK = "no_lock"
+"""Outcome of blocks that were given up because the pool's locks did not come."""
+
+
 @dataclass(frozen=True)
 class SaveOutcome:
     """What became of the blocks of a job."""
@@ -66,13 +70,34 @@ class SaveJob:
         except kvbm_cxl.CxlError as error:
             self._fail(error)
 
-    def announce(self) -> None:
-        """Lets every host see that the blocks are coming, on any thread."""
+    def announce(self) -> bool:
+        """Reserves cells, which lets every host see that the blocks are coming, on any thread. False: the pool's locks did not come."""
         if self._error is None:
             try:
                 self._offer = self.mover.announce(self.batch, self._offer)
             except kvbm_cxl.CxlError as error:
                 self._fail(error)
+        return self._error != kvbm_cxl.TimeoutError_.kind
+
+    def give_up(self) -> None:
+        """The blocks are not published, since the pool's locks do not come. Any thread may be within `announce`."""
+        self.record(SaveOutcome(self.keys, [NO_LOCK] * len(self.keys), 0.0))
+
+    def release(self) -> None:
+        """Gives back what `announce` reserved, after `give_up`."""
+        offer, self._offer = self._offer, None
+        if offer is not None:
+            self.mover.release(offer)
+
+    def probe(self) -> bool:
+        """Waits for the pool's locks as `announce` does; whether they came."""
+        try:
+            self.mover.release(self.mover.announce(self.batch, None))
+        except kvbm_cxl.TimeoutError_:
+            return False
+        except kvbm_cxl.CxlError:
+            pass  # Its locks came, or there is no pool at present.
+        return True
 
     def run(self) -> None:
         """Publishes, on any thread, beside the next steps."""
@@ -88,5 +113,5 @@ class SaveJob:
         self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
 
     def _fail(self, error: kvbm_cxl.CxlError) -> None:
-        self.failures.report(f"publishing {len(self.keys)} blocks", error, count=False)
+        self.failures.report("publishing blocks", error, f"{len(self.keys)} blocks", count=False)
         self._error = error_kind(error)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side: which blocks the workers publish in a step, and when a finished request's blocks may be freed."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from .tracked import Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 # vLLM's block that stands for none.
 NULL_BLOCK = 0
@@ -44,7 +46,10 @@ class Saving:
         for request_id in orders.preempted:
             if tracked := requests.get(request_id):
                 tracked.last_save_step = 0  # The workers end these saves before they do anything else.
+        now_s = time.monotonic()
         for request_id in output.num_scheduled_tokens:
+            if (tracked := requests.get(request_id)) and tracked.begun_s is None:
+                tracked.begun_s = now_s
             # Before any other request of this step can be taken for right.
             if (tracked := requests.get(request_id)) and tracked.session:
                 tracked.session.right(tracked.request)
@@ -69,6 +74,11 @@ class Saving:
             self._release.add(tracked.request.request_id)
         return delay, self._answer(tracked)
 
+    def _is_handed_over(self, request: "Request") -> bool:
+        """Whether another engine decodes the request. Only then its prompt's tail is published: the tail takes a cell of a whole block,
+        and an engine that decodes by itself has it, or computes it with the last token, which it has to compute anyway."""
+        return not self.is_consumer or wants_publish(request.kv_transfer_params)
+
     def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
         lost it since, and asking costs next to nothing."""
@@ -81,7 +91,8 @@ class Saving:
         end = min(tokens, hashed_tokens)
         if not (self.config.publish_generated and self.is_consumer):
             end = min(end, request.num_prompt_tokens)
-        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and self.config.publish_tail else 0
+        is_handed_over = self._is_handed_over(request)
+        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and is_handed_over else 0
         completes = tokens >= request.num_prompt_tokens and not tracked.published
         has_parent = hashed_tokens >= request.num_prompt_tokens - tail_tokens
         with_tail = completes and tail_tokens > 0 and has_parent and not tracked.tail_saved
@@ -105,7 +116,7 @@ class Saving:
                     self.recording.published(saves)
         if completes:
             tracked.published = True
-            if not self.is_consumer or wants_publish(request.kv_transfer_params):
+            if is_handed_over:
                 # The workers wait for these, and for all before them; where answers go first, not for the copies.
                 orders.complete.add(request.request_id)
                 if not self.config.answers_first:
@@ -157,19 +168,19 @@ class Saving:
 
     def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
         request = tracked.request
-        asked = wants_publish(request.kv_transfer_params)
-        if asked and not self.is_producer:
+        if wants_publish(request.kv_transfer_params) and not self.is_producer:
             self.reasons.cannot_publish(request.request_id)
         # The answers of a session are its own.
         if not tracked.published or tracked.stale or tracked.session or not self.names.namespaces:
             return None
-        if self.is_consumer and not asked:
+        if not self._is_handed_over(request):
             return None
-        tokens = self.names.shape.reach(request.num_prompt_tokens, self.config.publish_tail)
+        tokens = self.names.shape.reach(request.num_prompt_tokens, with_tail=True)
         if not tokens:
             return None
         facts = self.names.facts(tracked)
-        return Expected(tokens, facts.pop("namespace"), facts).to_params()
+        computed_ms = None if tracked.begun_s is None else round((time.monotonic() - tracked.begun_s) * 1000)
+        return Expected(tokens, facts.pop("namespace"), facts, computed_ms).to_params()
 
 
 def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
@@ -188,7 +199,8 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
     for rows, computed in begun:
         for index, row in enumerate(rows):
             taken.update(row[computed // tokens[index] :] if index in tokens else row)
-    for rows in (output.block_table_updates or {}).values():
+    # vLLM 0.32 has no such rows any more.
+    for rows in (getattr(output, "block_table_updates", None) or {}).values():
         taken.update(block_id for row in rows for block_id in row)
     taken.discard(NULL_BLOCK)
     return sorted(taken)

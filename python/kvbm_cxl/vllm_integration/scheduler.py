@@ -61,7 +61,16 @@ class SchedulerSide:
         self.corrupt = CorruptBlocks(self.access, self.names)
         self.recording = Recording.begin(self.config, self.names, self.access.failures)
         self.lookups = Lookups(
-            self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads, self.recording, self.second
+            self.config,
+            self.access,
+            self.names,
+            self.tally,
+            reasons,
+            self.corrupt,
+            self.is_producer,
+            self.reads,
+            self.recording,
+            self.second,
         )
         self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events, self.recording)
 
@@ -115,6 +124,8 @@ class SchedulerSide:
         idle = output.total_num_scheduled_tokens == 0
         orders = StepMetadata(self._step, self.lookups.take_loads(), preempted=set(output.preempted_req_ids or ()), idle=idle)
         orders.inquiry = self.names.era.step(computes=not idle or bool(orders.loads))
+        if self.events:
+            self.events.are_readable = not self.names.era.name
         self.saving.order(self._tracked, output, orders)
         orders.adapters = self.names.adapters.take_wanted()
         if self.is_producer:

@@ -18,7 +18,8 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back", "other_adapter", "not_computed"),
+        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back", "other_adapter", "not_computed")
+        + ("no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
     ),
     "saved_layers": (

@@ -25,6 +25,8 @@ class PinnedLookup:
     """Tokens of the request that are there when it is loaded, those that vLLM has included."""
     tail_tokens: int
     pins: list["kvbm_cxl.Pins"]
+    stateless_tokens: int = 0
+    """Tokens of the longest prefix of which all is there but the state of recurrent layers at its end, which may be, too."""
 
     def release(self) -> None:
         for pins in self.pins:
@@ -56,6 +58,8 @@ class Tracked:
     tail_saved: bool = False
     tail_is_fresh: bool = False
     """No step since the tail was saved has added tokens behind it."""
+    begun_s: float | None = None
+    """When a step first computed tokens of it."""
     published: bool = False
     """The whole prompt was handed to the workers, and a hand-over's answer waits until they have done what it needs."""
     last_save_step: int = 0

@@ -66,6 +66,9 @@ _PARTS_PER_LAYER = 64
 _THERE = ("stored", "lent", "exists")
 # Misses of blocks that lookups go on finding: every load of them fails until their owner evicts them.
 _CORRUPT = ("checksum", "taken_back")
+# Of the silence after which a host is suspected: so long a step waits for cells at least. It waits longer where it computed for longer, so
+# that a pool whose locks do not come makes no request take more than twice its time.
+_LEAST_PATIENCE = 0.1
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
 _IDLE_WAIT_S = 0.002
 
@@ -85,6 +88,8 @@ class WorkerSide:
     _attached: Attached | None = None
     _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
+    _begun_s: float = 0.0
+    """When the step began."""
     _saved_step: int = 0
     """Latest step whose saves were handed to threads. With speculative decoding vLLM asks for a step's report before that."""
     _waiting: set[str] = field(default_factory=set)
@@ -104,7 +109,9 @@ class WorkerSide:
 
     def __post_init__(self) -> None:
         limits = (self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
-        self._saves = Saves(*limits, self.access.failures, self.access.bind_worker, self.config.answers_first)
+        self._saves = Saves(*limits, self.access.failures, self.access.bind_worker)
+        self._suspect_s = self.access.pool.suspect_ms / 1000 if self.access.pool else 1.0
+        self._saves.patience_s = self._suspect_s * _LEAST_PATIENCE
         self._loads = Loads(self.config.workers, self.access.failures, self.access.bind_worker)
         self._layer_saves = LayerSaves()
         self._weights = WeightsInMemory(self.worker, self.tally)
@@ -290,7 +297,7 @@ class WorkerSide:
             self.tally.count("taken_back_blocks", "written", self._attached.mover.before_writes(orders.writes))
 
     def start_loads(self, orders: StepMetadata) -> None:
-        self._orders = orders
+        self._orders, self._begun_s = orders, time.monotonic()
         attached = self._attached
         if attached is None:
             return
@@ -318,7 +325,7 @@ class WorkerSide:
             if self._saves.has_room(len(blocks.keys) * group.block_bytes):
                 for piece in _pieces(blocks, _LAYER_JOB_BYTES // group.block_bytes):
                     job = self._save_job(group, piece, None, group.layers)
-                    if self._saves.submit((piece.request_id, orders.step), job, announce=True):
+                    if self._saves.submit((piece.request_id, orders.step), job):
                         self._layer_saves.begin(blocks, job)
 
     def layer_computed(self, layer_name: str) -> None:
@@ -352,7 +359,7 @@ class WorkerSide:
         try:
             results = attached.mover.pull(blocks.keys, blocks.block_ids, after)
         except kvbm_cxl.CxlError as error:
-            self.access.failures.report(f"pulling {len(blocks.keys)} blocks of request {blocks.request_id}", error, count=False)
+            self.access.failures.report("pulling blocks", error, f"{len(blocks.keys)} of request {blocks.request_id}", count=False)
             results = [error_kind(error)] * len(blocks.keys)
             if isinstance(error, kvbm_cxl.TimeoutError_):
                 self._check_settled(len(blocks.keys))
@@ -386,6 +393,7 @@ class WorkerSide:
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
         self._orders, self._saved_step = orders, orders.step
+        self._saves.patience_s = max(time.monotonic() - self._begun_s, self._suspect_s * _LEAST_PATIENCE)
         attached = self._attached
         if attached is None:
             return
@@ -435,6 +443,7 @@ class WorkerSide:
     def ended(self, finished: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
         orders = self._orders
+        self._saves.give_up_late(max(self._suspect_s, self._saves.patience_s))
         self._loads.cancel(finished)
         for request in finished:  # vLLM keeps their blocks until they are saved.
             self._tails.pop(request, None)

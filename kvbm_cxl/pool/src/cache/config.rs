@@ -24,6 +24,8 @@ pub struct CacheConfig {
     /// Bytes of cells that a namespace may take of this process's, reserved ones and those of blocks together; others may take what they
     /// find.
     pub quotas: HashMap<Namespace, u64>,
+    /// The same for each namespace that `quotas` does not name; `None` = no bound.
+    pub quota_bytes: Option<u64>,
     /// Longest wait for a lock of the cache, in milliseconds.
     pub lock_timeout_ms: u64,
     /// Period of the service, in milliseconds.
@@ -49,6 +51,7 @@ impl Default for CacheConfig {
             low_water_percent: 5,
             high_water_percent: 10,
             quotas: HashMap::new(),
+            quota_bytes: None,
             lock_timeout_ms: 10_000,
             service_ms: 20,
             upkeep_ms: 500,
@@ -61,6 +64,11 @@ impl Default for CacheConfig {
 }
 
 impl CacheConfig {
+    /// Bytes of this process's cells that a namespace may take, if there is a bound.
+    pub(super) fn quota_of(&self, namespace: &Namespace) -> Option<u64> {
+        self.quotas.get(namespace).copied().or(self.quota_bytes)
+    }
+
     pub(super) fn check(&self) -> Result<()> {
         if self.low_water_percent > self.high_water_percent || self.high_water_percent > 90 {
             return Err(Error::Invalid(format!(

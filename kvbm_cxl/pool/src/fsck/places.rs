@@ -41,7 +41,7 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
 
 /// A seat's own line never runs ahead of the vote.
 fn seat_lines(view: &View<'_>, report: &mut Report) {
-    for (seat, register) in view.decided_seats.iter().enumerate() {
+    for (seat, register) in view.decided_seats.iter().enumerate().take(view.geometry.seats as usize) {
         let Some(line) = view.seats.get(seat as u64).filter(|line| line.generation != 0 && !register.hidden) else { continue };
         let (voted, session) = (register.best.generation, register.best.session);
         if line.generation > voted || (line.generation == voted && line.session != session) {

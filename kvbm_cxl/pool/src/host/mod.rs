@@ -12,7 +12,7 @@ mod join;
 pub(crate) mod local_mutex;
 pub(crate) mod segment;
 mod service;
-mod witness;
+pub(crate) mod witness;
 
 pub use config::{ENV_POLL_US, ENV_SUSPECT_MS, HostConfig};
 pub use damage::DamageCounts;

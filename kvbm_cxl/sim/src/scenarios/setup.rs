@@ -2,11 +2,12 @@
 //! What the scenarios have in common: their hosts, timings and faults.
 
 use super::directed;
-use crate::{Chances, Env, Random, SimHost, World, WorldConfig, WritePath};
+use crate::{Chances, Env, Failure, Random, SimHost, Stats, World, WorldConfig, WritePath};
 use cxl_pool::Result;
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::line::Lines;
 use cxl_pool::platform::MachineId;
+use std::cell::Cell;
 
 /// Hosts of a world under test, and what they are told.
 pub struct Cluster {
@@ -18,6 +19,23 @@ pub struct Cluster {
     pub host_config: HostConfig,
     /// For choices before the run.
     pub random: Random,
+}
+
+thread_local! {
+    static SLOT_SEATS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// One run of a scenario over a pool in which every slot has a manager seat and the superblock reserves none.
+pub fn over_slot_seats(scenario: impl Fn(u64) -> std::result::Result<Stats, Failure>, seed: u64) -> std::result::Result<Stats, Failure> {
+    SLOT_SEATS.set(true);
+    let result = scenario(seed);
+    SLOT_SEATS.set(false);
+    result
+}
+
+/// The machines that seats are reserved for: those, or none in a run by [`over_slot_seats`].
+pub fn reserved(machines: Vec<MachineId>) -> Vec<MachineId> {
+    if SLOT_SEATS.get() { Vec::new() } else { machines }
 }
 
 /// Faults of a scenario, from none to many, decided by the seed.
@@ -52,6 +70,7 @@ impl Cluster {
         let mut config = WorldConfig { write_path: WritePath::BySeed, ..WorldConfig::default() };
         config.geometry.slots = slots as u32;
         config.geometry.seats = random.pick(&[2, 3, 3, 4]);
+        config.geometry.slot_seats = SLOT_SEATS.get();
         config.chances = chances(&mut random, hosts);
         // With many threads each of them is slow, and so is everything that waits for one of them.
         config.max_steps = 1_000_000 * (2 + hosts as u64);
@@ -65,7 +84,7 @@ impl Cluster {
         let seats = hosts.iter().take(named).map(|host| world.machine_id(*host)).collect::<Vec<MachineId>>();
         let host_config = HostConfig {
             slot: None,
-            seats,
+            seats: reserved(seats),
             join_timeout_ms: 200_000,
             heartbeat_ms: 1,
             suspect_ms: random.pick(&[3, 10]),

@@ -265,7 +265,7 @@ impl Cache {
             Reserved::Busy => return Ok(Published::Busy),
             Reserved::NoCell => return Err(no_cell(self.inner.geometry())),
             Reserved::NoHint => return Err(no_hint(self.inner.geometry())),
-            Reserved::OverQuota => return Err(over_quota(self.inner.config.quotas.get(&namespace).copied().unwrap_or(0))),
+            Reserved::OverQuota => return Err(over_quota(self.inner.config.quota_of(&namespace).unwrap_or(0))),
         };
         reservation.fill([bytes])?;
         self.inner.commit(std::slice::from_mut(&mut reservation))?;

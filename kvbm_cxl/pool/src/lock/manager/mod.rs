@@ -118,7 +118,10 @@ impl Inner {
         }
         if let Some(active) = &mut manager.active {
             return match self.serve(active)? {
-                Some(busy) => Ok(busy),
+                Some(busy) => {
+                    self.mend_claimed_seats(&mut manager, self.platform.now_ns())?;
+                    Ok(busy)
+                }
                 None => {
                     // Another seat took this manager for dead, and it was only slow: meet the next ones with more patience.
                     manager.unrest = (manager.unrest + 1).min(MAX_UNREST);
@@ -139,6 +142,7 @@ impl Inner {
             self.claim_seat(&mut manager, now_ns)?;
         }
         let Some(seat) = manager.seat else { return Ok(false) };
+        self.mend_claimed_seats(&mut manager, now_ns)?;
         self.learn_rows(seat)?;
         self.publish_deaths_beside_manager(&mut manager, seat)?;
         // Only the process with the machine's lock on the role may write: the first one takes it where there is something to mend.
@@ -209,7 +213,8 @@ impl Inner {
             return Ok(is_own || still_ns > patience_ns(self.config.heartbeat_ms));
         }
         // The process that served for this very seat may have died; its lock on the machine tells, so there is nothing to wait for.
-        if is_own {
+        let is_silent = still_ns > 2 * self.config.heartbeat_ms * 1_000_000;
+        if is_own || is_silent && newest.map_or(Ok(false), |newest| self.has_manager_ended(&newest))? {
             return Ok(true);
         }
         Ok(still_ns > patience_ns(self.config.suspect_ms))
