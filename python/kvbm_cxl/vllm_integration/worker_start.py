@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has to begin before a worker loads its model: reading the files of the weights, and noting what vLLM packs away while it loads them.
 
-vLLM makes a connector when the model is loaded, and has no hook for one before that. So the start of every worker is watched, and nothing is
-done for an engine that does not use the pool.
+vLLM makes a connector when the model is loaded, and has no hook for one before that. So the start of every worker is watched, and nothing
+is done for an engine that does not use the pool.
 """
 
 import json
