@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights on disk: all their bytes count, each file is read once on a machine, and files that change meanwhile are known by nobody."""
+"""Weights on disk: all their bytes count, each file is read once on a machine, and files that change meanwhile are of no known model."""
 
 import hashlib
 import logging

@@ -17,7 +17,7 @@ from vllm import envs
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
-# Fields of vLLM 0.31 that shape blocks, by configuration class. A field that is neither here nor in `harmless_settings` was read by nobody.
+# Fields of vLLM 0.31 that shape blocks, by configuration class. A field that is neither here nor in `harmless_settings` is not classified.
 SHAPE = {
     "VllmConfig": "model_config cache_config parallel_config scheduler_config device_config load_config attention_config mamba_config "
     "kernel_config lora_config diffusion_config quant_config compilation_config additional_config",
@@ -207,7 +207,7 @@ def test_the_environment_counts_but_for_what_is_harmless(counts, monkeypatch):
     assert counts() != plain
 
 
-def test_a_field_that_nobody_knows_counts(counts, model):
+def test_a_field_that_is_in_no_list_counts(counts, model):
     """One that a later vLLM adds."""
 
     def later(value: int):

@@ -122,7 +122,7 @@ def _on_host(sums: Mapping[str, "torch.Tensor"]) -> dict[str, bytes]:
 
 
 def watch_packing() -> None:
-    """From now on each weight that vLLM's CPU build packs into memory of oneDNN, where nobody can read it, leaves its digest."""
+    """From now on each weight that vLLM's CPU build packs into memory of oneDNN, which cannot be read back, leaves its digest."""
     from vllm import _custom_ops
 
     for name in ("create_onednn_mm", "create_onednn_scaled_mm"):

@@ -19,8 +19,9 @@ def watch_workers() -> None:
     """Has `begin` called in each worker of this process before it loads a model. Calling it again changes nothing."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    plain = WorkerWrapperBase.init_device
-    if hasattr(plain, _WATCHED):
+    plain = getattr(WorkerWrapperBase, "init_device", None)
+    # Where vLLM starts its workers otherwise, files are read after loading, and weights that it packs out of sight are unknown.
+    if plain is None or hasattr(plain, _WATCHED):
         return
 
     @wraps(plain)
