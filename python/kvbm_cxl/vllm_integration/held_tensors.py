@@ -55,7 +55,8 @@ class Walk:
                 found |= isinstance(tensor, bytes) or tensor.numel() > 0
                 yield way, tensor
         if not found and _weights_were_removed(module):
-            raise OpaqueWeight(f"{path or 'the model'} ({type(module).__name__}) has removed its weight and keeps it where Python cannot look")
+            what = f"{path or 'the model'} ({type(module).__name__})"
+            raise OpaqueWeight(f"{what} has removed its weight and keeps it where Python cannot look")
 
     def _value(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, "torch.Tensor | bytes"]]:
         import torch
