@@ -246,9 +246,9 @@ def test_layer_numbers():
 
 
 def test_what_is_supported():
-    support.check(_vllm_config(), _cache_config())
+    assert support.check(_vllm_config(), _cache_config()) is None
     mla = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
-    support.check(_vllm_config(hash="sha256_cbor"), _cache_config(mla))
+    assert support.check(_vllm_config(hash="sha256_cbor"), _cache_config(mla)) is None
 
 
 @pytest.mark.parametrize(

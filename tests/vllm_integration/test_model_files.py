@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights on disk: all their bytes count, each file is read once on a machine, and files that change meanwhile are known by nobody."""
+"""Weights on disk: all their bytes count, each file is read once on a machine, and files that change meanwhile are of no known model."""
 
 import hashlib
 import logging
@@ -142,7 +142,8 @@ def test_a_file_that_was_just_written_is_read_again(tmp_path, monkeypatch, state
 def test_what_is_kept_is_believed_only_if_it_is_whole(tmp_path, monkeypatch, state):
     folder = _model(tmp_path / "model", 1)
     first = _digest(folder)
-    for damage in (lambda text: text[:-9], lambda text: b"", lambda text: b"[]", lambda text: text.replace(b'"sha256": "', b'"sha256": "0')):
+    longer = lambda text: text.replace(b'"sha256": "', b'"sha256": "0')  # noqa: E731
+    for damage in (lambda text: text[:-9], lambda text: b"", lambda text: b"[]", longer):
         monkeypatch.setattr(model_files, "_digests", FileDigests())
         for path in (state / "file-digests").iterdir():
             path.write_bytes(damage(path.read_bytes()))
@@ -164,7 +165,7 @@ def test_results_are_kept_where_the_pool_has_its_state(tmp_path, state):
 
 
 def test_too_many_results_are_dropped(tmp_path, monkeypatch, state):
-    monkeypatch.setattr(file_digests, "_MAX_REMEMBERED", 8)
+    monkeypatch.setattr(file_digests, "MAX_REMEMBERED", 8)
     digests = FileDigests()
     for number in range(30):
         (tmp_path / str(number)).write_bytes(bytes([number]))
@@ -186,7 +187,8 @@ def test_processes_share_the_work(tmp_path, monkeypatch, state):
         "    print('held', flush=True); sys.stdin.readline(); FileDigests = f.FileDigests()._read(path, f.state_of(path), entry)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    other = subprocess.Popen([sys.executable, "-c", program, held], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", program, held], env=environment, **pipes)
     try:
         assert other.stdout.readline() == "held\n"
         read, real = [], FileDigests._read

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .bounded import MAX_REMEMBERED, trim
 from .log import logger
 
 State = tuple[int, int, int, int, int]
@@ -31,7 +32,6 @@ _FOLDER = "file-digests"
 _READ_BYTES = 4 << 20
 _FRESH_NS = 2_000_000_000
 _MAX_THREADS = 16
-_MAX_REMEMBERED = 4096
 # Another process reads the file. Beyond this time, for its size, this one no longer relies on it.
 _POLL_S, _PATIENCE_S, _LEAST_BYTES_S = 0.02, 60.0, 50 << 20
 # .../models--OWNER--NAME/blobs/SHA256, as the hub names files of Git LFS.
@@ -112,9 +112,8 @@ class FileDigests:
         if started_ns - max(before[3:]) >= _FRESH_NS:
             entry.write(found.digest())
             with self._lock:
-                while len(self._known) >= _MAX_REMEMBERED:
-                    del self._known[next(iter(self._known))]
                 self._known[str(path)] = before, found.digest()
+                trim(self._known, MAX_REMEMBERED)
         return found.digest()
 
 
@@ -204,6 +203,6 @@ def _locked(descriptor: int) -> bool:
 def _prune(folder: Path) -> None:
     """Removes the older half of too many results. Who has one of them open only reads its file once more."""
     entries = list(os.scandir(folder))
-    if len(entries) > _MAX_REMEMBERED:
+    if len(entries) > MAX_REMEMBERED:
         for each in sorted(entries, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)[: len(entries) // 2]:
             Path(each.path).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of vLLM 0.31 that do not shape the bytes of a block, each under its reason.
 
-Whatever is not listed here counts: a field that a later vLLM adds separates engines that differ in it until somebody has read what it does
-and entered it. A test walks all fields and environment variables of the installed vLLM, and fails for one that is neither here nor in its
-own list of those that do shape blocks.
+Whatever is not listed here counts: a field that a later vLLM adds separates engines that differ in it until it is entered. A test walks all
+fields and environment variables of the installed vLLM, and fails for one that is neither here nor in its own list of those that do shape
+blocks.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 DIGEST_ATTRIBUTE = "kvbm_cxl_digest"
-"""On an object that nobody can look into: a digest of the weight that it was made of (`weights.watch_packing`)."""
+"""On an object that Python cannot look into: a digest of the weight that it was made of (`weights.watch_packing`)."""
 
 # Packages whose objects hold no weights, or hold those of other modules: configurations, processes and their groups, what was compiled,
 # adapters (which are known by content, see `adapters`).
@@ -55,7 +55,8 @@ class Walk:
                 found |= isinstance(tensor, bytes) or tensor.numel() > 0
                 yield way, tensor
         if not found and _weights_were_removed(module):
-            raise OpaqueWeight(f"{path or 'the model'} ({type(module).__name__}) has removed its weight and keeps it where nobody can look")
+            what = f"{path or 'the model'} ({type(module).__name__})"
+            raise OpaqueWeight(f"{what} has removed its weight and keeps it where Python cannot look")
 
     def _value(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, "torch.Tensor | bytes"]]:
         import torch
@@ -93,7 +94,7 @@ class Walk:
             held = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
         else:
             held = _attributes(value)
-        if isinstance(value, (FunctionType, partial)) or not _is_without_weights(type(value)):
+        if isinstance(value, partial) or not _is_without_weights(value if isinstance(value, FunctionType) else type(value)):
             if isinstance(digest := held.get(DIGEST_ATTRIBUTE), bytes):
                 yield path, digest
             elif _is_opaque(value, held):
@@ -119,7 +120,8 @@ def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _is_without_weights(kind: type) -> bool:
+def _is_without_weights(kind: Any) -> bool:
+    """Whether a class or function is of a package whose objects hold no weights."""
     return f"{kind.__module__}.".startswith(tuple(f"{name}." if not name.endswith("_") else name for name in _WITHOUT_WEIGHTS))
 
 

@@ -2,8 +2,8 @@
 """The namespace of a worker's blocks: everything besides the tokens that shapes their bytes.
 
 Two engines share blocks only if all of it is equal; when in doubt they do not. The engine's whole configuration is part of it, but for what
-is known to shape no block (`settings`). The model is known by its weights, not by its path: copies of a model share blocks, and a model that
-was replaced in place does not find those of its predecessor.
+is known to shape no block (`settings`). The model is known by its weights, not by its path: copies of a model share blocks, and a model
+that was replaced in place does not find those of its predecessor.
 """
 
 import hashlib

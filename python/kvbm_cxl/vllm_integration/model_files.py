@@ -82,7 +82,8 @@ class _Reading:
         while self._thread and self._thread.is_alive():
             self._thread.join(_NOTICE_S)
             if self._thread.is_alive():
-                logger.info("waiting for the digest of the weights in %s: %d bytes", self.place, sum(each[2] for each in self.states.values()))
+                len_bytes = sum(state[2] for state in self.states.values())
+                logger.info("waiting for the digest of the weights in %s: %d bytes", self.place, len_bytes)
         if self._error:
             raise self._error
         return self._found

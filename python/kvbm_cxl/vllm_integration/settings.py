@@ -80,7 +80,8 @@ def _environment() -> str:
     from vllm import envs
 
     skipped = harmless_settings.of_environment()
-    return digest(json.dumps({name: stable(read()) for name, read in envs.environment_variables.items() if name not in skipped}, sort_keys=True))
+    found = {name: stable(read()) for name, read in envs.environment_variables.items() if name not in skipped}
+    return digest(json.dumps(found, sort_keys=True))
 
 
 def stable(value: Any) -> Any:

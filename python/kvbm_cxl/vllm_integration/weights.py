@@ -7,8 +7,8 @@ side watches (`engine_watch`) for anything that may have changed weights, and ha
 start of the next step, before anything of the pool is looked up or published. Equal fingerprints: the pool goes on as before. Another
 one becomes part of every key. None to be had: this engine's keys become random, so that it shares no block.
 
-The fingerprint has every byte of every tensor that the model holds, packed or plain (`held_tensors`). On a GPU its kernels sum up the bytes,
-so that only sums come to the host. A weight that cannot be read means that there is no fingerprint.
+The fingerprint has every byte of every tensor that the model holds, packed or plain (`held_tensors`). On a GPU its kernels sum up the
+bytes, so that only sums come to the host. A weight that cannot be read means that there is no fingerprint.
 """
 
 import hashlib
@@ -122,7 +122,7 @@ def _on_host(sums: Mapping[str, "torch.Tensor"]) -> dict[str, bytes]:
 
 
 def watch_packing() -> None:
-    """From now on each weight that vLLM's CPU build packs into memory of oneDNN, where nobody can read it, leaves its digest."""
+    """From now on each weight that vLLM's CPU build packs into memory of oneDNN, which cannot be read back, leaves its digest."""
     from vllm import _custom_ops
 
     for name in ("create_onednn_mm", "create_onednn_scaled_mm"):

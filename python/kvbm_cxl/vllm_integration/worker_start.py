@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has to begin before a worker loads its model: reading the files of the weights, and noting what vLLM packs away while it loads them.
 
-vLLM makes a connector when the model is loaded, and has no hook for one before that. So the start of every worker is watched, and nothing is
-done for an engine that does not use the pool.
+vLLM makes a connector when the model is loaded, and has no hook for one before that. So the start of every worker is watched, and nothing
+is done for an engine that does not use the pool.
 """
 
 import json
@@ -19,8 +19,9 @@ def watch_workers() -> None:
     """Has `begin` called in each worker of this process before it loads a model. Calling it again changes nothing."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    plain = WorkerWrapperBase.init_device
-    if hasattr(plain, _WATCHED):
+    plain = getattr(WorkerWrapperBase, "init_device", None)
+    # Where vLLM starts its workers otherwise, files are read after loading, and weights that it packs out of sight are unknown.
+    if plain is None or hasattr(plain, _WATCHED):
         return
 
     @wraps(plain)
