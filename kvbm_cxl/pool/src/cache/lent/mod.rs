@@ -26,7 +26,7 @@ mod shape;
 
 pub use lend::{Lend, Lending, Offer};
 pub use memory::RegionMemory;
-pub use reap::reap;
+pub use reap::{is_region, reap};
 pub use shape::Part;
 pub(crate) use shape::Shapes;
 

@@ -12,6 +12,7 @@ use crate::alloc::Allocator;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Host;
+use crate::line::Lines;
 use crate::platform::ProcessId;
 
 /// Frees the regions of dead processes among the kept blocks that this process has from them; returns how many. To be called now and then
@@ -44,6 +45,15 @@ pub fn reap(host: &Host, allocator: &Allocator) -> Result<usize> {
         }
     }
     Ok(reaped)
+}
+
+/// Whether the block at a pool offset is a region: blocks that are lent lie in it, and a reaper frees it.
+///
+/// # Errors
+/// Those of the memory.
+pub fn is_region(lines: &Lines, offset: u64) -> Result<bool> {
+    let Ok(head) = lines.fetch_in::<Head>(head_seal(lines, offset), 0, offset)? else { return Ok(false) };
+    Ok(place_of(offset, &head).check(lines.layout()).is_ok())
 }
 
 /// Whether nothing that the process of a region wrote can still come: it is gone, and this host's caches are those it wrote into, or its
