@@ -690,9 +690,10 @@ class Pool:
         Raises InvalidError (no cells in the pool, or numbers that cannot be), ExistsError, FencedError.
         """
 
-    def allocate(self, len_bytes: int, *, name: str | None = None, kept: bool = True) -> PoolMemory:
-        """Allocates memory of the pool; its content is undefined. kept: it outlives this process, until it is given back. name (at most 24
-        bytes): under which every host finds it. Raises FullError, ExistsError, InvalidError."""
+    def allocate(self, len_bytes: int, *, name: str | None = None, kept: bool | None = None) -> PoolMemory:
+        """Allocates memory of the pool; its content is undefined. name (at most 24 bytes): under which every host finds it. kept: it outlives
+        this process, until it is given back; memory with a name always does, other memory only if the program hands its offset on (None, the
+        default: no). What is registered with NIXL is kept from then on. Raises FullError, ExistsError, InvalidError."""
 
     def find(self, name: str) -> PoolMemory:
         """The memory that a name stands for. Raises NotFoundError."""

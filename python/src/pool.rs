@@ -230,8 +230,8 @@ impl Pool {
         self.call(py, |member| Ok(member.pool.map_ahead(timeout_ms.min(MAX_MS))))
     }
 
-    #[pyo3(signature = (len_bytes, *, name=None, kept=true))]
-    fn allocate(&self, py: Python<'_>, len_bytes: u64, name: Option<String>, kept: bool) -> PyResult<PoolMemory> {
+    #[pyo3(signature = (len_bytes, *, name=None, kept=None))]
+    fn allocate(&self, py: Python<'_>, len_bytes: u64, name: Option<String>, kept: Option<bool>) -> PyResult<PoolMemory> {
         self.call(py, |member| PoolMemory::allocate(member, len_bytes, name, kept))
     }
 

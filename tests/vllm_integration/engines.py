@@ -164,7 +164,8 @@ def arguments(role: str | None, pool: str, policy: str, blocks: int, options: di
             "kv_connector": CONNECTOR_NAME,
             "kv_role": role,
             "kv_load_failure_policy": policy,
-            "kv_connector_extra_config": {"pool": pool, **extra},
+            # Tests count what is found; those of the audit turn it on.
+            "kv_connector_extra_config": {"pool": pool, "audit": False, **extra},
             **({"kv_connector_module_path": "kvbm_cxl.vllm_integration.connector"} if spread else {}),
         }
     common = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0}

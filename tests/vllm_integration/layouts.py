@@ -97,7 +97,7 @@ class Driven:
 
     def __init__(self, layout: Layout, pool: str, seed: int, *, is_producer: bool, **options) -> None:
         self.layout, self.choose = layout, random.Random(seed)
-        config = ConnectorConfig.read({"pool": pool, "model_id": "a model", "window_every_tokens": 1 << 20, **options})
+        config = ConnectorConfig.read({"pool": pool, "model_id": "a model", "window_every_tokens": 1 << 20, "audit": False, **options})
         self.access = pool_access.acquire(config)
         self.kv_caches = layout.memory()
         memory = raw(self.kv_caches)

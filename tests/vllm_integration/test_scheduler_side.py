@@ -412,7 +412,8 @@ def test_a_preempted_request_comes_back_by_way_of_the_pool(bench):
     here.publish(asked, 4)
     asked.num_computed_tokens = 0
     here.side.step(Scheduled(preempted_req_ids={"a"}))
-    # Its prompt's tail lies under a full block now.
+    # Its prompt's tail lies under a full block now, handed over or not.
+    here.side._track(asked).expected = handover.Expected(40, str(here.namespaces[0]))
     external, beside, orders = here.admit(asked)
     assert (external, beside) == (64, True) and orders.loads[0].keys == block_keys(asked, 0, 4)
     here.finish_load("a")

@@ -22,8 +22,11 @@ NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count":
 class Bench:
     """A worker's side over memory that is filled with random numbers. A step that completes a prompt waits for its copies."""
 
+    vllm_config = None
+
     def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
+        options = {"audit": False, **options}
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
@@ -34,7 +37,7 @@ class Bench:
         monkeypatch.setattr(worker, "shape_of", lambda *_: shape)
         kv_cache_config = SimpleNamespace(kv_cache_groups=[group] * (elsewhere + 1), num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
-        self.side = worker.WorkerSide(None, kv_cache_config, config, self.access)
+        self.side = worker.WorkerSide(self.vllm_config, kv_cache_config, config, self.access)
         self.memory = self._memory((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), torch.Generator().manual_seed(seed))
         self.step = 0
         try:

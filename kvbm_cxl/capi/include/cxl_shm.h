@@ -312,7 +312,7 @@ int cxl_shm_alloc(cxl_pool_t* pool, size_t size, uint32_t flags, void** ptr);
 /* A scratch block in the default pool; otherwise as shmalloc(). */
 void* cxl_shm_alloc_scratch(size_t size);
 
-/* Makes a scratch block of this process a kept one; one that is kept stays so. CXL_SHM_E_NOT_A_BLOCK. */
+/* Makes the scratch block of this process around `ptr` a kept one; one that is kept stays so. CXL_SHM_E_NOT_A_BLOCK. */
 int cxl_shm_keep(void* ptr);
 
 /* shfree() with a status. */

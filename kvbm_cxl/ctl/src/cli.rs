@@ -82,6 +82,12 @@ pub enum Command {
     Seats(SeatsArgs),
     /// Show metadata lines
     Inspect(InspectArgs),
+    /// Give kept memory back that no process uses any more
+    ///
+    /// Memory that a program keeps outlives it: other processes may know it by its name or offset. Where they are gone too, nothing in the
+    /// pool tells, so a person decides. `cxlctl inspect blocks all` lists kept blocks with their names, offsets and sizes. The cache and its
+    /// blocks are not concerned. Memory that a process still uses is overwritten by its next owner.
+    Free(FreeArgs),
     /// Check all metadata, and repair it when asked to
     Fsck(FsckArgs),
     /// Look into the prefix cache, take blocks out of it, or copy one to a file
@@ -140,6 +146,20 @@ pub enum Coherence {
     Software,
     /// One host only, or a device with real coherence between hosts: flushes are left out
     Hardware,
+}
+
+/// Options of `free`.
+#[derive(Args, Debug)]
+pub struct FreeArgs {
+    /// Blocks: a name, or the offset of a block that has none, as `inspect blocks` shows them
+    #[arg(required_unless_present = "unnamed", value_name = "NAME|OFFSET")]
+    pub blocks: Vec<String>,
+    /// Every block without a name; no host may use the pool meanwhile
+    #[arg(long, conflicts_with = "blocks")]
+    pub unnamed: bool,
+    /// How long their owners may take to give them back, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pub timeout_ms: u64,
 }
 
 /// Options of `format`.

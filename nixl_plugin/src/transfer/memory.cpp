@@ -155,7 +155,7 @@ Status resolve_dram(const Pool& pool, Registration& registration) {
     if (!found.ok() || registration.kind != RegionKind::pool)
         return found;
     pool.map_ahead(registration.pool_address, registration.len_bytes);
-    // Not the start of a block, or another process's: then it is up to its owner how long it lives.
+    // Peers write to it whether this process lives or not. Another process's: it is up to its owner how long it lives.
     if (int status = cxl_shm_keep(registration.pool_address); status != CXL_SHM_OK && status != CXL_SHM_E_NOT_A_BLOCK)
         log(LogLevel::debug, pool_failure(status, text("keeping the block at offset ", hex(registration.pool_offset))).reason());
     return {};

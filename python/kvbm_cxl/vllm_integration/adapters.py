@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import bounded
+from .file_digests import FileDigests, State, state_of
 from .log import logger
 from .stats import Tally
 
@@ -25,60 +26,35 @@ if TYPE_CHECKING:
 
 # What vLLM reads of an adapter's folder.
 _FILES = ("adapter_config.json", "adapter_model.*", "new_embeddings.*")
-_READ_BYTES = 1 << 20
 UNKNOWN = b""
 """Digest of an adapter that has none."""
-
-_Stat = tuple[int, int, int, int, int]
 
 
 @dataclass
 class Digests:
-    """Digests of files, remembered while a file keeps its size, times and inode, so that an adapter that is loaded again is not read once
-    more."""
+    """Digests of adapters' folders."""
 
-    _known: dict[str, tuple[_Stat, bytes]] = field(default_factory=dict)
+    _files: FileDigests = field(default_factory=FileDigests)
 
     def of_folder(self, folder: Path) -> bytes:
         """A digest (16 bytes) over names and contents of an adapter's files; `UNKNOWN` where they cannot be read."""
         try:
-            files = _files(folder)
-            total = hashlib.sha256()
+            files, total = _files(folder), hashlib.sha256()
             for path in files:
-                total.update(path.name.encode() + b"\0" + self._of_file(path))
+                total.update(path.name.encode() + b"\0" + self._files.of_file(path))
         except OSError as error:
             logger.info("adapter in %s: %s", folder, error)
             return UNKNOWN
         return total.digest()[:16] if files else UNKNOWN
-
-    def _of_file(self, path: Path) -> bytes:
-        before = _stat(path)
-        known = self._known.get(str(path))
-        if known and known[0] == before:
-            return known[1]
-        found = hashlib.sha256()
-        with path.open("rb") as file:
-            while data := file.read(_READ_BYTES):
-                found.update(data)
-        if _stat(path) != before:
-            raise OSError(f"{path} changed while it was read")
-        self._known[str(path)] = before, found.digest()
-        bounded.trim(self._known)
-        return found.digest()
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()})
 
 
-def _stat(path: Path) -> _Stat:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
-
-
-def _states(folder: Path) -> list[tuple[str, _Stat]] | None:
+def _states(folder: Path) -> list[tuple[str, State]] | None:
     try:
-        return [(path.name, _stat(path)) for path in _files(folder)]
+        return [(path.name, state_of(path)) for path in _files(folder)]
     except OSError:
         return None
 
@@ -118,7 +94,7 @@ class LoadedAdapters:
         self._arriving = None
         return self._add(adapter)
 
-    def _content(self, request: "LoRARequest") -> tuple[Path | None, list[tuple[str, _Stat]] | None, bytes]:
+    def _content(self, request: "LoRARequest") -> tuple[Path | None, list[tuple[str, State]] | None, bytes]:
         """The adapter's folder, the state of its files, and a digest of all that makes its weights."""
         from vllm.lora.utils import get_adapter_absolute_path
 

@@ -153,6 +153,8 @@ class BlockNames:
         """Takes weights and adapters in the workers' memory from a report."""
         replaced = self.adapters.told(report.adapters)
         others = self.era.answers(report.inquiry, report.weights)
+        if report.has_differed:
+            others |= self.era.isolate()
         for tracked in requests.values():
             lora = tracked.request.lora_request
             if tracked.has_begun and (others or (lora is not None and lora.lora_int_id in replaced)):

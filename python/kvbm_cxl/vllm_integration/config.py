@@ -26,6 +26,9 @@ class ConnectorConfig:
     """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
     checksums: bool = True
     """Blocks carry a checksum that is compared when they are pulled."""
+    audit: bool = True
+    """Compare a share of the pool's blocks with what this engine computes for the same tokens. Some requests whose prompt was found are
+    computed for that, the first one after a start among them."""
     workers: int = 2
     """Threads that copy, for each direction."""
     max_inflight_bytes: int = 256 << 20
@@ -64,7 +67,8 @@ class ConnectorConfig:
     events_period_ms: int = 500
     """How often an engine finds out what has changed in the pool."""
     model_id: str = ""
-    """What the model is called in the pool. Left out: a fingerprint of its weights. Workers share blocks only under the same one."""
+    """What the model's weights are called in the pool. Left out: a digest of all bytes of their files. Workers share blocks only under the
+    same one; a new version of the weights needs a new one. Configuration and settings of the engine count as without it."""
     tenant_salt: str = ""
     """A secret that keeps this engine's blocks apart from those of others with the same model."""
     record_dir: str = ""

@@ -29,6 +29,8 @@ _NAMES = {
     "side": "files beside the weights (quantization, processors)",
     "loaded": "load format",
     "computed": "--dtype or quantization",
+    "versions": "versions of vLLM or transformers",
+    "draft": "draft model, or how it is run",
     "dtype": "KV cache type (--dtype, --kv-cache-dtype)",
     "block_tokens": "--block-size (stored_block_tokens shares blocks between several)",
     "layout": "layout of the KV cache",
@@ -43,13 +45,14 @@ _NAMES = {
     "backend": "attention backend or instruction set",
     "namespace": "tenant_salt",
 }
+_SETTINGS = "settings."
 _LONG = 24
 
 
 def facts_of(fields: Mapping[str, Any]) -> dict[str, str]:
     """What tells a namespace from others, for comparison: short, and without the tenant's secret."""
     flat = {**fields, **fields.get("extra", {})}
-    return {name: _short(str(value)) for name, value in flat.items() if name in _NAMES}
+    return {name: _short(str(value)) for name, value in flat.items() if name in _NAMES or name.startswith(_SETTINGS)}
 
 
 def _short(text: str) -> str:
@@ -65,8 +68,8 @@ def hash_seed() -> str:
 
 def differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, str]:
     """What differs, as names of facts and words about each. What one side does not tell of is no difference."""
-    found = {}
-    for name, words in _NAMES.items():
+    found, settings = {}, {name: f"the engine's {name.removeprefix(_SETTINGS)}" for name in theirs if name.startswith(_SETTINGS)}
+    for name, words in (_NAMES | settings).items():
         if name in theirs and name in mine and theirs[name] != mine[name]:
             found[name] = f"{words} ({theirs[name] or 'none'} there, {mine[name] or 'none'} here)"
     if len(found) > 1:  # What all others make.

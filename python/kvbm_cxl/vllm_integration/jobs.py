@@ -46,7 +46,7 @@ class SaveWork(Protocol):
         """Publishes them. Called on a thread of `Saves`, after `announce`."""
 
     def give_up(self) -> None:
-        """They are not published. Called instead of `run`, on the thread that gives orders, also while `announce` runs."""
+        """They are not published. Called on any thread instead of `run`, before `announce` has returned."""
 
     def release(self) -> None:
         """Gives back what `announce` reserved. Called on a thread of `Saves` after `give_up`, where `announce` was called."""
@@ -156,6 +156,8 @@ class Saves:
         with self._changed:
             self._without_cells.pop(id(save), None)
             self._announcing_s, self.is_held_up = None, not comes
+            if not comes:  # Those after it would wait for the end of the probe.
+                self._give_up(self._without_cells.values())
             self._changed.notify_all()
 
     def _probe(self, job: SaveWork) -> None:

@@ -148,7 +148,7 @@ class LayerJob(SaveJob):
             outcomes = [failed] * len(self.keys)
         if self._queued is not None:
             self._queued.release()
-        return self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
+        return self._end(outcomes, started_s)
 
     def _finish(self) -> list[str]:
         self._queue(len(self.layers.names), self.after)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
+from .audited_hits import AuditedHits
 from .awaited import Awaited
 from .block_names import BlockNames
 from .config import ConnectorConfig
@@ -44,6 +45,7 @@ class Lookups:
     """False: the engine computes whole prompts, and nothing is looked up."""
     recording: Recording | None = None
     second: SecondLevel | None = None
+    audited: AuditedHits = field(default_factory=AuditedHits)
     pinned: int = 0
     """Blocks that requests of this engine have pinned."""
     loading: Counter[bytes] = field(default_factory=Counter)
@@ -101,6 +103,11 @@ class Lookups:
             self.tally.count("lookups", "deferred")
             return None, False
         self.tally.count("lookups", "none" if external <= 0 else "full" if lookup.tokens >= request.num_prompt_tokens else "partial")
+        if wanted and (limit := self.audited.limit(tracked, lookup, self.names.shape)) is not None:
+            tracked.found_tokens = lookup.tokens
+            lookup = self._without_end(tracked, lookup, limit)
+            external = lookup.tokens - computed_tokens
+            wanted = external > 0
         if not wanted:
             lookup.release()
             return 0, False
@@ -109,13 +116,23 @@ class Lookups:
         self._unallocated[request.request_id] = tracked
         return external, True
 
-    def _look_up(self, tracked: Tracked, computed_tokens: int) -> PinnedLookup:
+    def _look_up(self, tracked: Tracked, computed_tokens: int, limit_tokens: int | None = None) -> PinnedLookup:
         """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
-        if computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
+        has_limit = limit_tokens is not None and limit_tokens <= computed_tokens
+        if has_limit or computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
             return PinnedLookup(computed_tokens, computed_tokens, 0, [])
         # A tail is published for a hand-over alone.
         with_tail = tracked.expected is not None or not self.is_producer
-        return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail).run()
+        return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail, limit_tokens).run()
+
+    def _without_end(self, tracked: Tracked, lookup: PinnedLookup, limit_tokens: int) -> PinnedLookup:
+        """A hit that ends at `limit_tokens` at the latest, in place of `lookup`."""
+        lookup.release()
+        try:
+            return self._look_up(tracked, lookup.computed_tokens, limit_tokens)
+        except kvbm_cxl.CxlError as error:
+            logger.debug("lookup for request %s: %s", tracked.request.request_id, error)
+            return PinnedLookup(lookup.computed_tokens, lookup.computed_tokens, 0, [])
 
     def _mark_shared(self, tracked: Tracked, lookup: PinnedLookup) -> None:
         """Notes where a prefix of the request ends that the pool, or vLLM's own cache, has seen, and the pool does not find."""
@@ -211,7 +228,7 @@ class Lookups:
         if self.recording:
             self.recording.admitted(tracked, reused + external_tokens)
         if tracked.expected and prompt_tokens > 1:
-            found = external_tokens + reused
+            found = max(external_tokens + reused, tracked.found_tokens)
             self.tally.count("handovers", "complete" if found >= tracked.expected.tokens else "short")
             if not found:
                 self.reasons.absent(tracked.request.request_id, tracked.expected.tokens, bool(tracked.expected.facts))

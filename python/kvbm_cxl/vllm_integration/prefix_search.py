@@ -26,6 +26,8 @@ class PrefixSearch:
     """Tokens that vLLM has: a multiple of the shape's alignment."""
     with_tail: bool
     """Whether the prompt's tail may have been published."""
+    limit_tokens: int | None = None
+    """The prefix is to end here at the latest, and not within a block."""
     _pins: list["kvbm_cxl.Pins"] = field(default_factory=list)
 
     def run(self) -> PinnedLookup:
@@ -59,6 +61,8 @@ class PrefixSearch:
         shape, prompt_tokens = self.names.shape, self.tracked.request.num_prompt_tokens
         # A preempted request may have generated full blocks, which lie over the tail.
         is_last = self.names.hashed_tokens(self.tracked) == prompt_tokens // shape.hash_tokens * shape.hash_tokens
+        if self.limit_tokens is not None:
+            return False
         is_there = self.with_tail or prompt_tokens % shape.hash_tokens == 0
         return is_there and shape.takes_tails and is_last and prompt_tokens % shape.align_tokens > 0
 
@@ -68,6 +72,8 @@ class PrefixSearch:
 
     def _keys(self, position: int, tail_tokens: int) -> list[bytes]:
         group, hashed = self.names.shape.groups[position], self.names.hashed_tokens(self.tracked)
+        if self.limit_tokens is not None:
+            hashed = min(hashed, self.limit_tokens)
         keys = self.names.keys(self.tracked, self._first(position), hashed // group.block_tokens, position)
         if tail_tokens:
             keys.append(self.names.tail(self.tracked, position))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NO_LOCK = "no_lock"
 """Outcome of blocks that were given up because the pool's locks did not come."""
+AuditOfBatch = Callable[[PublishBatch, list[str]], None]
+"""Compares blocks with those of the pool, by what became of each."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class SaveJob:
     failures: ThreadFailures
     slices: int = 1
     """Blocks in the pool that make one of vLLM's."""
+    audit: AuditOfBatch | None = None
+    """Called on the thread that runs the job."""
     _reservations: Any = field(default=None, init=False)
     """What `Mover.announce` returned."""
     _error: str | None = field(default=None, init=False)
@@ -105,7 +109,13 @@ class SaveJob:
                 self._fail(error)
         if self._error is not None:
             outcomes = [self._error] * len(self.keys)
+        self._end(outcomes, started_s)
+
+    def _end(self, outcomes: list[str], started_s: float) -> None:
+        """The blocks are published, and vLLM still keeps them."""
         self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
+        if self.audit is not None:
+            self.audit(self.batch, outcomes)
 
     def _fail(self, error: kvbm_cxl.CxlError) -> None:
         self.failures.report("publishing blocks", error, f"{len(self.keys)} blocks", count=False)

@@ -10,7 +10,7 @@ from .block_names import BlockNames
 from .config import ConnectorConfig
 from .diagnosis import Reasons
 from .events import PoolEvents
-from .groups import Kind, Shape, blocks_of
+from .groups import Group, Kind, Shape, blocks_of
 from .handover import Expected, wants_publish
 from .metadata import Blocks, StepMetadata
 from .recording import Recording
@@ -38,6 +38,8 @@ class Saving:
     recording: Recording | None = None
     _saved_step: int = 0
     """Every save ordered up to this step is over."""
+    _audited_step: int = 0
+    """Latest step with blocks that are only compared."""
     _release: set[str] = field(default_factory=set)
 
     def order(self, requests: dict[str, Tracked], output: "SchedulerOutput", orders: StepMetadata) -> None:
@@ -45,6 +47,7 @@ class Saving:
         orders.release, self._release = self._release, set()
         for request_id in orders.preempted:
             if tracked := requests.get(request_id):
+                tracked.computed_from = None
                 tracked.last_save_step = 0  # The workers end these saves before they do anything else.
         now_s = time.monotonic()
         for request_id in output.num_scheduled_tokens:
@@ -54,13 +57,19 @@ class Saving:
             if (tracked := requests.get(request_id)) and tracked.session:
                 tracked.session.right(tracked.request)
                 self.names.look_at(tracked.session)
-        if self.is_producer:
-            for request_id, new_tokens in output.num_scheduled_tokens.items():
-                if tracked := requests.get(request_id):
-                    if tracked.tail_is_fresh:
-                        orders.grows.add(request_id)
-                        tracked.tail_is_fresh = False
+        for request_id, new_tokens in output.num_scheduled_tokens.items():
+            if tracked := requests.get(request_id):
+                if tracked.computed_from is None:
+                    tracked.computed_from = tracked.request.num_computed_tokens
+                if tracked.is_audited:
+                    orders.audited.add(request_id)
+                if tracked.tail_is_fresh:
+                    orders.grows.add(request_id)
+                    tracked.tail_is_fresh = False
+                if self.is_producer:
                     self._order_save(tracked, new_tokens, output, orders)
+                elif tracked.is_audited:
+                    self._order_audit(tracked, new_tokens, output, orders)
 
     def done(self, step: int) -> None:
         """All workers have ended their saves up to this step."""
@@ -122,11 +131,31 @@ class Saving:
                 if not self.config.publish_behind:
                     tracked.last_save_step = 0
 
+    def _order_audit(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
+        """Has the workers of an engine that publishes nothing compare what this step completes of a prompt with the pool's blocks."""
+        request, state = tracked.request, output.kv_connector_block_state
+        block_ids = state.get_block_ids(request.request_id) if state is not None and self.names.may_publish(tracked) else None
+        end = min(request.num_computed_tokens + new_tokens, self.names.hashed_tokens(tracked), request.num_prompt_tokens)
+        if block_ids is None or end <= tracked.saved_tokens:
+            return
+        offered = state.boundary_state_offloads.get(request.request_id, ()) if self.names.shape.has_states else ()
+        for blocks in self._full_blocks(tracked, tracked.saved_tokens, end, block_ids) + self._states(tracked, end, offered):
+            if blocks.found < len(blocks.keys):
+                blocks.only_audited = True
+                orders.saves.append(blocks)
+                tracked.last_save_step = self._audited_step = orders.step
+        tracked.saved_tokens = end
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether workers may still be reading blocks that were ordered before."""
+        return self.is_producer or self._audited_step > self._saved_step
+
     def _full_blocks(self, tracked: Tracked, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
         """The full blocks that the tokens `begin` to `end` complete, as far as later prefixes may need them."""
         shape, request, found = self.names.shape, tracked.request, []
         # Routers know blocks by vLLM's hashes, which tell neither weights nor adapters apart.
-        if self.events and not (self.names.era.name or tracked.adapter):
+        if self.events and self.is_producer and not (self.names.era.name or tracked.adapter):
             block_tokens = shape.groups[0].block_tokens
             self.events.ordered(request, begin // block_tokens, end // block_tokens, block_tokens)
         for position, group in enumerate(shape.groups):
@@ -143,7 +172,9 @@ class Saving:
             for first, stop in _runs(blocks):
                 keys, parent = self.names.keys(tracked, first, stop, position), self.names.parent(tracked, first, position)
                 places = group.places(ids, range(first, stop))
-                found.append(Blocks(request.request_id, keys, places, parent, adapter=tracked.adapter_in_use, group=position))
+                known = _found(tracked, group, first, stop)
+                adapter = tracked.adapter_in_use
+                found.append(Blocks(request.request_id, keys, places, parent, adapter=adapter, group=position, found=known))
             if blocks:
                 tracked.next_blocks[position] = blocks[-1] + 1
         return found
@@ -163,8 +194,8 @@ class Saving:
                 if group.index == index and group.kind is Kind.STATE and boundary <= end and boundary % shape.align_tokens == 0:
                     block = boundary // group.block_tokens - 1
                     keys, parent = self.names.keys(tracked, block, block + 1, position), self.names.parent(tracked, block, position)
-                    adapter = tracked.adapter_in_use
-                    found.append(Blocks(tracked.request.request_id, keys, [block_id], parent, 0, adapter, position, is_state=True))
+                    adapter, known = tracked.adapter_in_use, int(boundary <= (tracked.computed_from or 0))
+                    found.append(Blocks(tracked.request.request_id, keys, [block_id], parent, 0, adapter, position, True, known))
         return found
 
     def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
@@ -182,6 +213,12 @@ class Saving:
         facts = self.names.facts(tracked)
         computed_ms = None if tracked.begun_s is None else round((time.monotonic() - tracked.begun_s) * 1000)
         return Expected(tokens, facts.pop("namespace"), facts, computed_ms).to_params()
+
+
+def _found(tracked: Tracked, group: Group, first: int, stop: int) -> int:
+    """Of the blocks `first` to `stop` of a request, how many lead that hold a token which it did not compute."""
+    known = -(-(tracked.computed_from or 0) // group.block_tokens)
+    return min(max(known - first, 0), stop - first)
 
 
 def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:

@@ -77,6 +77,7 @@ class SchedulerSide:
     def handshake(self, workers: Mapping[Any, WorkerHandshake]) -> None:
         """Learns the namespaces of all workers; before that, nothing is found."""
         self.names.handshake(workers)
+        self.lookups.audited.is_on = any(worker.audits for worker in workers.values())
 
     @property
     def namespaces(self) -> list["kvbm_cxl.Namespace"]:
@@ -128,7 +129,8 @@ class SchedulerSide:
             self.events.are_readable = not self.names.era.name
         self.saving.order(self._tracked, output, orders)
         orders.adapters = self.names.adapters.take_wanted()
-        if self.is_producer:
+        orders.is_isolated = self.names.era.is_isolated
+        if self.saving.reads_blocks:
             orders.taken = taken_blocks(output, orders.loads, self.shape)
         self.tally.gauge("pinned_blocks", self.lookups.pinned)
         return orders

@@ -78,6 +78,12 @@ class Tracked:
     was_promoted: bool = False
     """The second level was asked for what continues it."""
     counted: bool = False
+    is_audited: bool | None = None
+    """Whether some of what was found of it is computed, for the audit; None while nothing was found."""
+    found_tokens: int = 0
+    """Tokens that were found of it before some were left out for the audit."""
+    computed_from: int | None = None
+    """Tokens that were there before the first step of the request, from the pool or from vLLM's own prefix cache."""
     adapter: bytes = b""
     """Digest of its adapter; empty without one."""
     stale: bool = False

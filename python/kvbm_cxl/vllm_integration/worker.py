@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ import kvbm_cxl
 from . import devices
 from .adapters import LoadedAdapters
 from .attached import Attached, AttachedGroup
+from .audit import Audit, FoundBlocks, group_audit
 from .config import ConfigError, ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from .save_job import AuditOfBatch
 
 
 # Bytes that one thread copies before another may take over: large enough to make its overhead vanish.
@@ -95,6 +98,7 @@ class WorkerSide:
     """See `support.clears_first`."""
     _failed_blocks: set[int] = field(default_factory=set)
     _failed_loads: set[str] = field(default_factory=set)
+    _audit: Audit | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what threads add to:"""
     _stored: Counter[bytes] = field(default_factory=Counter)
@@ -139,6 +143,10 @@ class WorkerSide:
             self._open_gpu(device.index or 0)
         self._clears_first = clears_first(self.vllm_config, self.kv_cache_config)
         self._attached = Attached(attached, device, shards.publishes, facts_of(fields))
+        if self.config.audit:
+            # Loads under way may bring what is not this engine's.
+            self._audit = Audit(self.access, self.tally, self._attached.facts, self._loads.fail_all)
+        self._weights.before_warm_up()
         if self.second:
             self.second.begin_demoting()
 
@@ -174,17 +182,8 @@ class WorkerSide:
     def _attach_group(
         self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", namespaces: "list[kvbm_cxl.Namespace]"
     ) -> AttachedGroup:
-        block_count, owner = self.kv_cache_config.num_blocks, [tensor for _, tensor in tensors]
-        device = devices.check(owner[0].device)
-        cells = [
-            tuple(
-                kvbm_cxl.BlockLayout(
-                    [(part.address, part.stride_bytes, part.len_bytes) for part in parts], block_count, owner=owner, device=device
-                )
-                for parts in of_shard
-            )
-            for of_shard in cell_parts(tensors, block_count, len(namespaces), group.slices, self._cut_page(len(namespaces)))
-        ]
+        block_count = self.kv_cache_config.num_blocks
+        cells = self._cells(group, tensors, block_count, len(namespaces))
         cell_bytes = cells[0][0].block_bytes
         self._check_cells(cell_bytes)
         mover = mover_for(self.access, list(zip(namespaces, cells)))
@@ -197,7 +196,30 @@ class WorkerSide:
             self.config.pool,
         )
         layers = self._layers(group, tensors, len(namespaces) * group.slices) if self.config.save_layers else None
-        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, layers)
+        audit = None
+        if self.config.audit:
+            spec = self.kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
+            audit = group_audit(self.vllm_config, spec, group, tensors, block_count)
+        if audit is not None:
+            cells = self._cells(group, audit.scratch, 1, len(namespaces))
+            audit.read_by(mover_for(self.access, list(zip(namespaces, cells))), namespaces[0])
+        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, audit, layers)
+
+    def _cells(
+        self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", block_count: int, shards: int
+    ) -> list[tuple[kvbm_cxl.BlockLayout, ...]]:
+        """For each shard of the heads and each slice of the tokens, where such a cell of a block lies in these tensors."""
+        owner = [tensor for _, tensor in tensors]
+        device = devices.check(owner[0].device)
+        return [
+            tuple(
+                kvbm_cxl.BlockLayout(
+                    [(part.address, part.stride_bytes, part.len_bytes) for part in parts], block_count, owner=owner, device=device
+                )
+                for parts in of_shard
+            )
+            for of_shard in cell_parts(tensors, block_count, shards, group.slices, self._cut_page(shards))
+        ]
 
     def _layers(self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", cells: int) -> Layers | None:
         """Where blocks are published layer by layer; None, with the reason in the log, for a group whose blocks are published whole."""
@@ -244,7 +266,8 @@ class WorkerSide:
             return None
         # The first fingerprint, against which those after a change are held: the weights are loaded, and nothing has been computed yet.
         namespaces = tuple(tuple(map(bytes, group.namespaces)) if group else () for group in attached.groups)
-        return WorkerHandshake(namespaces, attached.own[0].cell_bytes, self._weights.look(), attached.facts)
+        audits = self._audit is not None and any(group.audit for group in attached.own)
+        return WorkerHandshake(namespaces, attached.own[0].cell_bytes, self._weights.look(), audits, attached.facts)
 
     # Each step, in this order
 
@@ -286,11 +309,11 @@ class WorkerSide:
         self._layer_saves.end(None, lambda _: "not_computed")
         for blocks in orders.saves if attached.publishes else ():
             group = attached.groups[blocks.group]
-            if group is None or group.layers is None or not self._has_adapter(blocks):
+            if group is None or group.layers is None or blocks.only_audited or not self._has_adapter(blocks):
                 continue
             if self._saves.has_room(len(blocks.keys) * group.block_bytes):
                 for piece in _pieces(blocks, _LAYER_JOB_BYTES // group.block_bytes):
-                    job = self._save_job(group, piece, None, group.layers)
+                    job = self._save_job(group, piece, None, self._audit_of(group, blocks, orders), group.layers)
                     if self._saves.submit((piece.request_id, orders.step), job):
                         self._layer_saves.begin(blocks, job)
 
@@ -302,8 +325,9 @@ class WorkerSide:
         group = attached.groups[blocks.group]
         if group is None:
             return [([], set)]
-        if not self._has_adapter(blocks):
-            self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
+        is_isolated = self._audit is not None and self._audit.has_differed and not self._orders.is_isolated
+        if is_isolated or not self._has_adapter(blocks):
+            self.tally.count("pulled_blocks", "isolated" if is_isolated else "other_adapter", len(blocks.keys))
             ids = group.of_vllm(blocks.block_ids)
             return [(ids, lambda failed=frozenset(ids): set(failed))]
         return [self._load_job(group, piece, after) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
@@ -380,8 +404,9 @@ class WorkerSide:
                     self._tails.setdefault(blocks.request_id, []).extend(group.of_vllm(blocks.block_ids))
                 if blocks.is_state:
                     self._states += group.of_vllm(blocks.block_ids)
+                audit = self._audit_of(group, blocks, orders)
                 for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes) if not has_begun else ():
-                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after))
+                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after, audit))
         if self._clears_first:
             self._saves.wait_all()
         elif self.config.publish_behind:
@@ -389,10 +414,27 @@ class WorkerSide:
         else:
             self._saves.wait(orders.complete)
 
-    def _save_job(self, group: AttachedGroup, blocks: Blocks, after: "devices.After", layers: Layers | None = None) -> SaveJob:
+    def _audit_of(self, group: AttachedGroup, blocks: Blocks, orders: StepMetadata) -> "AuditOfBatch | None":
+        """What compares those of the blocks that their request computed in full."""
+        computed = frozenset(blocks.keys[blocks.found : len(blocks.keys) - (blocks.tail_tokens > 0)])
+        if self._audit is None or not computed:
+            return None
+        return partial(self._audit.look, group.audit, computed, blocks.request_id in orders.audited)
+
+    def _save_job(
+        self,
+        group: AttachedGroup,
+        blocks: Blocks,
+        after: "devices.After",
+        audit: "AuditOfBatch | None" = None,
+        layers: Layers | None = None,
+    ) -> SaveJob:
         """layers: a `LayerJob`."""
         batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys))
-        of_all = (group.mover, batch, group.block_bytes, after, partial(self._saved, group.block_bytes), self.access.failures, group.slices)
+        record = partial(self._saved, group.block_bytes)
+        if blocks.only_audited:
+            return SaveJob(FoundBlocks(), batch, group.block_bytes, after, lambda _: None, self.access.failures, group.slices, audit)
+        of_all = (group.mover, batch, group.block_bytes, after, record, self.access.failures, group.slices, audit)
         return LayerJob(*of_all, layers=layers, count=partial(self.tally.count, "saved_layers")) if layers else SaveJob(*of_all)
 
     def _saved(self, block_bytes: int, saved: SaveOutcome) -> None:
@@ -446,6 +488,7 @@ class WorkerSide:
             stored, self._stored = self._stored, Counter()
             corrupt, self._corrupt = self._corrupt, set()
         report = WorkerReport(self._saves.done_step(self._saved_step), failed, corrupt, dict(stored))
+        report.has_differed = self._audit is not None and self._audit.has_differed
         rank = getattr(self.worker, "rank", 0)
         if self._orders and self._weights.answered(self._orders.inquiry):
             report.inquiry, report.weights = self._orders.inquiry, {rank: self._weights.latest}
@@ -472,4 +515,5 @@ def _pieces(blocks: Blocks, count: int) -> Iterable[Blocks]:
     for start in range(0, len(blocks.keys), size):
         stop = start + size
         parent = blocks.keys[start - 1] if start else blocks.parent
-        yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)
+        part = Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)
+        yield replace(part, only_audited=blocks.only_audited)

@@ -169,6 +169,11 @@ impl HostProcess {
         line
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Power off.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();

@@ -242,12 +242,17 @@ impl Allocator {
         Block { offset: start + u64::from(block) * len_bytes, len_bytes }
     }
 
+    /// The block of a chunk that `offset` lies in; none behind the last one.
+    fn block_around(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
+        let within = offset.checked_sub(self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes)?;
+        let block = (within / self.classes.bytes(class)) as u32;
+        (block < self.blocks_per_chunk(class)).then_some(block)
+    }
+
     /// The block of a chunk that begins at `offset`, if one does.
     fn block_at(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
-        let len_bytes = self.classes.bytes(class);
-        let within = offset.checked_sub(self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes)?;
-        let block = (within / len_bytes) as u32;
-        (within % len_bytes == 0 && block < self.blocks_per_chunk(class)).then_some(block)
+        let block = self.block_around(class, chunk, offset)?;
+        (self.block(class, (chunk, block)).offset == offset).then_some(block)
     }
 
     /// Begins work that publishes lines of this process's chunks, after a re-join under the new incarnation.
@@ -337,18 +342,20 @@ impl Allocator {
         heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
     }
 
-    /// Makes the block at `offset` outlive this process and host. Keeping a kept block again does nothing.
+    /// Makes the block around `offset` outlive this process and host: what others are told of it may be any part of it. Keeping a kept
+    /// block again does nothing.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it is not allocated, or by another process; [`Error::Fenced`]: it may or may not be kept.
+    /// [`Error::NotFound`] when nothing there is allocated, or by another process; [`Error::Fenced`]: it may or may not be kept.
     pub fn keep(&self, offset: u64) -> Result<()> {
-        let chunk = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
+        let within = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
         let op = self.work()?;
+        let chunk = self.first_chunk_around(within);
         let _stripe = self.stripe(chunk);
         let line = match self.place(chunk) {
             ChunkUse::None => return Err(not_allocated(offset)),
             ChunkUse::Heap { class, place } => {
-                let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
+                let block = self.block_around(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
                 match held(&self.heaps[class]).keep(place, chunk, block) {
                     Kept::Publish(line) => line,
                     Kept::Already => return Ok(()),
@@ -357,7 +364,7 @@ impl Allocator {
             }
             ChunkUse::Other => {
                 let mut other = held(&self.other);
-                let run = other.runs.get_mut(&chunk).filter(|_| self.is_chunk_start(chunk, offset)).ok_or_else(|| not_allocated(offset))?;
+                let run = other.runs.get_mut(&chunk).filter(|run| within - chunk < run.count).ok_or_else(|| not_allocated(offset))?;
                 run.kept = true;
                 let mut first = BlockSet::new(1);
                 first.insert(0);
@@ -370,6 +377,13 @@ impl Allocator {
         // Its full fence is what counts: the bit has arrived when this returns. The fence rows are read for early notice only, because
         // no host takes the chunk over before this host's death is proven.
         self.host.check_fences(&op)
+    }
+
+    /// The first chunk of the block of several chunks that a chunk is a part of; else the chunk.
+    fn first_chunk_around(&self, chunk: u64) -> u64 {
+        let other = held(&self.other);
+        let last = other.runs.range(..=chunk).next_back();
+        last.filter(|(first, run)| chunk - **first < run.count).map_or(chunk, |(first, _)| *first)
     }
 
     fn is_chunk_start(&self, chunk: u64, offset: u64) -> bool {

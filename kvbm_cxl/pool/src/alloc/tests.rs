@@ -124,6 +124,29 @@ fn a_run_whose_host_is_fenced_behind_the_claim_is_not_lost() {
     assert_eq!(member.allocator.usage().scratch_bytes, 0);
 }
 
+/// An offset names the block that it lies in.
+#[test]
+fn a_block_is_kept_by_any_part_of_it() {
+    let bench = Bench::new();
+    let member = bench.member(1);
+    let lens = [4096, 200, 3 * CHUNK_BYTES];
+    let blocks = lens.map(|len_bytes| (member.allocator.alloc(len_bytes).unwrap(), member.allocator.alloc(len_bytes).unwrap()));
+    for (block, scratch) in blocks {
+        member.allocator.keep(block.offset + block.len_bytes - 1).unwrap();
+        member.allocator.keep(block.offset + 64).unwrap();
+        assert_eq!(audit::block_of(member.host.lines(), block.offset).unwrap(), Some(block));
+        assert_eq!(audit::block_of(member.host.lines(), scratch.offset).unwrap(), None);
+    }
+    let kept_bytes = blocks.iter().map(|(block, _)| block.len_bytes).sum::<u64>();
+    assert_eq!(member.allocator.usage().kept_bytes, kept_bytes);
+    // A free names the block itself, and what is free cannot be kept.
+    for (block, _) in blocks {
+        assert!(matches!(member.allocator.free(block.offset + 64), Err(Error::NotFound(_))));
+        member.allocator.free(block.offset).unwrap();
+        assert!(matches!(member.allocator.keep(block.offset + 64), Err(Error::NotFound(_))));
+    }
+}
+
 /// A block of `owner` that `freer` frees; rounds of both until that is done.
 fn freed_from_afar(owner: &Member, freer: &Member) {
     let block = owner.allocator.alloc(4096).unwrap();

@@ -12,6 +12,9 @@ use bytemuck::Zeroable;
 pub(super) const FOREIGN_WRITER: Remedy =
     Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format anew");
 
+/// Numbers of the format only ever rise.
+pub(super) const USED_UP: Remedy = Remedy::None("none: the numbers are used up, format the pool anew");
+
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     epochs(view, report);
     tags(view, report, &view.grants.cells, view.geometry.grant_lines(), |line| line.tag);
@@ -22,6 +25,12 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
 
 fn epochs(view: &View<'_>, report: &mut Report) {
     let seats = view.geometry.all_seats() as u32;
+    if let Some((index, line)) = view.seats.iter().max_by_key(|(_, line)| line.epoch)
+        && line.epoch.saturating_add(seats) >= MAX_NUMBER
+    {
+        let meaning = format!("epoch {} is among the last: no manager can take over any more", line.epoch);
+        found(report, Severity::Error, "seat.used_up", (Region::Seat, index), meaning, USED_UP);
+    }
     for (index, line) in view.seats.iter() {
         let at = (Region::Seat, index);
         let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);

@@ -35,7 +35,8 @@ pub struct HostConfig {
     /// until the service finds it whole again. In milliseconds.
     pub damage_ms: u64,
     /// Period in which the service looks for recalls and fences, in microseconds; its thread looks half as often once it found nothing for
-    /// some hundred rounds, and four times as often for some rounds after a lock changed hands.
+    /// some hundred rounds, twice a heartbeat while no lock is held or wanted that it would look after, and four times as often for some
+    /// rounds after a lock changed hands.
     pub poll_us: u64,
     /// A sticky lock that was unused here for this long is given back, in milliseconds.
     pub idle_release_ms: u64,

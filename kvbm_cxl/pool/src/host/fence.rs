@@ -164,6 +164,8 @@ impl Inner {
         if self.incarnation() == incarnation {
             // Only LIVE becomes FENCED; a later incarnation cannot begin while an operation of this one is counted.
             let _ = header.state.compare_exchange(state::LIVE, state::FENCED, Ordering::SeqCst, Ordering::SeqCst);
+            // It joins again.
+            self.wake_service();
         }
     }
 }

@@ -96,6 +96,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         has_door: AtomicBool::new(false),
         moved_files: AtomicU64::new(0),
         looked_at_files_ns: AtomicU64::new(0),
+        resting: Mutex::default(),
         damage: Default::default(),
         failed_rounds: Default::default(),
         superblocks,

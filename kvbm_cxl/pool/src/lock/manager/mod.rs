@@ -153,6 +153,11 @@ impl Inner {
         Ok(true)
     }
 
+    /// Whether this process manages nothing, or a pool in which no lock is held or wanted.
+    pub(crate) fn manages_nothing(&self) -> bool {
+        self.manager.try_lock().is_ok_and(|manager| manager.active.as_ref().is_none_or(Active::is_idle))
+    }
+
     /// Takes the machine's lock on the role, under which its seat's lines are written; false while another process of the machine has it.
     fn take_guard(&self, manager: &mut Manager) -> Result<bool> {
         if manager.guard.is_none() {

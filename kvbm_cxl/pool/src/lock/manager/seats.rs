@@ -75,8 +75,7 @@ impl Inner {
     /// Claims a seat for this machine, which has none, if there is a reason to: no manager serves, or a seat is to spare.
     pub(super) fn claim_seat(&self, manager: &mut Manager, now_ns: u64) -> Result<Option<u64>> {
         if self.geometry().slot_seats && self.state() != state::NONE {
-            // Its slot's seat went to another session: a wrong statement about this host, which has to join again first.
-            return Ok(None);
+            return self.sit_down_again(manager);
         }
         let lacks_manager = match self.is_manager_wanted(manager, None, now_ns) {
             Ok(lacks_manager) if lacks_manager || self.state() == state::LIVE => lacks_manager,
@@ -138,27 +137,32 @@ impl Inner {
             if !is_ours || !self.has_own_damage(seat)? || self.is_vacant(seat)? {
                 continue;
             }
-            let Some(_claiming) = self.platform.try_lock(MachineLock::Claim, true)? else { return Ok(()) };
-            let (claimer, session) = (Claimer { lines: &self.lines, platform: &*self.platform }, self.segment.session());
-            let claim = match Some(seat) == unused {
-                true => Seat { machine: self.platform.machine().0, ..Seat::default() },
-                false => match claimer.claim(seat, &session) {
-                    Ok(Claimed::Owned { generation }) => {
-                        Seat { session, generation, state: Seat::RELEASED, machine: self.platform.machine().0, ..Seat::default() }
-                    }
-                    Ok(_) | Err(Error::BadLine { .. } | Error::Full { .. }) => continue,
-                    Err(other) => return Err(other),
-                },
-            };
-            self.rewrite_rows(seat)?;
-            let epoch = match if_whole(self.lines.fetch::<Seat>(seat))? {
-                Some(found) => found.epoch,
-                None => self.highest_tag_of(seat)?,
-            };
-            self.lines.publish(seat, Seat { epoch, beat: beat_at_rest(epoch), ..claim })?;
-            self.damage.healed();
-            point!("manager.open_seat_mended");
+            match self.mend_claimed_seat(seat, Some(seat) == unused) {
+                // Another damaged line hides what has to be known.
+                Ok(()) | Err(Error::BadLine { .. } | Error::Full { .. }) => {}
+                Err(other) => return Err(other),
+            }
         }
+        Ok(())
+    }
+
+    fn mend_claimed_seat(&self, seat: u64, is_own: bool) -> Result<()> {
+        let Some(_claiming) = self.platform.try_lock(MachineLock::Claim, true)? else { return Ok(()) };
+        let mut line = Seat { machine: self.platform.machine().0, ..Seat::default() };
+        if !is_own {
+            let session = self.segment.session();
+            let claimer = Claimer { lines: &self.lines, platform: &*self.platform };
+            let Claimed::Owned { generation } = claimer.claim(seat, &session)? else { return Ok(()) };
+            line = Seat { session, generation, state: Seat::RELEASED, ..line };
+        }
+        self.rewrite_rows(seat)?;
+        let epoch = match if_whole(self.lines.fetch::<Seat>(seat))? {
+            Some(found) => found.epoch,
+            None => self.highest_tag_of(seat)?,
+        };
+        self.lines.publish(seat, Seat { epoch, beat: beat_at_rest(epoch), ..line })?;
+        self.damage.healed();
+        point!("manager.open_seat_mended");
         Ok(())
     }
 
@@ -242,16 +246,34 @@ impl Inner {
         if !self.take_guard(&mut manager)? {
             return Err(Error::Timeout { what: "the former process in the manager's role to end".into(), timeout_ms: 0 });
         }
-        self.sit_down(seat, self.incarnation())?;
+        match self.sit_down(seat, self.incarnation()) {
+            // A damaged line of the seat: tried again in the rounds of the service.
+            Err(Error::BadLine { .. }) => return Ok(()),
+            other => other?,
+        }
         manager.seat = Some(seat);
         if served {
             manager.active = match self.take_over(seat, &manager.watch) {
-                // Tried again in the rounds of the service.
                 Err(Error::BadLine { .. }) => None,
                 other => other?,
             };
         }
         Ok(())
+    }
+
+    /// A member whose slot's seat could not be taken when it joined, or went to another session by a wrong statement, has the slot and so
+    /// the seat.
+    fn sit_down_again(&self, manager: &mut Manager) -> Result<Option<u64>> {
+        let Some(seat) = self.geometry().seat_of(self.slot()).filter(|_| self.state() == state::LIVE) else { return Ok(None) };
+        let incarnation = self.incarnation();
+        let identity = if_whole(self.lines.fetch::<Identity>(self.slot().into()))?;
+        let is_ours = identity.is_some_and(|identity| (identity.nonce, identity.incarnation) == (self.nonce(), incarnation));
+        if !is_ours || self.dead_up_to(self.slot())? >= incarnation || !self.take_guard(manager)? {
+            return Ok(None);
+        }
+        self.sit_down(seat, incarnation)?;
+        manager.seat = Some(seat);
+        Ok(Some(seat))
     }
 
     /// Before the slot of a dead host goes to another machine, which writes its identity line anew: what that line proves of the host's
