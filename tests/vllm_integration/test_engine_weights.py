@@ -180,7 +180,7 @@ def test_one_number_of_any_tensor_makes_other_weights(model, pool, tmp_path):
 def test_engines_whose_settings_differ_share_nothing(model, pool, tmp_path):
     """Which layers an adapter is applied to is a setting of the engine. Capacities are none that shape blocks."""
     folder = _adapter(model, tmp_path / "adapter", 1)
-    some = {**LORA, "lora_target_modules": ["q_proj"]}
+    some = {**LORA, "lora_target_modules": ["down_proj"]}
     with engine(model, None, **some) as alone:
         expected = _ask(alone, folder)
     with engine(model, "kv_both", pool, **LORA) as first:
