@@ -17,9 +17,6 @@ ROUNDS ?= 200
 NIXL_CHECKOUT ?=
 # The gtest binary of NIXL's own build, for `make test-upstream-nixl-gtest`.
 NIXL_GTEST ?=
-# The binary nixlbench of NIXL's own build, for `make nixlbench`; NIXLBENCH_ARGS=--help tells its options.
-NIXLBENCH ?=
-NIXLBENCH_ARGS ?=
 NIXL_WHEEL ?=
 # Where Dynamo is checked out, whose schemas `make test-deploy` then takes; the images that `make images` builds.
 DYNAMO_CHECKOUT ?=
@@ -49,7 +46,6 @@ SOAK = $(STEP) 'soak of the cache, $(SOAK_SECONDS) s' env SOAK_SECONDS=$(SOAK_SE
 PROTOC_ENV := PROTOC=$(CURDIR)/scripts/protoc
 NIXL_PYTEST := env NIXL_WHEELS='$(WHEELS)' .venv/bin/python -m pytest -q
 GRAPH_PYTEST := .venv/serve/bin/python -m pytest -q
-RATIOS := .venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record)
 # Pools of tests that pass are deleted at once: a whole run would leave gigabytes of them.
 PYTEST_ADDOPTS ?= -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
 export JOBS FUZZ_SECONDS PYTEST_ADDOPTS
@@ -72,13 +68,9 @@ demo: build ## Two processes as two hosts on one pool: one publishes data blocks
 
 .PHONY: serve
 serve: serve-ready $(if $(filter etcd,$(DISCOVERY))$(filter lab,$(HOSTS)),build-member) \
-	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|cxl-zero-copy|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
+	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
 	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
 		--discovery $(DISCOVERY) --hosts $(HOSTS) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
-
-.PHONY: example-tier
-example-tier: .venv/nixl-installed ## Two KVBM instances in two processes: blocks from one's host memory to the other's, through the pool
-	$(STEP) 'example of the tier' scripts/tier run $(CARGO_FLAGS) --example handover
 
 ## Set up
 
@@ -87,7 +79,7 @@ tools:
 	$(STEP) 'tools' scripts/tools
 
 .PHONY: setup
-setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetch the crates
+setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetch the crates; setup-NAME adds what optional suites need, NAME: nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross
 	$(STEP) 'crates' cargo fetch --locked -q
 
 .venv/installed: scripts/requirements/base.lock scripts/setup
@@ -118,19 +110,10 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'matplotlib' scripts/setup scripts/requirements/perf.lock
 	@touch $@
 
-.PHONY: setup-nixl
-setup-nixl: .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed) ## Add the NIXL wheels that the plugin is tested with (about 300 MB each)
-
-.PHONY: setup-serve
-setup-serve: .venv/serve-installed ## Add vLLM for CPUs and Dynamo in .venv/serve (3 GB to fetch, 7 GB on disk)
-
 .venv/etcd-installed: scripts/requirements/etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
 	$(STEP) 'protoc' scripts/setup scripts/requirements/etcd.lock
 	$(STEP) 'etcd' scripts/setup-etcd .venv/etcd
 	@touch $@
-
-.PHONY: setup-etcd
-setup-etcd: .venv/etcd-installed ## Add an etcd server and what cxl-member is built with (optional)
 
 .venv/deploy/installed: scripts/requirements/deploy.lock scripts/setup | .venv/installed
 	$(STEP) 'Helm, schemas of Kubernetes' scripts/setup scripts/requirements/deploy.lock .venv/deploy/python
@@ -148,62 +131,53 @@ setup-etcd: .venv/etcd-installed ## Add an etcd server and what cxl-member is bu
 	$(STEP) 'LMCache' scripts/setup-lmcache scripts/requirements/lmcache.lock
 	@touch $@
 
-.PHONY: setup-lmcache
-setup-lmcache: .venv/lmcache/installed ## Add LMCache, for `make test-consumers` and `make perf-lmcache` (optional; 90 MB on disk, over what setup-serve adds)
-
 .venv/kvcr/installed: scripts/requirements/kvcr.lock scripts/setup | .venv/installed
 	$(STEP) 'KVCR' scripts/setup scripts/requirements/kvcr.lock .venv/kvcr
 	@touch $@
-
-.PHONY: setup-kvcr
-setup-kvcr: .venv/kvcr/installed ## Add KVCR and its version of NIXL, for `make test-consumers` (optional; 320 MB on disk)
 
 .venv/sglang/installed: scripts/requirements/sglang.lock scripts/setup | .venv/installed
 	$(STEP) "SGLang's modules" scripts/setup scripts/requirements/sglang.lock .venv/sglang
 	@touch $@
 
-.PHONY: setup-sglang
-setup-sglang: .venv/sglang/installed ## Add SGLang's modules, without an engine, for `make test-consumers` (optional; 230 MB on disk, over what setup-serve adds)
-
-.PHONY: setup-deploy
-setup-deploy: .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed ## Add what deploy/ is tested with: Helm, a Docker daemon, Prometheus, nfpm (optional; Debian packages, unpacked, not installed)
-
 .venv/gpu/installed: scripts/requirements/gpu.lock scripts/setup | .venv/installed
 	$(STEP) 'NVRTC' scripts/setup scripts/requirements/gpu.lock .venv/gpu
 	@touch $@
-
-.PHONY: setup-s3
-setup-s3: .venv/s3/installed ## Add an S3 server (moto) and fsspec's client for it, for `make test-l2-s3` (optional; 130 MB on disk)
-
-.PHONY: setup-gpu
-setup-gpu: .venv/gpu/installed ## Add the compilers of the kernels for GPUs: NVRTC, without CUDA's toolkit (optional; 110 MB to fetch, 290 MB on disk)
 
 .venv/aiperf/installed: scripts/requirements/aiperf.lock scripts/setup | .venv/installed
 	$(STEP) "AIPerf's synthesizer" scripts/setup scripts/requirements/aiperf.lock .venv/aiperf
 	@touch $@
 
-.PHONY: setup-aiperf
-setup-aiperf: .venv/aiperf/installed ## Add AIPerf's synthesizer of traces, for `make perf-tract` (optional; 170 MB on disk)
-
 .venv/ucx/installed: scripts/unpack-debian
 	$(STEP) 'UCX' scripts/unpack-debian .venv/ucx "$$(dpkg --print-architecture)" bookworm libucx-dev
 	@touch $@
-
-.PHONY: setup-ucx
-setup-ucx: .venv/ucx/installed ## Add UCX to make calls with, beside which `make perf-rpc` then measures ours (optional; Debian packages, unpacked, not installed; 35 MB on disk)
 
 .venv/cross/installed: scripts/requirements/cross.lock scripts/setup scripts/setup-cross scripts/unpack-debian | .venv/installed
 	$(STEP) 'zig' scripts/setup $< .venv/cross/python
 	$(STEP) 'GCC for aarch64, C library of manylinux_2_28' scripts/setup-cross .venv/cross
 	@touch $@
 
-.PHONY: setup-cross
-setup-cross: .venv/cross/installed ## Add what `make wheels` and `make test-aarch64` link with, and qemu-user (optional; 170 MB to fetch, 1 GB on disk)
-
 .venv/lab/ready: scripts/setup-lab scripts/unpack-debian tests/lab/cxl_lab/image.py $(wildcard tests/lab/guest/*) | .venv/installed
 	$(if $(wildcard .venv/lab/root/boot),,$(STEP) 'QEMU and Linux for the lab (150 MB)' scripts/setup-lab .venv/lab)
 	$(STEP) 'image of the virtual hosts' .venv/bin/python tests/lab/cxl_lab/image.py .venv/lab/root .venv/lab
 	@touch $@
+
+# What optional suites and benchmarks need; those fetch it themselves, but where a download is large or may be refused.
+SETUPS := nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross
+SETUP_nixl := .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed)
+SETUP_serve := .venv/serve-installed
+SETUP_etcd := .venv/etcd-installed
+SETUP_lmcache := .venv/lmcache/installed
+SETUP_kvcr := .venv/kvcr/installed
+SETUP_sglang := .venv/sglang/installed
+SETUP_deploy := .venv/deploy/installed .venv/deploy/tools/installed .venv/etcd-installed .venv/nfpm/installed
+SETUP_s3 := .venv/s3/installed
+SETUP_gpu := .venv/gpu/installed
+SETUP_aiperf := .venv/aiperf/installed
+SETUP_ucx := .venv/ucx/installed
+SETUP_cross := .venv/cross/installed
+.PHONY: $(SETUPS:%=setup-%)
+.SECONDEXPANSION:
+$(SETUPS:%=setup-%): setup-%: $$(SETUP_$$*)
 
 .PHONY: lab
 lab: .venv/lab/ready build-lab ## Set up the lab: virtual hosts on one emulated CXL memory (Debian packages, unpacked, not installed); scripts/lab uses it
@@ -247,11 +221,6 @@ compile-plugin:
 .PHONY: python-extension
 python-extension: build ## Build the compiled part of the Python package into python/kvbm_cxl, for PYTHONPATH=python
 	$(STEP) 'Python extension' scripts/python-extension
-
-.PHONY: gpu-kernels
-gpu-kernels: .venv/gpu/installed ## Make the kernels for GPUs from their source: the PTX that the library is built with, and cubins in target/gpu-kernels
-	$(STEP) 'PTX of the kernels' scripts/gpu-kernels write
-	$(STEP) 'cubins of the kernels' scripts/gpu-kernels build target/gpu-kernels
 
 .PHONY: gpu-kit
 gpu-kit: python-package ## Pack what a machine with a GPU and nothing else needs to try and time the GPU path, in target/gpu-kit.tar.gz: at most 60 MiB
@@ -307,13 +276,6 @@ lint: .venv/installed ## Formatting, clippy, links of the documentation
 test-rust: ## Tests of the pool, its C API and its command line
 	$(STEP) 'cargo test, pool' cargo test $(CARGO_FLAGS) $(SHIPPED)
 
-# A part of test-rust and test-tidy.
-.PHONY: test-gpu-kernels
-test-gpu-kernels: .venv/installed ## The kernels for GPUs without a GPU, compiled for the CPU: 10,000 random lists against copies and checksums of the CPU, each step left out in turn; is the PTX that of the source (after `make setup-gpu`)
-	$(STEP) 'pytest, PTX of the kernels' .venv/bin/python -m pytest -q -rs tests/test_gpu_kernels.py
-	$(STEP) 'cargo test, kernels on the CPU' cargo test $(CARGO_FLAGS) $(SHIPPED) --test cuda kernels::
-	$(STEP) 'cargo test, fences around kernels' cargo test $(CARGO_FLAGS) -p cxl-sim --test copy_gpu --test queued_gpu
-
 .PHONY: test-sim
 test-sim: ## Simulated hosts: scenarios, crash points, mutants
 	$(STEP) 'cargo test, simulator' cargo test $(CARGO_FLAGS) -p cxl-sim
@@ -329,10 +291,6 @@ test-lab-itself: build-lab python-extension .venv/installed ## The lab's own par
 .PHONY: test-python
 test-python: build python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes
 	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
-
-.PHONY: test-ucx-calls
-test-ucx-calls: .venv/ucx/installed ## The program that makes calls by UCX for `make perf-rpc`
-	$(STEP) 'pytest, calls by UCX' .venv/bin/python -m pytest -q -rs tests/test_ucx_calls.py
 
 .PHONY: test-l2-s3
 test-l2-s3: build python-extension .venv/s3/installed ## The second level on an S3 server, which `make setup-s3` installs
@@ -397,11 +355,6 @@ test-member: build-member build ## Hosts whose slots are leased in etcd: leases 
 test-connector: serve-ready ## The vLLM connector: its logic, and real engines in one process
 	$(STEP) 'pytest, vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration
 
-.PHONY: test-models
-test-models: serve-ready ## The vLLM connector with tiny models of the families that people serve: text as without a pool (5 minutes); ROWS=gemma3 runs that one alone
-	$(STEP) 'pytest, models of the vLLM connector' $(GRAPH_PYTEST) tests/vllm_integration/test_engine_models.py \
-		tests/vllm_integration/test_engine_drafts.py tests/vllm_integration/test_layouts.py $(if $(ROWS),-k '$(ROWS)')
-
 .PHONY: test-graph
 test-graph: serve-ready build-member build-lab ## All tests of graphs: 2P2D, workers killed, pools full and lost, two models, NIXL (half an hour)
 	$(STEP) 'pytest, graphs' $(GRAPH_PYTEST) tests/graph
@@ -451,10 +404,6 @@ test-lab-if-possible: ## The short tests of the lab where it can be set up; else
 	@if $(MAKE) --no-print-directory .venv/lab/ready; then $(MAKE) --no-print-directory test-lab-smoke; \
 	else echo '   NOT TESTED: virtual hosts, because the lab cannot be set up here (see above)'; fi
 
-.PHONY: check-aarch64
-check-aarch64: ## Type-check for 64-bit ARM
-	$(STEP) 'aarch64 check' scripts/aarch64 check
-
 .PHONY: test-aarch64
 test-aarch64: ## Link the tests for 64-bit ARM with zig, run them under qemu-user if there (optional)
 	$(STEP) 'aarch64 tests' scripts/aarch64 test
@@ -470,10 +419,6 @@ nightly: ## SEEDS seeds per simulator scenario, long storms, fuzzing, and every 
 	$(STEP) 'fuzz targets' scripts/fuzz
 	$(STEP) 'suites that CI does not run' scripts/nightly-suites
 
-.PHONY: nightly-suites
-nightly-suites: ## The suites that CI does not run: sanitizers, kills, upstream, etcd, engines, graphs, lab; each is skipped with its reason where it cannot run
-	$(STEP) 'suites that CI does not run' scripts/nightly-suites
-
 .PHONY: soak
 soak: ## The prefix cache under kills, stops and comings and goings for SOAK_SECONDS
 	$(SOAK)
@@ -484,95 +429,13 @@ fuzz: ## Every fuzz target for FUZZ_SECONDS
 
 ## Performance: each prints ratios against a baseline of the same run; RECORD=1 keeps them
 
-.PHONY: perf-line perf-lock perf-alloc
-perf-line: ## Publish and fetch of one line
-perf-lock: ## Lock: sticky, contended, handed over
-perf-alloc: ## Allocator: blocks and chunks
-perf-line perf-lock perf-alloc: perf-%: build .venv/installed
-	@$(RATIOS) perf-$* -- target/release/cxl-bench $* --ratios
+PERF := $(shell sed -n 's/^\[\(.*\)\]$$/\1/p' perf/programs.toml)
+.PHONY: perf $(PERF)
+perf: .venv/installed ## List the benchmarks; `make perf-NAME` runs one
+	@.venv/bin/python perf/run.py
+
+$(PERF): .venv/installed
+	@.venv/bin/python perf/run.py $(if $(filter 1,$(RECORD)),--record) $@
 
 target/ucx-calls: perf/ucx_calls.c scripts/ucx-calls .venv/ucx/installed
 	@scripts/ucx-calls $< $@
-
-.PHONY: perf-rpc
-perf-rpc: build .venv/installed $(if $(wildcard .venv/ucx/installed),target/ucx-calls) ## Calls between two processes; beside active messages of UCX after `make setup-ucx`
-	@$(RATIOS) perf-rpc -- target/release/cxl-bench rpc --ratios $(if $(wildcard .venv/ucx/installed),--ucx target/ucx-calls)
-
-.PHONY: perf-copy
-perf-copy: build .venv/installed ## Copies of payload: publish, pull, gather, sparse reads
-	@$(RATIOS) perf-copy -- target/release/cxl-bench copy --ratios
-
-.PHONY: perf-ssd
-perf-ssd: build .venv/installed ## Pulls from a modelled CXL-SSD: by the degree of its own prefetcher, and told of a chain's next blocks (a minute; wants two free cores)
-	@$(RATIOS) perf-ssd -- target/release/cxl-bench ssd --ratios
-
-.PHONY: perf-pool
-perf-pool: build .venv/nixl-installed ## Prefix cache: publish, pull and lookup beside bare loops and beside NIXL UCX
-	@$(RATIOS) perf-pool --timeout-s 1800 -- target/release/cxl-bench pool --ratios \
-		--ucx '.venv/bin/python perf/ucx_peer.py'
-
-# It has never run on a GPU.
-.PHONY: perf-gpu
-perf-gpu: gpu-kit ## The path between a GPU and the pool, tried to the last byte and then timed: by piece, batch, kernel and pinned buffers (12 minutes; skipped without a GPU)
-	@if reason=$$(python3 target/gpu-kit/gpu.py --look); then $(RATIOS) perf-gpu --timeout-s 900 -- python3 target/gpu-kit/gpu.py; \
-	else echo "== perf-gpu: SKIPPED, nothing was run: $$reason"; fi
-
-.PHONY: perf-hit-rate
-perf-hit-rate: build .venv/installed ## Hit rates of the eviction policies; writes perf/hit-rate.csv and .svg
-	@$(RATIOS) perf-hit-rate -- target/release/cxl-bench policies --ratios --write perf
-
-.PHONY: perf-trace
-perf-trace: build .venv/installed ## Recorded requests through the real cache, hosts in processes, every byte compared: hits beside the planner's, by policy; TRACES=/folder, else synthetic ones; writes perf/trace.csv
-	@$(RATIOS) perf-trace --timeout-s 7200 -- target/release/cxl-bench trace $(TRACES) --ratios --own $(if $(TRACES),--write perf)
-
-.PHONY: perf-tract
-perf-tract: $(if $(TRACES),build .venv/aiperf/installed) ## TraCT's workloads A, B, C as AIPerf's synthesizer makes them of Mooncake's conversations, simulated on TraCT's rack (3 minutes); TRACES=/folder with mooncake_conversation.jsonl
-	@$(if $(TRACES),$(RATIOS) perf-tract --timeout-s 3600 -- .venv/bin/python perf/tract.py '$(TRACES)',echo '== perf-tract: SKIPPED, nothing was run: TRACES names no folder')
-
-.PHONY: perf-paper
-perf-paper: build python-extension .venv/perf-installed ## The figures and tables of the papers beside ours, measured, recorded or simulated; writes perf/PAPERS.md and papers.svg (a minute)
-	@$(RATIOS) perf-paper --timeout-s 1800 -- .venv/bin/python perf/papers.py --write perf
-
-.PHONY: perf-nixl
-perf-nixl: build-plugin .venv/nixl-installed .venv/perf-installed ## NIXL transfers: CXL beside UCX and POSIX; writes perf/nixl.csv and .svg
-	@$(RATIOS) perf-nixl --timeout-s 3600 -- .venv/bin/python perf/nixl_transfers.py --write perf
-
-.PHONY: nixlbench
-nixlbench: $(if $(NIXLBENCH),build-plugin setup-nixl) ## NIXL's own benchmark over our plugin beside UCX, two processes as two hosts, every byte verified; NIXLBENCH=/path of the binary, NIXL_WHEEL=1.4.1
-	$(if $(NIXLBENCH),@$(RATIOS) nixlbench --timeout-s 7200 -- env PYTHONPATH=tests/nixl .venv/bin/python tests/nixl/upstream_bench.py \
-		'$(NIXLBENCH)' $(NIXL_WHEEL:%=--wheel %) $(NIXLBENCH_ARGS),@echo '== nixlbench: SKIPPED, nothing was run: name the binary of NIXL'"'"'s build with NIXLBENCH=')
-
-# What is in the times is built as it ships; cxl-pool always is.
-perf-tier: TIMED := cxl-tier kvbm-common kvbm-physical dynamo-memory dynamo-tokens nixl-sys
-.PHONY: perf-tier
-perf-tier: .venv/nixl-installed ## The KVBM tier between two processes: put, get and lookup beside a plain copy, NIXL UCX and a file in memory
-	@$(RATIOS) perf-tier --timeout-s 3600 -- scripts/tier run $(CARGO_FLAGS) $(TIMED:%=--config profile.dev.package.%.opt-level=3) --example figures
-
-.PHONY: perf-lmcache
-perf-lmcache: build python-extension .venv/lmcache/installed ## LMCache's storage plugin over the pool beside LMCache's own DAX backend, every byte compared (2 minutes)
-	@PYTHONPATH=$(CURDIR)/.venv/lmcache $(RATIOS) perf-lmcache -- .venv/serve/bin/python perf/lmcache_backends.py
-
-.PHONY: perf-lmcache-turns
-perf-lmcache-turns: build python-extension .venv/lmcache/installed ## Conversations with long contexts (10 of 5 turns) through vLLM engines: without LMCache, with LMCache in host memory, with its plugin in the pool (5 minutes)
-	@PYTHONPATH=$(CURDIR)/.venv/lmcache $(RATIOS) perf-lmcache-turns --timeout-s 3600 -- .venv/serve/bin/python perf/lmcache_turns.py
-
-.PHONY: perf-routing
-perf-routing: serve-ready ## Dynamo's round-robin and kv routers, with the pool and without: what prefill computes (a quarter of an hour)
-	@$(RATIOS) perf-routing --timeout-s 7200 -- .venv/serve/bin/python perf/routing.py
-
-.PHONY: perf-plan
-perf-plan: build serve-ready ## Whether cxl-plan says in advance how long first tokens take: its plan of an open loop beside the same on a Dynamo graph (4 minutes)
-	@$(RATIOS) perf-plan --timeout-s 3600 -- .venv/serve/bin/python perf/plan.py
-
-.PHONY: perf-load
-perf-load: serve-ready .venv/perf-installed ## An open loop over offered loads: first tokens, throughput and parts of a request with the pool, once more with all in it, and over UCX; writes perf/load.csv and .svg (10 minutes)
-	@$(RATIOS) perf-load --timeout-s 3600 -- .venv/serve/bin/python perf/load.py --write perf
-	@.venv/bin/python perf/load_plot.py perf/load.csv perf/load.svg
-
-.PHONY: perf-cells
-perf-cells: serve-ready ## Blocks of vLLM's KV cache stored and loaded as several cells (stored_tp, stored_block_tokens) beside whole ones (a minute)
-	@$(RATIOS) perf-cells -- .venv/serve/bin/python perf/cells.py
-
-.PHONY: perf-serve
-perf-serve: serve-ready ## Dynamo graphs with CxlConnector, NixlConnector over the plugin and over UCX: bytes, transfer times, first tokens
-	@$(RATIOS) perf-serve --timeout-s 7200 -- .venv/serve/bin/python perf/serve.py

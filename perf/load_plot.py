@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws what perf/load.py measured: times to the first token at the middle load, over the loads, what they are made of, and throughput.
 
-    load_plot.py perf/load.csv perf/load.svg
+    load_plot.py target/load.csv perf/load.svg
 """
 
 import csv

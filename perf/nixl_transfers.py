@@ -14,7 +14,6 @@ machine does meanwhile hits all of them. The baseline of each ratio is named in 
 """
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -274,7 +273,6 @@ def main():
     parser.add_argument("--budget-mib", type=int, default=32, help="how much a line moves in one turn")
     parser.add_argument("--huge-pages", action="store_true", help="ordinary memory asks for huge pages, on both sides of every line")
     parser.add_argument("--quick", action="store_true", help="few cells and rounds, to see that it works")
-    parser.add_argument("--write", type=Path, help="write nixl.csv and nixl.svg into this folder")
     options = parser.parse_args()
     shapes = [(1, length) for length in SIZES] + LISTS
     if options.quick:
@@ -294,18 +292,9 @@ def main():
             side.stop()
         shutil.rmtree(folder, ignore_errors=True)
     header = "line", "operation", "pieces", "piece_bytes", "count", "median_us", "p99_us", "gb_per_s"
-    table = list(run.rows())
     print(" | ".join(header))
-    for row in table:
+    for row in run.rows():
         print(" | ".join(map(str, row)))
-    if options.write:
-        with (options.write / "nixl.csv").open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows(table)
-        from nixl_plot import draw
-
-        draw(run, SIZES, LISTS, options.write / "nixl.svg")
     found = run.ratios(cells)
     if not found:
         raise SystemExit("perf-nixl: nothing to compare: --lines needs one of CXL and one other")

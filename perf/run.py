@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a perf program, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has a file for each recorded
-run, perf/SUMMARY.md the latest of each benchmark and machine.
+"""Runs a benchmark of perf/programs.toml, checks that its last line is `RATIOS {json}`, and with --record keeps it: perf/records has the
+latest run of each benchmark and machine, perf/SUMMARY.md a row of each. Earlier records are in the history.
 
 A ratio compares two things measured in the same run, so that it survives a change of machine better than a time does.
 Exits with the program's status, or with 1 where there is nothing valid to report.
@@ -16,6 +16,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,38 +99,33 @@ def revision():
 
 
 def keep(name, command, ratios, printed, date):
-    """Writes the record of a run, and the summary anew; returns the record's path."""
+    """Writes the record of a run in the place of the earlier one of this machine, and the summary; returns the record's path."""
     folder = PERF / "records"
     folder.mkdir(parents=True, exist_ok=True)
     known = {"name": name, "date": date.strftime("%Y-%m-%dT%H:%MZ"), "commit": revision(), "machine": machine()}
     record = known | {"command": shlex.join(command), "ratios": ratios, "printed": printed}
-    stem, number = f"{date:%Y-%m-%dT%H%MZ}-{name}", 1
-    while True:
-        path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
-        try:
-            with path.open("x") as file:
-                file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-            break
-        except FileExistsError:
-            number += 1
+    path = folder / f"{date:%Y-%m-%dT%H%MZ}-{name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    latest = {path for path, _ in latest_records().values()}
+    for superseded in set(folder.glob("*.json")) - latest:
+        superseded.unlink()
     write_summary()
     return path
 
 
-def order(path):
-    """Key that sorts records by their time, those of one minute by their number."""
-    stem = path.stem.rpartition("-")
-    return (stem[0], int(stem[2])) if stem[2].isdigit() else (path.stem, 1)
+def latest_records():
+    """Path and content of the latest record, by benchmark and machine."""
+    latest = {}
+    for path in sorted((PERF / "records").glob("*.json")):
+        record = json.loads(path.read_text())
+        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
+    return latest
 
 
 def summary():
     """The text of perf/SUMMARY.md, from the records."""
-    latest = {}
-    for path in sorted((PERF / "records").glob("*.json"), key=order):
-        record = json.loads(path.read_text())
-        latest[record["name"], f"{record['machine']['cpu']}, {record['machine']['cores']} cores"] = path, record
     rows = []
-    for (name, where), (path, record) in sorted(latest.items()):
+    for (name, where), (path, record) in sorted(latest_records().items()):
         ratios = record["ratios"]
         main = [key for key in MAIN_RATIOS.get(name, ratios) if key in ratios][:MOST_RATIOS]
         figures = ", ".join(f"`{key}` {ratios[key]:.4g}" for key in main)
@@ -142,40 +138,92 @@ def write_summary():
     (PERF / "SUMMARY.md").write_text(summary())
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", action="store_true", help="keep the run in perf/records, and its figures in perf/SUMMARY.md")
-    parser.add_argument("--timeout-s", type=float, default=600, help="end a program that takes longer")
-    parser.add_argument("--summary", action="store_true", help="run nothing: write perf/SUMMARY.md from the records")
-    parser.add_argument("name", nargs="?", help="of the benchmark; its program and arguments follow after --")
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    # Options may stand behind the name, and argparse takes no command behind those.
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:end])
-    options.command = arguments[end + 1 :]
-    if options.summary:
-        write_summary()
-        return 0
-    if not options.command or not options.name:
-        parser.error("name a benchmark, and its command after --")
+def programs():
+    """The benchmarks: their entries of programs.toml by name."""
+    return tomllib.loads((PERF / "programs.toml").read_text())
+
+
+def command_of(entry, environment):
+    """The program of an entry with its arguments, and the make targets that it needs."""
+    needs, command = list(entry.get("needs", [])), list(entry["run"])
+    for more in entry.get("with", []):
+        if environment.get(more.get("variable", "")) or ("file" in more and (ROOT / more["file"]).exists()):
+            needs += more.get("needs", [])
+            command += more["run"]
+    return needs, [word for part in command for word in expanded(part, environment)]
+
+
+def expanded(part, environment):
+    """The words that stand for an argument: a variable may hold several."""
+    return shlex.split(environment.get(part[1:], "")) if part.startswith("$") else [part]
+
+
+def why_not(entry, environment):
+    """Why the program of an entry cannot run here, or None."""
+    if (variable := entry.get("given")) and not environment.get(variable):
+        return f"{variable}= names nothing"
+    if look := entry.get("look"):
+        looked = subprocess.run(look, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+        if looked.returncode:
+            return (looked.stdout.strip().splitlines() or [f"{shlex.join(look)} ends with {looked.returncode}"])[-1]
+    return None
+
+
+def run(name, entry, record):
+    """Runs a benchmark; returns the exit status."""
+    environment = dict(os.environ)
+    if "given" in entry and (reason := why_not(entry | {"look": None}, environment)):
+        return skip(name, reason)
+    needs, command = command_of(entry, environment)
+    if needs and (status := subprocess.run(["make", "--no-print-directory", *needs], cwd=ROOT, check=False).returncode):
+        return status
+    if reason := why_not(entry, environment):
+        return skip(name, reason)
+    environment |= {key: str(ROOT / value) for key, value in entry.get("environment", {}).items()}
+    limit_s = entry.get("timeout_s", 600)
     try:
-        done = subprocess.run(options.command, stdout=subprocess.PIPE, text=True, timeout=options.timeout_s, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"perf: {options.name}: {error}", file=sys.stderr)
+        print(f"perf: {name}: {error}", file=sys.stderr)
         return 1
     print(done.stdout, end="", flush=True)
     if done.returncode:
-        print(f"perf: {options.name}: exit {done.returncode}, nothing recorded", file=sys.stderr)
+        print(f"perf: {name}: exit {done.returncode}, nothing recorded", file=sys.stderr)
         return done.returncode if done.returncode > 0 else 1
     try:
         ratios = parse_ratios(done.stdout)
     except ValueError as error:
-        print(f"perf: {options.name}: {error}", file=sys.stderr)
+        print(f"perf: {name}: {error}", file=sys.stderr)
         return 1
-    if options.record:
+    if record:
         printed = "\n".join(done.stdout.rstrip().splitlines()[:-1]).strip().splitlines()
-        kept = keep(options.name, options.command, ratios, printed, datetime.datetime.now(datetime.timezone.utc))
+        kept = keep(name, command, ratios, printed, datetime.datetime.now(datetime.timezone.utc))
         print(f"perf: recorded in {kept}", file=sys.stderr)
+    return subprocess.run(entry["then"], cwd=ROOT, check=False).returncode if "then" in entry else 0
+
+
+def skip(name, reason):
+    """Says that nothing ran; that is no failure."""
+    print(f"== {name}: SKIPPED, nothing was run: {reason}")
+    return 0
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", action="store_true", help="keep the run in perf/records, and its figures in perf/SUMMARY.md")
+    parser.add_argument("--summary", action="store_true", help="run nothing: write perf/SUMMARY.md from the records")
+    parser.add_argument("name", nargs="?", help="of the benchmark; without one the benchmarks are listed")
+    options = parser.parse_args(arguments)
+    known = programs()
+    if options.summary:
+        write_summary()
+    elif not options.name:
+        width = max(map(len, known))
+        print("".join(f"{name:{width}}  {entry['about']}\n" for name, entry in known.items()), end="")
+    elif options.name not in known:
+        parser.error(f"there is no benchmark {options.name}; there are {', '.join(known)}")
+    else:
+        return run(options.name, known[options.name], options.record)
     return 0
 
 

@@ -26,7 +26,7 @@ def bodies(ptx):
 
 def test_the_ptx_is_of_the_source_that_is_there(kernels):
     named = re.search(r"SHA-256 (\w+)$", kernels.PTX.read_text(), re.MULTILINE)[1]
-    assert named == kernels.digest(kernels.SOURCE.read_bytes()), "move.cu was changed: make gpu-kernels"
+    assert named == kernels.digest(kernels.SOURCE.read_bytes()), "move.cu was changed: scripts/gpu-kernels write"
 
 
 def test_old_drivers_and_all_supported_gpus_take_it(kernels):
@@ -50,7 +50,7 @@ def test_it_is_what_the_compiler_gives(kernels):
     if not kernels.TOOLS.exists():
         pytest.skip("NVRTC is not set up: make setup-gpu")
     source = kernels.SOURCE.read_bytes()
-    assert kernels.PTX.read_text() == kernels.ptx_of(source), "make gpu-kernels"
+    assert kernels.PTX.read_text() == kernels.ptx_of(source), "scripts/gpu-kernels write"
     altered = source.replace(b"    __threadfence_system();\n", b"")
     assert altered != source and kernels.ptx_of(altered).splitlines()[2:] != kernels.PTX.read_text().splitlines()[2:]
     for architecture in kernels.REAL:

@@ -4,6 +4,7 @@
 import datetime
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -14,32 +15,25 @@ perf = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(perf)
 
 
-def program(source):
-    return [sys.executable, "-c", source]
-
-
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(perf, "PERF", tmp_path)
     return tmp_path
 
 
+@pytest.fixture
+def run(results, monkeypatch):
+    """Runs a program in Python as benchmark perf-x, whose entry has `more`."""
+
+    def run(source, *flags, **more):
+        monkeypatch.setattr(perf, "programs", lambda: {"perf-x": {"about": "x", "run": [sys.executable, "-c", source], **more}})
+        return perf.main([*flags, "perf-x"])
+
+    return run
+
+
 def records(results):
-    return sorted((results / "records").glob("*.json"), key=perf.order)
-
-
-def run(source, *flags):
-    return perf.main([*flags, "perf-x", "--", *program(source)])
-
-
-def test_options_stand_before_the_name_or_behind_it(results):
-    """As the Makefile has them."""
-    command = ["--", *program("print('RATIOS {\"a\": 1}')")]
-    assert perf.main(["--record", "perf-x", "--timeout-s", "60", *command]) == 0
-    assert perf.main(["--timeout-s", "60", "perf-x", *command]) == 0
-    assert len(records(results)) == 1
-    with pytest.raises(SystemExit):
-        perf.main(["--timeout-s", "60", *command])
+    return sorted((results / "records").glob("*.json"))
 
 
 def test_the_last_line_is_taken():
@@ -56,18 +50,18 @@ def test_what_is_no_measurement_is_refused(output):
         perf.parse_ratios(output)
 
 
-def test_a_run_is_recorded_only_when_asked(results):
+def test_a_run_is_recorded_only_when_asked(run, results):
     good = 'print("for people\\n\\n  more"); print(\'RATIOS {"fetch_over_load": 12.3456, "b": 2}\')'
     assert run(good) == 0 and not list(results.iterdir())
     assert run(good, "--record") == 0 and run(good, "--record") == 0
-    first, second = records(results)
-    assert first.name.endswith("Z-perf-x.json") and second.name == f"{first.stem}-2.json" or first.name[:16] != second.name[:16]
-    record = json.loads(first.read_text())
+    (only,) = records(results)
+    assert only.name.endswith("Z-perf-x.json")
+    record = json.loads(only.read_text())
     assert record["name"] == "perf-x" and record["ratios"] == {"fetch_over_load": 12.3456, "b": 2}
     assert record["printed"] == ["for people", "", "  more"] and record["commit"]
     assert record["machine"]["cores"] >= 1 and record["machine"]["kernel"].startswith("Linux ")
     row = (results / "SUMMARY.md").read_text().splitlines()[-1]
-    assert row.startswith("| perf-x | ") and f"(records/{second.name})" in row and "`fetch_over_load` 12.35, `b` 2" in row
+    assert row.startswith("| perf-x | ") and f"(records/{only.name})" in row and "`fetch_over_load` 12.35, `b` 2" in row
 
 
 def test_the_summary_has_the_latest_run_of_each_benchmark_and_machine(results, monkeypatch):
@@ -79,28 +73,81 @@ def test_the_summary_has_the_latest_run_of_each_benchmark_and_machine(results, m
     recorded("perf-b", "one", 9, 5)
     recorded("perf-b", "one", 7, 6)  # written later, measured earlier
     recorded("perf-b", "two", 8, 7)
-    last = [recorded("perf-a", "one", 9, number, **{f"more{n}": 1 for n in range(9)}) for number in range(1, 12)][-1]
-    assert last.name == "2026-11-02T0930Z-perf-a-11.json"
+    last = [recorded("perf-a", "one", hour, hour, **{f"more{n}": 1 for n in range(9)}) for hour in (9, 10, 11)][-1]
+    assert [path.name[11:] for path in records(results)] == ["0830Z-perf-b.json", "0930Z-perf-b.json", "1130Z-perf-a.json"]
     rows = (results / "SUMMARY.md").read_text().split("|---|---|---|---|---|\n")[1].splitlines()
     cells = [[cell.strip() for cell in row.split("|")][1:5] for row in rows]
     assert cells == [
-        ["perf-a", "one, 2 cores", "`a` 11, `more0` 1, `more1` 1, `more2` 1, `more3` 1", f"[2026-11-02T09:30Z](records/{last.name})"],
+        ["perf-a", "one, 2 cores", "`a` 11, `more0` 1, `more1` 1, `more2` 1, `more3` 1", f"[2026-11-02T11:30Z](records/{last.name})"],
         ["perf-b", "one, 2 cores", "`a` 5", "[2026-11-02T09:30Z](records/2026-11-02T0930Z-perf-b.json)"],
         ["perf-b", "two, 2 cores", "`a` 7", "[2026-11-02T08:30Z](records/2026-11-02T0830Z-perf-b.json)"],
     ]
 
 
 def test_the_summary_of_the_checkout_follows_from_its_records():
+    kept = {path for path, _ in perf.latest_records().values()}
+    assert kept == set((tidy.ROOT / "perf" / "records").glob("*.json")), "an earlier record of a benchmark and machine is in the history"
     assert perf.summary() == (tidy.ROOT / "perf" / "SUMMARY.md").read_text(), "run `perf/run.py --summary`"
     named = {json.loads(path.read_text())["name"] for path in (tidy.ROOT / "perf" / "records").glob("*.json")}
     assert named >= set(perf.MAIN_RATIOS), "a benchmark of MAIN_RATIOS has no record"
 
 
-def test_failures_record_nothing_and_fail(results, capfd):
+def test_failures_record_nothing_and_fail(run, results, capfd):
     assert run("print('RATIOS {\"a\": 1}'); raise SystemExit(7)", "--record") == 7
     assert run("import os; os.kill(os.getpid(), 9)", "--record") == 1
     assert run("print('no ratios')", "--record") == 1
-    assert run("import time; time.sleep(60)", "--record", "--timeout-s", "0.2") == 1
-    assert perf.main(["--record", "perf-x", "--", "./no-such-program"]) == 1
+    assert run("import time; time.sleep(60)", "--record", timeout_s=0.2) == 1
+    assert run("", "--record", run=["./no-such-program"]) == 1
     assert not list(results.iterdir())
     assert "last line" in capfd.readouterr().err
+
+
+def test_arguments_follow_from_variables_and_files(run, monkeypatch, capfd):
+    shows = "import os, sys; print(sys.argv[1:], os.environ['ALSO'][-5:]); print('RATIOS {\"a\": 1}')"
+    more = [{"variable": "SOME_WORDS", "run": ["--words", "$SOME_WORDS"]}, {"file": "no-such-file", "run": ["--file"]}]
+    more.append({"file": "README.md", "run": ["--readme"]})
+    monkeypatch.setenv("SOME_WORDS", "one 'two three'")
+    assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
+    assert "['--words', 'one', 'two three', '--readme'] tests" in capfd.readouterr().out
+    monkeypatch.delenv("SOME_WORDS")
+    assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
+    assert "['--readme'] tests" in capfd.readouterr().out
+
+
+def test_a_benchmark_that_cannot_run_says_why_and_is_no_failure(run, monkeypatch, capfd):
+    fails = "raise SystemExit(3)"
+    monkeypatch.delenv("SOME_FOLDER", raising=False)
+    assert run(fails, given="SOME_FOLDER", needs=["no-such-target"]) == 0
+    assert "perf-x: SKIPPED, nothing was run: SOME_FOLDER= names nothing" in capfd.readouterr().out
+    monkeypatch.setenv("SOME_FOLDER", "there")
+    assert run(fails, given="SOME_FOLDER") == 3
+    look = [sys.executable, "-c", "print('looked'); print('there is no GPU'); raise SystemExit(1)"]
+    assert run(fails, look=look) == 0 and "SKIPPED, nothing was run: there is no GPU" in capfd.readouterr().out
+    assert run(fails, look=[sys.executable, "-c", ""]) == 3
+    assert run("print('RATIOS {\"a\": 1}')", needs=["no-such-target"]) == 2
+
+
+def test_a_picture_is_drawn_after_the_run(run, tmp_path):
+    drawn = tmp_path / "drawn"
+    then = [sys.executable, "-c", f"open({str(drawn)!r}, 'w')"]
+    assert run("print('no ratios')", then=then) == 1 and not drawn.exists()
+    assert run("print('RATIOS {\"a\": 1}')", then=then) == 0 and drawn.exists()
+
+
+def test_every_program_of_the_table_is_there():
+    known = perf.programs()
+    makefile = (tidy.ROOT / "Makefile").read_text()
+    for name, entry in known.items():
+        assert set(entry) <= {"about", "needs", "run", "with", "given", "look", "then", "environment", "timeout_s"}, name
+        files = [word for word in entry["run"] if word.startswith(("perf/", "scripts/", "tests/")) and word != "perf"]
+        assert all((tidy.ROOT / file).exists() for file in files), name
+        needs, _ = perf.command_of(entry, {})
+        assert all(re.search(rf"^{re.escape(need)}:", makefile, re.MULTILINE) or need.startswith("setup-") for need in needs), name
+    assert set(perf.MAIN_RATIOS) <= set(known)
+
+
+def test_a_name_that_is_not_in_the_table_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        perf.main(["perf-nothing"])
+    assert "there is no benchmark perf-nothing" in capsys.readouterr().err
+    assert perf.main([]) == 0 and "perf-serve " in capsys.readouterr().out

@@ -2,6 +2,7 @@
 """What the documents tell a reader to run or to open exists."""
 
 import re
+import tomllib
 from pathlib import PurePosixPath
 
 import pytest
@@ -11,16 +12,17 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "perf/README.md", "docs/internals/c
 
 
 def make_targets(makefile):
-    """Names of the targets that a Makefile documents or declares phony."""
+    """Names of the targets that a Makefile declares phony, with those of its lists."""
     declared = re.findall(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)
-    return {name for line in declared for name in line.split()}
+    lists = re.findall(r"^SETUPS := (.*)$", makefile, re.MULTILINE)
+    return {name for line in declared for name in line.split()} | {f"setup-{name}" for line in lists for name in line.split()}
 
 
 def named_targets(text):
     """Targets of every `make NAME` in code: between back-ticks, or in an indented or fenced line."""
     code = "\n".join(re.findall(r"`([^`\n]+)`", text)) + "\n" + "\n".join(re.findall(r"^(?: {4}|\$ )(.*)$", text, re.MULTILINE))
     code += "\n" + "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    named = re.findall(r"\bmake\s+((?:[A-Z_]+=\S+\s+)*)([a-z][a-z0-9-]*)\b", code)
+    named = re.findall(r"\bmake\s+((?:[A-Z_]+=\S+\s+)*)([a-z][a-z0-9-]*)(?![\w-])", code)
     return {target for _, target in named}
 
 
@@ -59,7 +61,8 @@ def sources_of(package, program):
 
 @pytest.fixture(scope="module")
 def targets():
-    return make_targets((tidy.ROOT / "Makefile").read_text())
+    benchmarks = tomllib.loads((tidy.ROOT / "perf/programs.toml").read_text())
+    return make_targets((tidy.ROOT / "Makefile").read_text()) | set(benchmarks)
 
 
 def test_quickstart_is_two_commands_that_exist(targets):

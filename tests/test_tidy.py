@@ -23,6 +23,11 @@ def test_types_with_bare_names_are_told_apart(sources):
     assert not found, "\n".join(found)
 
 
+def test_every_test_can_fail(sources):
+    found = [f"{path}:{line}: {reason}" for path, line, reason in tidy.tests_that_cannot_fail(sources)]
+    assert not found, "\n".join(found)
+
+
 def test_listed_exceptions_exist():
     assert not tidy.stale_exceptions(tidy.tracked())
 

@@ -120,6 +120,47 @@ def test_bare_type_names_are_compared_within_a_crate():
     assert found == [("kvbm_cxl/pool/src/y.rs", 2), ("kvbm_cxl/pool/src/z.rs", 2)]
 
 
+IN_PYTHON = (
+    ("assert a == b", True),
+    ("with pytest.raises(OSError):\n        a()", True),
+    ("subprocess.run(a, check=True)", True),
+    ("run_away(check=False)", False),
+    ("metrics.observe(1)", False),
+    ("checked(a)", True),
+    ("here.checked_by_others(a)", True),
+    ("started = Thread(target=a)", False),
+    ("each_of(checked)", True),
+    ("own(a)", False),
+    ("print('assert')  # assert", False),
+)
+IN_RUST = (
+    ("assert_eq!(a, b);", True),
+    ("a().unwrap();", True),
+    ("let _ = a(); // assert!(b)", False),
+    ("a().ok();", False),
+    ("let x = [1u8; 4];\n    checked(x);", True),
+    ("run::<Both>(a);", True),
+    ('print("panic!");', False),
+    ("if a { loop { break } } else { unreachable!() }", True),
+)
+
+
+@pytest.mark.parametrize(("body", "fails"), IN_PYTHON)
+def test_a_python_test_that_cannot_fail_is_found(body, fails):
+    helpers = "def checked(a):\n    return inner(a)\ndef inner(a):\n    assert a\ndef own(a):\n    assert a\n"
+    text = f"def own(a):\n    return a\ndef checked_by_others(a):\n    checked(a)\ndef test_x():\n    {body}\ndef helper():\n    {body}\n"
+    found = list(tidy.tests_that_cannot_fail([("tests/helpers.py", helpers), ("tests/test_x.py", text)]))
+    assert [(path, line) for path, line, _ in found] == ([] if fails else [("tests/test_x.py", 5)])
+
+
+@pytest.mark.parametrize(("body", "fails"), IN_RUST)
+def test_a_rust_test_that_cannot_fail_is_found(body, fails):
+    helpers = "pub fn run<T>(a: u8) {\n    checked(a)\n}\nfn checked(a: [u8; 4]) { assert!(a) }\n"
+    text = f"#[test]\n#[ignore]\nfn f() {{\n    {body}\n}}\n#[test]\n#[should_panic]\nfn g() {{}}\nfn h() {{}}\n"
+    found = list(tidy.tests_that_cannot_fail([("kvbm_cxl/sim/src/run.rs", helpers), ("kvbm_cxl/pool/tests/x.rs", text)]))
+    assert [(path, line) for path, line, _ in found] == ([] if fails else [("kvbm_cxl/pool/tests/x.rs", 3)])
+
+
 def test_an_exception_whose_file_is_gone_is_found():
     assert tidy.stale_exceptions([]) == [*tidy.LINE_LENGTH_EXCEPTIONS, *tidy.INSTRUCTION_EXCEPTIONS, *tidy.WORD_EXCEPTIONS]
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The house rules as functions of (path, text) that yield (line, reason), and of the whole tree where a rule spans files."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path, PurePosixPath
@@ -256,6 +257,74 @@ def bare_type_names(files):
             if key in seen:
                 yield *where, f"{match[1]} is a type at {seen[key][0]}:{seen[key][1]} too: say in the name which"
             seen.setdefault(key, where)
+
+
+# Code that tests consist of, whose functions assert for them.
+SIMULATOR = "kvbm_cxl/sim/"
+# What fails a test when it is called: calls of pytest, subprocess and numpy.
+_FAILING_CALLS = {"raises", "fail", "warns", "check_call", "check_output", "check_returncode"}
+_RUST_FAILING = re.compile(r"\b(?:debug_|prop_)?assert\w*\s*!|\b(?:panic|unreachable)\s*!|\.\s*(?:unwrap|expect)(?:_err)?\s*\(|\?\s*;")
+_RUST_FN = re.compile(
+    r"((?:#\[[^\]]*\]\s*)*)(?:pub(?:\([^)]*\))?\s+)?(?:const\s+|async\s+|unsafe\s+|extern\s+)*\bfn\s+(\w+)(?:\[[^\]]*\]|[^{;])*\{"
+)
+_RUST_CALL = re.compile(r"\b(\w+)\s*(?:::<[^;{}()]*>)?\(|\b(\w+)\s*!\s*[({\[]")
+
+
+def _python_functions(text):
+    """Functions of a Python file: (name, line, whether it fails by itself, names that it calls, whether it is a test)."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        parts = list(ast.walk(node))
+        calls = [part for part in parts if isinstance(part, ast.Call)]
+        named = [*(call.func for call in calls), *(argument for call in calls for argument in call.args)]
+        used = {each.attr if isinstance(each, ast.Attribute) else each.id for each in named if isinstance(each, (ast.Attribute, ast.Name))}
+        checks = any(word.arg == "check" and getattr(word.value, "value", None) is True for call in calls for word in call.keywords)
+        fails = checks or bool(used & _FAILING_CALLS) or any(isinstance(part, (ast.Assert, ast.Raise)) for part in parts)
+        yield node.name, node.lineno, fails, used - {node.name}, node.name.startswith("test_")
+
+
+def _rust_functions(text):
+    """The same of a Rust file."""
+    code = masked(text)
+    for match in _RUST_FN.finditer(code):
+        depth, stop = 0, len(code)
+        for brace in re.finditer(r"[{}]", code[match.end() - 1 :]):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                stop = match.end() + brace.start()
+                break
+        body = code[match.end() - 1 : stop]
+        fails = bool(_RUST_FAILING.search(body)) or "should_panic" in match[1]
+        used = {one or other for one, other in _RUST_CALL.findall(body)}
+        yield match[2], line_of(code, match.start(2)), fails, used - {match[2]}, bool(re.search(r"#\[(?:\w+::)?test\b", match[1]))
+
+
+def tests_that_cannot_fail(files):
+    """Yields (path, line, reason) for every test without an assertion, of its own or of a function of the tests that it calls. Functions
+    are known by their names: those of its own file first, else those of any file."""
+    known, tests = {}, []
+    for path, text in files:
+        language = "rust" if is_rust(path) else "python" if path.endswith(".py") else None
+        if not language or not (is_test_code(path) or path.startswith(SIMULATOR) or "#[cfg(test)]" in text):
+            continue
+        for name, line, fails, used, is_test in _rust_functions(text) if language == "rust" else _python_functions(text):
+            for where in (path, language):
+                known.setdefault((where, name), []).append((fails, [(path, language, each) for each in used]))
+            if is_test:
+                tests.append((path, line, name))
+
+    def resolved(path, language, name):
+        return (path, name) if (path, name) in known else (language, name)
+
+    failing = {key for key, functions in known.items() if any(fails for fails, _ in functions)}
+    while more := {
+        key
+        for key, functions in known.items()
+        if key not in failing and any(resolved(*each) in failing for _, used in functions for each in used)
+    }:
+        failing |= more
+    yield from ((path, line, f"{name} asserts nothing: say what has to be so") for path, line, name in tests if (path, name) not in failing)
 
 
 def no_links(path, text):

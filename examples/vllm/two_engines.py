@@ -11,7 +11,13 @@ import subprocess
 import sys
 import tempfile
 
-TRANSFER = {"kv_connector": "CxlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+# An engine computes the first prompt that it finds, to compare it with the pool's blocks. Here the only one is to be pulled.
+TRANSFER = {
+    "kv_connector": "CxlConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"audit": False},
+}
 PROMPT = [10 + number * 7 % 1500 for number in range(700)]  # token ids: no tokenizer is needed
 
 

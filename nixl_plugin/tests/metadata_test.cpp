@@ -86,7 +86,7 @@ template <class Made> void refused(const std::string& bytes, const std::string& 
     Made read;
     Status status = decode(summed(bytes), read);
     bool is_as_wanted = status.code() == NIXL_ERR_INVALID_PARAM && status.reason().find(wanted) != std::string::npos &&
-                        status.reason().find("Load the agent's metadata anew") != std::string::npos;
+                        status.reason().find("Load the agent's metadata again") != std::string::npos;
     if (!is_as_wanted)
         std::fprintf(stderr, "\"%s\", wanted \"%s\"\n", status.reason().c_str(), wanted.c_str());
     CHECK(is_as_wanted);
@@ -110,7 +110,7 @@ void refusals_name_the_field_and_its_value() {
     refused<PublicRegion>(encode(offset), "123457 bytes from pool offset 0xffffffffffff0000");
     auto longer = [](std::string& bytes) { bytes.insert(bytes.size() - 8, "abc"); };
     auto shorter = [](std::string& bytes) { bytes.erase(bytes.size() - 12, 4); };
-    refused<PublicRegion>(changed(encode(region()), longer), "3 bytes behind the last field");
+    refused<PublicRegion>(changed(encode(region()), longer), "3 bytes after the last field");
     refused<PublicRegion>(changed(encode(region()), shorter), "a field of 8 bytes at byte 60 of 64");
     ConnInfo zero = info(), name = info(), agent = info();
     zero.ring = std::string("nixl\0x", 6);

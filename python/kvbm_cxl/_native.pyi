@@ -6,8 +6,7 @@ Every call may be made from any thread and lets the other threads of the interpr
 
 Memory that payload is copied from or to ("data", "into") is an object with the buffer protocol (bytes, memoryview, numpy and ctypes arrays),
 a tensor (anything with torch's data_ptr, nbytes, is_contiguous and device), or a list or tuple of these, taken in order as one block. It is
-used where it lies: contiguous, in memory of the host, outside of the pool (a LentRegion has calls of its own), and unchanged by others
-until the call returns.
+used where it lies: contiguous, in memory of the host, outside of the pool, and unchanged by others until the call returns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +24,9 @@ Presence = Literal["there", "coming", "absent"]
 """there: it can be pulled. coming: a host that is not known to be fenced has reserved it and is writing it. absent: neither."""
 Reserved = Literal["reserved", "exists", "busy", "no_cell", "no_hint", "over_quota"]
 """As Outcome, of a block whose cell is still to be filled."""
-Lent = Literal["lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back"]
-"""As Outcome, of a block that was to be lent. lent: every host can pull it from where it lies. taken_back: before it was lent."""
 MissReason = Literal[
     "absent", "bad_line", "free", "writing", "evicting", "retiring", "other_key", "namespace", "fenced_owner", "fenced_during", "changed",
-    "checksum", "length", "pins_full", "host_fenced", "device_error", "taken_back",
+    "checksum", "length", "pins_full", "host_fenced", "device_error",
 ]  # fmt: skip
 """Why a block was not served: docs/operating/metrics.md tells what each means."""
 
@@ -408,9 +405,9 @@ class Cache:
         given up. A host that dies while it writes one is found out within suspect_ms, and the block is absent then."""
 
     def watch(self, ns: Namespace, len_bytes: int | None = None, *, companions: Sequence[Namespace] = ()) -> Watch:
-        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes, and
-        those that are lent; None: those of all sizes. Events of other hosts' blocks are what changes between two looks. A block counts while there is one of the same key in every companion. Raises InvalidError for a length that
-        no block can have."""
+        """Begins to watch the blocks of a namespace, of every host, that lie in cells of the size that a block of len_bytes takes;
+        None: those of all sizes. Events of other hosts' blocks are what changes between two looks. A block counts while there is one of the
+        same key in every companion. Raises InvalidError for a length that no block can have."""
 
     def pin_chain(self, ns: Namespace, keys: Iterable[bytes]) -> Pins:
         """Pins the leading blocks of a chain that are there. Raises FullError when this process has too many pins (65536)."""
@@ -522,13 +519,6 @@ class Cache:
         nothing of their results counts (no token is sampled, no block published). Bound, waits and errors are those of queue_publish.
         """
 
-    def lent_region(self, len_bytes: int, block_count: int, *, parts: int = 1) -> LentRegion:
-        """Makes memory of the pool for a paged KV cache of block_count blocks, whose blocks can be lent. parts: room for so many parts of a
-        block. Its content is undefined. Memory of regions whose process of this machine died is given back first.
-
-        Raises FullError, InvalidError (numbers that cannot be), FencedError.
-        """
-
     def open_gpu(self, device: int) -> GpuReach:
         """Opens a GPU, by its number in CUDA, before the first block of it, and registers the pool for it if register_at_start: that may
         take minutes, and copies may be made meanwhile. Raises NotFoundError (no driver, too old, or no such GPU), DeviceError."""
@@ -555,7 +545,7 @@ class Cache:
 
     def coldest(self, limit: int) -> list[ColdBlock]:
         """Up to limit blocks of this process of each size of cells, first the one that its evictor would look at first; none of a size of
-        which twice high_water_percent of this process's cells are free. Lent blocks are left out. The order of eviction stays."""
+        which twice high_water_percent of this process's cells are free. The order of eviction stays."""
 
     def usage(self) -> CellUsage: ...
     def pinned(self) -> int:
@@ -579,58 +569,6 @@ class Cache:
 
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
-
-class LentRegion:
-    """A paged KV cache in memory of the pool, which this process alone writes, and whose blocks are published where they lie.
-
-    To lend a block is a promise: from offer() on the program does not write to it until take_back() has returned. Readers on any host pull
-    it like any other block of the cache; one that is taken back is a miss ("taken_back"). Closing the cache, or dropping the region, takes all back.
-    The memory goes on being this process's as long as there are views or tensors of it. A region keeps its cache open.
-    """
-
-    @property
-    def memory(self) -> PoolMemory:
-        """What the blocks lie in: torch.frombuffer(region.memory, dtype=...)."""
-
-    @property
-    def block_count(self) -> int: ...
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block, over all parts; 0 before set_layout."""
-
-    def set_layout(self, layout: BlockLayout) -> None:
-        """Says where the blocks lie in the memory, once, before the first is offered. Raises InvalidError for a layout of other memory, of
-        another number of blocks, or of more parts than there is room for."""
-
-    def offer(
-        self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int], *, parents: Iterable[bytes | None] | None = None
-    ) -> LentOffer:
-        """Promises not to write to blocks, which are whole now, until they are taken back. Called by the thread that decides about writes;
-        LentOffer.lend does the rest on any thread. One that is lent under the same key may be offered again. Raises InvalidError for a
-        block that is lent under another key, offered, or being filled."""
-
-    def take_back(self, block_ids: Iterable[int]) -> int:
-        """Takes blocks back: they may be written as soon as this returns, whatever readers are at. Others of them stay as they are, and
-        after the cache was closed there is nothing to take back. Returns how many were lent. If it raises, they must not be written."""
-
-    def pull_blocks(self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int]) -> list[MissReason | None]:
-        """Pulls blocks to where they belong in this region, as Cache.pull_blocks. No other thread uses them meanwhile. Raises InvalidError
-        for a block that is lent, offered, or named twice, before anything is written."""
-
-    def publish_blocks(
-        self, ns: Namespace, keys: Iterable[bytes], block_ids: Iterable[int], *, parents: Iterable[bytes | None] | None = None
-    ) -> list[Outcome]:
-        """Publishes copies of blocks, in cells of their own, as Cache.publish_blocks: they stay when the blocks are written to."""
-
-    def lent(self) -> int:
-        """Blocks that are lent now."""
-
-class LentOffer:
-    """Blocks that LentRegion.offer has promised."""
-
-    def lend(self) -> list[Lent]:
-        """Lends the blocks, but for those that were taken back since; one outcome each, in order. Those that are not lent are the process's
-        again. Once for each offer: a second call raises InvalidError. Raises ClosedError, FencedError: each may be lent or not then."""
 
 class PoolMemory(Buffer):
     """Memory of the pool, mapped in this process, writable: torch.frombuffer(memory, dtype=...), numpy.frombuffer(memory), memoryview().
@@ -710,6 +648,10 @@ class Pool:
         """This host's incarnation now."""
 
     @property
+    def suspect_ms(self) -> int:
+        """Silence after which a host counts as suspected, in milliseconds: `suspect_ms` of the constructor, or CXL_SUSPECT_MS."""
+
+    @property
     def last_error(self) -> str | None:
         """The latest error that a background thread of this pool met, or None; a later round that went well does not clear it. Each error
         is logged as a warning of logger `kvbm_cxl`, and counted by `cxl_host_failed_rounds_total`."""
@@ -717,11 +659,11 @@ class Pool:
     def cache(
         self,
         *,
-        policy: Literal["lru", "s3-fifo", "sieve", "leaf-lru"] = "lru",
+        policy: Literal["lru", "leaf-lru"] = "lru",
         checksums: bool = True,
         low_water_percent: int | None = None,
         high_water_percent: int | None = None,
-        quotas: Mapping[Namespace, int] = {},
+        quotas: int | Mapping[Namespace, int] | None = None,
         lock_timeout_ms: int | None = None,
         service_ms: int | None = None,
         upkeep_ms: int | None = None,
@@ -735,9 +677,10 @@ class Pool:
         """Opens the cache of this process; one at a time for each Pool.
 
         policy: order of eviction. checksums: of every payload, computed as it is copied in, compared as it is copied out. The background
-        evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of cells that a
-        namespace may take of this process's. lock_timeout_ms: longest wait for a lock (3 suspect_ms + 5 s of the pool, at least 10 s). copy:
-        as CXL_COPY, for example "engine=cpu,workers=3".
+        evictor begins below low_water_percent (5) of free cells and ends at high_water_percent (10). quotas: bytes of this
+        process's cells that a namespace may take: a number for each namespace, or a number for some; None: no bound.
+        lock_timeout_ms: longest wait for a lock (3 suspect_ms + 5 s of the pool, at least 10 s). copy: as CXL_COPY, for example
+        "engine=cpu,workers=3".
 
         Of GPUs, where None is what the environment says (CXL_CUDA_...): dma: "uncached" leaves out the flushes around a GPU's copies,
         which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_at_start: open_gpu registers the
@@ -747,9 +690,10 @@ class Pool:
         Raises InvalidError (no cells in the pool, or numbers that cannot be), ExistsError, FencedError.
         """
 
-    def allocate(self, len_bytes: int, *, name: str | None = None, kept: bool = True) -> PoolMemory:
-        """Allocates memory of the pool; its content is undefined. kept: it outlives this process, until it is given back. name (at most 24
-        bytes): under which every host finds it. Raises FullError, ExistsError, InvalidError."""
+    def allocate(self, len_bytes: int, *, name: str | None = None, kept: bool | None = None) -> PoolMemory:
+        """Allocates memory of the pool; its content is undefined. name (at most 24 bytes): under which every host finds it. kept: it outlives
+        this process, until it is given back; memory with a name always does, other memory only if the program hands its offset on (None, the
+        default: no). What is registered with NIXL is kept from then on. Raises FullError, ExistsError, InvalidError."""
 
     def find(self, name: str) -> PoolMemory:
         """The memory that a name stands for. Raises NotFoundError."""

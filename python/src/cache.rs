@@ -14,10 +14,8 @@ use crate::metrics;
 use crate::names::{Namespace, chained_keys_of, key_of, keys_of, parent_of};
 use crate::pins::{PinSet, Pins};
 use crate::queued::{Call, Kept, Queued, stream_of};
-use crate::region::{Lender, LentRegion};
 use crate::reservations::{Reservations, ReservedSet};
 use crate::watch::Watch;
-use cxl_pool::cache::lent::RegionSize;
 use cxl_pool::cache::{CacheConfig, Presence, PublishRequest, Pulled, Upkeep};
 use cxl_pool::copy::LocalPlace;
 use cxl_pool::copy::cuda::Reach;
@@ -39,8 +37,6 @@ pub struct OpenCache {
     pins: Mutex<Vec<Weak<PinSet>>>,
     /// What it has reserved.
     reservations: Mutex<Vec<Weak<ReservedSet>>>,
-    /// What it lends blocks from.
-    lenders: Mutex<Vec<Weak<Lender>>>,
     /// What goes on beside its caller, and the layouts of its memory.
     queued: Mutex<Vec<Kept>>,
     /// What it publishes layer by layer.
@@ -67,7 +63,6 @@ impl OpenCache {
             upkeep: Some(upkeep),
             pins: Mutex::default(),
             reservations: Mutex::default(),
-            lenders: Mutex::default(),
             queued: Mutex::default(),
             layers: Mutex::default(),
             pool,
@@ -114,19 +109,10 @@ impl OpenCache {
         // Without the lock: what they let go of may run code of the program.
         drop_detached(ended);
     }
-
-    /// Remembers who lends blocks, so that closing can take them back.
-    pub fn remember_lender(&self, lender: &Arc<Lender>) {
-        let mut lenders = held(&self.lenders);
-        lenders.retain(|known| known.strong_count() > 0);
-        lenders.push(Arc::downgrade(lender));
-    }
 }
 
 impl Drop for OpenCache {
     fn drop(&mut self) {
-        // A region whose blocks cannot be taken back keeps the cache from closing, which says so.
-        held(&self.lenders).drain(..).filter_map(|lender| lender.upgrade()).for_each(|lender| drop(lender.end()));
         held(&self.reservations).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
         let layers: Vec<Kept> = held(&self.layers).drain(..).filter_map(|set| set.upgrade()).filter_map(|set| set.release()).collect();
         held(&self.queued).extend(layers);
@@ -513,12 +499,6 @@ impl Cache {
         let ids = layout.get().block_ids(block_ids, keys.len(), Use::Write)?;
         let call = Call { namespace: ns.0, layout: layout.clone().unbind(), ids, stream: stream_of(stream)?, wait_ms };
         call.pull(py, self.handle()?, &keys)
-    }
-
-    #[pyo3(signature = (len_bytes, block_count, *, parts=1))]
-    fn lent_region(&self, py: Python<'_>, len_bytes: u64, block_count: u32, parts: usize) -> PyResult<LentRegion> {
-        let (lender, memory) = self.call(py, |open| Lender::create(open, RegionSize { len_bytes, blocks: block_count, parts }))?;
-        Ok(LentRegion::new(lender, Py::new(py, memory)?, self.handle()?.clone()))
     }
 
     fn open_gpu(&self, py: Python<'_>, device: u32) -> PyResult<GpuReach> {

@@ -39,16 +39,6 @@ impl Blocks {
         self.parts.iter().filter_map(range).collect()
     }
 
-    /// Address of block 0's, stride and length of each part.
-    pub fn parts(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
-        self.parts.iter().map(|part| (part.address, part.stride_bytes, part.len_bytes))
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.block_count
-    }
-
     /// The memory of all of them, from the first byte of each part to the last.
     pub fn extents(&self) -> Ranges {
         let extent = |part: &Part| range_of(part.address, part.end(self.block_count) - part.address).ok();

@@ -23,7 +23,6 @@ mod names;
 mod pins;
 mod pool;
 mod queued;
-mod region;
 mod reservations;
 mod trace;
 mod watch;
@@ -55,8 +54,6 @@ mod _native {
     use crate::pool::Pool;
     #[pymodule_export]
     use crate::queued::Queued;
-    #[pymodule_export]
-    use crate::region::{LentOffer, LentRegion};
     #[pymodule_export]
     use crate::reservations::Reservations;
     #[pymodule_export]

@@ -4,7 +4,6 @@
 use crate::failure::Outcome;
 use crate::handle::{End, held};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
-use cxl_pool::cache::lent::reap;
 use cxl_pool::host::{Host, Service};
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::Pool;
@@ -17,8 +16,6 @@ use std::time::Duration;
 
 /// Period of the allocator's upkeep, in milliseconds.
 const UPKEEP_MS: u64 = 100;
-/// Rounds of it from one look for regions of dead processes to the next.
-const ROUNDS_PER_REAP: u32 = 20;
 
 /// A member of a pool. Its drop leaves in good order.
 pub struct Member {
@@ -49,18 +46,11 @@ impl Keeper {
         let (stop, stopped) = sync_channel(1);
         let (kept, of) = (allocator.clone(), host.clone());
         let run = move || {
-            let mut round = 0u32;
             of.bind_upkeep("binding the upkeep thread of the allocator to its CPUs");
             while stopped.recv_timeout(Duration::from_millis(UPKEEP_MS)) == Err(RecvTimeoutError::Timeout) {
                 // The next round tries again.
                 if let Err(error) = kept.service_round() {
                     of.failed_rounds().record("the upkeep of the allocator", &error);
-                }
-                round = round.wrapping_add(1);
-                if round.is_multiple_of(ROUNDS_PER_REAP)
-                    && let Err(error) = reap(&of, &kept)
-                {
-                    of.failed_rounds().record("giving back regions of dead processes", &error);
                 }
             }
         };

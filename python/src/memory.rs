@@ -5,7 +5,6 @@ use crate::failure::{Failure, Outcome, invalid};
 use crate::handle::{Native, drop_detached};
 use crate::member::Member;
 use cxl_pool::Error;
-use cxl_pool::cache::lent::RegionMemory;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,8 +16,6 @@ const WHAT: &str = "the memory";
 
 /// A block, and the membership that it keeps alive.
 struct Block {
-    /// Of a region whose blocks can be lent: how it is given back. Declared first: it uses the allocator, which ends with the membership.
-    region: Option<Arc<RegionMemory>>,
     member: Arc<Member>,
     offset: u64,
     len_bytes: u64,
@@ -47,14 +44,7 @@ impl Block {
 
     /// Gives it back, after [`Block::begin_free`].
     fn free(&self) -> Outcome<()> {
-        let freed = match &self.region {
-            Some(region) => region.free().map_err(Failure::from),
-            None => self.give_back(),
-        };
-        if freed.is_err() {
-            self.stays();
-        }
-        freed
+        self.give_back().inspect_err(|_| self.stays())
     }
 
     fn give_back(&self) -> Outcome<()> {
@@ -110,7 +100,9 @@ impl PoolMemory {
     ///
     /// # Errors
     /// Those of the allocator and of the table of names.
-    pub fn allocate(member: Arc<Member>, len_bytes: u64, name: Option<String>, kept: bool) -> Outcome<Self> {
+    pub fn allocate(member: Arc<Member>, len_bytes: u64, name: Option<String>, kept: Option<bool>) -> Outcome<Self> {
+        // Nobody else can name the rest: it ends with its process.
+        let kept = kept.unwrap_or(name.is_some());
         if name.is_some() && !kept {
             return Err(Failure::invalid("memory with a name is for others to find: it has to be kept"));
         }
@@ -145,15 +137,7 @@ impl PoolMemory {
             }
         }
         drop(allocator);
-        Self::over(member, block.offset, len_bytes, name, None)
-    }
-
-    /// The memory of a region, given back with this object or by `free`, once no block of it can be lent.
-    ///
-    /// # Errors
-    /// That the pool has no address here.
-    pub fn of_region(member: Arc<Member>, region: Arc<RegionMemory>) -> Outcome<Self> {
-        Self::over(member, region.offset(), region.len_bytes(), None, Some(region))
+        Self::over(member, block.offset, len_bytes, name)
     }
 
     /// The memory that a name stands for.
@@ -162,26 +146,18 @@ impl PoolMemory {
     /// [`cxl_pool::Error::NotFound`].
     pub fn find(member: Arc<Member>, name: String) -> Outcome<Self> {
         let found = member.objects().get(name.as_bytes(), member.timeout_ms())?;
-        Self::over(member, found.offset, found.len_bytes, Some(name), None)
+        Self::over(member, found.offset, found.len_bytes, Some(name))
     }
 
-    fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>, region: Option<Arc<RegionMemory>>) -> Outcome<Self> {
+    fn over(member: Arc<Member>, offset: u64, len_bytes: u64, name: Option<String>) -> Outcome<Self> {
         let address = member.pool.lines().memory().address_for_stores(offset, len_bytes).map_or(0, |address| address.addr().get());
         member.blocks.fetch_add(1, Ordering::AcqRel);
         let (is_named, is_freed) = (name.is_some().into(), false.into());
-        let block = Native::new(Block { region, member, offset, len_bytes, name, is_named, is_freed });
+        let block = Native::new(Block { member, offset, len_bytes, name, is_named, is_freed });
         if address == 0 {
             return Err(Failure::Own("DeviceError", "no_address", "the pool has no address in this process".into()));
         }
         Ok(PoolMemory { block, address, exports: AtomicUsize::new(0) })
-    }
-
-    /// Address of its first byte.
-    ///
-    /// # Errors
-    /// [`Failure::closed`], [`Failure::forked`].
-    pub fn start(&self) -> Outcome<usize> {
-        self.usable().map(|_| self.address)
     }
 
     fn usable(&self) -> Outcome<&Block> {
@@ -200,7 +176,7 @@ impl Drop for PoolMemory {
 impl PoolMemory {
     #[getter]
     fn address(&self) -> PyResult<usize> {
-        Ok(self.start()?)
+        Ok(self.usable().map(|_| self.address)?)
     }
 
     #[getter]
@@ -239,16 +215,9 @@ impl PoolMemory {
             return Ok(());
         }
         // Views come and are counted under the interpreter's lock, which is held: a view that exists by now is seen, and none comes later.
-        let in_use = if self.exports.load(Ordering::Acquire) > 0 {
-            Some("the program still has a buffer of the memory: drop views of it first")
-        } else if block.region.as_ref().is_some_and(|region| Arc::strong_count(region) > 1) {
-            Some("blocks of the memory can still be lent: drop its LentRegion, or close the cache, first")
-        } else {
-            None
-        };
-        if let Some(why) = in_use {
+        if self.exports.load(Ordering::Acquire) > 0 {
             block.stays();
-            return Err(invalid(why));
+            return Err(invalid("the program still has a buffer of the memory: drop views of it first"));
         }
         Ok(py.detach(|| block.free())?)
     }

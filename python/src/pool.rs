@@ -26,6 +26,15 @@ const WHAT: &str = "the pool";
 /// Longest period or deadline, in milliseconds: 11 days, far from any overflow of a clock in nanoseconds.
 const MAX_MS: u64 = 1_000_000_000;
 
+/// What namespaces may take of a process's cells.
+#[derive(FromPyObject)]
+enum Quotas {
+    /// Bytes of each of them.
+    OfEach(u64),
+    /// Bytes of those that are named; others have no bound.
+    OfSome(HashMap<Namespace, u64>),
+}
+
 /// A pool that this process has joined.
 #[pyclass(frozen, module = "kvbm_cxl")]
 pub struct Pool {
@@ -148,7 +157,12 @@ impl Pool {
         self.call(py, |member| Ok(member.host.incarnation()))
     }
 
-    #[pyo3(signature = (*, policy="lru", checksums=true, low_water_percent=None, high_water_percent=None, quotas=HashMap::new(),
+    #[getter]
+    fn suspect_ms(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |member| Ok(member.host.config().suspect_ms))
+    }
+
+    #[pyo3(signature = (*, policy="lru", checksums=true, low_water_percent=None, high_water_percent=None, quotas=None,
         lock_timeout_ms=None, service_ms=None, upkeep_ms=None, remembered_keys=None, copy=None, dma=None, register_at_start=None,
         register_bytes=None, register_required=None))]
     #[expect(clippy::too_many_arguments, reason = "all by name: they are the fields of the library's structure")]
@@ -159,7 +173,7 @@ impl Pool {
         checksums: bool,
         low_water_percent: Option<u32>,
         high_water_percent: Option<u32>,
-        quotas: HashMap<Namespace, u64>,
+        quotas: Option<Quotas>,
         lock_timeout_ms: Option<u64>,
         service_ms: Option<u64>,
         upkeep_ms: Option<u64>,
@@ -177,12 +191,18 @@ impl Pool {
         cuda.register_at_start = register_at_start.unwrap_or(cuda.register_at_start);
         cuda.register_bytes = register_bytes.unwrap_or(cuda.register_bytes);
         cuda.is_register_required = register_required.unwrap_or(cuda.is_register_required);
+        let (of_each, of_some) = match quotas {
+            Some(Quotas::OfEach(bytes)) => (Some(bytes), HashMap::new()),
+            Some(Quotas::OfSome(some)) => (None, some.into_iter().map(|(namespace, bytes)| (namespace.0, bytes)).collect()),
+            None => (None, HashMap::new()),
+        };
         let config = CacheConfig {
             policy,
             checksums,
             low_water_percent: low_water_percent.unwrap_or(defaults.low_water_percent),
             high_water_percent: high_water_percent.unwrap_or(defaults.high_water_percent),
-            quotas: quotas.into_iter().map(|(namespace, bytes)| (namespace.0, bytes)).collect(),
+            quotas: of_some,
+            quota_bytes: of_each,
             lock_timeout_ms: lock_timeout_ms.map(|ms| ms.min(MAX_MS)),
             service_ms: service_ms.unwrap_or(defaults.service_ms).min(MAX_MS),
             upkeep_ms: upkeep_ms.unwrap_or(defaults.upkeep_ms).min(MAX_MS),
@@ -210,8 +230,8 @@ impl Pool {
         self.call(py, |member| Ok(member.pool.map_ahead(timeout_ms.min(MAX_MS))))
     }
 
-    #[pyo3(signature = (len_bytes, *, name=None, kept=true))]
-    fn allocate(&self, py: Python<'_>, len_bytes: u64, name: Option<String>, kept: bool) -> PyResult<PoolMemory> {
+    #[pyo3(signature = (len_bytes, *, name=None, kept=None))]
+    fn allocate(&self, py: Python<'_>, len_bytes: u64, name: Option<String>, kept: Option<bool>) -> PyResult<PoolMemory> {
         self.call(py, |member| PoolMemory::allocate(member, len_bytes, name, kept))
     }
 

@@ -101,33 +101,6 @@ class Calls:
         memory.flush()
         return bytes(memory).decode()
 
-    def lend(self, model, seed):
-        """Lends a chain's blocks where they lie."""
-        import lending  # Which needs numpy, and not every host that runs this has it.
-
-        self.kept.append(lending.region_of(self.cache))
-        region, blocks = self.kept[-1]
-        keys = pools.chain(lending.BLOCKS, seed)
-        for block, key in enumerate(keys):
-            lending.fill(blocks, block, pools.payload(key, lending.BLOCK_BYTES))
-        return region.offer(pools.namespace(model), keys, range(lending.BLOCKS)).lend()
-
-    def rewrite(self, checksums):
-        """Writes its blocks, lends them and takes them back, without end."""
-        import lending
-
-        self.cache.close()
-        ns, number = pools.namespace("lent"), 0
-        region, blocks = lending.region_of(self.pool.cache(checksums=checksums))
-        keys = [lending.written(block) for block in range(lending.BLOCKS)]
-        while True:
-            for block, key in enumerate(keys):
-                number += 1
-                content = lending.version(block, number)
-                region.take_back([block])
-                lending.fill(blocks, block, content)
-                region.offer(ns, [key], [block]).lend()
-
     def queue(self, driver, count):
         """Publishes the first two blocks of a chain from a GPU; then queues the rest, and a pull of those, on a GPU that does nothing."""
         import fake_gpu

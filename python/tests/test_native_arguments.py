@@ -148,7 +148,7 @@ def shared(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "fifo"}, "choose one of lru, s3-fifo, sieve, leaf-lru"),
+        ({"policy": "fifo"}, "choose one of lru, leaf-lru"),
         ({"low_water_percent": 50, "high_water_percent": 20}, "water marks 50 and 20"),
         ({"service_ms": 0}, "at least a millisecond"),
         ({"copy": "engine=gpu"}, "engine=auto|cpu|dsa"),

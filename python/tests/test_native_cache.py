@@ -231,6 +231,18 @@ def test_quotas(pool):
         published(cache, keys, ns=namespace("other"))
 
 
+def test_a_quota_of_each_namespace(pool):
+    keys = chain(5)
+    with pool.cache(quotas=3 * CELL_BYTES) as cache:
+        for ns in (NS, namespace("other")):
+            published(cache, keys, ns=ns)
+            assert cache.has(ns, keys).count(True) == 3, "it took the cells of its own older blocks"
+        assert cache.has(NS, keys).count(True) == 3
+    for wrong in ("1G", -1, 1.5, {b"name": 1}, {"name": 1}, [1]):
+        with pytest.raises((TypeError, OverflowError)):
+            pool.cache(quotas=wrong)
+
+
 def test_evict_and_clear(cache):
     keys, other = chain(5), namespace("other")
     published(cache, keys)

@@ -181,6 +181,54 @@ def test_a_store_that_does_not_answer_keeps_nothing_waiting(cache, tmp_path):
     level.close()
 
 
+def test_a_block_on_its_way_is_not_taken_twice_and_the_queue_has_its_bound(tmp_path):
+    keys = chain(4)
+    store = Stuck(str(tmp_path))
+    level = level_of(store, threads=1, queue_bytes=2 * LEN, refresh_s=60, slow_s=PATIENCE_S)
+    store.answers.clear()
+    first, second = (bytearray(payload(key, LEN)) for key in keys[:2])
+    assert level.demote(name_of(keys[0]), None, first) and not level.demote(name_of(keys[0]), None, first)
+    assert not level.wants(name_of(keys[0]), LEN) and level.wants(name_of(keys[1]), LEN)
+    assert level.demote(name_of(keys[1]), None, second) and not level.wants(name_of(keys[1]), LEN)
+    assert not level.demote(name_of(keys[2]), None, bytearray(1)) and level.counts()["dropped_full"] == 1
+    store.answers.set()
+    until("both are written", lambda: level.counts().get("demoted", 0) == 2)
+    until("the queue is empty", lambda: level.counts()["queued_bytes"] == 0)
+    assert not level.wants(name_of(keys[0]), LEN), "the store has it"
+    assert level.counts()["dropped_full"] == 1 and level.wants(name_of(keys[2]), 2 * LEN)
+    # One that could not be written is wanted again.
+    store.write = lambda *_: (_ for _ in ()).throw(OSError("no room"))
+    assert level.demote(name_of(keys[3]), None, bytearray(payload(keys[3], LEN)))
+    until("it fails", lambda: level.counts().get("errors", 0) == 1 and level.counts()["queued_bytes"] == 0)
+    assert level.wants(name_of(keys[3]), LEN)
+    level.close()
+
+
+def test_chains_that_wait_do_not_call_a_store_that_fails(cache, tmp_path):
+    """Three calls fail, and the chains behind them are given up without one."""
+    calls, may_fail = [], threading.Event()
+
+    class Failing(LocalStore):
+        def read(self, path):
+            calls.append(path)
+            may_fail.wait(PATIENCE_S)
+            raise OSError("no answer")
+
+    chains = [chain(2, seed=seed) for seed in range(6)]
+    for keys in chains:
+        stored(tmp_path, keys)
+    level = level_of(Failing(str(tmp_path)), threads=1, refresh_s=60, slow_s=PATIENCE_S)
+    promotions = [level.promote(lambda work: work(cache), [bytes(NS)], keys) for keys in chains]
+    may_fail.set()
+    assert all(promotion.wait(PATIENCE_S) and promotion.blocks == 0 for promotion in promotions)
+    assert len(calls) == 3 and level.counts()["errors"] == 3 and level.counts()["missed_unfit"] == 3
+    assert not level.demote(name_of(chain(1, seed=9)[0]), None, bytearray(LEN)) and level.counts()["dropped_unfit"] == 1
+    # What failed is not looked for again before the store is listed.
+    until("the pause is over", lambda: level.leading([bytes(NS)], chains[5]) == 2)
+    assert level.leading([bytes(NS)], chains[0]) == 0
+    level.close()
+
+
 def test_closing_leaves_a_call_that_does_not_return(cache, tmp_path):
     keys = chain(9)
     store = Stuck(str(tmp_path))

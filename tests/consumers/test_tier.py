@@ -259,7 +259,7 @@ def test_shutdown_ends_jobs_and_lets_go_of_memory_and_pins(pool, peer, caplog):
     [
         ({"pol": "x"}, "no option 'pol'; it has adapters_by_name, cache, checksums, enable_kv_events, locality, model_id"),
         ({"threads": 0}, "takes 1 to 64"),
-        ({"checksums": "yes"}, "takes a bool"),
+        ({"checksums": "yes"}, "takes true or false"),
         ({"locality": "NEAR"}, "takes LOCAL or REMOTE"),
         ({"cache": {"polcy": "lru"}}, "cache has no option 'polcy'"),
         ({"cache": {"low_water_percent": 101}}, "cannot use pool"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long publishes wait when the host that manages the pool leaves or loses its power (row 3 of docs/internals/faults.md, LOCKS.md 12.20)."""
+"""How long publishes wait when the host that manages the pool leaves or loses its power (row 3 of docs/internals/faults.md, LOCKS.md 12.21)."""
 
 import time
 

@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# Of the silence after which a host is suspected, as `worker.LEAST_PATIENCE`.
+PATIENT = 60.0
 ROOT = HERE.parents[1]
 
 # Before vLLM is imported: one process, no network, one thread.
@@ -82,6 +84,16 @@ else:
         logger.addFilter(catch)
         yield
         logger.removeFilter(catch)
+
+    @pytest.fixture(autouse=True)
+    def patience(monkeypatch) -> float | None:
+        """A loaded machine may take long for anything: no publish is given up for that. The value that this replaces, for a test that is
+        about it."""
+        worker = sys.modules.get("kvbm_cxl.vllm_integration.worker")
+        own = worker and worker.LEAST_PATIENCE
+        if worker:
+            monkeypatch.setattr(worker, "LEAST_PATIENCE", PATIENT)
+        return own
 
     @pytest.fixture
     def make_pool():

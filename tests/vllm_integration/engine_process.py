@@ -80,9 +80,11 @@ def _answer(value: Any) -> None:
 
 
 def main() -> None:
-    import conftest  # noqa: F401  What it sets in the environment comes before vLLM.
+    import conftest  # What it sets in the environment comes before vLLM.
     from engines import engine
+    from kvbm_cxl.vllm_integration import worker
 
+    worker.LEAST_PATIENCE = conftest.PATIENT
     arguments, options = json.loads(sys.argv[1])
     with engine(*arguments, **options) as running:
         _answer("ready")

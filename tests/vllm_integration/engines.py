@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from kvbm_cxl.vllm_integration.groups import Kind
+from kvbm_cxl.vllm_integration.handover import prefill_params
 from kvbm_cxl.vllm_integration.keys import block_key, tail_key
 from kvbm_cxl.vllm_integration.save_job import SaveJob
 from kvbm_cxl.vllm_integration.worker import WorkerSide
@@ -23,6 +24,8 @@ registry._run_in_subprocess = lambda look: look()
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 512 << 10
 SETTLES_S = 180
+# `extra_args` of a request that another engine will decode.
+HAND_OVER = {"kv_transfer_params": prefill_params()}
 
 
 def prompt(length: int, seed: int) -> dict:
@@ -62,7 +65,7 @@ class Engine:
 
     def handed_over(self, prompts: list[dict]) -> list[dict]:
         """What a prefill worker answers, for `extra_args` of the decode worker's request."""
-        return [{"kv_transfer_params": output.kv_transfer_params} for output in self.outputs(prompts, max_tokens=1)]
+        return [{"kv_transfer_params": output.kv_transfer_params} for output in self.outputs(prompts, max_tokens=1, extra_args=HAND_OVER)]
 
     def forget(self) -> None:
         """The engine lets go of what it has cached itself."""
@@ -161,7 +164,8 @@ def arguments(role: str | None, pool: str, policy: str, blocks: int, options: di
             "kv_connector": CONNECTOR_NAME,
             "kv_role": role,
             "kv_load_failure_policy": policy,
-            "kv_connector_extra_config": {"pool": pool, **extra},
+            # Tests count what is found; those of the audit turn it on.
+            "kv_connector_extra_config": {"pool": pool, "audit": False, **extra},
             **({"kv_connector_module_path": "kvbm_cxl.vllm_integration.connector"} if spread else {}),
         }
     common = {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0}

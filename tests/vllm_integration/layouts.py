@@ -95,9 +95,9 @@ def raw(kv_caches: dict[str, torch.Tensor]) -> torch.Tensor:
 class Driven:
     """Both sides of the connector over a KV cache full of random numbers, with block tables for one request."""
 
-    def __init__(self, layout: Layout, pool: str, seed: int, **options) -> None:
+    def __init__(self, layout: Layout, pool: str, seed: int, *, is_producer: bool, **options) -> None:
         self.layout, self.choose = layout, random.Random(seed)
-        config = ConnectorConfig.read({"pool": pool, "model_id": "a model", "window_every_tokens": 1 << 20, **options})
+        config = ConnectorConfig.read({"pool": pool, "model_id": "a model", "window_every_tokens": 1 << 20, "audit": False, **options})
         self.access = pool_access.acquire(config)
         self.kv_caches = layout.memory()
         memory = raw(self.kv_caches)
@@ -105,7 +105,7 @@ class Driven:
         self.worker = WorkerSide(layout.vllm_config, layout.kv_cache_config, config, self.access)
         self.worker.attach(self.kv_caches)
         self.shape = shape_of(layout.vllm_config, generate_scheduler_kv_cache_config([layout.kv_cache_config]))
-        self.scheduler = SchedulerSide(config, self.access, self.shape, True, True)
+        self.scheduler = SchedulerSide(config, self.access, self.shape, is_producer, not is_producer)
         self.scheduler.handshake({(0, 0): self.worker.handshake()})
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(self.shape.hash_tokens, sha256)

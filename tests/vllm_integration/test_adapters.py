@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from kvbm_cxl.vllm_integration import file_digests
 from kvbm_cxl.vllm_integration.adapters import UNKNOWN, Digests, KnownAdapters, LoadedAdapters
 from kvbm_cxl.vllm_integration.stats import Tally
 from vllm.lora.request import LoRARequest
@@ -84,6 +85,8 @@ def test_an_adapter_is_known_by_its_files(tmp_path):
 
 
 def test_files_are_read_again_only_when_they_changed(tmp_path, monkeypatch):
+    # As if they had been written long ago.
+    monkeypatch.setattr(file_digests, "_FRESH_NS", -1)
     folder, digests = _write(tmp_path / "a", b"1" * 99), Digests()
     first = digests.of_folder(folder)
     opened = []

@@ -2,19 +2,83 @@
 """Options are checked when the engine starts, with messages that name them."""
 
 import inspect
+import json
+from dataclasses import fields
+from typing import get_origin
 
 import kvbm_cxl
 import pytest
+from kvbm_cxl.consumers.config import AdapterConfig
+from kvbm_cxl.vllm_integration import pool_access
 from kvbm_cxl.vllm_integration.config import CACHE_OPTIONS, ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.tier import TierOptions
 
 
 def test_the_options_of_the_cache_are_those_of_the_pool():
     assert CACHE_OPTIONS | {"checksums"} == set(inspect.signature(kvbm_cxl.Pool.cache).parameters) - {"self"}
 
 
+# What a user may write in JSON for each option of the cache, and what is no value of it.
+CACHE_VALUES = {
+    "policy": ('"leaf-lru"', '"fifo"'),
+    "low_water_percent": ("3", '"3"'),
+    "high_water_percent": ("20", "-1"),
+    "quotas": ("2097152", '{"name": 5}'),
+    "lock_timeout_ms": ("2500", '"2500"'),
+    "service_ms": ("10", "0"),
+    "upkeep_ms": ("400", "0"),
+    "remembered_keys": ("4096", '"many"'),
+    "copy": ('"engine=cpu,workers=2"', '"engine=magic"'),
+    "dma": ('"cached"', '"fast"'),
+    "register_at_start": ("false", '"no"'),
+    "register_bytes": ("1048576", "-1"),
+    "register_required": ("true", "1.5"),
+}
+
+
+@pytest.mark.parametrize("option", sorted(CACHE_OPTIONS))
+def test_every_option_of_the_cache_can_be_given_as_json(pool, option):
+    """As `--kv-transfer-config` has it, into a real cache; a wrong value is a `ConfigError`, whatever kind of value it is."""
+    right, wrong = (json.loads('{"pool": "%s", "cache": {"%s": %s}}' % (pool, option, value)) for value in CACHE_VALUES[option])
+    access = pool_access.acquire(ConnectorConfig.read(right))
+    try:
+        assert access.call(lambda cache: cache.pinned()) == 0
+    finally:
+        access.release()
+    with pytest.raises(ConfigError, match="cannot use pool"):
+        pool_access.acquire(ConnectorConfig.read(wrong))
+
+
+def test_a_quota_bounds_what_an_engine_takes(pool):
+    quota_bytes = 4 << 19
+    access = pool_access.acquire(ConnectorConfig.read({"pool": pool, "cache": {"quotas": quota_bytes}}))
+    try:
+        space = kvbm_cxl.Namespace.from_bytes(b"an engine's name")
+        keys = [kvbm_cxl.chain_key(None, [number]) for number in range(9)]
+        for key in keys:
+            assert access.call(lambda cache: cache.publish(space, key, bytes(500_000))) == "stored"
+        assert sum(access.call(lambda cache: cache.has(space, keys))) == 4
+    finally:
+        access.release()
+
+
+@pytest.mark.parametrize("config", (ConnectorConfig, AdapterConfig, TierOptions), ids=lambda config: config.__name__)
+def test_every_option_has_a_value_in_json_and_says_so_in_words(config):
+    """Each option's default comes back from JSON, and a value of another type is refused in words of JSON."""
+    read = ConnectorConfig.read if config is ConnectorConfig else lambda options: config.read("the adapter", options)
+    words = {str: "it takes a text", bool: "it takes true or false", int: "it takes an integer"}
+    for option in fields(config):
+        kind = get_origin(option.type) or option.type
+        with pytest.raises(ConfigError, match=f"{option.name} is .*; {words.get(kind, 'it takes an object of names and values')}$"):
+            read({"pool": "p", option.name: 1.5})
+    defaults = {option.name: getattr(read({"pool": "p"}), option.name) for option in fields(config)}
+    as_json = json.loads(json.dumps(defaults))
+    assert {name: getattr(read(as_json), name) for name in defaults} == defaults
+
+
 def test_defaults_and_environment():
     config = ConnectorConfig.read({}, {"CXL_POOL": "/dev/dax0.0"})
-    assert config.pool == "/dev/dax0.0" and config.checksums and not config.zero_copy and config.publish_tail
+    assert config.pool == "/dev/dax0.0" and config.checksums
     assert ConnectorConfig.read({"pool": "/dev/dax1.0"}, {"CXL_POOL": "/dev/dax0.0"}).pool == "/dev/dax1.0"
 
 
@@ -24,9 +88,9 @@ def test_defaults_and_environment():
         ({}, "has no pool.*CXL_POOL"),
         ({"pool": ""}, "has no pool"),
         ({"pool": "p", "wokers": 3}, "no option 'wokers'; it has .*workers"),
-        ({"pool": 7}, "pool is 7; it takes a str"),
-        ({"pool": "p", "checksums": 1}, "checksums is 1; it takes a bool"),
-        ({"pool": "p", "workers": True}, "workers is True; it takes a int"),
+        ({"pool": 7}, "pool is 7; it takes a text"),
+        ({"pool": "p", "checksums": 1}, "checksums is 1; it takes true or false"),
+        ({"pool": "p", "workers": True}, "workers is True; it takes an integer"),
         ({"pool": "p", "workers": 0}, "workers is 0; it must be at least 1"),
         ({"pool": "p", "workers": 65}, "more than 64"),
         ({"pool": "p", "max_inflight_bytes": 0}, "max_inflight_bytes is 0"),
@@ -35,7 +99,7 @@ def test_defaults_and_environment():
         ({"pool": "p", "record_dir": "d"}, "record_dir and record_salt go together"),
         ({"pool": "p", "record_salt": "s"}, "record_dir and record_salt go together"),
         ({"pool": "p", "record_max_bytes": 1023}, "record_max_bytes is 1023; it must be at least 1024"),
-        ({"pool": "p", "cache": "lru"}, "cache is 'lru'; it takes a Mapping"),
+        ({"pool": "p", "cache": "lru"}, "cache is 'lru'; it takes an object of names and values"),
         ({"pool": "p", "cache": {"checksums": False}}, "option of its own"),
         ({"pool": "p", "cache": {"polcy": "lru"}}, "no option 'polcy'; it has copy, .*policy"),
     ),
@@ -49,12 +113,10 @@ def test_every_option_is_taken():
     options = {
         "pool": "p",
         "checksums": False,
-        "zero_copy": True,
         "workers": 4,
         "max_inflight_bytes": 1,
         "max_pinned_blocks": 2,
         "min_load_tokens": 3,
-        "publish_tail": False,
         "publish_generated": False,
         "handover_wait_ms": 0,
         "copy_timeout_ms": 5,

@@ -6,7 +6,8 @@ import tiny_models
 from engines import engine, prompt
 from parallel_ranks import ranks
 
-LENGTH = 400
+# Twelve blocks and a half.
+LENGTH, FULL_TOKENS = 400, 384
 PROMPTS = [prompt(LENGTH, 61), prompt(LENGTH, 62)]
 # Ranks that end at different times: with experts the one that is done goes on with steps without requests.
 ANSWERS = (24, 6)
@@ -26,18 +27,18 @@ def test_ranks_share_blocks_with_each_other_and_with_engines_without(kind, folde
         assert both.texts(asked) == expected
         assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [0, 0]
         for rank in (0, 1):
-            both.wait_published(rank, -(-LENGTH // 32))
+            both.wait_published(rank, FULL_TOKENS // 32)
         both.forget()
         # Each has what the other one computed.
         assert both.texts([(1 - rank, *rest) for rank, *rest in asked]) == expected
-        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [LENGTH, LENGTH]
+        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [FULL_TOKENS, FULL_TOKENS]
         both.forget()
         # A rank without requests keeps step with one that loads, and the other way round.
         assert both.texts(asked[:1]) == expected[:1] and both.texts(asked[1:]) == expected[1:]
-        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [LENGTH, LENGTH]
+        assert [both.counted("external_prefix_cache_hits", rank) for rank in (0, 1)] == [FULL_TOKENS, FULL_TOKENS]
         assert [both.counted("kvbm_cxl_weights", rank, found="changed") for rank in (0, 1)] == [0, 0]
     if KINDS[kind]:
         return
     with engine(model, "kv_both", pool, **options) as single:
         assert [single.texts([one], max_tokens=tokens)[0] for one, tokens in zip(PROMPTS, ANSWERS)] == expected
-        assert single.counted()["external_hits"] == 2 * LENGTH
+        assert single.counted()["external_hits"] == 2 * FULL_TOKENS

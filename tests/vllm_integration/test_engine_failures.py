@@ -32,24 +32,26 @@ def _payload(running, key: bytes) -> bytes:
 @pytest.mark.parametrize("policy", ("recompute", "fail"))
 def test_a_flipped_byte_is_never_served(model, pool, text, policy, damaged):
     with engine(model, "kv_both", pool, policy=policy) as running:
-        running.texts([PROMPT])
+        (handed_over,) = running.handed_over([PROMPT])
+        running.settle()
         running.llm.reset_prefix_cache()
         flip_bytes(pool, _payload(running, running.keys(PROMPT)[damaged]), [BLOCK_BYTES // 3])
         running.counted()
-        (output,) = running.outputs([PROMPT])
+        (output,) = running.outputs([PROMPT], extra_args=handed_over)
         answer, reason = list(output.outputs[0].token_ids), output.outputs[0].finish_reason
         running.settle()
         counted = running.counted()
         assert counted["pulled_blocks/checksum"] == 1 and counted["pulled_blocks/hit"] == 3 and counted["loads/failed"] == 1
         if policy == "recompute":
             assert (answer, reason) == (text, "length")
-            assert counted["published_blocks/stored"] == 1, "the damaged block was evicted and is published again, right this time"
+            # The damaged block was evicted, and is published again, right this time. The tail is for the hand-over alone.
+            assert counted.get("published_blocks/stored", 0) == (damaged < 3)
         else:
             assert (answer, reason) == ([], "error")
         assert running.scheduler_side.access.call(lambda cache: cache.pinned()) == 0
         # The next one to ask gets the right text under either policy: the damaged block is there no more, or was replaced.
         running.llm.reset_prefix_cache()
-        assert running.texts([PROMPT]) == [text]
+        assert running.texts([PROMPT], extra_args=handed_over) == [text]
         assert "pulled_blocks/checksum" not in running.counted()
 
 
@@ -68,7 +70,7 @@ def test_a_full_pool_loses_nothing_but_hits(model, make_pool, text):
     """Room for some blocks only. Blocks are evicted in favour of new ones, and what is not there is computed."""
     pool = make_pool(size="24M", cells="512K:75%")
     with engine(model, "kv_both", pool) as running:
-        asked = [prompt(500, 50 + each) for each in range(12)]
+        asked = [prompt(500, 50 + each) for each in range(16)]
         expected = running.texts(asked)
         running.settle()
         counted = running.counted()
@@ -76,7 +78,7 @@ def test_a_full_pool_loses_nothing_but_hits(model, make_pool, text):
         running.llm.reset_prefix_cache()
         assert running.texts(asked) == expected
         counted = running.counted()
-        assert 0 < counted["prompt_tokens/computed"] < 12 * 500, "some are there still, some are not"
+        assert 16 * 116 < counted["prompt_tokens/computed"] < 16 * 500, "some are there still, some are not"
         assert running.texts([PROMPT]) == [text]
 
 
@@ -100,7 +102,7 @@ def test_a_pool_without_room_for_one_more_block(model, make_pool, text):
             assert running.texts([PROMPT]) == [text]
             running.settle()
             counted = running.counted()
-            assert counted["published_blocks/no_cell"] == 4 and "published_blocks/stored" not in counted
+            assert counted["published_blocks/no_cell"] == 3 and "published_blocks/stored" not in counted
         for pins in taken:
             pins.release()
 
@@ -170,7 +172,7 @@ def test_preempted_requests_keep_their_text(model, pool):
         assert not tight.scheduler_side._tracked
     with engine(model, "kv_both", pool, blocks=64) as fresh:
         assert fresh.texts(asked, max_tokens=140) == expected
-        assert fresh.counted()["external_hits"] == 1000
+        assert fresh.counted()["external_hits"] == 4 * 128
 
 
 def test_a_request_aborted_while_it_is_loaded(model, pool, text):
@@ -204,7 +206,7 @@ def test_a_request_aborted_while_it_is_loaded(model, pool, text):
         for _ in range(3):
             llm.step()
         blocks = running.core.scheduler.kv_cache_manager.block_pool
-        assert blocks.get_num_free_blocks() == free - 4, "blocks that are still written to are not given away"
+        assert blocks.get_num_free_blocks() == free - 3, "blocks that are still written to are not given away"
         go_on.set()
         side._pull = pull
         for _ in range(200):
@@ -246,7 +248,7 @@ def test_a_request_that_ends_while_it_is_saved(model, pool, text, monkeypatch):
         running.llm.reset_prefix_cache()
         running.counted()
         assert running.texts([PROMPT]) == [text]
-        assert running.counted()["external_hits"] == 500
+        assert running.counted()["external_hits"] == 384
 
 
 def test_two_models_on_one_pool_never_meet(model, pool, folder, text):
@@ -273,4 +275,4 @@ def test_two_models_on_one_pool_never_meet(model, pool, folder, text):
         shutil.copytree(model, copy)
     with engine(str(copy), "kv_both", pool) as third:
         assert third.texts([PROMPT]) == [text]
-        assert third.counted()["external_hits"] == 500, "a copy elsewhere is the same model"
+        assert third.counted()["external_hits"] == 384, "a copy elsewhere is the same model"

@@ -9,6 +9,8 @@ LENGTHS = (37, 128, 129, 255, 256, 1000)
 PROMPTS = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
 BLOCKS = sum(-(-length // BLOCK_TOKENS) for length in LENGTHS)
 TOKENS = sum(LENGTHS)
+FULL_BLOCKS = sum(length // BLOCK_TOKENS for length in LENGTHS)
+FULL_TOKENS = FULL_BLOCKS * BLOCK_TOKENS
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +52,17 @@ def test_a_fresh_engine_reuses_what_another_computed(model, pool, texts):
         assert first.texts(PROMPTS) == texts
         first.settle()
         # With its answer, the prompt of 255 tokens fills a block.
-        assert first.counted()["published_blocks/stored"] == BLOCKS + 1
+        assert first.counted()["published_blocks/stored"] == FULL_BLOCKS + 1
         # vLLM has them itself now: nothing is pulled, nothing is published twice.
         assert first.texts(PROMPTS) == texts
         counted = first.counted()
-        assert "published_blocks/stored" not in counted and counted["published_blocks/exists"] == BLOCKS + 1
+        assert "published_blocks/stored" not in counted and counted["published_blocks/exists"] == FULL_BLOCKS + 1
         assert counted["prompt_tokens/reused"] >= sum(length // BLOCK_TOKENS * BLOCK_TOKENS for length in (129, 255, 1000))
     with engine(model, "kv_both", pool) as second:
         assert second.texts(PROMPTS) == texts
         counted = second.counted()
-        assert counted["external_hits"] == counted["prompt_tokens/pulled"] == TOKENS
+        assert counted["external_hits"] == counted["prompt_tokens/pulled"] == FULL_TOKENS
+        assert counted["prompt_tokens/computed"] == TOKENS - FULL_TOKENS
         assert "published_blocks/stored" not in counted
         # A prompt that begins like another one but ends otherwise: its shared blocks are vLLM's own by now, its end is computed.
         longer = {"prompt_token_ids": PROMPTS[5]["prompt_token_ids"][:900] + prompt(200, 99)["prompt_token_ids"]}
@@ -67,7 +70,7 @@ def test_a_fresh_engine_reuses_what_another_computed(model, pool, texts):
         second.settle()
         counted = second.counted()
         assert counted["prompt_tokens/reused"] == 896 and counted["prompt_tokens/computed"] == 204
-        assert counted["published_blocks/stored"] == 2, "blocks 7 and 8, the tail included; the 7 before them are there"
+        assert counted["published_blocks/stored"] == 1, "the block after the seven that are there"
     with engine(model, None) as plain:
         assert plain.texts([longer]) == mine
 
@@ -120,4 +123,45 @@ def test_prompt_logprobs_are_computed(model, pool):
         assert "external_hits" not in counted and counted["lookups/skipped"] == 1
         both.llm.reset_prefix_cache()
         both.texts(asked)
-        assert both.counted()["external_hits"] == 300
+        assert both.counted()["external_hits"] == 256
+
+
+def test_short_prompts_leave_the_pool_to_what_is_shared(model, make_pool):
+    """Room for 36 blocks: a prompt that others begin with stays, whatever number of prompts come that are shorter than a block."""
+    pool, shared, short = make_pool(size="24M", cells="512K:75%"), prompt(900, 20), [prompt(20, 100 + each) for each in range(72)]
+    later = {"prompt_token_ids": shared["prompt_token_ids"][:896] + prompt(60, 21)["prompt_token_ids"]}
+    with engine(model, None) as plain:
+        expected, (text,) = plain.texts(short, max_tokens=2), plain.texts([later])
+    with engine(model, "kv_both", pool) as running:
+        running.texts([shared])
+        assert running.texts(short, max_tokens=2) == expected
+        running.settle()
+        counted = running.counted()
+        assert counted["published_blocks/stored"] == 7 and counted["bytes/published"] == 7 * BLOCK_BYTES
+    with engine(model, "kv_both", pool) as other:
+        assert other.texts([later]) == [text]
+        counted = other.counted()
+        assert counted["external_hits"] == counted["prompt_tokens/pulled"] == 896 and counted["bytes/pulled"] == 7 * BLOCK_BYTES
+        # The same prompt once more: its end is computed, not pulled as a block.
+        assert other.texts([later]) == [text]
+        counted = other.counted()
+        assert counted["prompt_tokens/computed"] == 60 and "bytes/pulled" not in counted and "published_blocks/stored" not in counted
+
+
+def test_one_engine_hands_over_some_requests_and_decodes_others(model, pool, texts):
+    """Only what is handed over has its tail in the pool, and only decode of a hand-over takes it."""
+    with engine(model, "kv_both", pool) as first:
+        handed_over = first.handed_over(PROMPTS[:3])
+        assert first.texts(PROMPTS[3:]) == texts[3:]
+        first.settle()
+        # Of 37, 128, 129 tokens all; of 255, 256 and 1000 whole blocks, and the one that the answer to the first of these fills.
+        assert first.counted()["published_blocks/stored"] == 1 + 1 + 2 + 1 + 2 + 7 + 1
+    with engine(model, "kv_both", pool) as second:
+        for asked, params, text in zip(PROMPTS, handed_over, texts):
+            assert second.texts([asked], extra_args=params) == [text]
+        counted = second.counted()
+        assert counted["external_hits"] == counted["prompt_tokens/pulled"] == 37 + 128 + 129 and counted["handovers/complete"] == 3
+        assert "prompt_tokens/computed" not in counted and "published_blocks/stored" not in counted
+        second.forget()
+        assert second.texts(PROMPTS) == texts
+        assert second.counted()["external_hits"] == FULL_TOKENS

@@ -152,7 +152,7 @@ def test_a_request_that_ends_while_it_is_saved(family, pool, text, monkeypatch):
         running.llm.reset_prefix_cache()
         running.counted()
         assert running.texts([PROMPT]) == [text]
-        assert running.counted()["external_hits"] == running.scheduler_side.shape.reach(500, True)
+        assert running.counted()["external_hits"] == running.scheduler_side.shape.reach(500, with_tail=False)
 
 
 def test_a_full_pool_loses_nothing_but_hits(family, make_pool, text):

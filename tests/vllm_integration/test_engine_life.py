@@ -60,7 +60,7 @@ def _published(family, pool):
         running.settle()
         running.llm.reset_prefix_cache()
         running.counted()
-        running.reach = sum(running.scheduler_side.shape.reach(len(each["prompt_token_ids"]), True) for each in PROMPTS)
+        running.reach = sum(running.scheduler_side.shape.reach(len(each["prompt_token_ids"]), with_tail=False) for each in PROMPTS)
         yield running, first
 
 

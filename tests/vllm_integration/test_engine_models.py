@@ -11,7 +11,7 @@ import numpy
 import pytest
 import tiny_models
 from engine_process import EngineProcess
-from engines import engine, flip_bytes, prompt
+from engines import HAND_OVER, engine, flip_bytes, prompt
 from PIL import Image
 
 LENGTH, SHARED = 700, 512
@@ -30,13 +30,14 @@ def test_text_is_that_of_an_engine_alone(name, folder, make_pool):
     with engine(model, None, **alone) as single:
         expected = [single.texts([asked])[0] for asked in prompts()]
     with engine(model, "kv_both", pool, **options) as prefill:
-        assert [prefill.texts([asked])[0] for asked in prompts()[:1]] == expected[:1]
+        (output,) = prefill.outputs(prompts()[:1], extra_args=HAND_OVER)
+        assert list(output.outputs[0].token_ids) == expected[0]
         shape = prefill.scheduler_side.shape
         assert prefill.counted()["published_blocks/stored"] > 0
     with engine(model, "kv_both", pool, **options) as decode:
-        assert decode.texts(prompts()[:1]) == expected[:1]
+        assert decode.texts(prompts()[:1], extra_args={"kv_transfer_params": output.kv_transfer_params}) == expected[:1]
         counted = decode.counted()
-        assert counted["external_hits"] == shape.reach(LENGTH, True) > LENGTH - 2 * shape.align_tokens, counted
+        assert counted["external_hits"] == shape.reach(LENGTH, with_tail=True) > LENGTH - 2 * shape.align_tokens, counted
         assert counted["loads/complete"] == 1 and "loads/failed" not in counted
     with engine(model, "kv_both", pool, **options) as later:
         assert later.texts(prompts()[1:]) == expected[1:]
@@ -128,9 +129,9 @@ def test_a_picture_is_part_of_what_a_block_is_called(model, folder, make_pool):
     expected = [list(output.outputs[0].token_ids) for output in outputs]
     assert expected[0] != expected[1], "the picture decides what is said"
     with engine(seeing, "kv_both", pool, **options) as prefill:
-        assert prefill.texts([_seen(seeing, 1)]) == expected[:1]
+        (handed_over,) = prefill.handed_over([_seen(seeing, 1)])
     with engine(seeing, "kv_both", pool, **options) as decode:
-        assert decode.texts([_seen(seeing, 1)]) == expected[:1]
+        assert decode.texts([_seen(seeing, 1)], extra_args=handed_over) == expected[:1]
         assert decode.counted()["external_hits"] == len(outputs[0].prompt_token_ids) > 150
     with engine(seeing, "kv_both", pool, **options) as other:
         assert other.texts([_seen(seeing, 2)]) == expected[1:]

@@ -8,7 +8,8 @@ import kvbm_cxl
 import msgspec
 import pytest
 import zmq
-from kvbm_cxl.vllm_integration import pool_access
+from kvbm_cxl.vllm_integration import engine_watch, pool_access
+from kvbm_cxl.vllm_integration import events as events_module
 from kvbm_cxl.vllm_integration.announcer import Announcer
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.descriptions import Description, DescriptionError, decode, description_bytes, encode
@@ -19,7 +20,7 @@ from kvbm_cxl.vllm_integration.publisher import Outlet
 from kvbm_cxl.vllm_integration.stats import Tally
 from requests_of_vllm import BLOCK_TOKENS, request, tokens
 from vllm.config import KVEventsConfig
-from vllm.distributed.kv_events import BlockRemoved, BlockStored, EventPublisherFactory, KVEventBatch, ZmqEventPublisher
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventPublisherFactory, KVEventBatch, ZmqEventPublisher
 from vllm.lora.request import LoRARequest
 
 CELLS = "1K:20%,512K:50%"
@@ -276,6 +277,29 @@ def test_a_lost_pool_has_nothing_and_one_that_is_back_everything(hosts):
     one.access = real
 
 
+def test_all_blocks_are_announced_again_over_a_time_and_few_at_once(hosts, monkeypatch):
+    one = hosts(1)
+    blocks = chain(40)
+    one.publish(blocks)
+    announcer = one.announcer
+    assert announcer.round(blocks).stored == blocks
+    counts, again = [], []
+    for _ in range(60):
+        announcer.refresh(1 / 60)
+        news = announcer.round([])
+        counts.append(len(news.stored))
+        again += news.stored
+    assert len(again) in (39, 40) and len({block.position for block in again}) == len(again) and max(counts) == 1
+    monkeypatch.setattr("kvbm_cxl.vllm_integration.announcer._REFRESHED", 7)
+    announcer.refresh(1000.0)
+    assert len(announcer.round([]).stored) == 7, "a long pause is not made up for at once"
+    one.evict(blocks[3])
+    gone = announcer.round([]).removed
+    assert set(gone) == {blocks[3].block_hash} and len(gone) >= 2
+    announcer.refresh(0.0)
+    assert announcer.round([]).stored == []
+
+
 # How events leave
 
 
@@ -335,6 +359,65 @@ def test_a_schedulers_blocks_become_events_of_all_engines(hosts, begun):
     one.access.call(lambda cache: cache.evict(one.namespaces[0], keys[2]))
     [gone] = taken(elsewhere, 1)
     assert isinstance(gone, BlockRemoved) and set(gone.block_hashes) == {int.from_bytes(blocks[2][-8:])} and gone.medium == "DISK"
+
+
+class Clearing:
+    """vLLM's KV cache manager, as far as events are concerned."""
+
+    def __init__(self) -> None:
+        self.events: list | None = None
+
+    def take_events(self):
+        events, self.events = self.events, None
+        return events
+
+
+@pytest.mark.parametrize("other", ([], [BlockRemoved(block_hashes=[1], medium="GPU")]))
+def test_blocks_are_announced_again_after_vllm_cleared_its_own(hosts, begun, monkeypatch, other):
+    monkeypatch.setattr(events_module, "_AGAIN_S", (0.1,))
+    one = hosts(1)
+    blocks = chain(5)
+    one.publish(blocks)
+    one.announcer.round(blocks)
+    announced, manager = begun(one), Clearing()
+    engine_watch.watch_cleared(manager, announced.cleared)
+    taken(announced, 10)
+    manager.events = [*other]
+    assert manager.take_events() == other and manager.take_events() is None
+    # Nothing is cleared, and an hour has not passed.
+    time.sleep(0.5)
+    assert announced.take() == []
+    for _ in range(2):
+        manager.events = [*other, AllBlocksCleared()]
+        assert len(manager.take_events()) == len(other) + 1
+        again = taken(announced, 5)
+        assert sorted(event.block_hashes[0] for event in again) == sorted(int.from_bytes(block.block_hash[-8:]) for block in blocks)
+
+
+def test_blocks_of_other_weights_are_taken_back_until_those_are_back(hosts, begun):
+    one = hosts(1)
+    blocks = chain(3)
+    one.publish(blocks)
+    one.announcer.round(blocks)
+    announced = begun(one)
+    taken(announced, 3)
+    announced.are_readable = False
+    assert {type(event) for event in taken(announced, 1)} == {BlockRemoved}
+    announced.are_readable = True
+    assert all(isinstance(event, BlockStored) for event in taken(announced, 3))
+
+
+def test_a_router_that_starts_late_learns_all(hosts, begun, monkeypatch):
+    monkeypatch.setattr(events_module, "_AGAIN_S", ())
+    monkeypatch.setattr(events_module, "_REFRESH_S", 0.5)
+    one = hosts(1)
+    blocks = chain(30)
+    one.publish(blocks)
+    one.announcer.round(blocks)
+    announced = begun(one)
+    taken(announced, 30)
+    late = set()
+    eventually(lambda: late.update(event.block_hashes[0] for event in announced.take()) or len(late) == 30, "all blocks")
 
 
 def test_without_small_cells_nothing_is_told(make_pool, begun, caplog_vllm):

@@ -72,20 +72,21 @@ def test_a_pool_is_tried_again_after_any_error(monkeypatch):
         with pytest.raises(pool_access.PoolLost):
             access.call(lambda cache: None)
         time.sleep(0.001)
-    assert access.failures.last_error.doing == "opening pool pool again"
+    assert access.failures.last_error.doing == "opening the pool again"
 
 
-def test_a_round_of_events_that_fails_is_reported_and_the_next_goes_on(monkeypatch):
+@pytest.mark.parametrize("failing", ("round", "refresh"))
+def test_a_round_of_events_that_fails_is_reported_and_the_next_goes_on(monkeypatch, failing):
     access = pool_access.PoolAccess("pool", {})
     events = PoolEvents(ConnectorConfig.read({"pool": "pool", "events_period_ms": 1}), access, Outlet(), Tally())
     rounds = threading.Semaphore(0)
 
-    def fails(self, published):
+    def fails(self, _):
         rounds.release()
         raise OSError("this round failed")
 
-    monkeypatch.setattr(Announcer, "round", fails)
-    announcer = Announcer.__new__(Announcer)
+    monkeypatch.setattr(Announcer, failing, fails)
+    announcer = Announcer(access, [kvbm_cxl.Namespace.from_bytes(bytes(16))], 16, Tally())
     thread = access.failures.start_thread("kvbm-cxl-events", "KV events", lambda: events._run(announcer))
     for _ in range(2):
         assert rounds.acquire(timeout=180)

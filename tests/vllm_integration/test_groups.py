@@ -111,13 +111,16 @@ def test_prefixes_are_those_that_vllm_finds(name, speculative):
                     block_hash = asked.block_hashes[(at + 1) * group.block_tokens // shape.hash_tokens - 1]
                     key = make_block_hash_with_group_id(block_hash, group.index)
                     coordinator.block_pool.cached_block_hash_to_block.insert(key, block)
-        blocks, length, _ = coordinator.find_longest_cache_hit(asked.block_hashes, len(prompt) - 1)
+        blocks, length, beyond = coordinator.find_longest_cache_hit(asked.block_hashes, len(prompt) - 1)
         hit = shape.longest(have, len(prompt))
         tokens_of_hit = hit.tokens if hit else 0
         if speculative and name == "blocks of two sizes" and tokens_of_hit > length == 0:
             # Near the start of a prompt vLLM drops two blocks here: one to align the match, and one more to align what is left of it.
             continue
         assert tokens_of_hit == length, (name, case, have)
+        if any(isinstance(spec, FullAttentionSpec) for spec in specs):
+            # Where vLLM would keep a state of what is in its own cache.
+            assert shape.longest_known(have, len(prompt)) == length + beyond, (name, case, have)
         found.add(length > 0)
         if hit is None:
             continue
@@ -194,6 +197,31 @@ def test_a_whole_prompt_with_recurrent_layers_is_not_taken():
     # The last token is computed again, and the state behind it holds it already.
     assert shape.longest([[True] * 2] * 3, 32).tokens == 16
     assert shape.longest([[True] * 2] * 3, 33).tokens == 32
+
+
+@pytest.mark.parametrize("spec", (state(), window(24)), ids=("state", "window"))
+def test_without_full_attention_nothing_tells_how_far_a_prefix_is_known(spec):
+    shape = shape_of(engine([spec]), configuration([spec]))
+    assert shape.longest([[True, True]], 40).tokens == 32 and shape.longest_known([[False, False]], 40) == 0
+
+
+@pytest.mark.parametrize("speculative", [None, SimpleNamespace(use_eagle=lambda: True)], ids=["plain", "eagle"])
+@pytest.mark.parametrize("cut", (0, 400, 700))
+def test_a_window_is_stored_where_the_prefix_ends_that_others_have(speculative, cut):
+    """Whatever the chunk that computes it: the next prompt with the same beginning finds as much as full attention has."""
+    specs = MODELS["gpt-oss"]
+    shape = shape_of(engine(specs, speculative), configuration(specs))
+    known = shape.longest_known([[True] * 40, []], 1000)
+    assert known == (624 if speculative else 640)
+    have = [[True] * 40, [False] * 62]
+    for begin, end in ((0, cut), (cut, 1000)):
+        for at in shape.worth_storing(shape.groups[1], begin, end, 1000, 1 << 20, known):
+            have[1][at] = True
+    assert shape.longest(have, 1000).tokens == known
+    alone = [[True] * 40, [False] * 62]
+    for at in shape.worth_storing(shape.groups[1], 0, 1000, 1000, 1 << 20):
+        alone[1][at] = True
+    assert shape.longest(alone, 1000) is None
 
 
 def test_kinds_are_told_by_their_specs_and_others_are_refused():

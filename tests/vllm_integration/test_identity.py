@@ -5,14 +5,12 @@ import shutil
 from types import SimpleNamespace
 
 import kvbm_cxl
-import numpy
 import pytest
 import torch
 from kvbm_cxl.vllm_integration import identity, support
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, kind_of
 from kvbm_cxl.vllm_integration.shards import shards_of
-from safetensors.numpy import save_file
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -21,77 +19,6 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-
-
-@pytest.fixture
-def weights(tmp_path):
-    """A function that makes a model's folder: `weights("name", seed)`."""
-
-    def make(name: str, seed: int):
-        folder = tmp_path / name
-        folder.mkdir()
-        random = numpy.random.default_rng(seed)
-        for part in range(2):
-            save_file({"w": random.standard_normal((300, 1000), numpy.float32)}, folder / f"model-{part}.safetensors")
-        return folder
-
-    return make
-
-
-def test_a_model_is_known_by_its_weights(weights, tmp_path):
-    first, second = weights("first", 1), weights("second", 2)
-    digest = identity.weights_digest(first)
-    assert digest == identity.weights_digest(weights("again", 1)) and digest != identity.weights_digest(second)
-    copy = tmp_path / "copy"
-    shutil.copytree(first, copy)
-    assert identity.weights_digest(copy) == digest
-    # Trained a little more: all numbers differ a little.
-    nudged = numpy.random.default_rng(1).standard_normal((300, 1000), numpy.float32) * numpy.float32(1.0001)
-    save_file({"w": nudged}, copy / "model-0.safetensors")
-    assert identity.weights_digest(copy) != digest
-    (copy / "model-1.safetensors").unlink()
-    assert identity.weights_digest(copy) != digest
-
-
-def test_one_small_tensor_among_large_ones_makes_another_model(tmp_path):
-    def make(name: str, bias: float):
-        random = numpy.random.default_rng(1)
-        tensors = {f"layers.{layer}.w": random.standard_normal((100, 3000), numpy.float32) for layer in range(40)}
-        tensors["layers.17.bias"] = numpy.full(8, bias, numpy.float32)
-        (tmp_path / name).mkdir()
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        return identity.weights_digest(tmp_path / name)
-
-    assert make("first", 0.5) == make("again", 0.5) != make("other", 0.25)
-
-
-def test_a_header_that_makes_no_sense_is_sampled_like_any_file(weights):
-    folder = weights("damaged", 1)
-    path = folder / "model-0.safetensors"
-    good, seen = path.read_bytes(), {identity.weights_digest(folder)}
-    for header in (b"[]", b'{"w": 1}', b'{"w": {"data_offsets": [0, 99999999999]}}', b'{"w": {"data_offsets": ["a", "b"]}}', b"\xff\xfe"):
-        path.write_bytes(len(header).to_bytes(8, "little") + header + good[8 + len(header) :])
-        seen.add(identity.weights_digest(folder))
-    path.write_bytes(b"\xff" * 8 + good[8:])
-    seen.add(identity.weights_digest(folder))
-    path.write_bytes(b"")
-    seen.add(identity.weights_digest(folder))
-    assert len(seen) == 8
-
-
-def test_a_file_that_grew_is_another(weights):
-    folder = weights("grows", 1)
-    digest = identity.weights_digest(folder)
-    with (folder / "model-0.safetensors").open("ab") as file:
-        file.write(b"\0")
-    assert identity.weights_digest(folder) != digest
-
-
-def test_a_model_without_weights_at_hand_needs_a_name(tmp_path):
-    with pytest.raises(ConfigError, match="no weights.*model_id"):
-        identity.weights_digest(tmp_path)
-    with pytest.raises(ConfigError, match="cannot tell which weights.*model_id"):
-        identity.fingerprint(SimpleNamespace(model="no-owner/has-this-model", revision=None))
 
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
@@ -130,8 +57,13 @@ def _vllm_config(**changes) -> SimpleNamespace:
     cache = pick("cache_dtype", "calculate_kv_scales")
     cache.prefix_caching_hash_algo = values["hash"]
     return SimpleNamespace(
-        model_config=pick(
-            *("model", "revision", "hf_config", "dtype", "quantization", "seed", "max_model_len", "is_encoder_decoder", "is_diffusion")
+        model_config=Model(
+            **vars(
+                pick(
+                    *("model", "revision", "hf_config", "dtype", "quantization", "seed", "max_model_len", "is_encoder_decoder"),
+                    "is_diffusion",
+                )
+            )
         ),
         load_config=pick("load_format", "model_loader_extra_config"),
         cache_config=cache,
@@ -144,6 +76,18 @@ def _vllm_config(**changes) -> SimpleNamespace:
 def _cache_config(spec=SPEC, layers=LAYERS, layout="LBHNC", replicas=1, groups=1) -> KVCacheConfig:
     made = [KVCacheGroupSpec(layers, spec) for _ in range(groups)]
     return KVCacheConfig(8, [], made, kv_cache_layout=layout, kv_tp_replicas=replicas)
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch):
+    """The configurations here are made up; what counts of real ones: test_settings."""
+    monkeypatch.setattr(identity, "engine_settings", lambda vllm_config: {})
+    plain = identity.config_text
+    monkeypatch.setattr(identity, "config_text", lambda config: "" if isinstance(config, Model) else plain(config))
+
+
+class Model(SimpleNamespace):
+    """Stands for vLLM's ModelConfig."""
 
 
 def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", options=None, **changes) -> str:
@@ -196,17 +140,18 @@ def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
     assert len({mine, *others.values()}) == 1 + len(others), others
 
 
-def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(monkeypatch, weights, tmp_path):
-    def here(**changes) -> str:
-        return _namespace(monkeypatch, model=str(folder), **changes)
+def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(tmp_path):
+    def here() -> str:
+        return identity.side_files_digest(SimpleNamespace(model=str(folder), revision=None))
 
-    folder, seen = weights("model", 1), []
-    seen.append(here())
-    for name in ("quantize_config.json", "hf_quant_config.json", "kv_cache_scales.json", "preprocessor_config.json"):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    seen = [here()]
+    for name in ("quantize_config.json", "hf_quant_config.json", "kv_cache_scales.json", "preprocessor_config.json", "modeling_own.py"):
         for content in ("{}", '{"bits": 4}'):
             (folder / name).write_text(content)
             seen.append(here())
-    assert len(set(seen)) == 9
+    assert len(set(seen)) == 11
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json", "config.json"):
         (folder / name).write_text(name)
     (folder / "notes.txt").write_text("words")
@@ -274,12 +219,15 @@ def test_cells_have_the_namespace_of_an_engine_that_has_such_blocks(monkeypatch,
 
 
 def test_a_draft_model_is_part_of_the_groups_that_may_have_its_layers(monkeypatch):
-    monkeypatch.setattr(identity, "fingerprint", lambda model: f"weights:{model.model}")
+    monkeypatch.setattr(identity, "fingerprint", lambda model, load_config: f"weights:{model.model}/{load_config.load_format}")
 
-    def drafts(method: str, **fields):
+    class Drafts(Model):
+        def use_eagle(self) -> bool:
+            return self.method == "eagle"
+
+    def drafts(method: str, load_format="auto", **fields):
         fields = {"model": "d", "hf_config": HfConfig(layers=1), "max_model_len": 4096} | fields
-        eagle = method == "eagle"
-        return SimpleNamespace(method=method, use_eagle=lambda: eagle, draft_model_config=SimpleNamespace(**fields))
+        return Drafts(method=method, draft_model_config=Model(**fields), draft_load_config=SimpleNamespace(load_format=load_format))
 
     def named(speculative, is_draft=True):
         group = Group(0, tuple(LAYERS), SPEC.block_size, *kind_of(SPEC), is_draft=is_draft)
@@ -288,8 +236,8 @@ def test_a_draft_model_is_part_of_the_groups_that_may_have_its_layers(monkeypatc
 
     eagle = drafts("eagle")
     assert named(None) == named(SimpleNamespace(draft_model_config=None)) == named(eagle, is_draft=False) == {}
-    others = [drafts("eagle", model="e"), drafts("eagle", hf_config=HfConfig(layers=2)), drafts("draft_model"), eagle]
-    assert len({named(each)["draft"] for each in others}) == 4
+    others = [drafts("eagle", model="e"), drafts("eagle", hf_config=HfConfig(layers=2)), drafts("draft_model"), drafts("eagle", "dummy")]
+    assert len({named(each)["draft"] for each in (*others, eagle)}) == 5
     assert named(drafts("draft_model"), is_draft=False), "vLLM does not say where its layers are"
 
 
@@ -298,9 +246,9 @@ def test_layer_numbers():
 
 
 def test_what_is_supported():
-    support.check(_vllm_config(), _cache_config())
+    assert support.check(_vllm_config(), _cache_config()) is None
     mla = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
-    support.check(_vllm_config(hash="sha256_cbor"), _cache_config(mla))
+    assert support.check(_vllm_config(hash="sha256_cbor"), _cache_config(mla)) is None
 
 
 @pytest.mark.parametrize(

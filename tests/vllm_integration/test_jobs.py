@@ -18,25 +18,53 @@ class Job:
     def len_bytes(self) -> int:
         return len(self.keys) * self.key_bytes
 
-    def begin(self, places) -> None:
+    def keep(self, places) -> None:
         self.keys = [self.keys[at] for at in places]
+
+    def announce(self) -> bool:
+        return True
 
 
 class Gate(Job):
-    """A job that ends when the test lets it, and records with what it was begun."""
+    """A job that ends when the test lets it, and records which of its keys it keeps."""
 
     def __init__(self, keys, len_bytes, block_ids=()) -> None:
         super().__init__(keys, len_bytes, self._run, block_ids)
         self.begun, self.go_on, self.places, self.maker = threading.Event(), threading.Event(), None, None
 
-    def begin(self, places) -> None:
-        super().begin(places)
+    def keep(self, places) -> None:
+        super().keep(places)
         self.places, self.maker = places, threading.current_thread()
 
     def _run(self) -> None:
         assert threading.current_thread() is not self.maker
         self.begun.set()
         assert self.go_on.wait(30)
+
+
+class Cells(Gate):
+    """A job whose cells come when the test lets them, or whose locks do not come."""
+
+    def __init__(self, keys, len_bytes, block_ids=()) -> None:
+        super().__init__(keys, len_bytes, block_ids)
+        self.asked, self.may_come, self.comes, self.told = threading.Event(), threading.Event(), True, []
+        self.probes = 0
+
+    def announce(self) -> bool:
+        self.asked.set()
+        assert self.may_come.wait(30)
+        return self.comes
+
+    def give_up(self) -> None:
+        self.told.append("given up")
+
+    def release(self) -> None:
+        self.told.append("released")
+
+    def probe(self) -> bool:
+        self.probes += 1
+        assert self.may_come.wait(30)
+        return self.comes
 
 
 @pytest.fixture
@@ -131,10 +159,121 @@ def test_a_job_that_raises_is_over_too(saves):
     assert saves._bytes == 0 and saves.done_step(1) == 1
     assert saves.failures.last_error.message == "OSError: what else may happen"
     not_begun = Job([b"k1"], 10)
-    not_begun.begin = lambda places: raises()
+    not_begun.keep = lambda places: raises()
     with pytest.raises(OSError):
         saves.submit(("a", 2), not_begun)
     assert saves._bytes == 0 and saves.done_step(2) == 2 and not saves._by_key, "what was not begun is not waited for"
+
+
+WAYS = {
+    "a request": lambda saves: saves.wait(["a"]),
+    "cells of a request": lambda saves: saves.wait_announced(["a"]),
+    "blocks": lambda saves: saves.wait_blocks([1]),
+    "all": lambda saves: saves.wait_all(),
+    "room": lambda saves: saves.submit(("b", 1), Job([b"k9"], 999)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_cells_that_do_not_come_hold_nothing_up(saves, way):
+    """Neither who waits for them, nor what is submitted afterwards, until they come again."""
+    saves.patience_s = 0.05
+    stuck, waiting, later, more = (Cells([b"k%d" % number], 10, {number}) for number in (1, 2, 3, 4))
+    saves.submit(("a", 1), stuck)
+    saves.submit(("a", 1), waiting)
+    assert stuck.asked.wait(30)
+    began_s = time.monotonic()
+    later_job = Job([b"k9"], 999)
+    later_job.give_up = lambda: later.told.append("room")
+    WAYS["room"] = lambda saves: saves.submit(("b", 1), later_job)
+    WAYS[way](saves)
+    assert 0.05 <= time.monotonic() - began_s < 25
+    assert stuck.told == ["given up"] and not waiting.asked.is_set()
+    # Who waits for blocks does not care for the others.
+    assert waiting.told == ([] if way == "blocks" else ["given up"]) and saves.is_held_up
+    began_s = time.monotonic()
+    assert saves.submit(("c", 2), later) and later.told[-1] == "given up" and not saves.busy("c")
+    saves.wait(["c"])
+    assert time.monotonic() - began_s < 25 and not later.asked.is_set()
+    # The call returns after all: its cells are given back, nothing of it is copied, and publishing goes on.
+    stuck.may_come.set()
+    waiting.may_come.set()
+    waiting.go_on.set()
+    _eventually(lambda: not saves.is_held_up and not saves._without_cells)
+    assert stuck.told == ["given up", "released"] and not stuck.begun.is_set()
+    assert waiting.begun.wait(30 if way == "blocks" else 0) == (way == "blocks")
+    more.may_come.set()
+    more.go_on.set()
+    assert saves.submit(("d", 3), more)
+    saves.wait(["d"])
+    assert more.begun.is_set() and more.told == [] and saves._bytes == 0 and saves.done_step(3) == 3
+    assert not (saves._by_key or saves._by_block or saves._by_request or saves._by_step)
+
+
+def test_a_time_out_is_probed_until_the_locks_come(saves):
+    first, second, third, queued = (Cells([b"k%d" % number], 10) for number in (1, 2, 3, 4))
+    first.comes = False
+    first.go_on.set()
+    saves.submit(("a", 1), first)
+    saves.submit(("q", 1), queued)
+    first.may_come.set()
+    saves.wait(["a"])
+    _eventually(lambda: not saves.busy("q"))
+    assert queued.told == ["given up"], "what is queued does not wait for the probe"
+    assert first.begun.is_set(), "its outcome is counted where it runs"
+    _eventually(lambda: first.probes > 3)
+    assert saves.submit(("b", 2), second) and second.told == ["given up"]
+    first.comes = True
+    _eventually(lambda: not saves.is_held_up)
+    third.may_come.set()
+    third.go_on.set()
+    saves.submit(("c", 3), third)
+    saves.wait(["c"])
+    assert third.begun.is_set() and third.told == []
+
+
+def test_a_time_out_does_not_keep_it_from_closing():
+    made, job = Saves(1, 1000, 300), Cells([b"k1"], 10)
+    job.comes = False
+    job.may_come.set()
+    job.go_on.set()
+    made.submit(("a", 1), job)
+    _eventually(lambda: job.probes)
+    made.close()
+    assert not made._by_key
+
+
+def test_late_jobs_are_given_up_where_no_step_waits(saves):
+    stuck, waiting, copied = Cells([b"k1"], 10, {1}), Cells([b"k2"], 10, {2}), Gate([b"k0"], 10, {0})
+    saves.submit(("z", 1), copied)
+    assert copied.begun.wait(30)
+    saves.submit(("a", 1), stuck)
+    saves.submit(("b", 1), waiting)
+    assert stuck.asked.wait(30)
+    saves.give_up_late(60)
+    assert saves.busy("a") and stuck.told == []
+    time.sleep(0.02)
+    saves.give_up_late(0.01)
+    assert not (saves.busy("a") or saves.busy("b")) and stuck.told == waiting.told == ["given up"]
+    assert saves.busy("z"), "what is being copied is not given up"
+    copied.go_on.set()
+    stuck.may_come.set()
+    saves.wait(["z"])
+    _eventually(lambda: stuck.told == ["given up", "released"])
+    saves.give_up_late(0.0)
+    assert not saves.is_held_up
+
+
+def test_copies_are_waited_for_however_long_they_take(saves):
+    """Their source must not change."""
+    saves.patience_s, saves.timeout_ms = 0.01, 60_000
+    job = Cells([b"k1"], 10, {1})
+    job.may_come.set()
+    saves.submit(("a", 1), job)
+    assert job.begun.wait(30)
+    threading.Timer(0.3, job.go_on.set).start()
+    saves.wait_blocks([1])
+    assert job.go_on.is_set() and job.told == []
 
 
 def test_loads_end_when_all_their_jobs_have():

@@ -25,7 +25,7 @@ def without_kernels(monkeypatch):
 
 def _handed_over(layout: Layout, pool: str, **options) -> Driven:
     """Publishes a prompt from one KV cache, loads it into another one, and compares all bytes of both."""
-    prefill, decode = Driven(layout, pool, 1, **options), Driven(layout, pool, 2, **options)
+    prefill, decode = (Driven(layout, pool, seed, is_producer=seed == 1, **options) for seed in (1, 2))
     try:
         prompt = tokens(LENGTH, seed=3)
         sources = prefill.publish(prefill.request("a", prompt))

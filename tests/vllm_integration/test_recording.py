@@ -15,7 +15,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 def test_requests_are_recorded_once_with_what_was_found(bench, tmp_path):  # noqa: F811
-    here = bench(record_dir=str(tmp_path), record_salt="secret")
+    here = bench(producer=False, record_dir=str(tmp_path), record_salt="secret")
     first, second = request("a", tokens(100)), request("b", tokens(100))
     here.admit(first)
     here.publish(first, 6, tail=True)
@@ -43,10 +43,10 @@ def test_entries_are_counted(bench, tmp_path):  # noqa: F811
 
 
 def test_a_folder_that_cannot_be_costs_no_request(bench):  # noqa: F811
-    here, asked = bench(record_dir="/proc/nowhere", record_salt="secret"), request("a", tokens(100))
+    here, asked = bench(producer=False, record_dir="/proc/nowhere", record_salt="secret"), request("a", tokens(100))
     here.publish(asked, 6, tail=True)
     assert here.side.recording is None and here.admit(asked)[0] == 100
     here.finish_load("a")
     error = here.access.failures.last_error
-    assert error is not None and "/proc/nowhere" in error.doing
+    assert error is not None and "/proc/nowhere" in error.detail
     assert here.counts()["thread_errors/os"] == 1

@@ -19,7 +19,7 @@ LORA = LoRARequest("tenant", 1, "/somewhere")
 @pytest.fixture
 def here(bench) -> Bench:  # noqa: F811
     """A side whose one worker has a fingerprint of its weights."""
-    made = bench()
+    made = bench(consumer=False)
     made.side.handshake({(0, 0): WorkerHandshake(((bytes(made.namespaces[0]),),), 4096, START)})
     return made
 
@@ -51,7 +51,7 @@ def test_after_a_reset_equal_weights_find_everything_again(here):
         told()
         assert here.side.matched(asked, 0) == (None, False), "it is not known yet which weights there are"
         _answer(here, START)
-        assert here.side.matched(asked, 0) == (100, True)
+        assert here.side.matched(asked, 0) == (96, True)
         here.side.step(Scheduled())
     assert here.counts()["lookups/deferred"] == 2
 
@@ -68,11 +68,12 @@ def test_after_a_reset_other_weights_find_nothing_of_before(here):
     assert len(set(fresh)) == 7 and not set(fresh) & set(_all_keys(asked)) and saves[1].parent == fresh[5]
     for key in fresh:
         here.access.call(lambda cache: cache.publish(here.namespaces[0], key, key))
-    assert here.side.matched(request("b", tokens(100)), 0) == (100, True), "what it publishes from here on it finds"
+    handed_over = handover.Expected(100, str(here.namespaces[0])).to_params()
+    assert here.side.matched(request("b", tokens(100), handed_over), 0) == (100, True), "what it publishes from here on it finds"
     here.side.step(Scheduled())
     here.side.reset()
     _answer(here, START)
-    assert here.side.matched(request("c", tokens(100)), 0) == (100, True), "and with the first weights what was there before"
+    assert here.side.matched(request("c", tokens(100), handed_over), 0) == (100, True), "and with the first weights what was there before"
     here.side.step(Scheduled())
 
 
@@ -166,8 +167,8 @@ def test_a_hand_over_of_earlier_weights_is_not_promised(here):
 # Adapters
 
 
-def _adapted(name: str, seed: int = 0, lora: LoRARequest = LORA, length: int = 100):
-    return request(name, tokens(length, seed), lora_request=lora)
+def _adapted(name: str, params: dict | None = None, length: int = 100):
+    return request(name, tokens(length), params, lora_request=LORA)
 
 
 def _publish_adapted(here: Bench, asked, content: bytes) -> None:
@@ -177,7 +178,7 @@ def _publish_adapted(here: Bench, asked, content: bytes) -> None:
 
 
 def test_an_adapter_that_is_not_known_yet_is_loaded_first(here):
-    asked = _adapted("a")
+    asked = _adapted("a", params=handover.Expected(100, str(here.namespaces[0])).to_params())
     _publish_adapted(here, asked, A)
     assert here.side.matched(asked, 0) == (None, False)
     orders = here.side.step(Scheduled())

@@ -190,7 +190,6 @@ def test_connectors_of_a_process_share_a_level(engine, tmp_path):
     [
         ({"l2": "/x"}, "l2 and l2_max_bytes go together"),
         ({"l2_max_bytes": 5}, "l2 and l2_max_bytes go together"),
-        ({"l2": "/x", "l2_max_bytes": 5, "zero_copy": True}, "leave one of them out"),
         ({"l2": "/x", "l2_max_bytes": 5, "l2_wait_ms": -1}, "l2_wait_ms is -1"),
     ],
 )

@@ -34,8 +34,8 @@ def _saved(orders) -> list[bytes]:
 
 def test_a_session_is_found_and_published_like_any_request(bench):  # noqa: F811
     here, session = bench(), request("s", PROMPT, resumable=True)
-    here.publish(session, 6, tail=True)
-    assert here.side.matched(session, 0) == (100, True)
+    here.publish(session, 6)
+    assert here.side.matched(session, 0) == (96, True)
     session = request("t", tokens(100, seed=8), resumable=True)
     _answered(here, session, 105)
     _next_turn(session, tokens(60, seed=5))
@@ -45,7 +45,7 @@ def test_a_session_is_found_and_published_like_any_request(bench):  # noqa: F811
 
 
 def test_a_block_that_ended_with_a_replaced_token_has_no_name(bench):  # noqa: F811
-    here, session = bench(), request("s", PROMPT, resumable=True)
+    here, session = bench(consumer=False), request("s", PROMPT, resumable=True)
     _answered(here, session, 7 * BLOCK_TOKENS)
     before = list(session.all_token_ids)
     _next_turn(session, [9999, *tokens(60, seed=5)])

@@ -76,5 +76,9 @@ def test_prometheus_shows_them_by_engine(metrics, registry):
     assert all(name.startswith(PREFIX) for name in shown) and len(shown) >= len(COUNTERS)
 
 
-def test_names_of_a_newer_worker_are_skipped(metrics):
+def test_names_of_a_newer_worker_are_skipped(metrics, registry):
+    before = generate_latest(registry)
     metrics.observe({"counters": {"unknown/x": 1}, "gauges": {"unknown": 2}, "times": {"unknown": [1.0]}}, 0)
+    assert generate_latest(registry) == before
+    metrics.observe({"counters": {"unknown/x": 1, "loads/failed": 3}, "gauges": {}, "times": {}}, 0)
+    assert 'vllm:kvbm_cxl_loads_total{engine="0",model_name="m",result="failed"} 3.0' in generate_latest(registry).decode()

@@ -2,6 +2,7 @@
 """The scheduler's side of engines whose blocks are several in the pool: keys, what is found, where it is loaded and saved from."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import kvbm_cxl
@@ -26,13 +27,13 @@ def namespace(shard: int) -> kvbm_cxl.Namespace:
 class Bench:
     """Two ranks with two cells each, and vLLM's blocks of `block_tokens` tokens."""
 
-    def __init__(self, pool: str, block_tokens: int, **options) -> None:
+    def __init__(self, pool: str, block_tokens: int, *, producer: bool = True, consumer: bool = True, **options) -> None:
         self.config = ConnectorConfig.read({"pool": pool, "stored_block_tokens": BLOCK_TOKENS, **options})
         self.access, self.block_tokens = pool_access.acquire(self.config), block_tokens
         specs = [full(block_tokens)]
         shape = shape_of(engine(specs), configuration(specs), BLOCK_TOKENS)
         mine = None if block_tokens == BLOCK_TOKENS else hasher(BLOCK_TOKENS)
-        self.side = SchedulerSide(self.config, self.access, shape, True, True, hasher=mine)
+        self.side = SchedulerSide(self.config, self.access, shape, producer, consumer, hasher=mine)
         self.namespaces = [namespace(shard) for shard in range(RANKS * SHARDS)]
         cells = [bytes(each) for each in self.namespaces]
         self.side.handshake({(0, rank): WorkerHandshake(((*cells[2 * rank : 2 * rank + 2],),), 4096) for rank in range(RANKS)})
@@ -111,7 +112,7 @@ def test_an_engine_whose_hashes_fit_hashes_nothing_again():
 
 
 def test_what_is_published_is_found_by_engines_with_other_blocks(bench):
-    small, large = bench(16), bench(64)
+    small, large = bench(16, consumer=False), bench(64, producer=False)
     prompt = tokens(150)
     asked = small.request("a", prompt)
     saves = small.compute(asked, 0, 150, list(range(100, 110)))
@@ -135,25 +136,26 @@ def test_a_prompt_that_ends_with_a_slice_is_found_whole(bench):
     assert large.side.names.shape.reach(80, True) == 80 and large.side.names.shape.reach(80, False) == 64
     external, (load,) = large.admit(large.request("b", prompt))
     assert external == 80 and load.block_ids == [28, 29, 30, 31, 12] and load.tail_tokens == 0
-    assert bench(64, publish_tail=False).admit(large.request("c", prompt))[0] == 64
+    assert bench(64).admit(large.request("c", prompt))[0] == 80, "all of it is there, handed over or not"
     small.evict(0, keys_of_a_small_engine(prompt)[4])
     assert large.admit(large.request("d", prompt))[0] == 64
 
 
 def test_a_hand_over_to_larger_blocks_waits_for_no_more_than_they_can_find(bench):
-    """Without tails the reader's prefix ends with one of its blocks, and prefill said more."""
-    small, large, prompt = bench(16), bench(64, publish_tail=False, handover_wait_ms=60_000), tokens(90)
+    """With a draft the reader has the last block of a match computed again, and prefill said more."""
+    small, large, prompt = bench(16), bench(64, handover_wait_ms=60_000), tokens(150)
+    large.side.names.shape = replace(large.side.names.shape, drops_last=True)
     asked = small.request("a", prompt, params=handover.prefill_params())
-    saves = small.compute(asked, 0, 90, list(range(100, 106)))
+    saves = small.compute(asked, 0, 150, list(range(100, 110)))
     small.publish([key for each in saves for key in each.keys])
     _, params = small.side.finished(asked)
-    assert handover.expected_of(params).tokens == 90
+    assert handover.expected_of(params).tokens == 150
     assert large.admit(large.request("b", prompt, params=params))[0] == 64
     assert large.side.take_stats().data["counters"]["handovers/complete"] == 1
 
 
 def test_what_large_blocks_publish_is_found_in_small_ones(bench):
-    large, small = bench(64), bench(16)
+    large, small = bench(64, consumer=False), bench(16, producer=False)
     prompt = tokens(150)
     asked = large.request("a", prompt)
     saves = large.compute(asked, 0, 90, [50, 60, 70])
@@ -179,7 +181,7 @@ def test_a_block_counts_when_all_its_cells_are_there(bench, shard, gone, found):
 
 
 def test_what_vllm_has_is_not_loaded_again(bench):
-    here, prompt = bench(32), tokens(150)
+    here, prompt = bench(32, producer=False), tokens(150)
     here.publish(keys_of_a_small_engine(prompt))
     asked = here.request("b", prompt)
     external, _ = here.side.matched(asked, 64)

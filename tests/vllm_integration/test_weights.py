@@ -35,16 +35,14 @@ def test_every_tensor_is_seen():
     assert len(seen) == 1 + 41
 
 
-def test_a_few_numbers_of_a_large_model_are_seen(monkeypatch):
-    """One number in ten thousand changed all over, but not at the ends; a hundredth of the bytes is sampled."""
-    monkeypatch.setattr(weights, "_BUDGET_BYTES", 1 << 20)
-    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(6)))
-    before = fingerprint(model)
-    random = torch.Generator().manual_seed(1)
+def test_one_number_of_a_large_tensor_is_seen():
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(3)))
+    seen, random = {fingerprint(model)}, torch.Generator().manual_seed(1)
     for tensor in model.state_dict().values():
-        numbers = tensor.view(-1)[2000:-2000]
-        numbers += 0.5 * (torch.rand(numbers.shape, generator=random) < 1e-4)
-    assert fingerprint(model) != before
+        numbers = tensor.view(-1)
+        numbers[torch.randint(numbers.numel(), (1,), generator=random)] += 1e-3
+        seen.add(fingerprint(model))
+    assert len(seen) == 7
 
 
 def test_the_order_of_dimensions_and_pieces_of_storage_do_not_matter():
@@ -58,14 +56,6 @@ def test_the_order_of_dimensions_and_pieces_of_storage_do_not_matter():
         assert fingerprint(model) != before
         base.copy_(torch.arange(40_000, dtype=torch.float32))
         assert view.reshape(-1)[0].item() == first and fingerprint(model) == before
-
-
-def test_a_bounded_number_of_bytes_is_read(monkeypatch):
-    read = []
-    real = weights._sampled
-    monkeypatch.setattr(weights, "_sampled", lambda tensor, share: read.append(real(tensor, share)) or read[-1])
-    fingerprint(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(12))))
-    assert sum(map(len, read)) <= weights._BUDGET_BYTES
 
 
 def test_weights_that_cannot_be_looked_at_have_none(caplog):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's side by itself: memory of its own in place of vLLM's KV cache, a real pool, every block different."""
 
-import math
 import threading
 import time
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import kv_memory, pool_access, worker
+from kvbm_cxl.vllm_integration import pool_access, worker
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.jobs import CopyTimeout
@@ -23,8 +22,11 @@ NAMESPACE = {"model": "m", "dtype": "d", "layer_count": LAYERS, "kv_head_count":
 class Bench:
     """A worker's side over memory that is filled with random numbers. A step that completes a prompt waits for its copies."""
 
+    vllm_config = None
+
     def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
+        options = {"audit": False, **options}
         monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
@@ -35,7 +37,7 @@ class Bench:
         monkeypatch.setattr(worker, "shape_of", lambda *_: shape)
         kv_cache_config = SimpleNamespace(kv_cache_groups=[group] * (elsewhere + 1), num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
-        self.side = worker.WorkerSide(None, kv_cache_config, config, self.access)
+        self.side = worker.WorkerSide(self.vllm_config, kv_cache_config, config, self.access)
         self.memory = self._memory((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), torch.Generator().manual_seed(seed))
         self.step = 0
         try:
@@ -82,16 +84,6 @@ class Bench:
         self.access.release()
 
 
-class Lender(Bench):
-    """A worker's side whose memory lies in the pool."""
-
-    def _memory(self, shape, random) -> torch.Tensor:
-        with self.side.memory_context() as placement:
-            memory = torch.zeros(4 * math.prod(shape), dtype=torch.int8, device="cpu").view(torch.float32).view(shape)
-        (self.region,) = placement.regions
-        return memory.copy_(torch.randn(shape, generator=random))
-
-
 @pytest.fixture
 def path(make_pool) -> str:
     return make_pool(size="64M", cells="256:1%,64K:60%")
@@ -107,21 +99,6 @@ def bench(path, monkeypatch):
 
     yield make
     for each in benches:
-        each.close()
-
-
-@pytest.fixture
-def lender(path, monkeypatch):
-    # Smaller than what vLLM allocates.
-    monkeypatch.setattr(kv_memory, "_SMALLEST_BYTES", 1)
-    lenders = []
-
-    def make(**options) -> Lender:
-        lenders.append(Lender(path, monkeypatch, zero_copy=True, **options))
-        return lenders[-1]
-
-    yield make
-    for each in lenders:
         each.close()
 
 
@@ -276,85 +253,27 @@ def test_a_pool_that_fails_is_a_load_that_fails_and_a_save_that_is_counted(bench
 def test_damage_is_told(bench, monkeypatch):
     here = bench()
     call = here.access.call
-    wrong = SimpleNamespace(pull_blocks=lambda ns, keys, layout, ids, after: [None, "checksum", "changed", "taken_back"])
+    wrong = SimpleNamespace(pull_blocks=lambda ns, keys, layout, ids, after: [None, "checksum", "changed", "checksum"])
     monkeypatch.setattr(here.access, "call", lambda operation: operation(wrong))
     failed, report = here.load("a", KEYS[:4], [1, 2, 3, 4])
     assert failed == {2, 3, 4} and report.corrupt == {KEYS[1], KEYS[3]}, "lookups would find these two again and again"
     monkeypatch.setattr(here.access, "call", call)
 
 
-def test_blocks_are_lent_without_a_copy_and_taken_back_before_they_are_written(lender, bench):
-    here, there = lender(), bench(seed=2)
-    here.run(saves=[Blocks("a", KEYS[:3], [7, 2, 9])], complete={"a"})
-    assert here.counts() == {"published_blocks/lent": 3} and here.region.lent() == 3
-    assert there.load("b", KEYS[:3], [1, 11, 5])[0] == set()
-    for source, target in zip((7, 2, 9), (1, 11, 5)):
-        assert torch.equal(there.memory[:, target], here.memory[:, source])
-    here.run(writes=[2, 3])
-    assert here.counts() == {"taken_back_blocks/written": 1}
-    here.memory[:, 2] = 0
-    assert there.load("c", KEYS[:3], [1, 11, 5])[0] == {11}
-    # Offered as before: two are there, and the block that was written is published anew.
-    here.run(saves=[Blocks("d", KEYS[:3], [7, 2, 9])], complete={"d"})
-    assert here.counts() == {"published_blocks/exists": 2, "published_blocks/lent": 1}
-
-
-def test_a_block_is_promised_when_it_is_saved_and_lent_later(lender, monkeypatch):
-    """The engine does not wait: whatever it wants back before a thread has come to lend it is not lent."""
-    here = lender(workers=1)
-    slow = Slow(here, monkeypatch)
-    here.run(saves=[Blocks("a", KEYS[:3], [0, 1, 2])])
-    assert slow.begun.wait(30)
-    with pytest.raises(kvbm_cxl.InvalidError, match="take it back"):
-        here.region.pull_blocks(here.side._attached.namespace, KEYS[3:4], [1])
-    here.run(writes=[1])
-    slow.go_on.set()
-    here.side._saves.wait({"a"})
-    assert here.counts() == {"published_blocks/lent": 2, "published_blocks/taken_back": 1}
-
-
-@pytest.mark.parametrize("cells", ("256:1%,64K:10%", "4K:10%"), ids=("copied", "lent"))
-def test_a_tail_outlives_its_block_where_a_cell_holds_it(make_pool, monkeypatch, cells):
-    """vLLM gives the block of a tail to the next request that comes."""
-    monkeypatch.setattr(kv_memory, "_SMALLEST_BYTES", 1)
-    pool = make_pool(size="64M", cells=cells)
-    here, there = Lender(pool, monkeypatch, zero_copy=True), Lender(pool, monkeypatch, zero_copy=True, seed=2)
-    here.run(saves=[Blocks("a", KEYS[:1], [0]), Blocks("a", KEYS[1:2], [1], KEYS[0], tail_tokens=5)], complete={"a"})
-    before = here.memory[:, 1].clone()
-    here.run(writes=[1])
-    here.memory[:, 1] = 0
-    failed, _ = there.load("b", KEYS[:2], [3, 4])
-    copied = "64K" in cells
-    assert failed == (set() if copied else {4}) and torch.equal(there.memory[:, 3], here.memory[:, 0])
-    assert torch.equal(there.memory[:, 4], before) == copied
-    counted = here.counts()
-    assert counted.get("bytes/published", 0) == (here.side.handshake().cell_bytes if copied else 0)
-    for each in (here, there):
-        each.close()
-
-
-def test_a_worker_without_the_pool_that_has_its_kv_cache_stops(lender):
-    here = lender()
-    opened, here.access._opened = here.access._opened, None
-    with pytest.raises(pool_access.PoolLost, match="start the engine again"):
-        here.run(writes=[1])
-    here.access._opened = opened
-
-
 class Slow:
-    """Holds up the publishing of a worker's side."""
+    """Holds up the publishing of a worker's side, or another call of its mover."""
 
-    def __init__(self, bench: Bench, monkeypatch) -> None:
+    def __init__(self, bench: Bench, monkeypatch, name: str = "publish") -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
         mover = type(bench.side._attached.mover)
-        publish = mover.publish
+        call = getattr(mover, name)
 
         def slow(*arguments):
             self.begun.set()
             assert self.go_on.wait(30)
-            return publish(*arguments)
+            return call(*arguments)
 
-        monkeypatch.setattr(mover, "publish", slow)
+        monkeypatch.setattr(mover, name, slow)
 
     def holds_up(self, call, within_s: float) -> None:
         """`call` does not return before the publishing goes on, and does then. The publishing goes on from here."""
@@ -415,15 +334,6 @@ def test_a_tail_is_not_written_on_while_it_is_read(bench, monkeypatch):
     here.side.before_overwrite(here.orders())
 
 
-def test_a_mover_is_told_what_a_step_writes(bench, monkeypatch):
-    here, told = bench(), []
-    mover = here.side._attached.mover
-    monkeypatch.setattr(type(mover), "before_writes", lambda self, block_ids: told.append(block_ids) or 1)
-    here.run(writes=[3, 4])
-    here.run()
-    assert told == [[3, 4]] and here.counts() == {"taken_back_blocks/written": 1}
-
-
 def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch):
     here = bench()
     slow = Slow(here, monkeypatch)
@@ -478,13 +388,13 @@ def test_long_chains_go_in_pieces(bench, monkeypatch):
         monkeypatch.setattr(worker, name, 3 * here.side.handshake().cell_bytes)
     parents = []
     mover = type(here.side._attached.mover)
-    begin = mover.begin
+    publish = mover.publish
 
-    def noted(self, batch):
+    def noted(self, batch, *rest):
         parents.append((batch.keys, batch.parents))
-        return begin(self, batch)
+        return publish(self, batch, *rest)
 
-    monkeypatch.setattr(mover, "begin", noted)
+    monkeypatch.setattr(mover, "publish", noted)
     here.run(saves=[Blocks("a", KEYS[:8], list(range(8)), parent=KEYS[9])], complete={"a"})
     assert sorted((len(keys), chain[0]) for keys, chain in parents) == sorted([(3, KEYS[9]), (3, KEYS[2]), (2, KEYS[5])])
     assert all(chain[1:] == keys[:-1] for keys, chain in parents)
@@ -494,16 +404,23 @@ def test_long_chains_go_in_pieces(bench, monkeypatch):
 
 def test_a_block_about_to_go_is_tried_again(bench, monkeypatch):
     here = bench()
-    answers = iter((["stored", "busy", "busy"], ["exists", "busy"], ["stored"]))
-    asked = []
+    answers = iter((["reserved", "busy", "busy"], ["exists", "busy"], ["reserved"]))
+    asked, copied = [], []
 
-    def publish_blocks(ns, keys, layout, ids, parents, after):
-        asked.append((keys, ids, parents))
-        return next(answers)
+    def reserve_blocks(ns, keys, layout, parents):
+        asked.append((keys, parents))
+        outcomes = next(answers)
 
-    monkeypatch.setattr(here.access, "call", lambda operation: operation(SimpleNamespace(publish_blocks=publish_blocks)))
+        def publish(layout, ids, after):
+            copied.append(ids)
+            return ["stored" if outcome == "reserved" else outcome for outcome in outcomes]
+
+        return SimpleNamespace(outcomes=outcomes, publish=publish)
+
+    monkeypatch.setattr(here.access, "call", lambda operation: operation(SimpleNamespace(reserve_blocks=reserve_blocks)))
     here.run(saves=[Blocks("a", KEYS[:3], [5, 6, 7], parent=None)], complete={"a"})
-    assert asked == [(KEYS[:3], [5, 6, 7], [None, *KEYS[:2]]), (KEYS[1:3], [6, 7], KEYS[:2]), ([KEYS[2]], [7], [KEYS[1]])]
+    assert asked == [(KEYS[:3], [None, *KEYS[:2]]), (KEYS[1:3], KEYS[:2]), ([KEYS[2]], [KEYS[1]])]
+    assert copied == [[5, 6, 7], [6, 7], [7]]
     counted = here.counts()
     assert counted["published_blocks/stored"] == 2 and counted["published_blocks/exists"] == 1
     monkeypatch.undo()

@@ -56,8 +56,6 @@ class Counts:
     failed: int = 0
     tokens: dict = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
     published_blocks: int = 0
-    # Published where they lie, without a copy.
-    lent_blocks: int = 0
     published_bytes: int = 0
     published_s: float = 0
     pulled_blocks: int = 0
@@ -88,7 +86,6 @@ def of_sample(sample: Sample) -> Counts:
         failed=int(sample.sum("vllm:request_success_total", finished_reason="error")),
         tokens={source: int(sample.sum("vllm:prompt_tokens_by_source_total", source=source)) for source in SOURCES},
         published_blocks=int(sample.sum(f"{OURS}published_blocks_total", outcome="stored")),
-        lent_blocks=int(sample.sum(f"{OURS}published_blocks_total", outcome="lent")),
         published_bytes=int(sample.sum(f"{OURS}bytes_total", direction="published")),
         published_s=sample.sum(f"{OURS}publish_seconds_sum"),
         pulled_blocks=int(sample.sum(f"{OURS}pulled_blocks_total", result="hit")),

@@ -9,8 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 CONNECTORS = ("cxl", "nixl-cxl", "nixl-ucx")
-# CxlConnector with the KV caches themselves in the pool.
-ZERO_COPY = "cxl-zero-copy"
 ROUTERS = ("least-loaded", "round-robin", "kv")
 DISCOVERIES = ("file", "etcd")
 # Where the workers run, and how much slower than here everything is there: the processor of a virtual machine is emulated.
@@ -25,8 +23,6 @@ class Options:
     prefill: int = 1
     decode: int = 1
     connector: str = "cxl"
-    # Of CxlConnector: publishing copies nothing, because the KV caches lie in the pool. For CPUs.
-    zero_copy: bool = False
     # A folder or a name that vLLM knows; empty = the tiny model.
     model: str = ""
     # Devices, as CXL_POOL has them; empty = a pool of our own in /dev/shm, which goes with the graph.
@@ -81,7 +77,7 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--prefill", type=_count, default=1, metavar="N", help="prefill workers (1)")
     parser.add_argument("--decode", type=_count, default=1, metavar="N", help="decode workers (1)")
-    parser.add_argument("--connector", choices=(*CONNECTORS, ZERO_COPY), default="cxl", help="how KV blocks travel (cxl)")
+    parser.add_argument("--connector", choices=CONNECTORS, default="cxl", help="how KV blocks travel (cxl)")
     parser.add_argument("--model", default="", help="a folder or a name that vLLM knows; without it a tiny random model that is made here")
     pool_help = "a formatted pool such as /dev/dax0.0; without it one in /dev/shm that goes with the graph"
     parser.add_argument("--pool", default="", metavar="SPEC", help=pool_help)
@@ -105,8 +101,7 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(
         prefill=said.prefill,
         decode=said.decode,
-        connector="cxl" if said.connector == ZERO_COPY else said.connector,
-        zero_copy=said.connector == ZERO_COPY,
+        connector=said.connector,
         model=said.model,
         pool=said.pool,
         pool_bytes=said.pool_size,

@@ -22,9 +22,7 @@ PAGE = 4096
 MIN_POOL_BYTES, POOL_BLOCKS = 1 << 30, 128
 # For what routers are told of each block: with blocks of 200 KiB or more enough for all of them.
 DESCRIPTION_CELLS = "2K:1%"
-# Where the KV caches lie in the pool: for references to their blocks. Cells of whole blocks are for the last ones of prompts then.
-REFERENCE_CELLS = "256:1%"
-BLOCK_PERCENT, BLOCK_PERCENT_ZERO_COPY = 75, 25
+BLOCK_PERCENT = 75
 
 
 def cxlctl_path() -> Path:
@@ -91,36 +89,26 @@ def format_pool(
     block_bytes: int | None,
     force: bool = False,
     announced: bool = False,
-    zero_copy: bool = False,
     run: Callable[..., str] = cxlctl,
 ) -> None:
     """Makes an empty pool with cells of a block. Raises GraphError.
 
-    announced: with cells for what routers are told of each block; zero_copy: with room for KV caches.
+    announced: with cells for what routers are told of each block.
     """
     arguments = ["format", "--slots", "32"]
     if block_bytes:
-        percent = BLOCK_PERCENT_ZERO_COPY if zero_copy else BLOCK_PERCENT
-        small = [DESCRIPTION_CELLS] * announced + [REFERENCE_CELLS] * zero_copy
-        for cells in (f"{cell_bytes(block_bytes)}:{percent}%", *small):
+        for cells in (f"{cell_bytes(block_bytes)}:{BLOCK_PERCENT}%", *[DESCRIPTION_CELLS] * announced):
             arguments += ["--cells", cells]
     run(spec, *arguments, *(["--force"] if force else []))
 
 
-def _contents(options: Options) -> dict[str, bool]:
-    announced = options.router == "kv" and options.connector == "cxl"
-    return {"announced": announced, "zero_copy": options.zero_copy}
-
-
-def _caches_bytes(options: Options, model: "Model") -> int:
-    """For the KV caches that lie in the pool, with as much again for what a worker that was killed gives back late."""
-    one = model.engine.get("kv_cache_memory_bytes", 0) if options.zero_copy else 0
-    return 2 * one * (options.prefill + options.decode)
+def _is_announced(options: Options) -> bool:
+    return options.router == "kv" and options.connector == "cxl"
 
 
 def make_in_lab(options: Options, model: "Model", lab) -> Pool:
     """A pool in the memory that the hosts of a lab share. Raises GraphError."""
-    format_pool(lab.spec, model.block_bytes, **_contents(options), run=lab.cxlctl)
+    format_pool(lab.spec, model.block_bytes, announced=_is_announced(options), run=lab.cxlctl)
     return Pool(lab.spec.partition(",")[0], None, (), lab.cxlctl)
 
 
@@ -128,12 +116,12 @@ def make(options: Options, model: "Model", note_path) -> Pool:
     """The pool for these options. `note_path` is told of a file before it is there, so that it goes whatever happens. Raises GraphError."""
     if options.pool:
         if options.format_given_pool:
-            format_pool(options.pool, model.block_bytes, force=True, **_contents(options))
+            format_pool(options.pool, model.block_bytes, force=True, announced=_is_announced(options))
         cxlctl(options.pool, "info", "--json")
         return Pool(options.pool, None, (), fresh=False)
     machines = tuple(uuid.uuid4().hex for _ in range(options.prefill + options.decode))
     own = Path("/dev/shm") / f"kvbm-cxl-serve-{uuid.uuid4().hex[:12]}"
     note_path(own)
-    size_bytes = options.pool_bytes or max(MIN_POOL_BYTES, POOL_BLOCKS * cell_bytes(model.block_bytes or 0)) + _caches_bytes(options, model)
-    format_pool(f"{own},size={size_bytes}", model.block_bytes, **_contents(options))
+    size_bytes = options.pool_bytes or max(MIN_POOL_BYTES, POOL_BLOCKS * cell_bytes(model.block_bytes or 0))
+    format_pool(f"{own},size={size_bytes}", model.block_bytes, announced=_is_announced(options))
     return Pool(str(own), own, machines)

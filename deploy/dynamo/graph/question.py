@@ -44,16 +44,6 @@ class Asked:
     decode: Counts
 
     @property
-    def full_blocks(self) -> int:
-        """Of the prompt."""
-        return self.answer.prompt_tokens // BLOCK_TOKENS
-
-    @property
-    def tail_tokens(self) -> int:
-        """Tokens behind the last full block."""
-        return self.answer.prompt_tokens % BLOCK_TOKENS
-
-    @property
     def blocks(self) -> int:
         """Of the prompt, the tail among them."""
         return -(-self.answer.prompt_tokens // BLOCK_TOKENS)
@@ -93,8 +83,6 @@ def describe(asked: Asked) -> list[str]:
     for role, count in (("prefill", asked.prefill), ("decode", asked.decode)):
         sources = ((COMPUTED, "computed"), (PULLED, "pulled"), (REUSED, "reused from its own cache"))
         parts = [f"{word} {_blocks(count.tokens[source])}" for source, word in sources if count.tokens[source]]
-        if count.lent_blocks:
-            parts.append(f"lent {_blocks(count.lent_blocks * BLOCK_TOKENS)} where they lie")
         if count.published_bytes:
             parts.append(_moved("published", count.published_blocks, count.published_bytes, count.published_s))
         if count.pulled_bytes:
@@ -122,10 +110,7 @@ def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
     has_to_be("request 1: tokens that prefill computed", first.prefill.tokens[COMPUTED], tokens)
     has_to_be("request 1: tokens that decode pulled", first.decode.tokens[PULLED], tokens)
     if graph.options.connector == "cxl":
-        prefill, in_place = first.prefill, first.full_blocks if graph.options.zero_copy else 0
-        published = prefill.published_blocks + prefill.lent_blocks
-        has_to_be("request 1: blocks that prefill published, the tail among them", published, first.blocks)
-        has_to_be("request 1: blocks that prefill published where they lie", prefill.lent_blocks, in_place)
+        has_to_be("request 1: blocks that prefill published, the tail among them", first.prefill.published_blocks, first.blocks)
         has_to_be("request 1: blocks that decode pulled, the tail among them", first.decode.pulled_blocks, first.blocks)
     else:
         has_to_be("request 1: decode counted transfers", first.decode.transfers > 0 and first.decode.pulled_bytes > 0, True)

@@ -312,7 +312,7 @@ int cxl_shm_alloc(cxl_pool_t* pool, size_t size, uint32_t flags, void** ptr);
 /* A scratch block in the default pool; otherwise as shmalloc(). */
 void* cxl_shm_alloc_scratch(size_t size);
 
-/* Makes a scratch block of this process a kept one; one that is kept stays so. CXL_SHM_E_NOT_A_BLOCK. */
+/* Makes the scratch block of this process around `ptr` a kept one; one that is kept stays so. CXL_SHM_E_NOT_A_BLOCK. */
 int cxl_shm_keep(void* ptr);
 
 /* shfree() with a status. */
@@ -576,8 +576,6 @@ int cxl_shm_device_close(cxl_device_t device);
 
 /* Which block is evicted first. */
 #define CXL_SHM_CACHE_LRU 0u      /* the one that was not used for longest, as TraCT */
-#define CXL_SHM_CACHE_S3_FIFO 1u  /* S3-FIFO */
-#define CXL_SHM_CACHE_SIEVE 2u    /* SIEVE */
 #define CXL_SHM_CACHE_LEAF_LRU 3u /* LRU among blocks that no other cached block continues */
 
 typedef struct cxl_shm_cache_options {

@@ -70,7 +70,7 @@ impl CacheMember {
         if options.flags & !CACHE_CHECKSUMS != 0 || options.reserved != 0 {
             return Err(Failure::invalid("cxl_shm_cache_options_t has unknown flags, or its reserved member is not zero"));
         }
-        let policy = PolicyKind::ALL.get(options.policy as usize).copied();
+        let policy = PolicyKind::ALL.into_iter().find(|&kind| kind as u32 == options.policy);
         let policy = policy.ok_or_else(|| Failure::invalid(format!("eviction policy {} does not exist", options.policy)))?;
         let mut config = CacheConfig {
             policy,

@@ -75,8 +75,6 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_ID_BYTES", 16),
     ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
     ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
-    ("CXL_SHM_CACHE_S3_FIFO", PolicyKind::S3Fifo as u64),
-    ("CXL_SHM_CACHE_SIEVE", PolicyKind::Sieve as u64),
     ("CXL_SHM_CACHE_LEAF_LRU", PolicyKind::LeafLru as u64),
     ("CXL_SHM_COUNT_NIXL_POSTED", Stat::NixlPosted as u64),
     ("CXL_SHM_COUNT_NIXL_READS", Stat::NixlReads as u64),

@@ -75,12 +75,19 @@ pub enum Command {
     Hosts(HostsArgs),
     /// Tell which machines have the manager seats, and release those of a machine that is gone
     ///
-    /// A pool needs one machine with a seat that runs. A machine that joins claims a seat where no manager serves, or where one is to
-    /// spare; its last process that leaves releases it. A machine that died keeps its seat until it comes back, or until its death is
+    /// A pool needs one machine with a seat that runs. Every slot has a seat, which its host has for as long as it has the slot. A machine
+    /// that finds no manager when it joins claims one of the first seats and gives it back once it has its slot. In pools of earlier
+    /// versions, slots have none: machines claim the seats, and one that died keeps its seat until it comes back, or until its death is
     /// proven: `cxlctl hosts declare-dead`, or `cxlctl seats release`, which needs no machine with a seat.
     Seats(SeatsArgs),
     /// Show metadata lines
     Inspect(InspectArgs),
+    /// Give kept memory back that no process uses any more
+    ///
+    /// Memory that a program keeps outlives it: other processes may know it by its name or offset. Where they are gone too, nothing in the
+    /// pool tells, so a person decides. `cxlctl inspect blocks all` lists kept blocks with their names, offsets and sizes. The cache and its
+    /// blocks are not concerned. Memory that a process still uses is overwritten by its next owner.
+    Free(FreeArgs),
     /// Check all metadata, and repair it when asked to
     Fsck(FsckArgs),
     /// Look into the prefix cache, take blocks out of it, or copy one to a file
@@ -141,6 +148,20 @@ pub enum Coherence {
     Hardware,
 }
 
+/// Options of `free`.
+#[derive(Args, Debug)]
+pub struct FreeArgs {
+    /// Blocks: a name, or the offset of a block that has none, as `inspect blocks` shows them
+    #[arg(required_unless_present = "unnamed", value_name = "NAME|OFFSET")]
+    pub blocks: Vec<String>,
+    /// Every block without a name; no host may use the pool meanwhile
+    #[arg(long, conflicts_with = "blocks")]
+    pub unnamed: bool,
+    /// How long their owners may take to give them back, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pub timeout_ms: u64,
+}
+
 /// Options of `format`.
 #[derive(Args, Debug)]
 pub struct FormatArgs {
@@ -157,7 +178,7 @@ pub struct FormatArgs {
     /// Host slots: how many machines can use the pool at a time
     #[arg(long, default_value_t = DEFAULT_SLOTS as u32)]
     pub slots: u32,
-    /// Manager seats: how many machines can take over the management
+    /// Manager seats for machines that join where no manager serves; every slot has one as well
     #[arg(long, default_value_t = DEFAULT_SEATS as u32)]
     pub seats: u32,
     /// Reserve seat 0 for this machine (32 hexadecimal digits); default: the first machine that comes claims it

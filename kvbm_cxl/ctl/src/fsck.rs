@@ -25,7 +25,11 @@ pub fn run(pool: Option<&str>, args: &FsckArgs, out: &mut Out) -> Result<Exit, F
         return online(&pool, &seats, args.watch_ms, out);
     }
     if args.repair {
-        let _alone = if args.force { Vec::new() } else { take_alone(&pool, args.watch_ms)? };
+        let _alone = if args.force {
+            Vec::new()
+        } else {
+            take_alone(&pool, args.watch_ms, "before a repair (or --force, and their data may be lost)")?
+        };
         let repaired = repair(pool.lines(), &seats, args.accept_loss)?;
         let mut after = repaired.after;
         check_superblocks(pool.lines(), pool.superblock(), &mut after)?;
@@ -102,12 +106,12 @@ fn verdict(report: &Report) -> Exit {
 }
 
 /// Makes sure, as far as that can be seen, that no host uses the pool: no process of this machine, and no heartbeat of another.
-fn take_alone(pool: &Pool, watch_ms: u64) -> Result<Vec<MachineLockGuard>, Failure> {
+pub(crate) fn take_alone(pool: &Pool, watch_ms: u64, first: &str) -> Result<Vec<MachineLockGuard>, Failure> {
     let machine = Machine::for_pool(pool.superblock().uuid(), pool.faults().clone())?;
     let mut held = Vec::new();
     for lock in [MachineLock::Join, MachineLock::Members] {
         let Some(guard) = machine.try_lock(lock, true)? else {
-            let message = "processes of this machine use the pool: stop them before a repair (or --force, and their data may be lost)";
+            let message = format!("processes of this machine use the pool: stop them {first}");
             return Err(Failure::new(Exit::Refused, message));
         };
         held.push(guard);
@@ -117,11 +121,7 @@ fn take_alone(pool: &Pool, watch_ms: u64) -> Result<Vec<MachineLockGuard>, Failu
     }
     // A host is there; a second look tells which others.
     let Activity { slots, seats } = watch(pool.lines(), Duration::from_millis(LOOK_MS), true)?;
-    let message = format!(
-        "hosts use the pool (heartbeats of slots {} and seats {} move): stop them before a repair (or --force, and their data may be lost)",
-        list(&slots),
-        list(&seats)
-    );
+    let message = format!("hosts use the pool (heartbeats of slots {} and seats {} move): stop them {first}", list(&slots), list(&seats));
     Err(Failure::new(Exit::Refused, message))
 }
 

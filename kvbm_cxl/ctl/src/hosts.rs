@@ -232,7 +232,7 @@ fn are_declared(pool: &Pool, meant: &[Incarnation]) -> Result<bool, Failure> {
     for (slot, incarnation) in meant {
         let (line, place) = (u64::from(*slot) / SLOTS_PER_FENCE as u64, usize::from(*slot) % SLOTS_PER_FENCE);
         let mut declared = false;
-        for seat in 0..u64::from(geometry.seats) {
+        for seat in 0..geometry.all_seats() {
             let row: DeathLine = pool.lines().fetch(seat * geometry.fence_lines() + line)?;
             declared |= row.dead[place] >= *incarnation;
         }

@@ -64,7 +64,7 @@ pub fn json(pool: &Pool, usage: Option<&Usage>) -> Value {
         "memory": pool.description(),
         "geometry": {"len_bytes": geometry.len_bytes, "devices": geometry.devices,
             "metadata_bytes": geometry.metadata_bytes, "stripe_bytes": geometry.stripe_bytes,
-            "seats": geometry.seats, "slots": geometry.slots, "locks": geometry.locks, "objects": geometry.objects,
+            "seats": geometry.all_seats(), "slots": geometry.slots, "locks": geometry.locks, "objects": geometry.objects,
             "chunk_bytes": geometry.chunk_bytes, "chunks": pool.layout().chunks(), "data_offset": pool.layout().data_offset()},
         "cache": {"cells": geometry.cell_count(), "cells_bytes": geometry.cells_len_bytes(), "cells_offset": pool.layout().cells_offset(),
             "cells_per_chunk": geometry.cells_per_chunk, "cell_chunks": geometry.cell_chunks(), "stripes": geometry.stripes,
@@ -155,7 +155,7 @@ pub fn text(pool: &Pool, usage: Option<&Usage>) -> String {
         coherence(superblock.coherence()),
         pool.description(),
         geometry.slots,
-        geometry.seats,
+        geometry.all_seats(),
         geometry.locks,
         geometry.objects,
     );

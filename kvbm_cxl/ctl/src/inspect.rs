@@ -4,14 +4,15 @@
 use crate::cli::{InspectArgs, What};
 use crate::output::{Exit, Failure, Out};
 use crate::text::{bytes, list, safe, table};
-use cxl_pool::alloc::{block_of, owner_of};
-use cxl_pool::fsck::{Description, Value as Field, describe, survey};
+use cxl_pool::alloc::{Block, block_of, owner_of};
+use cxl_pool::fsck::{Description, ObjectInfo, Value as Field, describe, survey};
 use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::Line;
 use cxl_pool::media::{ChunkHead, Region, SUPERBLOCK_BYTES, Superblock, uuid_text};
 use cxl_pool::platform::MachineId;
 use cxl_pool::pool::Pool;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 /// What of a region is asked for.
 enum Wanted {
@@ -321,6 +322,8 @@ fn blocks(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure> 
         Wanted::One(chunk) => chunk..chunk + 1,
         _ => 0..layout.chunks(),
     };
+    let objects = survey(pool.lines(), &pool.superblock().seats())?.objects;
+    let names = Names::new(&objects);
     let mut items = Items::begin(out)?;
     let mut exit = Exit::Done;
     for chunk in chunks {
@@ -341,16 +344,18 @@ fn blocks(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure> 
             continue;
         }
         let to_json = || {
-            let blocks: Vec<Value> = kept.iter().map(|(offset, len_bytes)| json!({"offset": offset, "len_bytes": len_bytes})).collect();
+            let block = |block: &Block| json!({"offset": block.offset, "len_bytes": block.len_bytes, "name": names.of(block)});
             json!({"chunk": chunk, "offset": start, "state": state, "owner_slot": owner.map(|(slot, _)| slot),
-                "owner_incarnation": owner.map(|(_, incarnation)| incarnation), "kept": blocks})
+                "owner_incarnation": owner.map(|(_, incarnation)| incarnation), "kept": kept.iter().map(block).collect::<Vec<_>>()})
         };
         let to_text = || {
             let owner = owner.map_or("no live host".into(), |(slot, incarnation)| format!("slot {slot}.{incarnation}"));
-            let size: u64 = kept.iter().map(|(_, len_bytes)| len_bytes).sum();
+            let size: u64 = kept.iter().map(|block| block.len_bytes).sum();
             let mut text = format!("chunk {chunk} at {start:#x}: {state}, owned by {owner}, {} kept blocks, {}\n", kept.len(), bytes(size));
-            if matches!(wanted, Wanted::One(_)) {
-                kept.iter().for_each(|(offset, len_bytes)| text.push_str(&format!("  {offset:#x}  {}\n", bytes(*len_bytes))));
+            if !matches!(wanted, Wanted::Used) {
+                let name = |block: &Block| names.of(block).map_or("without a name".into(), |name| safe(&name));
+                kept.iter()
+                    .for_each(|block| text.push_str(&format!("  {:#x}  {}  {}\n", block.offset, bytes(block.len_bytes), name(block))));
             }
             text
         };
@@ -360,28 +365,46 @@ fn blocks(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure> 
     Ok(exit)
 }
 
-/// What a chunk is cut into, who has it, its kept blocks as offset and size.
-type ChunkState = (String, Option<(u16, u32)>, Vec<(u64, u64)>);
+/// Names that stand for something in the pool, by place.
+pub struct Names(BTreeMap<u64, String>);
+
+impl Names {
+    /// Of these objects.
+    pub fn new(objects: &[ObjectInfo]) -> Names {
+        Names(objects.iter().map(|object| (object.offset, String::from_utf8_lossy(&object.name).into_owned())).collect())
+    }
+
+    /// A name of a block, or of something in it.
+    pub fn of(&self, block: &Block) -> Option<String> {
+        self.0.range(block.offset..block.offset + block.len_bytes).next().map(|(_, name)| name.clone())
+    }
+}
+
+/// What a chunk is cut into, who has it, its kept blocks.
+type ChunkState = (String, Option<(u16, u32)>, Vec<Block>);
 
 fn chunk_state(pool: &Pool, chunk: u64, start: u64) -> cxl_pool::Result<ChunkState> {
     let head: ChunkHead = pool.lines().fetch(chunk)?;
-    let chunk_bytes = pool.layout().geometry().chunk_bytes;
-    let step = match head.state {
-        ChunkHead::BLOCKS if head.block_bytes >= 64 && head.block_bytes <= chunk_bytes => head.block_bytes,
-        _ => chunk_bytes,
-    };
-    let mut kept = Vec::new();
-    // A chunk inside a larger block is listed with the first one.
-    for place in 0..if head.state == ChunkHead::INSIDE { 0 } else { chunk_bytes / step } {
-        if let Some(block) = block_of(pool.lines(), start + place * step)? {
-            kept.push((block.offset, block.len_bytes));
-        }
-    }
     let state = match head.state {
         ChunkHead::UNCUT => "not cut".into(),
         ChunkHead::BLOCKS => format!("blocks of {}", bytes(head.block_bytes)),
         ChunkHead::RUN => format!("a block of {} chunks", head.run),
         _ => format!("inside the block of chunk {}", head.run),
     };
-    Ok((state, owner_of(pool.lines(), start)?, kept))
+    Ok((state, owner_of(pool.lines(), start)?, kept_in(pool, chunk)?))
+}
+
+/// The kept blocks of a chunk; one of several chunks is listed with its first one.
+pub fn kept_in(pool: &Pool, chunk: u64) -> cxl_pool::Result<Vec<Block>> {
+    let (head, start): (ChunkHead, u64) = (pool.lines().fetch(chunk)?, pool.layout().chunk_offset(chunk)?);
+    let chunk_bytes = pool.layout().geometry().chunk_bytes;
+    let step = match head.state {
+        ChunkHead::BLOCKS if head.block_bytes >= 64 && head.block_bytes <= chunk_bytes => head.block_bytes,
+        _ => chunk_bytes,
+    };
+    let mut kept = Vec::new();
+    for place in 0..if head.state == ChunkHead::INSIDE { 0 } else { chunk_bytes / step } {
+        kept.extend(block_of(pool.lines(), start + place * step)?);
+    }
+    Ok(kept)
 }

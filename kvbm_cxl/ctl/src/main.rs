@@ -12,6 +12,7 @@ mod doctor;
 mod erase;
 mod exporter;
 mod format;
+mod free;
 mod fsck;
 mod host;
 mod hosts;
@@ -49,6 +50,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Hosts(args) => hosts::run(pool, &args, out),
         Command::Seats(args) => seats::run(pool, &args, out),
         Command::Inspect(args) => inspect::run(pool, &args, out),
+        Command::Free(args) => free::run(pool, &args, out),
         Command::Fsck(args) => fsck::run(pool, &args, out),
         Command::Cache(args) => cache::run(pool, &args, out),
         Command::Why(args) => cache::why(pool, &args, out),

@@ -31,6 +31,9 @@ pub fn run(pool: Option<&str>, args: &SeatsArgs, out: &mut Out) -> Result<Exit, 
 /// Whose a seat is.
 fn claim(seat: &SeatInfo) -> &'static str {
     match seat {
+        SeatInfo { slot: Some(_), is_living: true, .. } => "of a host",
+        SeatInfo { slot: Some(_), is_over: true, .. } => "free with its slot",
+        SeatInfo { slot: Some(_), .. } => "of a host that is gone",
         SeatInfo { is_fixed: true, .. } => "reserved by the format",
         SeatInfo { session: None, .. } => "free",
         SeatInfo { is_over: true, .. } => "released",
@@ -39,7 +42,7 @@ fn claim(seat: &SeatInfo) -> &'static str {
 }
 
 fn is_claimable(seat: &SeatInfo) -> bool {
-    !seat.is_fixed && (seat.session.is_none() || seat.is_over)
+    seat.slot.is_none() && !seat.is_fixed && (seat.session.is_none() || seat.is_over)
 }
 
 /// Whether a manager serves now.
@@ -47,32 +50,58 @@ fn is_managed(survey: &Survey, activity: &Activity) -> bool {
     survey.seats.iter().any(|seat| seat.is_newest && activity.seats.contains(&seat.seat))
 }
 
+/// Machines that have a seat and live: those that can take the management over. By what the lines say, and by heartbeats that move.
+fn living(survey: &Survey, activity: &Activity) -> Vec<MachineId> {
+    let moves = |machine| survey.slots.iter().any(|slot| slot.machine == machine && activity.slots.contains(&slot.slot));
+    let mut machines: Vec<MachineId> =
+        survey.seats.iter().filter(|seat| seat.is_living).filter_map(|seat| seat.machine).filter(|machine| moves(*machine)).collect();
+    machines.sort_unstable_by_key(|machine| machine.0);
+    machines.dedup();
+    machines
+}
+
 fn json_of(survey: &Survey, activity: &Activity) -> Value {
     let seats = survey.seats.iter().map(|seat| {
-        json!({"seat": seat.seat, "claim": claim(seat), "machine": seat.machine.map(|id| id.to_string()),
+        json!({"seat": seat.seat, "slot": seat.slot, "claim": claim(seat), "machine": seat.machine.map(|id| id.to_string()),
             "session": seat.session.map(|id| id.to_string()), "generation": seat.generation, "epoch": seat.epoch, "beat": seat.beat,
-            "moving": activity.seats.contains(&seat.seat), "newest": seat.is_newest, "role": role(seat, activity)})
+            "living": seat.is_living, "moving": activity.seats.contains(&seat.seat), "newest": seat.is_newest,
+            "role": role(seat, activity)})
     });
-    json!({"managed": is_managed(survey, activity), "claimable": survey.seats.iter().any(is_claimable), "seats": seats.collect::<Vec<_>>()})
+    json!({"managed": is_managed(survey, activity), "claimable": survey.seats.iter().any(is_claimable),
+        "living": living(survey, activity).len(), "outlook": outlook(survey, activity), "seats": seats.collect::<Vec<_>>()})
 }
 
 fn text_of(survey: &Survey, activity: &Activity) -> String {
-    let mut rows = vec![["seat", "claim", "generation", "epoch", "role", "machine"].map(String::from).to_vec()];
-    for seat in &survey.seats {
+    let mut rows = vec![["seat", "slot", "claim", "generation", "epoch", "role", "machine"].map(String::from).to_vec()];
+    // Seats of slots that no machine ever had come with the slot.
+    for seat in survey.seats.iter().filter(|seat| seat.slot.is_none() || seat.generation > 0) {
         let epoch = seat.epoch.map_or("?".into(), |epoch| epoch.to_string());
         let machine = seat.machine.map_or("-".into(), |machine| machine.to_string());
-        let generation = seat.generation.to_string();
-        rows.push(vec![seat.seat.to_string(), claim(seat).into(), generation, epoch, role(seat, activity).into(), machine]);
+        let (slot, generation) = (seat.slot.map_or("-".into(), |slot| slot.to_string()), seat.generation.to_string());
+        rows.push(vec![seat.seat.to_string(), slot, claim(seat).into(), generation, epoch, role(seat, activity).into(), machine]);
     }
-    let outlook = match (is_managed(survey, activity), survey.seats.iter().any(is_claimable)) {
-        (true, _) => "a manager serves",
-        (false, true) => "no manager serves: the next machine that joins claims a seat",
-        (false, false) => {
-            "no manager serves, and no seat can be claimed: start a machine that has one, or, if it is gone for good, run \
-             `cxlctl seats release --seat N`"
+    format!("{}{}\n", table(&rows), outlook(survey, activity))
+}
+
+/// Who serves, and what follows if that machine dies.
+fn outlook(survey: &Survey, activity: &Activity) -> String {
+    let can_join = survey.seats.iter().any(is_claimable);
+    match (is_managed(survey, activity), living(survey, activity).len()) {
+        (true, others @ 2..) => {
+            format!("a manager serves; if its machine dies, one of {} other machines with a seat takes over", others - 1)
         }
-    };
-    format!("{}{outlook}\n", table(&rows))
+        (true, _) if can_join => {
+            "a manager serves, and no other machine has a seat; if it dies, the next machine that joins claims one".into()
+        }
+        (true, _) => "a manager serves, and no other machine has a seat; if it dies, nothing serves until that machine is back, or an \
+                      operator runs `cxlctl seats release --seat N`"
+            .into(),
+        (false, others @ 1..) => format!("no manager serves now: one of {others} machines with a seat takes over within a few seconds"),
+        (false, 0) if can_join => "no manager serves: the next machine that joins claims a seat".into(),
+        (false, 0) => "no manager serves, and no seat can be claimed: start a machine that has one, or, if it is gone for good, run \
+                       `cxlctl seats release --seat N`"
+            .into(),
+    }
 }
 
 fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit, Failure> {
@@ -117,7 +146,7 @@ fn chosen(known: &Survey, args: &ReleaseArgs) -> Result<Vec<(u16, MachineId, Mac
     let machine = args.machine.as_deref().map(crate::format::machine).transpose()?;
     let is_meant = |seat: &&SeatInfo| match (args.seat, machine) {
         (Some(number), _) => seat.seat == number,
-        (None, machine) => machine.is_some() && seat.machine == machine && !seat.is_fixed && !seat.is_over,
+        (None, machine) => machine.is_some() && seat.machine == machine && !seat.is_fixed && !seat.is_over && seat.slot.is_none(),
     };
     let meant: Vec<&SeatInfo> = known.seats.iter().filter(is_meant).collect();
     if meant.is_empty() {
@@ -130,6 +159,11 @@ fn chosen(known: &Survey, args: &ReleaseArgs) -> Result<Vec<(u16, MachineId, Mac
     meant
         .into_iter()
         .map(|seat| match (seat.machine, seat.session) {
+            _ if seat.slot.is_some() => Err(Failure::usage(format!(
+                "seat {} belongs to slot {}: `cxlctl hosts declare-dead` gives both to another machine",
+                seat.seat,
+                seat.slot.unwrap_or(0)
+            ))),
             _ if seat.is_fixed => Err(Failure::new(
                 Exit::Refused,
                 format!("seat {} is reserved by the format for its machine for ever: only a new format gives it away", seat.seat),

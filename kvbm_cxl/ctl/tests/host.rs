@@ -106,7 +106,7 @@ fn crashed_containers_give_their_slots_back() {
 /// A machine without a seat has no row for a statement made on it: it reports to the manager, which is another machine's.
 #[test]
 fn a_death_is_declared_on_a_machine_without_a_seat() {
-    let bench = Bench::formatted();
+    let bench = Bench::formatted_before_slot_seats();
     let manager = Serving::of(&bench, "machine-a");
     let seated = Serving::of(&bench, "machine-b");
     wait_for("both seats are given away", || bench.json(&["hosts", "--watch-ms", "10"]).1["seats"][1]["machine"].is_string());

@@ -223,7 +223,7 @@ fn a_rack_that_is_wrong_is_refused_by_line() {
         (&["--set", "device.latency_ns=-5"], "device.latency_ns is -5"),
         (&["--routing", "random"], "--routing: routing \"random\" is not known: choose one of round-robin, least-loaded, prefix-aware"),
         (&["--system", "pool,ours"], "--system: system \"ours\" is not known: choose one of own, pool, pool+l2"),
-        (&["--eviction", "clock"], "--eviction: eviction policy \"clock\" is not known: choose one of lru, s3-fifo, sieve, leaf-lru"),
+        (&["--eviction", "clock"], "--eviction: eviction policy \"clock\" is not known: choose one of lru, leaf-lru"),
         (&["--pool-gib", "64,-1"], "--pool-gib: it is -1: give GiB from"),
         (&["--load", "nan"], "--load: it is NaN"),
         (&["--faster", "0"], "--faster: it is 0"),

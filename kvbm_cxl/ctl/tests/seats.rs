@@ -35,7 +35,7 @@ fn owned(seats: &Value) -> usize {
 
 #[test]
 fn the_first_machine_that_comes_serves_a_pool_that_another_formatted() {
-    let mut bench = Bench::formatted();
+    let mut bench = Bench::formatted_before_slot_seats();
     bench.machine = "machine-b";
     let fresh = seats(&bench);
     assert_eq!((&fresh["managed"], &fresh["claimable"], owned(&fresh)), (&false.into(), &true.into(), 0), "{fresh:#}");
@@ -59,7 +59,7 @@ fn the_first_machine_that_comes_serves_a_pool_that_another_formatted() {
 
 #[test]
 fn seats_of_machines_that_died_are_released_by_an_operator_without_a_manager() {
-    let mut bench = Bench::formatted();
+    let mut bench = Bench::formatted_before_slot_seats();
     let (mut a, mut b) = (bench.host("machine-a"), bench.host("machine-b"));
     let both = wait_for(&bench, "both seats owned", |seats| owned(seats) == 2);
     let machine = |seat: usize| both["seats"][seat]["machine"].as_str().unwrap().to_owned();
@@ -100,7 +100,7 @@ fn seats_of_machines_that_died_are_released_by_an_operator_without_a_manager() {
 
 #[test]
 fn the_death_of_a_host_is_the_death_of_its_seat() {
-    let bench = Bench::formatted();
+    let bench = Bench::formatted_before_slot_seats();
     let (_a, mut b) = (bench.host("machine-a"), bench.host("machine-b"));
     wait_for(&bench, "both seats owned", |seats| owned(seats) == 2);
     // They fill the pool, so that a fifth machine gets the slot of the dead one and writes the line that told of its seat.
@@ -115,6 +115,73 @@ fn the_death_of_a_host_is_the_death_of_its_seat() {
     assert_eq!(owned(&given), 2);
 }
 
+/// The seat that serves.
+fn serving(seats: &Value) -> Option<&Value> {
+    seats["seats"].as_array().unwrap().iter().find(|seat| seat["role"] == "manager")
+}
+
+#[test]
+fn every_host_has_the_seat_of_its_slot_and_gives_the_claimed_one_back() {
+    let bench = Bench::formatted();
+    assert!(bench.run(&["seats"]).out.contains("the next machine that joins claims a seat"));
+    let mut b = bench.host("machine-b");
+    let alone = wait_for(&bench, "a manager", |seats| seats["managed"] == true);
+    assert_eq!((&alone["living"], &alone["seats"][0]["claim"]), (&1.into(), &"released".into()), "{alone:#}");
+    assert_eq!(serving(&alone).unwrap()["slot"], 0, "{alone:#}");
+    assert!(alone["outlook"].as_str().unwrap().contains("no other machine has a seat"), "{alone:#}");
+    let mut c = bench.host("machine-c");
+    let both = wait_for(&bench, "two living seats", |seats| seats["living"] == 2);
+    assert!(both["outlook"].as_str().unwrap().contains("one of 1 other machines with a seat takes over"), "{both:#}");
+    b.order(r#""Leave""#);
+    assert!(b.reply().contains("Left"));
+    let after = wait_for(&bench, "the other machine serves", |seats| serving(seats).is_some_and(|seat| seat["slot"] == 1));
+    assert_eq!(after["living"], 1, "{after:#}");
+    // The seat of the slot comes with the slot.
+    let _d = bench.host("machine-d");
+    let again = wait_for(&bench, "two living seats again", |seats| seats["living"] == 2);
+    assert_eq!((&again["seats"][2]["slot"], &again["seats"][2]["generation"]), (&0.into(), &2.into()), "{again:#}");
+    let release = bench.run(&["seats", "release", "--seat", "2", SURE]);
+    assert_eq!(release.code, 2, "{}", release.err);
+    assert!(release.err.contains("declare-dead"), "{}", release.err);
+    c.kill();
+    let (code, report) = bench.json(&["fsck"]);
+    assert_eq!(code, 0, "{report:#}");
+}
+
+#[test]
+fn whoever_lives_serves_when_all_that_came_before_were_killed() {
+    let bench = Bench::formatted();
+    // Each one serves before it is killed, and the one that came last lives on; in the end nobody does, and the next one comes all the same.
+    let mut hosts: Vec<_> = ["machine-a", "machine-b", "machine-c", "machine-d"].map(|name| bench.host(name)).into();
+    while hosts.len() > 1 {
+        let served = wait_for(&bench, "a manager", |seats| seats["living"] == hosts.len() && seats["managed"] == true);
+        assert!(serving(&served).is_some_and(|seat| seat["slot"].is_u64()), "{served:#}");
+        hosts.remove(0).kill();
+    }
+    for name in ["machine-e", "machine-f", "machine-g"] {
+        hosts.push(bench.host(name));
+        hosts.remove(0).kill();
+    }
+    let served = wait_for(&bench, "the last one serves", |seats| seats["living"] == 1 && seats["managed"] == true);
+    assert!(serving(&served).is_some(), "{served:#}");
+    let (code, report) = bench.json(&["fsck"]);
+    assert_eq!(code, 0, "{report:#}");
+}
+
+#[test]
+fn machines_that_die_alone_use_nothing_up() {
+    let bench = Bench::formatted();
+    // More than there are slots, and than there are places for machines that claim a seat.
+    for life in 0..40 {
+        bench.host(&format!("machine-{life}")).kill();
+    }
+    let (_, taken) = bench.json(&["inspect", "claimant", "all"]);
+    let taken = taken.as_array().unwrap().iter().filter(|line| line["fields"]["machine"] != "00000000000000000000000000000000").count();
+    assert!(taken <= 1, "{taken} places");
+    let (code, report) = bench.json(&["fsck"]);
+    assert_eq!(code, 0, "{report:#}");
+}
+
 #[test]
 fn a_seat_that_the_format_reserved_stays_with_its_machine() {
     let reserved = "51515151515151515151515151515151";
@@ -126,5 +193,6 @@ fn a_seat_that_the_format_reserved_stays_with_its_machine() {
     assert!(refused.err.contains("reserved"), "{}", refused.err);
     // Other machines use the seats that are not.
     let _b = bench.host("machine-b");
-    assert_eq!(wait_for(&bench, "a manager", |seats| seats["managed"] == true)["seats"][1]["claim"], "owned");
+    let served = wait_for(&bench, "a manager", |seats| seats["managed"] == true);
+    assert_eq!((&served["seats"][1]["claim"], &served["living"]), (&"released".into(), &1.into()), "{served:#}");
 }

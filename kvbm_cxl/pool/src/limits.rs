@@ -13,9 +13,11 @@ pub const MAX_DEVICES: usize = 16;
 pub const MAX_SLOTS: usize = 64;
 /// Default host slots.
 pub const DEFAULT_SLOTS: usize = 16;
-/// Most manager seats in one pool. Each seat lengthens every fence check, so few are better.
-pub const MAX_SEATS: usize = 8;
-/// Default manager seats.
+/// Most seats of one pool that are claimed, or reserved by the format.
+pub const MAX_OPEN_SEATS: usize = 8;
+/// Most manager seats in one pool: those, and one for each slot.
+pub const MAX_SEATS: usize = MAX_OPEN_SEATS + MAX_SLOTS;
+/// Default seats that are claimed or reserved.
 pub const DEFAULT_SEATS: usize = 4;
 /// Fewest places for machines that claim a seat. A place is used up by the first machine that tries to take it, for the life of the pool.
 pub const MIN_PLACES: u64 = 16;

@@ -169,6 +169,19 @@ impl Lines {
         Ok(())
     }
 
+    /// Brings every line of every region out of this machine's caches, whoever stored it.
+    pub(crate) fn flush_regions(&self) -> Result<()> {
+        for span in self.layout.spans().iter().filter(|span| span.lines > 0) {
+            match self.memory.flush_range(span.offset, span.lines * LINE_BYTES as u64) {
+                // Nothing is read from there any more.
+                Err(Error::Poisoned { .. }) => {}
+                other => other?,
+            }
+        }
+        self.memory.fence_all();
+        Ok(())
+    }
+
     /// Fetches 64 bytes without looking at what they mean: for the superblock and for inspection.
     pub fn fetch_raw(&self, offset: u64) -> Result<Line> {
         self.flush(offset)?;

@@ -164,6 +164,13 @@ impl Platform for Machine {
         }
     }
 
+    fn lock_place(&self) -> Result<Option<MachineLockGuard>> {
+        match &self.presence {
+            Some(presence) => presence.lock_place(),
+            None => Ok(Some(Box::new(()))),
+        }
+    }
+
     fn is_marked(&self, machine: MachineId) -> Result<bool> {
         self.presence.as_ref().map_or(Ok(true), |presence| presence.is_marked(machine))
     }

@@ -90,6 +90,11 @@ pub trait Platform: Send + Sync {
         let _ = machine;
         Ok(true)
     }
+    /// Tries to take the lock of all processes with this one's witness: under it one of them at a time writes the lines of their place among
+    /// those that claim a seat. `None` when it is held.
+    fn lock_place(&self) -> Result<Option<MachineLockGuard>> {
+        Ok(Some(Box::new(())))
+    }
     /// Tries to take a machine-wide lock; `None` when it is held.
     fn try_lock(&self, lock: MachineLock, exclusive: bool) -> Result<Option<MachineLockGuard>>;
     /// The memory that the processes of this machine share for this pool, created zeroed when missing.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Processes of several machines whose managers leave or are killed, one after the other: another one has their locks within the bound of
-//! LOCKS.md 12.20, on the clock of the machine that runs the test.
+//! LOCKS.md 12.21, on the clock of the machine that runs the test.
 
 #[path = "common/load.rs"]
 mod load;

@@ -51,6 +51,8 @@ pub(crate) struct Host {
     pub(crate) identity: usize,
     /// Processes that are marked with the kernel, each by the number of its mark.
     pub(crate) marks: Vec<(u64, usize)>,
+    /// Number and process of the hold on the kernel's place.
+    pub(crate) place_lock: Option<(u64, usize)>,
     /// Offset of its clock.
     pub(crate) clock_start_ns: u64,
     /// Speed of its clock in thousandths.
@@ -84,6 +86,7 @@ impl Engine {
             machine,
             identity,
             marks: Vec::new(),
+            place_lock: None,
             clock_start_ns,
             clock_rate,
             locks: Vec::new(),
@@ -131,6 +134,7 @@ impl Engine {
         let host = self.processes[process].host;
         self.hosts[host].locks.retain(|held| held.process != process);
         self.hosts[host].marks.retain(|mark| mark.1 != process);
+        self.hosts[host].place_lock = self.hosts[host].place_lock.filter(|lock| lock.1 != process);
     }
 
     fn kill_threads(&mut self, process: usize) {

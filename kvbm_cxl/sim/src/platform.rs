@@ -44,6 +44,21 @@ impl Drop for Mark {
     }
 }
 
+/// Lets go of the kernel's place.
+struct PlaceLock {
+    host: usize,
+    id: u64,
+}
+
+impl Drop for PlaceLock {
+    fn drop(&mut self) {
+        with_if_any(|engine| {
+            let held = &mut engine.hosts[self.host].place_lock;
+            *held = held.filter(|lock| lock.0 != self.id);
+        });
+    }
+}
+
 /// Whether the kernel of `machine` has a mark of a process of that identity.
 fn is_marked(engine: &Engine, machine: usize, identity: usize) -> bool {
     engine.hosts.iter().any(|host| (host.machine, host.identity) == (machine, identity) && !host.marks.is_empty())
@@ -116,6 +131,19 @@ impl Platform for SimPlatform {
             let id = engine.random.next();
             engine.hosts[self.host].marks.push((id, self.process));
             Some((Box::new(Mark { host: self.host, id }) as MachineLockGuard, is_marked))
+        }))
+    }
+
+    fn lock_place(&self) -> Result<Option<MachineLockGuard>> {
+        step(self.process)?;
+        Ok(with(|engine| {
+            let machine = engine.hosts[self.host].machine;
+            if engine.hosts.iter().any(|host| host.machine == machine && host.place_lock.is_some()) {
+                return None;
+            }
+            let id = engine.random.next();
+            engine.hosts[self.host].place_lock = Some((id, self.process));
+            Some(Box::new(PlaceLock { host: self.host, id }) as MachineLockGuard)
         }))
     }
 

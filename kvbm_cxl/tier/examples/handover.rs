@@ -2,7 +2,7 @@
 //! Two processes as two hosts on one pool: prefill offloads the blocks of a prompt from its G2, and decode, which has never seen them, gets
 //! them into its own. Nothing else connects the two.
 //!
-//!     make example-tier
+//!     scripts/tier run --example handover
 
 use cxl_pool::device::PoolSpec;
 use cxl_pool::platform::MachineId;

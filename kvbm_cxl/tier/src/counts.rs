@@ -109,7 +109,7 @@ impl Outcome {
             },
             Answer::Missed(reason) => match reason {
                 MissReason::FencedOwner | MissReason::FencedDuring => Outcome::OwnerGone,
-                MissReason::Changed | MissReason::TakenBack => Outcome::Changed,
+                MissReason::Changed => Outcome::Changed,
                 MissReason::BadLine | MissReason::Checksum => Outcome::Corrupt,
                 MissReason::Length => Outcome::Length,
                 MissReason::PinsFull => Outcome::PinsFull,

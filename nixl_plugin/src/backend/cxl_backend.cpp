@@ -172,7 +172,7 @@ nixl_status_t nixlCxlEngine::registerMem(const nixlBlobDesc& mem, const nixl_mem
             registration->label = mem.metaInfo;
         if (mem.addr > UINTPTR_MAX - mem.len)
             return report("register", {NIXL_ERR_INVALID_PARAM, text("CXL: registering ", mem.len, " bytes at ", hex(mem.addr),
-                                                                    ": they end behind the last address")});
+                                                                    ": they end beyond the last address")});
         if (Status made = make_registration(mem, kind, *registration); !made.ok())
             return report(text("register:", kind, ":", made.code()), made);
         auto md = std::make_unique<LocalMd>(registration);
@@ -299,7 +299,7 @@ nixl_status_t nixlCxlEngine::loadRemoteMD(const nixlBlobDesc& input, const nixl_
 
 nixl_status_t nixlCxlEngine::unloadMD(nixlBackendMD* input) {
     return guarded("unloadMD", [&] {
-        Held unloaded; // ends behind the lock
+        Held unloaded; // ends after the lock is released
         std::lock_guard lock(held_mutex_);
         auto found = held_.find(input);
         if (found == held_.end() || !dynamic_cast<RemoteMd*>(found->second.md.get()))

@@ -15,7 +15,7 @@ namespace kvbm_cxl {
 /// Stretches of the pool: offset and length.
 using Extents = std::vector<std::pair<uint64_t, uint64_t>>;
 
-/// Joins stretches until they are few: what lies between neighbours is covered as well then.
+/// Joins stretches until they are few. A joined stretch covers the gap as well.
 Extents few_extents(Extents extents);
 
 /// A notification as it travels: the stretches of the pool that the transfer before it wrote, which the receiver drops from its caches

@@ -11,10 +11,10 @@ namespace kvbm_cxl {
 
 namespace {
 
-/// How old what is known of a peer may be.
+/// How old the knowledge of a peer may be.
 constexpr uint64_t peer_age_ns = 2'000'000;
 
-/// Clears a map of those that are gone, once it is twice as long as it was behind the last time.
+/// Clears a map of those that are gone, once it is twice as long as after the last time.
 template <class Map> void clear_of_gone(Map& map, size_t& live) {
     if (map.size() < 2 * live + 64)
         return;
@@ -91,7 +91,7 @@ class StagedRun {
 
     Status start(Staged& staged, Direction direction, const std::shared_ptr<Completion>& whom) {
         if (!uses_.begin())
-            return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it anew"};
+            return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it again"};
         std::lock_guard lock(mutex_);
         Status begun;
         try {
@@ -128,7 +128,7 @@ class StagedRun {
             if (status != NIXL_SUCCESS && status != NIXL_ERR_CANCELED)
                 report(text("staged:", plan_->engine_id, ":", status), {status, transfer->reason()});
         } catch (const std::exception&) {
-            // No memory to say why; that it failed is told all the same.
+            // No memory for the reason. The failure is reported without it.
         }
         uses_.end();
         whom->done(status);
@@ -211,14 +211,14 @@ Peering::~Peering() {
 
 void Peering::shut_down() {
     staged_->shut_down();
-    // No application may ask for their end any more, and until it is told they have the memory, and by way of the transfer themselves.
+    // Applications no longer poll them. Until their end is reported they hold the memory and, through the transfer, themselves.
     settle_all();
 }
 
 Counters::Values Peering::count_all(bool is_running) const {
     Counters::Values values = core_->counters.all();
     auto set = [&values](cxl_shm_counter counter, uint64_t value) { values[Counters::place(counter)] = value; };
-    const Staged::Counts& staged = staged_->counts();
+    const StagedCounts& staged = staged_->counts();
     set(CXL_SHM_COUNT_NIXL_STAGED_READ_BYTES, staged.bytes_read);
     set(CXL_SHM_COUNT_NIXL_STAGED_WRITTEN_BYTES, staged.bytes_written);
     set(CXL_SHM_COUNT_NIXL_SERVED_READ_BYTES, staged.served_read_bytes);
@@ -252,7 +252,7 @@ void Peering::remove(const Peer& peer) {
         return;
     std::string engine_id = hex16(peer.info.engine);
     {
-        // What was prepared on its memory begins no more. What is under way there ends before the link does.
+        // Transfers prepared on its memory no longer begin. Those under way end before the link does.
         std::lock_guard lock(lent_mutex_);
         for (auto lent = lent_.lower_bound({engine_id, 0}); lent != lent_.end() && lent->first.first == engine_id; ++lent) {
             if (auto held = lent->second.lock())

@@ -33,7 +33,7 @@ class Peering : public std::enable_shared_from_this<Peering> {
     ~Peering();
     /// Ends all links, and transfers over them; nothing is served any more.
     void shut_down();
-    /// Tells the pool what was counted to the end, and that this engine holds nothing any more. After shut_down().
+    /// Publishes the last counts, and that this engine holds no more memory. After shut_down().
     void tell_last_counts();
 
     Status add(const Peer& peer);
@@ -49,9 +49,9 @@ class Peering : public std::enable_shared_from_this<Peering> {
     /// The same, looked up now.
     bool has_ended(Peer& peer) noexcept;
 
-    /// Sends a notification behind what was written before, to peers of this process at once.
+    /// Sends a notification after all earlier writes; to peers of this process at once.
     Status deliver(const Peer& peer, std::string message, const Extents& written);
-    /// Appends what has arrived.
+    /// Appends the notifications that have arrived.
     void take(notif_list_t& notifs);
     /// Uses the time of an application that waits.
     void progress() noexcept;
@@ -70,7 +70,7 @@ class Peering : public std::enable_shared_from_this<Peering> {
     /// What the engine and its links have counted. One that does not run holds nothing.
     Counters::Values count_all(bool is_running) const;
     std::shared_ptr<Memory> memory_of(Registration& registration, Status& failure);
-    /// Remembers a run, so that its end is told even if the application does not ask.
+    /// Remembers a run, so that its end is reported even if the application never polls it.
     void watch(const std::shared_ptr<StagedRun>& run);
     void settle_all();
     /// No transfer of this process begins to use what a peer asks back; true once none uses it any more.

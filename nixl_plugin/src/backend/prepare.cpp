@@ -65,7 +65,7 @@ Status route_pair(nixl_xfer_op_t operation, const Pair& pair, size_t index, Rout
     return refused(NIXL_ERR_NOT_SUPPORTED, index, "objects and files cannot be the local side of a transfer");
 }
 
-/// Memory of this process as it is registered now. NIXL does not load metadata anew that are the same, as those of memory that was
+/// Memory of this process as it is registered now. NIXL does not load metadata again that are the same, as those of memory that was
 /// deregistered and registered again.
 std::shared_ptr<const RemoteRegion> current(const std::shared_ptr<const RemoteRegion>& region) {
     if (!region->is_in_process || !region->own || !region->own->is_closed())
@@ -80,7 +80,7 @@ std::shared_ptr<const RemoteRegion> current(const std::shared_ptr<const RemoteRe
     return renewed;
 }
 
-/// Appends a pair, or lengthens the last one where it goes on.
+/// Appends a pair, or lengthens the last one where the pair continues it.
 void append(Pairs& pairs, const Pair& pair) {
     if (!pairs.empty()) {
         Pair& last = pairs.back();
@@ -147,12 +147,12 @@ Status route_lists(nixl_xfer_op_t operation, const nixl_meta_dlist_t& local, con
         }
         if (region->peer != peer && region->peer->info.engine != peer->info.engine)
             return refused(NIXL_ERR_MISMATCH, i,
-                           text("its memory is of agent ", region->peer->agent, " as it was before: load its metadata anew"));
-        // What came apart from the connection information may be older: numbers of registrations and addresses come again.
+                           text("its memory is of agent ", region->peer->agent, " as it was before: load its metadata again"));
+        // Metadata that arrived without the connection information may be older: numbers of registrations and addresses repeat.
         if (region->is.engine != region->peer->info.engine || region->is.pool != region->peer->info.pool)
             return refused(NIXL_ERR_MISMATCH, i,
                            text("the metadata of its memory is not of the engine of agent ", peer->agent,
-                                " whose connection information was loaded: it was restarted, load its metadata anew"));
+                                " whose connection information was loaded: it was restarted, load its metadata again"));
         if (registration->is_closed())
             return refused(NIXL_ERR_NOT_FOUND, i, "its local memory is deregistered");
         if (!registration->covers(near.addr, near.len))

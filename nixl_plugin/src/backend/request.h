@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transfer as NIXL's handle of it knows it: its parts, where it stands, and the notification behind it.
+// A transfer as NIXL's handle of it knows it: its parts, its state, and the notification after it.
 #ifndef KVBM_CXL_NIXL_BACKEND_REQUEST_H
 #define KVBM_CXL_NIXL_BACKEND_REQUEST_H
 
@@ -63,7 +63,7 @@ class XferRequest : public Completion, public std::enable_shared_from_this<XferR
     /// What of the pool the parts write by themselves: the receiver of the notification has to see it.
     void set_written(Extents written) { written_ = few_extents(std::move(written)); }
     /// Tells where this process begins to copy what it reads. A post lets the processor find these pages while it looks at the rest of the
-    /// request: otherwise each is waited for by itself, the first by the flush and the other behind the fence.
+    /// request: otherwise the flush waits for the first, and the second is waited for after the fence.
     void set_first(const void* source, const void* destination) {
         first_source_ = source;
         first_destination_ = destination;

@@ -48,7 +48,7 @@ void Device::tell_refusal() const {
 
 Status Copy::start(std::shared_ptr<Device> device, Direction direction, const std::vector<DevicePiece>& pieces, Way way,
                    std::shared_ptr<void> hold, std::unique_ptr<Copy>& copy) {
-    // Made before: what is under way has to have its hold.
+    // Made before: a copy under way needs its hold.
     std::unique_ptr<Copy> started(new Copy(std::move(device), pieces.size(), std::move(hold)));
     int status = cxl_shm_gpu_start(started->device_->handle(), static_cast<uint32_t>(direction), static_cast<uint32_t>(way), pieces.data(),
                                    pieces.size(), &started->number_);

@@ -70,12 +70,12 @@ class Copy {
     static Status start(std::shared_ptr<Device> device, Direction direction, const std::vector<DevicePiece>& pieces, Way way,
                         std::shared_ptr<void> hold, std::unique_ptr<Copy>& copy);
 
-    /// Cancels what is under way. If the device does not finish even then, what the copy holds is never given back.
+    /// Cancels the copies under way. If the device does not finish even then, the memory of the copy is never released.
     ~Copy();
     Copy(const Copy&) = delete;
     Copy& operator=(const Copy&) = delete;
 
-    /// Goes on with the copies without waiting: NIXL_IN_PROG, NIXL_SUCCESS or an error, of which result() has the reason. From any thread.
+    /// Continues the copies without waiting: NIXL_IN_PROG, NIXL_SUCCESS or an error, of which result() has the reason. From any thread.
     nixl_status_t poll();
 
     /// Starts nothing more and waits until the device has finished with what it was given; true once it has.

@@ -68,7 +68,7 @@ void Gpus::shut_down() noexcept {
 Status Gpus::register_memory(uint64_t ordinal, uint64_t address, size_t len_bytes, std::unique_ptr<RegistrationExtra>& range) {
     std::shared_ptr<Device> device;
     {
-        // Registers the pool as well, which may take minutes: copies of other devices go on.
+        // Registers the pool as well, which may take minutes: copies of other devices continue.
         std::lock_guard opens(opens_);
         std::unique_lock lock(mutex_);
         device = devices_[ordinal].lock();
@@ -149,7 +149,7 @@ Status DeviceMemory::copy(std::span<const Piece> pieces, uint64_t offset, Direct
         list.push_back({piece.address, at, piece.len_bytes});
         at += piece.len_bytes;
     }
-    // Before anything is under way: what is late has to be kept.
+    // Before any copy is under way: a late copy must be kept.
     late_.reserve(late_.size() + 1);
     std::unique_ptr<Copy> made;
     auto use = std::make_shared<DeviceUse>(registration_);

@@ -25,7 +25,7 @@ class DeviceRange : public RegistrationExtra {
 
 /// The GPUs as one engine uses them, and the thread that follows its copies, which sleeps while there are none.
 class Gpus {
-    /// A copy, and who is told of its end.
+    /// A copy, and the part that learns its end.
     struct Running {
         std::shared_ptr<Copy> copy;
         std::function<void()> ended;

@@ -28,7 +28,7 @@ class DevicePart : public Part {
         std::shared_ptr<Completion> whom;
         Uses uses; // as they were begun; the device's hold ends them
         uint64_t len_bytes = 0;
-        std::recursive_mutex telling; // the request that is told may cancel
+        std::recursive_mutex telling; // the notified request may cancel
 
         /// Says how it ended, unless that was said; a copy that is under way in spite of having been cancelled counts as cancelled.
         void tell(bool has_ended) noexcept {

@@ -45,7 +45,7 @@ const char* advice_for(int error) {
         return " (with O_DIRECT, memory, offset and length have to be aligned)";
     case ENOSPC:
     case EDQUOT:
-        return " (what was written before stays written)";
+        return " (earlier bytes stay written)";
     default:
         return "";
     }
@@ -223,7 +223,7 @@ Status File::open(std::shared_ptr<Pool> pool, uint64_t descriptor, const std::st
     bool is_path = false;
     if (Status parsed = parse_file_spec(meta_info, spec, is_path); !parsed.ok())
         return parsed;
-    // A bare path may only describe what the descriptor is open on, and then that one says what is allowed.
+    // A bare path may only name the file that the descriptor has open. The descriptor then decides the access.
     bool is_described = is_path && spec.may_be_read_only && descriptor <= INT_MAX && is_same_file(static_cast<int>(descriptor), spec.path);
     std::unique_ptr<File> opened(new File(std::move(pool)));
     Status result = is_path && !is_described ? opened->open_by_path(spec) : opened->open_by_descriptor(descriptor);
@@ -244,7 +244,7 @@ File::~File() {
     }
 }
 
-/// Nothing that is or became a pool is written to behind its back.
+/// A file that is or became a pool is never written without the pool.
 Status File::refuse_pools(uint64_t offset, size_t len_bytes) const {
     bool is_pool = begins_like_a_pool(look_fd_);
     for (uint64_t at = offset - offset % pool_unit_bytes; !is_pool && at < offset + len_bytes; at += pool_unit_bytes)
@@ -309,7 +309,7 @@ Status File::read(uint64_t offset, const LocalPiece& piece, const std::atomic<bo
         return ready;
     Status done = is_mapped() ? device_calls(false, offset, piece.address, piece.len_bytes, stop)
                               : read_calls(offset, piece.address, piece.len_bytes, stop);
-    // What was stored must not linger in the cache, whatever the rest did.
+    // Stored bytes must not stay in the cache, whatever the rest did.
     Status published = piece.publish();
     return done.ok() ? published : done;
 }

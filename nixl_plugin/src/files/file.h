@@ -3,7 +3,7 @@
 // A file or device that transfers read and write at offsets (FILE_SEG).
 //
 // Registered by its descriptor, devId, as NIXL's other file backends do, or by metaInfo: "ro:PATH" or "rw:PATH", with "create", "direct",
-// "sync" and "noatime" behind a comma as in "rw,create:PATH", or a bare absolute path, which means "rw:", or "ro:" where nothing else is
+// "sync" and "noatime" after a comma as in "rw,create:PATH", or a bare absolute path, which means "rw:", or "ro:" where nothing else is
 // allowed. Descriptors are duplicated, so that one that is closed, and its number used again, does not redirect a transfer; one that is
 // open for appending is refused.
 //

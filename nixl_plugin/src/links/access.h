@@ -27,7 +27,7 @@ class Access {
     std::atomic<uint64_t> link_{0};
     std::atomic<cxl_ring_t> ring_{CXL_SHM_RING_NONE};
     std::atomic<uint64_t> taken_back_{0}; // how often some of it was taken back
-    std::atomic<uint64_t> seen_ns_{0};    // when the link was open for certain, by a clock that goes on while the system sleeps
+    std::atomic<uint64_t> seen_ns_{0};    // when the link was open for certain, by a clock that runs while the system sleeps
     std::shared_ptr<Pool> pool_;
 
     bool look(uint64_t link) noexcept;
@@ -38,7 +38,7 @@ class Access {
 
     /// Number of the link; 0 while there is none.
     uint64_t link() const { return link_.load(std::memory_order_seq_cst); }
-    /// A number that is another one once some of the memory was taken back: what was borrowed before has to be looked at.
+    /// A number that changes when some of the memory is revoked: earlier loans then need a check.
     uint64_t taken_back() const { return taken_back_.load(std::memory_order_acquire); }
     /// Whether the link of that number is open, as it was within the last GOOD_NS at least. Looks at the pool only where that is not known.
     bool is_good(uint64_t link) noexcept;

@@ -28,7 +28,7 @@ class Connector {
 
     /// Begins to connect to an engine.
     void ask(const std::string& engine_id);
-    /// What has come of it so far.
+    /// The outcome so far.
     std::vector<Outcome> take();
 
   private:

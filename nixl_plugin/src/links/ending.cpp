@@ -36,7 +36,7 @@ void Links::lose(Link& link, const Status& reason) {
 }
 
 void Links::bury_lost() {
-    // What is told to the service may lose further links.
+    // The call of the service may end further links.
     for (size_t i = 0; i < lost_.size();) {
         // That it is closed says to the peer that nothing of its memory is used over it any more.
         if (Link& link = *lost_[i].first; link.is_borrowing && is_used_ && is_used_(link.engine_id())) {
@@ -112,7 +112,7 @@ void Links::shut_down() {
     within_turn([&] {
         if (std::exchange(is_shut_, true))
             return;
-        // First, so that a peer that connects anew because of a link that is closed finds no listener.
+        // First, so that a peer that reconnects because its link was closed finds no listener.
         if (listener_ != CXL_SHM_RING_NONE)
             cxl_shm_ring_close(pool_->handle(), listener_, 0);
         Status ends{NIXL_ERR_REMOTE_DISCONNECT, "CXL: this engine ends"};

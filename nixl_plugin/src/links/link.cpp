@@ -67,7 +67,7 @@ Status Link::receive(std::vector<std::byte>& room, Bytes& message) {
 
 void Link::close(uint64_t timeout_ms) {
     if (cxl_ring_t ring = std::exchange(ring_, CXL_SHM_RING_NONE); ring != CXL_SHM_RING_NONE)
-        // Whatever it says, the connection is closed; the other end may not have received what was sent last.
+        // Whatever it says, the connection is closed; the other end may not have received the last messages.
         cxl_shm_ring_close(pool_->handle(), ring, timeout_ms);
 }
 

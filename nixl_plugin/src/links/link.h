@@ -32,16 +32,16 @@ class Link {
     cxl_ring_t ring() const { return ring_; }
     bool is_known() const { return !engine_id_.empty(); }
 
-    /// Sends a message behind all earlier ones: now if the ring has room, else as soon as it has. A failure shows in flush() and receive().
+    /// Sends a message after all earlier ones: now if the ring has room, else as soon as it has. A failure shows in flush() and receive().
     /// Unless it `wakes`, a peer that sleeps may read it when it wakes for something else.
     void send(std::vector<std::byte> message, bool wakes = true);
-    /// Sends what is queued, as far as there is room; true if something was sent. Failure: the link is gone.
+    /// Sends queued messages, as far as there is room; true if one was sent. Failure: the link is gone.
     Status flush(bool& did);
     /// Messages that wait for room.
     size_t queued() const { return queue_.size(); }
     /// The next message, in `room`; empty if none has arrived. Failure: the link is gone.
     Status receive(std::vector<std::byte>& room, Bytes& message);
-    /// Ends the connection; the other end is told. With time, what was sent may be received until then.
+    /// Ends the connection and notifies the other end, which may receive earlier messages until the time-out.
     void close(uint64_t timeout_ms);
 
     /// The other end has asked for something: it relies on this link too.
@@ -49,7 +49,7 @@ class Link {
     /// Notification that is being received, its number, and how many of its bytes are to come.
     std::string note;
     uint64_t note_number = 0, note_missing_bytes = 0;
-    /// The last notification that was received whole, until the other end is told so; else 0.
+    /// The last notification that was received whole, until it is acknowledged; else 0.
     uint64_t noted = 0;
     uint64_t since_ns = 0;
     /// When something was last received, looked for, sent, and when the peer was last woken.

@@ -28,7 +28,7 @@ constexpr uint64_t FIRST_PAUSE_US = 40;
 constexpr uint64_t BUSY_PAUSE_US = 100;
 /// How long an answer may take before the peer is woken.
 constexpr uint64_t RING_NS = 30'000;
-/// An application that calls twice within POLLING_NS polls, and goes on to for DRIVEN_NS, as far as the progress thread is concerned.
+/// An application that calls twice within POLLING_NS polls, and keeps polling for DRIVEN_NS, as far as the progress thread is concerned.
 constexpr uint64_t POLLING_NS = 20'000, DRIVEN_NS = 50'000;
 /// Longest sleep while an application polls and something is under way: it may stop polling.
 constexpr uint64_t DRIVEN_PAUSE_US = 500;
@@ -149,7 +149,7 @@ bool Links::run_posted() {
         try {
             work();
         } catch (const std::exception& error) {
-            // Neither what comes behind it nor this thread is to blame; the work itself tells those that wait for its outcome.
+            // Neither later work nor this thread is to blame. The work itself notifies those that wait for its outcome.
             log_failure("posted", "CXL: something that was handed in for the links failed: ", error);
         }
     }
@@ -282,7 +282,7 @@ bool Links::accept(uint64_t now) {
             log_once(LogLevel::warn, text("accept", status), pool_failure(status, "accepting connections of peers").reason());
         return false;
     }
-    // Another may wait behind it.
+    // Another may wait after it.
     must_accept_ = true;
     counts_.accepted.fetch_add(1, std::memory_order_relaxed);
     greet(adopt(ring, false, now));
@@ -400,7 +400,7 @@ Link* Links::reach(const std::string& engine_id, Status& failure) {
         return nullptr;
     }
     Peer& to = *found->second;
-    // What was begun over a link goes on there: the first one that there is.
+    // Work begun over a link continues there: the first link that exists.
     for (Link* link : to.links)
         if (!link->is_lost)
             return link;

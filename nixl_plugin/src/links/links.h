@@ -47,7 +47,7 @@ struct LinksOptions {
     uint64_t rung_pause_us = 5'000;    // ... while all peers can
     uint64_t accept_pause_us = 20'000; // longest sleep while there are none
     uint64_t connect_timeout_ms = 5'000;
-    uint64_t close_timeout_ms = 500;  // for what was sent last to be received when the engine ends
+    uint64_t close_timeout_ms = 500;  // for the last messages to be received when the engine ends
     uint64_t note_bytes = 1ull << 30; // longest notification
     bool thread = true;               // without it only progress() makes progress
     bool doorbell = true;             // wake peers of this machine that sleep; without it they notice at the end of their pause
@@ -70,7 +70,7 @@ class Service {
     virtual void on_gone(Link& link, const Status& reason) = 0;
     /// This engine has nothing to do with a peer any more: what it has under way there fails.
     virtual void on_forgotten(const std::string& engine_id, const Status& reason) = 0;
-    /// Does what is due; true if anything was.
+    /// Does the due work; true if there was any.
     virtual bool work(uint64_t now_ns) = 0;
     /// Something is under way, so that the progress thread should not sleep for long.
     virtual bool is_busy() const = 0;
@@ -149,7 +149,7 @@ class Links {
     bool progress();
 
     /// Runs `work` under the turn, after everything handed in before: at once, or by the thread that has the turn now. What it throws only
-    /// the log learns of. What is thrown here is not the work's, which may be done nevertheless.
+    /// the log learns of. An exception here is not one of the work, which may be done nevertheless.
     void post(std::function<void()> work);
     /// Runs `work` under the turn and returns when it ran: waits for the end of a round.
     void within_turn(const std::function<void()>& work);
@@ -159,10 +159,10 @@ class Links {
     /// Within the turn: the link to an engine, or nullptr; then `failure` is NIXL_IN_PROG while it is being connected, else why it cannot
     /// be.
     Link* reach(const std::string& engine_id, Status& failure);
-    /// Within the turn: queues a notification behind what was sent to the engine before.
+    /// Within the turn: queues a notification after all earlier messages to the engine.
     void note(const std::string& engine_id, std::string text);
-    /// Ends all links as the destructor does, and stops listening: nothing goes on afterwards. Waits for what was sent last to be received,
-    /// at most `close_timeout_ms`.
+    /// Ends all links as the destructor does, and stops listening: no work continues afterwards. Waits for the last messages to be
+    /// received, at most `close_timeout_ms`.
     void shut_down();
     /// Within the turn: the links there are.
     size_t link_count() const { return links_.size(); }

@@ -143,7 +143,7 @@ Status Links::on_lent_message(Link& link, Bytes message) {
                 if (is_meant(loan))
                     loan->over.store(link.number(), std::memory_order_release);
     } else {
-        Status why{NIXL_ERR_NOT_FOUND, text("CXL: agent ", of.agent, " has deregistered memory of a transfer: load its metadata anew")};
+        Status why{NIXL_ERR_NOT_FOUND, text("CXL: agent ", of.agent, " has deregistered memory of a transfer: load its metadata again")};
         auto names_it = [&](const Borrowing& borrowing) { return std::any_of(borrowing.loans.begin(), borrowing.loans.end(), is_meant); };
         for (const Borrowing& borrowing : take_out(of.borrowing, names_it))
             borrowing.done(why);

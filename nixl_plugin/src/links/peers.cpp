@@ -14,7 +14,7 @@ namespace kvbm_cxl {
 namespace {
 /// Bytes of a notification's messages that are not its text.
 constexpr size_t NOTE_HEAD = 17;
-/// Engines that were peers once, of which it is known what was received.
+/// Former peers whose last received message is known.
 constexpr size_t FORMER = 1 << 16;
 /// How many times the time of an attempt to connect a notification is kept for a peer that cannot be reached.
 constexpr uint64_t NOTE_TIMEOUTS = 3;
@@ -139,7 +139,7 @@ void Links::forget(const std::string& engine_id, const char* reason) {
         access->close();
     if (service_)
         service_->on_forgotten(engine_id, why);
-    // The peer goes on to be served over links that it uses by itself; they end with it.
+    // Links that the peer uses by itself still serve it; they end with it.
     bool is_used = false;
     for (Link* link : found->second->links) {
         if (link->is_used_by_peer) {
@@ -209,7 +209,7 @@ Status Links::notify_engine(const std::string& engine_id, const std::string& age
     PeerState state = state_of(engine_id);
     if (state == PeerState::unknown)
         return {NIXL_ERR_REMOTE_DISCONNECT,
-                text("CXL: agent ", agent, " was restarted or disconnected from: nothing is sent to what has its name now")};
+                text("CXL: agent ", agent, " was restarted or disconnected from: nothing is sent to the agent that has its name now")};
     if (state == PeerState::gone)
         return {NIXL_ERR_REMOTE_DISCONNECT, text("CXL: agent ", agent, " has ended")};
     if (state == PeerState::silent) {
@@ -221,7 +221,7 @@ Status Links::notify_engine(const std::string& engine_id, const std::string& age
         return {NIXL_ERR_BACKEND,
                 text("CXL: agent ", agent, " cannot be reached just now, though nothing proves that it has ended: try again")};
     }
-    // Made here, so that what was said to be on its way does not get lost for want of memory.
+    // Made here, so that an announced message is not lost for want of memory.
     auto made = std::make_shared<std::list<Note>>();
     made->push_back({0, std::move(text_of)});
     post([this, engine_id, made] { queue_note(engine_id, *made); });
@@ -263,7 +263,7 @@ void Links::send_notes(Peer& to) {
                 link->send(Writer(Kind::note_more, std::min(rest.size(), room) + NOTE_HEAD).put(rest.substr(0, room)).take());
             }
         } catch (const std::exception&) {
-            // Some of it may be on its way, and the rest is not to be had: all of it goes over the next link.
+            // Some of it may be on its way, and the rest is unavailable: all of it goes over the next link.
             lose(*link, {NIXL_ERR_BACKEND, "CXL: no memory"});
             throw;
         }
@@ -286,7 +286,7 @@ Status Links::on_note(Link& link, Kind kind, Bytes message) {
         return {NIXL_ERR_MISMATCH, text("CXL: agent ", link.agent(), " sent a notification of ", link.note_missing_bytes, " bytes with ",
                                         piece.size(), " in a message")};
     }
-    // Grows with what has come, not with what is announced.
+    // Grows with the received bytes, not with the announced ones.
     link.note.append(reinterpret_cast<const char*>(piece.data()), piece.size());
     link.note_missing_bytes -= piece.size();
     link.is_used_by_peer = true;
@@ -294,7 +294,7 @@ Status Links::on_note(Link& link, Kind kind, Bytes message) {
         return {};
     uint64_t& heard = peer(link.engine_id(), link.agent()).heard;
     link.noted = std::max(heard, link.note_number);
-    // What came over a link that was given up comes once more over the next one.
+    // Messages of an abandoned link arrive once more over the next one.
     if (link.note_number <= heard)
         return {};
     heard = link.note_number;

@@ -47,7 +47,7 @@ struct Links::Borrowing {
     std::function<void(const Status&)> done;
 };
 
-/// What was lent over a link that ended without a word of the other end that it has let go.
+/// Memory lent over a link that ended before the other end confirmed that it had released it.
 struct Links::Doubt {
     std::string agent;
     std::set<uint64_t> lent;

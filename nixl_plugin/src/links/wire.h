@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Messages between engines as bytes: little-endian, packed, first a byte that says which. docs/STAGED.md has the layouts.
-// A reader never reads beyond its bytes: what is missing reads as zero, and ok() says so afterwards.
+// A reader never reads beyond its bytes: missing bytes read as zero, and ok() says so afterwards.
 #ifndef KVBM_CXL_NIXL_LINKS_WIRE_H
 #define KVBM_CXL_NIXL_LINKS_WIRE_H
 
@@ -32,7 +32,7 @@ enum class Kind : uint8_t {
     first_service = 16
 };
 
-/// First bytes of a hello, and the version of all messages behind it.
+/// First bytes of a hello, and the version of all later messages.
 constexpr uint32_t HELLO_MAGIC = 0x314c584b;
 constexpr uint16_t WIRE_VERSION = 2;
 
@@ -64,7 +64,7 @@ class Writer {
     std::vector<std::byte> take() { return std::move(bytes_); }
 };
 
-/// Reads a message behind its first byte.
+/// Reads a message after its first byte.
 class Reader {
     Bytes rest_;
     bool ok_ = true;

@@ -209,11 +209,11 @@ Status read_object(Core& core, const ObjectName& name, const std::vector<ObjectP
             if (status == CXL_SHM_OK && piece.local.len_bytes != 0)
                 status = cxl_shm_copy_out(piece.local.address, from, piece.local.len_bytes);
         }
-        // Only this says that what was copied was the object.
+        // Only this shows that the copied bytes were the object.
         if (status == CXL_SHM_OK)
             status = cxl_shm_cache_check(pool, pin.block.handle);
     }
-    // What was stored must not linger in the cache, whatever became of it.
+    // Stored bytes must not stay in the cache, whatever the outcome.
     Status published;
     for (const ObjectPiece& piece : pieces) {
         if (Status done = piece.local.publish(); !done.ok())

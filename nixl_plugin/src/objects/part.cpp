@@ -22,7 +22,7 @@ class ObjectPart : public StoragePart {
         for (const Step& step : steps_) {
             Status done = operation_ == NIXL_READ ? read_object(*core_, step.name, step.pieces, stop)
                                                   : publish_object(*core_, step.name, step.pieces, stop);
-            // The first that fails is reported; a READ of which a part is missing is not worth going on with.
+            // The first failure is reported. A READ without one of its parts is useless, so the rest is not started.
             if (!done.ok() && result.ok())
                 result = done;
             if (!result.ok() && (operation_ == NIXL_READ || result.code() == NIXL_ERR_CANCELED))

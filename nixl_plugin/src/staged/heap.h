@@ -10,7 +10,7 @@
 
 namespace kvbm_cxl {
 
-/// Copies pieces of ordinary memory to the pool, one behind the other; visible to other hosts on return.
+/// Copies pieces of ordinary memory to the pool, one after the other; visible to other hosts on return.
 Status heap_to_pool(const Pool& pool, std::span<const Piece> pieces, uint64_t offset);
 /// The reverse.
 Status pool_to_heap(const Pool& pool, std::span<const Piece> pieces, uint64_t offset);

@@ -27,7 +27,7 @@ class Memory {
 
     /// Whether a range lies in it, as a whole. The numbers come from another process and may be anything.
     virtual bool contains(const Piece& piece) const = 0;
-    /// Copies pieces, one behind the other, to `offset` of the pool; other hosts see them when this returns.
+    /// Copies pieces, one after the other, to `offset` of the pool; other hosts see them when this returns.
     virtual Status to_pool(std::span<const Piece> pieces, uint64_t offset) = 0;
     /// Whether a device may still write what a to_pool() that failed was to copy: until it may not, the place is used for nothing else.
     virtual bool may_still_write() { return false; }

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The side of a staged transfer that asks: cuts it into parts, and copies what belongs to its own memory.
-#include "session.h"
+#include "requester.h"
+#include "support/log.h"
 #include <algorithm>
 #include <utility>
 
 namespace kvbm_cxl {
 
 namespace {
+/// A transfer is cut into about so many parts, where they do not become too small, so that both sides copy at the same time.
+constexpr uint64_t PARTS = 8;
+/// Parts begin on pages, where the ranges do.
+constexpr uint64_t PAGE_BYTES = 4'096;
+
+uint64_t rounded_up(uint64_t bytes, uint64_t to) {
+    return (bytes + to - 1) / to * to;
+}
+
 /// Walks `len_bytes` of a plan from `cursor` on, which moves; `each` gets a range's number, the bytes into it and how many. Stops when it
 /// returns false.
 template <class Each> void walk(const Plan& plan, Cursor& cursor, uint64_t len_bytes, const Each& each) {
@@ -53,14 +61,14 @@ Status copy_local(const Plan& plan, Cursor begin, uint64_t len_bytes, Direction 
 struct Lists {
     std::vector<Piece> sources;
     std::vector<uint64_t> registrations;
-    std::vector<AskedRange> ranges;
+    std::vector<RequestRange> ranges;
 
     size_t len_bytes() const {
         return REQUEST_HEAD + sources.size() * SOURCE_BYTES + registrations.size() * REGISTRATION_BYTES + ranges.size() * RANGE_BYTES;
     }
     /// Index of a registration in the list, which it is added to; none if the list is full.
     std::optional<uint32_t> index_of(uint64_t registration) {
-        // Lists often go round several registrations: the one used last, or the one behind it.
+        // Lists often go round several registrations: the one used last, or the next one.
         auto found = std::find(registrations.rbegin(), registrations.rend(), registration);
         if (found != registrations.rend())
             return static_cast<uint32_t>(registrations.rend() - found - 1);
@@ -79,13 +87,145 @@ std::vector<std::byte> compose(Kind what, uint64_t part, const Lists& lists) {
         message.put(source.address).put(source.len_bytes);
     for (uint64_t registration : lists.registrations)
         message.put(registration);
-    for (const AskedRange& range : lists.ranges)
+    for (const RequestRange& range : lists.ranges)
         message.put(range.piece.address).put(static_cast<uint32_t>(range.piece.len_bytes)).put(range.registration);
     return message.take();
 }
 } // namespace
 
-bool Staged::issue(Session& at, uint64_t now) {
+Status Requester::start(std::shared_ptr<const Plan> plan, Direction direction, std::optional<std::string> note,
+                        std::shared_ptr<Transfer>& transfer) {
+    if (!plan)
+        return {NIXL_ERR_INVALID_PARAM, "CXL: a transfer without a plan"};
+    std::shared_ptr<Transfer> begun(new Transfer(std::move(plan), direction));
+    begun->has_note_ = note.has_value();
+    if (note)
+        begun->note_ = std::move(*note);
+    begun->moved_ns_ = now_ns();
+    uint64_t least = rounded_up(begun->plan_->len_bytes / PARTS, PAGE_BYTES);
+    begun->part_bytes_ = std::clamp(least, std::min(options_.part_bytes, staging_.block_bytes()), staging_.block_bytes());
+    transfer = begun;
+    try {
+        links_.post([this, begun] { begin(begun); });
+    } catch (...) {
+        // It may be under way by now: a call that hands work in makes a round for all others, too.
+        cancel(*begun);
+        throw;
+    }
+    return transfer->status() < 0 ? Status(transfer->status(), transfer->reason()) : Status();
+}
+
+void Requester::cancel(Transfer& transfer) noexcept {
+    if (!transfer.is_ended())
+        links_.within_turn([&] { end(transfer, {NIXL_ERR_CANCELED, "CXL: canceled"}); });
+}
+
+void Requester::begin(const std::shared_ptr<Transfer>& transfer) {
+    try {
+        unplaced_.push_back(transfer);
+    } catch (const std::exception& error) {
+        // The thread that handed it in may be gone, and no other knows of it.
+        fail(*transfer, error);
+        return;
+    }
+    place();
+}
+
+void Requester::place() {
+    // Nothing may be thrown in the middle, which would leave holes among those that are kept.
+    std::erase_if(unplaced_, [this](const std::shared_ptr<Transfer>& transfer) {
+        try {
+            return place(transfer);
+        } catch (const std::exception& error) {
+            fail(*transfer, error);
+            return true;
+        }
+    });
+}
+
+bool Requester::place(const std::shared_ptr<Transfer>& transfer) {
+    if (transfer->is_ended())
+        return true;
+    Status failure;
+    Link* link = links_.reach(transfer->plan_->engine_id, failure);
+    if (!link) {
+        if (failure.code() == NIXL_IN_PROG)
+            return false;
+        end(*transfer, failure);
+        return true;
+    }
+    transfer->moved_ns_ = now_ns();
+    if (transfer->plan_->len_bytes == 0)
+        part_done(*transfer, 0, {});
+    else
+        sessions_.of(*link).active.push_back(transfer);
+    return true;
+}
+
+void Requester::end(Transfer& transfer, const Status& status) noexcept {
+    if (transfer.is_ended())
+        return;
+    if (status.ok() && transfer.has_note_) {
+        try {
+            links_.note(transfer.plan_->engine_id, std::move(transfer.note_));
+        } catch (const std::exception& error) {
+            fail(transfer, error);
+            return;
+        }
+    }
+    if (!status.ok())
+        counts_.failed.fetch_add(1, std::memory_order_relaxed);
+    transfer.end(status);
+}
+
+void Requester::fail(Transfer& transfer, const std::exception& error) noexcept {
+    try {
+        end(transfer, {NIXL_ERR_BACKEND, text("CXL: a transfer over a link: ", error.what())});
+    } catch (const std::exception&) {
+        end(transfer, {NIXL_ERR_BACKEND, {}});
+    }
+}
+
+template <class Each> void Requester::each_transfer(Session& session, const Each& call) {
+    for (auto& transfer : session.active)
+        call(*transfer);
+    for (auto& [number, part] : session.parts)
+        call(*part.transfer);
+}
+
+void Requester::end_all(const Status& reason) {
+    for (auto& transfer : unplaced_)
+        end(*transfer, reason);
+    sessions_.each([&](Session& session) { end_all(session, reason); });
+}
+
+void Requester::end_all(Session& session, const Status& reason) {
+    each_transfer(session, [&](Transfer& transfer) { end(transfer, reason); });
+}
+
+void Requester::end_with(const std::string& engine_id, const Status& reason) {
+    for (auto& transfer : unplaced_)
+        if (!transfer->is_ended() && transfer->plan_->engine_id == engine_id)
+            end(*transfer, reason);
+    sessions_.each([&](Session& session) {
+        if (session.link.engine_id() == engine_id)
+            end_all(session, reason);
+    });
+}
+
+void Requester::expire(uint64_t now) {
+    uint64_t patience_ns = options_.timeout_ms * 1'000'000;
+    auto look = [&](Transfer& transfer) {
+        if (!transfer.is_ended() && now > transfer.moved_ns_ && now - transfer.moved_ns_ > patience_ns)
+            end(transfer, {NIXL_ERR_BACKEND, text("CXL: a transfer with engine ", transfer.plan_->engine_id, " did not come on for ",
+                                                  options_.timeout_ms, " ms")});
+    };
+    for (auto& transfer : unplaced_)
+        look(*transfer);
+    sessions_.each([&](Session& session) { each_transfer(session, look); });
+}
+
+bool Requester::issue(Session& at, uint64_t now) {
     bool did = false;
     // What waits for room in the ring already would only be followed by more.
     while (!at.active.empty() && at.parts.size() < options_.parts_per_link && at.link.queued() == 0) {
@@ -97,7 +237,7 @@ bool Staged::issue(Session& at, uint64_t now) {
         bool copies = transfer->direction_ == Direction::write;
         try {
             bool waits = false;
-            Status status = ask(at, transfer, waits);
+            Status status = request(at, transfer, waits);
             if (waits)
                 break;
             did = true;
@@ -118,7 +258,7 @@ bool Staged::issue(Session& at, uint64_t now) {
     return did;
 }
 
-Status Staged::ask(Session& at, const std::shared_ptr<Transfer>& transfer, bool& waits) {
+Status Requester::request(Session& at, const std::shared_ptr<Transfer>& transfer, bool& waits) {
     const Plan& plan = *transfer->plan_;
     bool is_write = transfer->direction_ == Direction::write;
     auto place_of = [&](const Range& range, uint64_t in_range, uint64_t bytes) {
@@ -127,9 +267,9 @@ Status Staged::ask(Session& at, const std::shared_ptr<Transfer>& transfer, bool&
     const Range& first = plan.ranges[transfer->cursor_.range];
     bool in_place = place_of(first, transfer->cursor_.in_range_bytes, 1).has_value();
 
-    AskedPart part{transfer, transfer->cursor_, 0, {}, false};
+    RequestedPart part{transfer, transfer->cursor_, 0, {}, false};
     if (is_write && !in_place) {
-        if (!may_stage(at)) {
+        if (!sessions_.may_stage(at, staging_)) {
             waits = true;
             return {};
         }
@@ -193,14 +333,14 @@ Status Staged::ask(Session& at, const std::shared_ptr<Transfer>& transfer, bool&
     return {};
 }
 
-Status Staged::on_data(Session& at, Reader& reader) {
+Status Requester::on_data(Session& at, Reader& reader) {
     auto number = reader.get<uint64_t>();
     auto code = reader.get<int32_t>();
     auto offset = reader.get<uint64_t>();
     auto found = at.parts.find(number);
     if (!reader.done() || found == at.parts.end() || found->second.is_copied || found->second.transfer->direction_ != Direction::read)
         return {NIXL_ERR_MISMATCH, "it sent data that were not asked for"};
-    AskedPart& part = found->second;
+    RequestedPart& part = found->second;
     std::shared_ptr<Transfer> transfer = part.transfer;
     uint64_t len_bytes = part.len_bytes;
     if (code != NIXL_SUCCESS) {
@@ -229,7 +369,7 @@ Status Staged::on_data(Session& at, Reader& reader) {
     return {};
 }
 
-Status Staged::on_safe(Session& at, Reader& reader) {
+Status Requester::on_safe(Session& at, Reader& reader) {
     auto found = at.parts.find(reader.get<uint64_t>());
     if (!reader.done() || found == at.parts.end() || !found->second.is_copied)
         return {NIXL_ERR_MISMATCH, "it vouched for data that were not taken"};
@@ -240,7 +380,7 @@ Status Staged::on_safe(Session& at, Reader& reader) {
     return {};
 }
 
-Status Staged::on_written(Session& at, Reader& reader) {
+Status Requester::on_written(Session& at, Reader& reader) {
     auto found = at.parts.find(reader.get<uint64_t>());
     auto code = reader.get<int32_t>();
     if (!reader.done() || found == at.parts.end() || found->second.transfer->direction_ != Direction::write)
@@ -257,7 +397,7 @@ Status Staged::on_written(Session& at, Reader& reader) {
     return {};
 }
 
-void Staged::part_done(Transfer& transfer, uint64_t len_bytes, const Status& status) {
+void Requester::part_done(Transfer& transfer, uint64_t len_bytes, const Status& status) {
     if (transfer.parts_under_way_ > 0)
         transfer.parts_under_way_ -= 1;
     if (transfer.is_ended())

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The side of a staged transfer that owns the memory asked for. Everything in a request is checked: it comes from another process.
-#include "session.h"
+#include "responder.h"
 #include <algorithm>
 #include <utility>
 
 namespace kvbm_cxl {
 
 namespace {
-/// Behind a part of a write that is this large there will be another one, most likely, and so soon: it is not worth sleeping.
+/// After a part of a write of this size another one most likely arrives within this time: too soon to sleep.
 constexpr uint64_t LARGE_BYTES = 64 << 10, MORE_NS = 200'000;
 } // namespace
 
-Status Staged::on_request(Session& at, Direction direction, Reader& reader) {
+Status Responder::on_request(Session& at, Direction direction, Reader& reader) {
     PeerRequest request;
     request.direction = direction;
     request.part = reader.get<uint64_t>();
@@ -48,7 +46,7 @@ Status Staged::on_request(Session& at, Direction direction, Reader& reader) {
     return {};
 }
 
-Status Staged::on_taken(Session& at, Reader& reader) {
+Status Responder::on_taken(Session& at, Reader& reader) {
     auto number = reader.get<uint64_t>();
     auto wants_word = reader.get<uint8_t>();
     auto found = at.lent.find(number);
@@ -62,7 +60,7 @@ Status Staged::on_taken(Session& at, Reader& reader) {
     return {};
 }
 
-bool Staged::serve(Session& at, uint64_t now) {
+bool Responder::serve(Session& at, uint64_t now) {
     bool did = false;
     if (!at.writes.empty()) {
         if (at.writes.front().len_bytes >= LARGE_BYTES)
@@ -80,8 +78,8 @@ bool Staged::serve(Session& at, uint64_t now) {
     return did;
 }
 
-bool Staged::serve_read(Session& at, PeerRequest& request) {
-    if (!may_stage(at))
+bool Responder::serve_read(Session& at, PeerRequest& request) {
+    if (!sessions_.may_stage(at, staging_))
         return false;
     StagingBlock block;
     Status status = staging_.acquire(block);
@@ -113,7 +111,7 @@ bool Staged::serve_read(Session& at, PeerRequest& request) {
     return true;
 }
 
-void Staged::serve_write(Session& at, PeerRequest& request) {
+void Responder::serve_write(Session& at, PeerRequest& request) {
     std::vector<std::shared_ptr<Memory>> memories;
     Status status = copy(request, memories);
     if (status.ok())
@@ -121,10 +119,10 @@ void Staged::serve_write(Session& at, PeerRequest& request) {
     at.link.send(Writer(kind::written).put(request.part).put(static_cast<int32_t>(status.code())).take());
 }
 
-Status Staged::copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories) {
+Status Responder::copy(const PeerRequest& request, std::vector<std::shared_ptr<Memory>>& memories) {
     for (uint64_t registration : request.registrations)
         memories.push_back(registrations_.find(registration));
-    for (const AskedRange& range : request.ranges) {
+    for (const RequestRange& range : request.ranges) {
         if (memories[range.registration] && memories[range.registration]->contains(range.piece))
             continue;
         counts_.refused.fetch_add(1, std::memory_order_relaxed);
@@ -146,7 +144,7 @@ Status Staged::copy(const PeerRequest& request, std::vector<std::shared_ptr<Memo
         pieces.clear();
         return status;
     };
-    for (const AskedRange& range : request.ranges) {
+    for (const RequestRange& range : request.ranges) {
         if (range.registration != memory)
             if (Status status = copy_run(); !status.ok())
                 return status;

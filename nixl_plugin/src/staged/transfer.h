@@ -51,14 +51,14 @@ class Transfer {
     Direction direction() const { return direction_; }
 
   private:
-    friend class Staged;
+    friend class Requester;
     Transfer(std::shared_ptr<const Plan> plan, Direction direction) : plan_(std::move(plan)), direction_(direction) {}
 
     void end(const Status& status) noexcept {
         try {
             reason_ = status.reason();
         } catch (const std::exception&) {
-            // No memory to say why; that it has ended is told all the same.
+            // No memory for the reason. The end is reported without it.
         }
         plan_.reset();
         status_.store(status.code(), std::memory_order_release);

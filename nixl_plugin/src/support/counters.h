@@ -66,7 +66,7 @@ class CountReport {
     Counters::Values told_{};
 
   public:
-    /// Tells what has changed since the last time. What cannot be told now is told next time.
+    /// Publishes the changes since the last call. A change that cannot be published now is published next time.
     void tell(cxl_pool_t* pool, const Counters::Values& values) noexcept;
 };
 

@@ -21,7 +21,7 @@ void log(LogLevel level, std::string_view message) noexcept;
 /// thousand of them, all further ones are shown at INFO only.
 void log_once(LogLevel level, std::string_view cause, std::string_view message) noexcept;
 
-/// What was thrown, as an error, once per cause.
+/// Logs an exception as an error, once per cause.
 void log_failure(std::string_view cause, std::string_view what, const std::exception& error) noexcept;
 
 /// A failure at the level of errors, once per cause, and its NIXL status for the caller to return.

@@ -43,7 +43,7 @@ bool parse_line(std::string_view line, MapEntry& entry) {
     entry.is_shared = line[3] == 's';
     line.remove_prefix(5);
     std::string rest(line);
-    rest.push_back(' '); // behind the inode there may be nothing
+    rest.push_back(' '); // after the inode the line may end
     line = rest;
     if (!take_number(line, 16, ' ', entry.offset) || !take_number(line, 16, ':', major) || !take_number(line, 16, ' ', minor) ||
         !take_number(line, 10, ' ', entry.inode))
@@ -68,7 +68,7 @@ bool ask(int file, uintptr_t address, size_t len_bytes, std::vector<MapEntry>& e
         query.flags = this_or_next;
         query.address = address;
         if (ioctl(file, query_request, &query) != 0)
-            return errno == ENOENT; // nothing there, nor behind it
+            return errno == ENOENT; // no mapping there, nor after it
         if (query.start >= end)
             return true;
         uint64_t device = uint64_t{query.device_major} << 32 | query.device_minor;

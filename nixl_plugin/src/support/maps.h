@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is mapped where in this process: a look at a few mappings where the kernel answers that (PROCMAP_QUERY, Linux 6.11), else the whole
+// Mappings of this process: a query of a few mappings where the kernel answers that (PROCMAP_QUERY, Linux 6.11), else the whole
 // of /proc/self/maps. Nothing that can change is remembered.
 #ifndef KVBM_CXL_NIXL_SUPPORT_MAPS_H
 #define KVBM_CXL_NIXL_SUPPORT_MAPS_H
@@ -40,7 +40,7 @@ class OwnMaps {
     OwnMaps& operator=(const OwnMaps&) = delete;
 
     /// The entries of files that overlap a range, in the order of their addresses. With the kernel's query the time depends on them alone;
-    /// without, on all mappings of the process. NIXL_ERR_BACKEND if it cannot be told.
+    /// without, on all mappings of the process. NIXL_ERR_BACKEND if the kernel gives no answer.
     Status overlapping(uintptr_t address, size_t len_bytes, std::vector<MapEntry>& entries);
     /// The same from the text of the file, as where the kernel does not know the query.
     Status overlapping_by_text(uintptr_t address, size_t len_bytes, std::vector<MapEntry>& entries);

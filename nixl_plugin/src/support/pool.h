@@ -17,7 +17,7 @@ using PoolUuid = std::array<uint8_t, 16>;
 /// NIXL's status for a cxl_shm_status.
 nixl_status_t nixl_status_of(int cxl_status);
 
-/// A failed call of the pool's C interface, with its last error of this thread as the reason. `what` says what was being done.
+/// A failed call of the pool's C interface, with its last error of this thread as the reason. `what` names the operation.
 Status pool_failure(int cxl_status, std::string_view what);
 
 /// A joined pool. Engines of one process that name the same pool share it: the prefix cache of a pool can be opened once in a process.

@@ -22,7 +22,7 @@ struct ProcessMark {
 ProcessMark own_process();
 
 /// Whether a process has certainly ended: it is of this kernel and PID namespace, and its number is free, another process's, or that of one
-/// that was killed and not yet waited for. False where it runs and where that cannot be told.
+/// that was killed and not yet waited for. False if it runs or if its state is unknown.
 bool has_process_ended(const ProcessMark& process);
 
 } // namespace kvbm_cxl

@@ -22,7 +22,7 @@ class [[nodiscard]] Status {
     nixl_status_t code() const { return code_; }
     const std::string& reason() const { return reason_; }
 
-    /// The same failure, with what was being done in front of the reason.
+    /// The same failure, with the operation in front of the reason.
     Status within(std::string_view what) const { return ok() ? *this : Status(code_, std::string(what) + ": " + reason_); }
 };
 

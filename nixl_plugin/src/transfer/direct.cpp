@@ -132,7 +132,7 @@ CopyPlan::CopyPlan(Way way, std::vector<Copy> copies, uint64_t inline_bytes) : w
     cut.reserve(copies_.size() + total_bytes_ / slice_bytes);
     uint64_t in_slice = 0;
     size_t first = 0;
-    uintptr_t end_line = 0; // behind the last line of the slice
+    uintptr_t end_line = 0; // after the last line of the slice
     for (Copy rest : copies_) {
         while (rest.len_bytes > 0) {
             auto start = reinterpret_cast<uintptr_t>(destination(way, rest));
@@ -221,7 +221,7 @@ Status unlent() {
 /// One post of a plan with several slices: threads claim them one by one.
 class CopyJob : public Job {
     const std::shared_ptr<const CopyPlan> plan_;
-    Counters& counters_; // of the engine, which is there until the end is told
+    Counters& counters_; // of the engine, which exists until the end is reported
     Uses uses_;
     std::shared_ptr<Completion> whom_;
     std::atomic<size_t> next_{0};
@@ -260,7 +260,7 @@ class CopyJob : public Job {
             if (status != NIXL_SUCCESS)
                 failure_.compare_exchange_strong(none, status, std::memory_order_relaxed);
         }
-        // What each thread copied is visible to the thread that is told that all of it is done.
+        // The copies of each thread are visible to the thread that learns that all are done.
         if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
             finish();
         return true;

@@ -8,7 +8,7 @@ namespace kvbm_cxl {
 
 namespace {
 
-/// The place in the pool of an offset in one of its devices, and how far the pool goes on like this from there.
+/// The place in the pool of an offset in one of its devices, and how far the pool is contiguous from there.
 bool pool_place(const std::vector<MapEntry>& of_pool, uintptr_t pool_base, uint64_t pool_bytes, const MapEntry& wanted, uint64_t offset,
                 uint64_t& pool_offset, uint64_t& run_bytes) {
     for (const MapEntry& own : of_pool) {
@@ -155,7 +155,7 @@ Status resolve_dram(const Pool& pool, Registration& registration) {
     if (!found.ok() || registration.kind != RegionKind::pool)
         return found;
     pool.map_ahead(registration.pool_address, registration.len_bytes);
-    // Not the start of a block, or another process's: then it is up to its owner how long it lives.
+    // Peers write to it whether this process lives or not. Another process's: it is up to its owner how long it lives.
     if (int status = cxl_shm_keep(registration.pool_address); status != CXL_SHM_OK && status != CXL_SHM_E_NOT_A_BLOCK)
         log(LogLevel::debug, pool_failure(status, text("keeping the block at offset ", hex(registration.pool_offset))).reason());
     return {};

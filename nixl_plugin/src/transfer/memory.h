@@ -36,7 +36,7 @@ class Registration : public std::enable_shared_from_this<Registration> {
     uint64_t device = 0;
     uint64_t pool_offset = 0;          // RegionKind::pool: of the first byte
     std::byte* pool_address = nullptr; // RegionKind::pool: of the first byte in the pool's own mapping
-    std::string label;                 // metaInfo, of kinds that are told apart by it
+    std::string label;                 // metaInfo, for kinds that it distinguishes
     std::unique_ptr<RegistrationExtra> extra;
     std::unique_ptr<Loan> loan; // of what stands for a peer's memory here
 
@@ -44,7 +44,7 @@ class Registration : public std::enable_shared_from_this<Registration> {
     bool covers(uintptr_t address, size_t len) const { return address >= base && len <= len_bytes && address - base <= len_bytes - len; }
 
     /// Counts a user, who may touch the memory until end_use(); false once the registration is being given back. Of a loan not before its
-    /// begin() has said so: the thread that closes its link looks for users behind that.
+    /// begin() has said so: the thread that closes its link looks for users after that.
     bool begin_use() {
         if (users_.fetch_add(1, std::memory_order_seq_cst) & closing) [[unlikely]] {
             end_use();
@@ -106,7 +106,7 @@ Lies find_in_pool(const std::vector<MapEntry>& entries, const std::vector<MapEnt
 /// error, and so is it if the map of the process cannot be read, NIXL_ERR_BACKEND.
 Status locate_dram(const Pool& pool, Registration& registration);
 
-/// locate_dram(); and what is found to be a scratch block of this process is made a kept one, so that it is not handed to others when the
+/// locate_dram(); and a scratch block of this process becomes a kept one, so that it is not handed to others when the
 /// process ends.
 Status resolve_dram(const Pool& pool, Registration& registration);
 

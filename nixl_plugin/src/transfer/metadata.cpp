@@ -98,11 +98,11 @@ class MetadataReader {
     }
     /// Empty if all fields were there.
     std::string what_is_wrong() const {
-        return failure_.empty() && !rest_.empty() ? text(rest_.size(), " bytes behind the last field") : failure_;
+        return failure_.empty() && !rest_.empty() ? text(rest_.size(), " bytes after the last field") : failure_;
     }
 };
 
-/// Checks what both kinds have in common; the fields are what is left of `bytes` afterwards.
+/// Checks what both kinds have in common; the fields are the rest of `bytes`.
 Status open_envelope(std::string_view& bytes, uint64_t magic, std::string_view what) {
     MetadataReader reader(bytes);
     if (bytes.size() < header_bytes + sum_bytes || reader.number<uint64_t>() != magic)
@@ -119,7 +119,7 @@ Status open_envelope(std::string_view& bytes, uint64_t magic, std::string_view w
 
 Status malformed(std::string_view what, std::string_view wrong) {
     return {NIXL_ERR_INVALID_PARAM, text("CXL: ", what, " is invalid: ", wrong,
-                                         ". Load the agent's metadata anew, made by the release of the plugin that runs here")};
+                                         ". Load the agent's metadata again, made by the release of the plugin that runs here")};
 }
 
 bool is_kind(uint32_t value) {

@@ -16,7 +16,7 @@ namespace kvbm_cxl {
 /// Identity under which a machine joins pools.
 using MachineId = std::array<uint8_t, 16>;
 
-/// What lies behind a registration.
+/// The memory of a registration.
 enum class RegionKind : uint32_t {
     heap = 1,   // ordinary memory of a process
     pool = 2,   // memory of the pool

@@ -112,10 +112,10 @@ void StoragePart::cancel() noexcept {
         return;
     std::shared_ptr<Run> run = std::move(run_);
     run->stop.store(true, std::memory_order_relaxed);
-    // The request that is told of the end may let go of the part there and then: nothing is left to be waited for.
+    // The notified request may release the part at once: nothing remains to wait for.
     if (run->worker.load() == std::this_thread::get_id())
         return;
-    // While it waits in the queue no worker has touched the memory: what goes on before it may take any time.
+    // While it waits in the queue no worker has touched the memory: the work before it may take any time.
     if (!run->is_taken.exchange(true)) {
         uses_.end();
         std::exchange(run->whom, nullptr)->done(NIXL_ERR_CANCELED);

@@ -34,7 +34,7 @@ bool Uses::are_lent() noexcept {
 
 Status Uses::refusal() const {
     if (std::any_of(registrations_.begin(), registrations_.end(), [](const Registration* used) { return used->is_closed(); }))
-        return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it anew"};
+        return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted whose memory is deregistered: prepare it again"};
     if (loan_ && loan_->access->link() != 0)
         return {NIXL_ERR_NOT_FOUND, "CXL: a transfer was posted when the peer had taken back memory of it: post it again if the peer has "
                                     "registered that again"};

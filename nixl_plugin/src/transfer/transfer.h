@@ -28,7 +28,7 @@ struct Pair {
 
 using Pairs = std::vector<Pair>;
 
-/// Who is told that a posted part has ended.
+/// Learns that a posted part has ended.
 class Completion {
   public:
     virtual ~Completion() = default;

@@ -5,7 +5,7 @@
 #define KVBM_CXL_NIXL_TESTS_STAGED_ENGINES_H
 
 #include "staged/heap.h"
-#include "staged/session.h"
+#include "staged/staged.h"
 #include "world.h"
 #include <algorithm>
 

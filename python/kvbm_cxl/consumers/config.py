@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self, get_origin
 
 from ..vllm_integration import pool_access
-from ..vllm_integration.config import CACHE_OPTIONS, ConfigError
+from ..vllm_integration.config import CACHE_OPTIONS, ConfigError, type_words
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PoolConfig:
         for name, value in values.items():
             wanted = get_origin(known[name].type) or known[name].type
             if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
-                raise ConfigError(f"{who}: {name} is {value!r}; it takes a {getattr(wanted, '__name__', wanted)}")
+                raise ConfigError(f"{who}: {name} is {value!r}; it takes {type_words(wanted)}")
         config = cls(**values)
         if not config.pool:
             raise ConfigError(f'{who} has no pool: name it with option "pool", as "/dev/dax0.0", or in the environment as CXL_POOL')

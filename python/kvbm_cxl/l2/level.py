@@ -237,8 +237,9 @@ class Level2:
             with self._health.call():
                 data = self._store.read(name.path)
             found = payload_of(data, name)
-            self._index.used(name)
+            # In this order: a listing that has the time before the use has begun before the index hears of it.
             self._store.used(name.path)
+            self._index.used(name)
             return found
         except FileNotFoundError:
             self._count("missed_absent")

@@ -9,6 +9,7 @@ the pool is opened again as soon as it can be.
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
@@ -25,6 +26,9 @@ from ..consumers.names import by_namespace, key_of
 from ..consumers.pins import Held, release
 from ..consumers.tasks import Tasks
 from .shapes import FLAT, Namespaces, memory_of, shape_of, shape_of_object
+
+if TYPE_CHECKING:
+    from lmcache.v1.distributed.api import MemoryTags
 
 logger = logging.getLogger("lmcache.kvbm_cxl")
 _WHO = "LMCache's adapter CxlL2Adapter"
@@ -180,6 +184,12 @@ class CxlL2Adapter(L2AdapterInterface):
         return found
 
     # Everything else
+
+    def get_memory_tags(self) -> "MemoryTags":
+        """From LMCache 0.5.7 on: the memory that holds the objects, which other hosts share."""
+        from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags
+
+        return MemoryTags(MemorySegment.CXL, MemoryResidency.REMOTE)
 
     def delete(self, keys: list[ObjectKey]) -> None:
         try:

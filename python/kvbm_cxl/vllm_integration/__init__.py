@@ -14,6 +14,10 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `movers` | how blocks get into the pool and back: copied, or published where they lie |
 | `keys` | what blocks are called: vLLM's hashes, and our own for the last, partly filled block |
 | `identity` | the namespace: what else shapes the bytes of a block |
+| `settings`, `harmless_settings` | the engine's configuration in it, and what of it shapes no block |
+| `model_files`, `file_digests` | the model's files in it: by all their bytes, read once on a machine |
+| `worker_start` | what begins before a worker loads the model |
+| `held_tensors` | every tensor that a model holds in memory |
 | `weights`, `engine_watch` | weights that are replaced while the engine runs: noticed, and told apart by a fingerprint |
 | `adapters` | LoRA adapters by content |
 | `tracked` | what the scheduler's side remembers of a request |
@@ -24,7 +28,6 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `pool_access` | one pool per process, opened once, opened again after it was lost |
 | `stats` | counters for vLLM and Prometheus |
 | `events`, `announcer`, `descriptions`, `publisher` | KV events for routers: of all of the pool's blocks, also while the engine is idle |
-| `kv_memory` | the KV cache itself in pool memory |
 | `dynamo_protocol` | Dynamo's side of the hand-over |
 | `tier`, `tier_names`, `tier_engine`, `tier_stats`, `tier_events` | no part of the connector: the pool as a tier of vLLM's own offloading |
 
@@ -51,6 +54,9 @@ def register() -> None:
     except ValueError:  # Already registered. A connector of another package under this name fails when vLLM makes it.
         pass
     _register_tier()
+    from .worker_start import watch_workers
+
+    watch_workers()
     # Only `python -m dynamo.vllm` asks Dynamo's table, and there the package is loaded before vLLM's plugins are; the engine's other
     # processes have no use for it.
     if "dynamo.vllm" in sys.modules:

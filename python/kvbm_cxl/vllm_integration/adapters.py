@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import bounded
+from .file_digests import FileDigests, State, state_of
 from .log import logger
 from .stats import Tally
 
@@ -24,62 +26,35 @@ if TYPE_CHECKING:
 
 # What vLLM reads of an adapter's folder.
 _FILES = ("adapter_config.json", "adapter_model.*", "new_embeddings.*")
-_READ_BYTES = 1 << 20
-# Files that are remembered by their place and state, so that an adapter that is loaded again is not read once more.
-_MAX_REMEMBERED = 4096
 UNKNOWN = b""
 """Digest of an adapter that has none."""
-
-_Stat = tuple[int, int, int, int, int]
 
 
 @dataclass
 class Digests:
-    """Digests of files, remembered while a file keeps its size, times and inode."""
+    """Digests of adapters' folders."""
 
-    _known: dict[str, tuple[_Stat, bytes]] = field(default_factory=dict)
+    _files: FileDigests = field(default_factory=FileDigests)
 
     def of_folder(self, folder: Path) -> bytes:
         """A digest (16 bytes) over names and contents of an adapter's files; `UNKNOWN` where they cannot be read."""
         try:
-            files = _files(folder)
-            total = hashlib.sha256()
+            files, total = _files(folder), hashlib.sha256()
             for path in files:
-                total.update(path.name.encode() + b"\0" + self._of_file(path))
+                total.update(path.name.encode() + b"\0" + self._files.of_file(path))
         except OSError as error:
             logger.info("adapter in %s: %s", folder, error)
             return UNKNOWN
         return total.digest()[:16] if files else UNKNOWN
-
-    def _of_file(self, path: Path) -> bytes:
-        before = _stat(path)
-        known = self._known.get(str(path))
-        if known and known[0] == before:
-            return known[1]
-        found = hashlib.sha256()
-        with path.open("rb") as file:
-            while data := file.read(_READ_BYTES):
-                found.update(data)
-        if _stat(path) != before:
-            raise OSError(f"{path} changed while it was read")
-        while len(self._known) >= _MAX_REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[str(path)] = before, found.digest()
-        return found.digest()
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()})
 
 
-def _stat(path: Path) -> _Stat:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
-
-
-def _states(folder: Path) -> list[tuple[str, _Stat]] | None:
+def _states(folder: Path) -> list[tuple[str, State]] | None:
     try:
-        return [(path.name, _stat(path)) for path in _files(folder)]
+        return [(path.name, state_of(path)) for path in _files(folder)]
     except OSError:
         return None
 
@@ -119,11 +94,11 @@ class LoadedAdapters:
         self._arriving = None
         return self._add(adapter)
 
-    def _content(self, request: "LoRARequest") -> tuple[Path | None, list[tuple[str, _Stat]] | None, bytes]:
+    def _content(self, request: "LoRARequest") -> tuple[Path | None, list[tuple[str, State]] | None, bytes]:
         """The adapter's folder, the state of its files, and a digest of all that makes its weights."""
         from vllm.lora.utils import get_adapter_absolute_path
 
-        if request.tensorizer_config_dict:  # From another place than its folder.
+        if getattr(request, "tensorizer_config_dict", None):  # Up to vLLM 0.31: from another place than its folder.
             return None, None, UNKNOWN
         try:
             folder = Path(get_adapter_absolute_path(request.lora_path))
@@ -139,6 +114,9 @@ class LoadedAdapters:
         return folder, before, hashlib.sha256(files + how).digest()[:16]
 
     def _note(self, adapter_id: int, content: bytes) -> None:
+        if len(self._loaded) >= bounded.MAX_REMEMBERED:
+            there = self._manager.list_adapters() if self._manager is not None else ()
+            self._loaded = {known: digest for known, digest in self._loaded.items() if known in there}
         self._loaded[adapter_id] = self._changed[adapter_id] = content
 
     def ensure(self, request: "LoRARequest") -> None:
@@ -164,8 +142,9 @@ class LoadedAdapters:
     def take_changed(self) -> dict[int, bytes]:
         """Adapters that were loaded or asked for since the last call. Those that vLLM warms up with are gone again by then."""
         changed, self._changed = self._changed, {}
+        asked, self._asked = self._asked, set()
         there = self._manager.list_adapters() if changed and self._manager is not None else changed
-        return {adapter_id: content for adapter_id, content in changed.items() if adapter_id in there or adapter_id in self._asked}
+        return {adapter_id: content for adapter_id, content in changed.items() if adapter_id in there or adapter_id in asked}
 
 
 @contextmanager
@@ -196,7 +175,7 @@ class KnownAdapters:
     _local: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """Digests with which blocks were computed that vLLM may have itself, by what vLLM's hashes call the adapter."""
     _mixed: set[tuple[str, str]] = field(default_factory=set)
-    _warned: set[str] = field(default_factory=set)
+    _warned: dict[str, None] = field(default_factory=dict)
 
     def handshake(self, ranks: int) -> None:
         self._ranks = ranks
@@ -209,7 +188,8 @@ class KnownAdapters:
         found = set(self._told[request.lora_int_id].values())
         if len(found) > 1 or UNKNOWN in found:
             if request.lora_name not in self._warned:
-                self._warned.add(request.lora_name)
+                self._warned[request.lora_name] = None
+                bounded.trim(self._warned)
                 self.tally.count("adapters", "unknown")
                 logger.warning(
                     "CxlConnector: adapter %r (%s) is known by name alone: its files cannot be read, changed while they were, differ "
@@ -223,6 +203,8 @@ class KnownAdapters:
     def may_publish(self, request: "LoRARequest", content: bytes) -> bool:
         """Whether new blocks may be published: not while vLLM may have blocks itself that another adapter of this name computed."""
         name = request.lora_name, request.lora_path
+        if len(self._local) >= bounded.MAX_REMEMBERED and name not in self._local:
+            return False  # None of these may be forgotten before the reset, and there is no room to remember this one.
         if self._local.setdefault(name, content) != content:
             if name not in self._mixed:
                 self._mixed.add(name)
@@ -260,7 +242,12 @@ class KnownAdapters:
             if any(before.get(rank, content) != content for rank, content in now.items()):
                 replaced.add(adapter_id)
                 before = {}
+            self._told.pop(adapter_id, None)
             self._told[adapter_id] = {**before, **now}
+            while len(self._told) > bounded.MAX_REMEMBERED:
+                oldest = next(iter(self._told))
+                del self._told[oldest]
+                self._sure.discard(oldest)
             if self._ranks and len(now) == self._ranks:
                 self._sure.add(adapter_id)
             else:  # Some rank has another one, or none, for all that is known.

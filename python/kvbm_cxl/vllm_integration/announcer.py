@@ -7,6 +7,7 @@ description and its bytes of every rank are; a description that has outlived its
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import kvbm_cxl
 
@@ -19,6 +20,8 @@ from .stats import Tally
 
 # Descriptions that are read in one round. The first round of a full pool would otherwise take long, and nothing would be told meanwhile.
 _AT_ONCE = 1024
+# Of these, those that were announced before: they are not urgent.
+_REFRESHED = 256
 # Kinds of errors after which nothing of the pool can be had.
 _LOST = frozenset({"lost", "closed", "device_lost", "not_a_pool", "replaced"})
 
@@ -61,6 +64,7 @@ class Announcer:
         self._watch: kvbm_cxl.Watch | None = None
         self._told: dict[bytes, AnnouncedBlock] = {}
         self._to_read: dict[bytes, None] = {}
+        self._to_refresh = 0.0
 
     def round(self, published: Iterable[Description]) -> RoundChanges:
         """Describes what was published, and finds out what has changed. A pool that is lost has nothing; other errors end the round."""
@@ -71,13 +75,28 @@ class Announcer:
             self.access.failures.report("KV events of the pool", error)
             if error_kind(error) not in _LOST:
                 return RoundChanges()
+        return self.withdraw()
+
+    def again(self) -> None:
+        """Has the rounds to come announce every block once more."""
+        self._to_read.update(dict.fromkeys(self._told))
+
+    def refresh(self, part: float) -> None:
+        """Has the next round announce so large a part of the blocks once more, those first that were announced before the others."""
+        self._to_refresh += part * len(self._told)
+        count = min(int(self._to_refresh), _REFRESHED, len(self._told))
+        # A long pause is not made up for.
+        self._to_refresh = (self._to_refresh - count) % 1.0
+        for key in list(islice(self._told, count)):
+            # At the end, so that the next ones follow.
+            self._told[key] = self._told.pop(key)
+            self._to_read[key] = None
+
+    def withdraw(self) -> RoundChanges:
+        """Takes back everything that was announced. The next round finds everything again."""
         self._watched = self._watch = None
         self._to_read.clear()
         return RoundChanges(removed=self._forget(list(self._told)))
-
-    def again(self) -> None:
-        """Has the rounds to come tell of every block once more."""
-        self._to_read.update(dict.fromkeys(self._told))
 
     def _round(self, cache: "kvbm_cxl.Cache", published: list[Description]) -> RoundChanges:
         self._describe(cache, published)

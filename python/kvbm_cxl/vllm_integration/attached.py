@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .audit import GroupAudit
 from .groups import blocks_of
 from .layer_saves import Layers
 from .movers import Mover
@@ -24,6 +25,8 @@ class AttachedGroup:
     cell_bytes: int
     slices: int
     """Blocks in the pool that make one of vLLM's."""
+    audit: GroupAudit | None = None
+    """What compares its blocks; None where that cannot be done."""
     layers: Layers | None = None
     """Where blocks are published layer by layer."""
 

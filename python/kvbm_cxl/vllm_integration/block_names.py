@@ -21,6 +21,9 @@ from .weights import Era
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+# Stale hashes of streaming sessions that are remembered, 16 MiB.
+_MAX_STALE = 1 << 18
+
 
 @dataclass
 class BlockNames:
@@ -86,7 +89,7 @@ class BlockNames:
 
     def may_publish(self, tracked: Tracked) -> bool:
         """Whether all blocks of a request were computed with the weights and the adapter that its keys name."""
-        if not self.has_names(tracked) or tracked.stale or not self.era.publishes:
+        if not self.has_names(tracked) or tracked.stale or not self.era.publishes or self._has_too_many_stale:
             return False
         if self._stale and not self._stale.isdisjoint(tracked.hashes):
             return False
@@ -95,8 +98,13 @@ class BlockNames:
 
     def look_at(self, session: Session) -> None:
         """Learns of a streaming session's hash that stands for other tokens by now."""
-        if session.stale is not None:
+        if session.stale is not None and not self._has_too_many_stale:
             self._stale.add(session.stale)
+
+    @property
+    def _has_too_many_stale(self) -> bool:
+        """None of the stale hashes may be forgotten before vLLM's prefix cache is reset. At the bound, nothing more is published."""
+        return len(self._stale) >= _MAX_STALE
 
     def local_reset(self) -> None:
         """vLLM emptied its own prefix cache."""
@@ -145,6 +153,8 @@ class BlockNames:
         """Takes weights and adapters in the workers' memory from a report."""
         replaced = self.adapters.told(report.adapters)
         others = self.era.answers(report.inquiry, report.weights)
+        if report.has_differed:
+            others |= self.era.isolate()
         for tracked in requests.values():
             lora = tracked.request.lora_request
             if tracked.has_begun and (others or (lora is not None and lora.lora_int_id in replaced)):

@@ -26,8 +26,9 @@ class ConnectorConfig:
     """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
     checksums: bool = True
     """Blocks carry a checksum that is compared when they are pulled."""
-    zero_copy: bool = False
-    """On CPUs: vLLM's KV cache itself lies in the pool. Its blocks are lent instead of copied, and stay as long as vLLM keeps them."""
+    audit: bool = True
+    """Compare a share of the pool's blocks with what this engine computes for the same tokens. Some requests whose prompt was found are
+    computed for that, the first one after a start among them."""
     workers: int = 2
     """Threads that copy, for each direction."""
     max_inflight_bytes: int = 256 << 20
@@ -36,13 +37,12 @@ class ConnectorConfig:
     """Blocks that loads of this engine hold in the pool at one time. Requests beyond wait in vLLM's queue."""
     min_load_tokens: int = 1
     """Shorter hits are computed instead."""
-    publish_tail: bool = True
-    """Publish the last, partly filled block of a prompt, so that decode need not compute it."""
     publish_generated: bool = True
     """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
     window_every_tokens: int = 1024
     """Of layers with a sliding window, what a prefix needs that ends at a multiple of this many tokens is published, besides that of the
-    prompt's end and of what is generated. Smaller: prompts share shorter beginnings; larger: fewer blocks."""
+    prompt's end, of what is generated, and of a prefix that the pool has seen before. Smaller: the second prompt with a beginning finds
+    it, too; larger: fewer blocks."""
     stored_tp: int = 0
     """Blocks lie in the pool as an engine with this tensor parallelism has them, so that engines of every tensor parallelism that divides
     it share them. 0: that of the engine. Name the largest one, alike for all engines of the pool."""
@@ -51,8 +51,7 @@ class ConnectorConfig:
     block size. Name the smallest one, alike for all engines of the pool."""
     publish_behind: bool = True
     """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
-    steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there. With zero_copy it changes
-    nothing."""
+    steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there."""
     save_layers: bool = False
     """On GPUs: blocks are published layer by layer, beside the forward pass that computes them, instead of whole behind it. They have no
     checksums (`checksums` has to be false), and vLLM then runs piecewise CUDA graphs only."""
@@ -68,7 +67,8 @@ class ConnectorConfig:
     events_period_ms: int = 500
     """How often an engine finds out what has changed in the pool."""
     model_id: str = ""
-    """What the model is called in the pool. Left out: a fingerprint of its weights. Workers share blocks only under the same one."""
+    """What the model's weights are called in the pool. Left out: a digest of all bytes of their files. Workers share blocks only under the
+    same one; a new version of the weights needs a new one. Configuration and settings of the engine count as without it."""
     tenant_salt: str = ""
     """A secret that keeps this engine's blocks apart from those of others with the same model."""
     record_dir: str = ""
@@ -104,11 +104,6 @@ class ConnectorConfig:
         config._check_ranges()
         return config
 
-    @property
-    def answers_first(self) -> bool:
-        """Whether answers leave before copies end. Lent blocks are not copied: nothing is gained."""
-        return self.publish_behind and not self.zero_copy
-
     def _check_ranges(self) -> None:
         if not self.pool:
             raise ConfigError(
@@ -123,19 +118,14 @@ class ConnectorConfig:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
-        if self.zero_copy and (self.stored_tp or self.stored_block_tokens):
-            raise ConfigError("CxlConnector: zero_copy lends blocks as the engine has them; leave stored_tp and stored_block_tokens out")
-        if self.save_layers and (self.checksums or self.zero_copy):
-            wrong = "checksums" if self.checksums else "zero_copy"
-            raise ConfigError(f"CxlConnector: save_layers copies blocks in parts, without checksums; set {wrong} to false, or leave it out")
+        if self.save_layers and self.checksums:
+            raise ConfigError("CxlConnector: save_layers copies blocks in parts, without checksums; set checksums to false")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):
             raise ConfigError("CxlConnector: record_dir and record_salt go together: a folder, and a secret for the ids there")
         if bool(self.l2) != (self.l2_max_bytes > 0):
             raise ConfigError("CxlConnector: l2 and l2_max_bytes go together: where evicted blocks are kept, and how many bytes of them")
-        if self.l2 and self.zero_copy:
-            raise ConfigError("CxlConnector: with zero_copy vLLM itself evicts blocks, which l2 does not see; leave one of them out")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
         if unknown := sorted(set(self.cache) - CACHE_OPTIONS):
@@ -148,6 +138,14 @@ def _check_type(name: str, value: Any, wanted: Any) -> None:
     wanted = get_origin(wanted) or wanted
     fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
     if not fits:
-        raise ConfigError(f"CxlConnector: {name} is {value!r}; it takes a {getattr(wanted, '__name__', wanted)}")
+        raise ConfigError(f"CxlConnector: {name} is {value!r}; it takes {type_words(wanted)}")
+
+
+_TYPE_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", Mapping: "an object of names and values"}
+
+
+def type_words(wanted: type) -> str:
+    """What a user writes for a value of this type, in JSON."""
+    return _TYPE_WORDS.get(wanted) or f"a value of type {wanted.__name__}"
 
 

@@ -2,7 +2,6 @@
 """`CxlConnector`: the hooks of vLLM's connector interface, each handed to the side that it belongs to."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +55,6 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("CxlConnector does not announce blocks to routers that lie in the pool in smaller ones (stored_block_tokens)")
             config = replace(config, events=False)
         support.check(vllm_config, kv_cache_config)
-        if config.zero_copy:
-            support.check_zero_copy(vllm_config, kv_cache_config)
         if config.save_layers:
             support.check_save_layers(vllm_config)
         second_level.check(config, shape)
@@ -71,7 +68,12 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            caches = support.caches_states(kv_cache_config)
+            caches, takes_hits = support.caches_states(kv_cache_config), support.takes_hits(vllm_config)
+            if caches and not takes_hits:
+                logger.warning(
+                    "CxlConnector looks nothing up in the pool: vLLM computes the whole prompt of every request here (a pooling engine "
+                    "with prefix caching or chunked prefill off)"
+                )
             if not caches:
                 logger.warning(
                     "CxlConnector shares no block of this model: vLLM keeps no states of its recurrent layers at the ends of blocks. "
@@ -91,7 +93,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                 transfer.is_kv_consumer,
                 events,
                 tally,
-                reads=support.takes_hits(vllm_config) and caches,
+                reads=takes_hits and caches,
                 hasher=hasher_of(vllm_config, kv_cache_config, shape.hash_tokens),
                 second=self._second,
             )
@@ -125,9 +127,6 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             access.release()
 
     # Worker
-
-    def get_mem_pool_context(self) -> AbstractContextManager | None:
-        return self._worker.memory_context()
 
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         self._worker.attach(kv_caches)
@@ -169,6 +168,8 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         engine_watch.watch_resets(kv_cache_manager, self._scheduler)
+        if events := self._scheduler.events:
+            engine_watch.watch_cleared(kv_cache_manager, events.cleared)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHandshake]) -> None:
         self._scheduler.handshake(metadata)

@@ -29,6 +29,8 @@ _NAMES = {
     "side": "files beside the weights (quantization, processors)",
     "loaded": "load format",
     "computed": "--dtype or quantization",
+    "versions": "versions of vLLM or transformers",
+    "draft": "draft model, or how it is run",
     "dtype": "KV cache type (--dtype, --kv-cache-dtype)",
     "block_tokens": "--block-size (stored_block_tokens shares blocks between several)",
     "layout": "layout of the KV cache",
@@ -43,13 +45,14 @@ _NAMES = {
     "backend": "attention backend or instruction set",
     "namespace": "tenant_salt",
 }
+_SETTINGS = "settings."
 _LONG = 24
 
 
 def facts_of(fields: Mapping[str, Any]) -> dict[str, str]:
     """What tells a namespace from others, for comparison: short, and without the tenant's secret."""
     flat = {**fields, **fields.get("extra", {})}
-    return {name: _short(str(value)) for name, value in flat.items() if name in _NAMES}
+    return {name: _short(str(value)) for name, value in flat.items() if name in _NAMES or name.startswith(_SETTINGS)}
 
 
 def _short(text: str) -> str:
@@ -65,8 +68,8 @@ def hash_seed() -> str:
 
 def differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> dict[str, str]:
     """What differs, as names of facts and words about each. What one side does not tell of is no difference."""
-    found = {}
-    for name, words in _NAMES.items():
+    found, settings = {}, {name: f"the engine's {name.removeprefix(_SETTINGS)}" for name in theirs if name.startswith(_SETTINGS)}
+    for name, words in (_NAMES | settings).items():
         if name in theirs and name in mine and theirs[name] != mine[name]:
             found[name] = f"{words} ({theirs[name] or 'none'} there, {mine[name] or 'none'} here)"
     if len(found) > 1:  # What all others make.
@@ -98,7 +101,8 @@ class Reasons:
     def foreign(self, request_id: str, found: Mapping[str, str], theirs: str, mine: str) -> None:
         """Prefill's blocks have other names than those that this engine looks for: namespaces `theirs` and `mine`."""
         self.say(
-            "foreign/" + ",".join(found),
+            # By the first of the facts: what a request brings must not make reasons without bound.
+            "foreign/" + next(iter(found)),
             "prefill published request %s in namespace %s, and this engine, with namespace %s, finds nothing of it: it computes prompts "
             "itself. What differs: %s",
             request_id,
@@ -126,14 +130,6 @@ class Reasons:
             "request %s asks for a hand-over, and this engine publishes nothing: its kv_role is kv_consumer; prefill needs kv_producer or "
             "kv_both",
             request_id,
-        )
-
-    def cannot_read(self) -> None:
-        """The engine takes no hits."""
-        self.say(
-            "reads_not",
-            "vLLM computes the whole prompt of every request here (a pooling engine with prefix caching or chunked prefill off): nothing "
-            "is looked up in the pool",
         )
 
     def looked_up(self, found: bool, namespace: str) -> None:

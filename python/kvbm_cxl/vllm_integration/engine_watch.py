@@ -93,3 +93,18 @@ def watch_resets(kv_cache_manager: Any, watcher: Watcher) -> None:
         return done
 
     kv_cache_manager.reset_prefix_cache = reset_prefix_cache
+
+
+def watch_cleared(kv_cache_manager: Any, cleared: Callable[[], None]) -> None:
+    """Has `cleared` called when vLLM is about to publish that all of its blocks are gone, whatever made it empty its prefix cache."""
+    from vllm.distributed.kv_events import AllBlocksCleared
+
+    take = kv_cache_manager.take_events
+
+    def take_events() -> Any:
+        events = take()
+        if any(isinstance(event, AllBlocksCleared) for event in events or ()):
+            cleared()
+        return events
+
+    kv_cache_manager.take_events = take_events

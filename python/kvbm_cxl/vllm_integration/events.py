@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import kvbm_cxl
 
 from .announcer import Announcer, RoundChanges
+from .bounded import trim
 from .config import ConnectorConfig
 from .descriptions import Description, description_bytes
 from .keys import block_key, event_extra_keys
@@ -33,9 +34,11 @@ _MAX_WAITING = 1 << 13
 _MAX_BATCH = 256
 # Of the thread's time, rounds take at most one part in so many.
 _IDLE_PARTS = 20
-# Publishers drop events while no router has subscribed: while an engine starts, everything is told again, so many seconds after the
-# beginning.
+# Publishers drop events while no router has subscribed: while an engine starts, everything is announced again, so many seconds after the
+# beginning. The same after vLLM has announced that its blocks are gone: routers forget all blocks of the engine then.
 _AGAIN_S = (2, 5, 10, 20, 40, 80)
+# A router that starts later knows every block after this time: all of them are announced again, a few in each round.
+_REFRESH_S = 300.0
 _END_S = 10
 
 
@@ -75,6 +78,9 @@ class PoolEvents:
         self._published: deque[Description] = deque(maxlen=_MAX_ORDERED)
         self._ready: deque[KVCacheEvent] = deque()
         self._ending = threading.Event()
+        self._is_cleared = False
+        self.are_readable = True
+        """Whether this engine can read the blocks: not with other weights in memory than at its start."""
         self._thread: threading.Thread | None = None
 
     def begin(self, namespaces: list["kvbm_cxl.Namespace"], block_bytes: int, block_tokens: int) -> None:
@@ -113,7 +119,7 @@ class PoolEvents:
                 lora_name=lora.name if lora else None,
                 extra_keys=event_extra_keys(request, start, start + block_tokens),
             )
-        _trim(self._ordered, _MAX_ORDERED)
+        trim(self._ordered, _MAX_ORDERED)
 
     def stored(self, stored: Mapping[bytes, int], workers: int) -> None:
         """Workers have these keys in the pool now, so many each."""
@@ -123,7 +129,11 @@ class PoolEvents:
                 self._counts[key] = count
             elif description := self._ordered.pop(key, None):
                 self._published.append(description)
-        _trim(self._counts, _MAX_ORDERED)
+        trim(self._counts, _MAX_ORDERED)
+
+    def cleared(self) -> None:
+        """Routers are about to forget all blocks of this engine: vLLM has announced that its own are gone."""
+        self._is_cleared = True
 
     def take(self) -> list["KVCacheEvent"]:
         """Events that have not left yet."""
@@ -139,18 +149,23 @@ class PoolEvents:
 
     def _run(self, announcer: Announcer) -> None:
         began_s, again_s = time.monotonic(), list(_AGAIN_S)
-        pause_s = 0.0
+        pause_s, refreshed_s = 0.0, began_s
         while not self._ending.wait(pause_s):
             pause_s = self._config.events_period_ms / 1000
+            if self._is_cleared:
+                # The first time is late enough for vLLM's own event, which this thread's must not overtake.
+                self._is_cleared, began_s, again_s = False, time.monotonic(), list(_AGAIN_S)
             if len(self._ready) > _MAX_WAITING:
                 continue
-            started_s = time.thread_time()
-            if again_s and time.monotonic() - began_s >= again_s[0]:
-                del again_s[0]
-                announcer.again()
-            published = [self._published.popleft() for _ in range(len(self._published))]
+            started_s, now_s = time.thread_time(), time.monotonic()
+            part, refreshed_s = (now_s - refreshed_s) / _REFRESH_S, now_s
+            published = [self._published.popleft() for _ in range(len(self._published))] if self.are_readable else []
             try:
-                news = announcer.round(published)
+                if again_s and now_s - began_s >= again_s[0]:
+                    del again_s[0]
+                    announcer.again()
+                announcer.refresh(part)
+                news = announcer.round(published) if self.are_readable else announcer.withdraw()
                 self._hand_over(news)
             except Exception as error:  # A router that knows less routes less well; the next round goes on.
                 self._access.failures.report("a round of KV events of the pool", error)
@@ -167,9 +182,3 @@ class PoolEvents:
             # What waits for a step goes first.
             if self._ready or not self._outlet.publish(batch):
                 self._ready.extend(batch)
-
-
-def _trim(entries: dict, limit: int) -> None:
-    """Forgets the oldest."""
-    while len(entries) > limit:
-        del entries[next(iter(entries))]

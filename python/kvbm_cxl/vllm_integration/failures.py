@@ -35,6 +35,8 @@ class ThreadError:
     """Name of the thread."""
     doing: str
     """The work that failed."""
+    detail: str
+    """Which blocks, request or file it was for."""
     reason: str
     """The kind of a pool's error, or `other`."""
     message: str
@@ -57,20 +59,21 @@ class ThreadFailures:
         with self._lock:
             return self._last
 
-    def report(self, doing: str, error: BaseException, *, count: bool = True) -> None:
-        """Logs, keeps and counts an error of the calling thread. One that repeats is logged once a minute. An exception that is no error
-        of the pool is a fault of the connector, and is logged with its traceback. `count`: False where the stats have the error already,
-        as the outcome of blocks."""
+    def report(self, doing: str, error: BaseException, detail: str = "", *, count: bool = True) -> None:
+        """Logs, keeps and counts an error of the calling thread. `doing` is a fixed text: an error of the same kind at the same work is
+        logged once a minute, whatever `detail` adds. An exception that is no error of the pool is a fault of the connector, and is logged
+        with its traceback. `count`: False where the stats have the error already, as the outcome of blocks."""
         reason, now_s = error_kind(error), time.monotonic()
         message = str(error) if reason != "other" else f"{type(error).__name__}: {error}"
         with self._lock:
             self._counts[reason] += count
-            self._last = ThreadError(threading.current_thread().name, doing, reason, message, time.time())
+            self._last = ThreadError(threading.current_thread().name, doing, detail, reason, message, time.time())
             is_repeated = now_s - self._logged_s.get((doing, reason), -_LOG_AGAIN_S) < _LOG_AGAIN_S
             if not is_repeated:
                 self._logged_s[doing, reason] = now_s
         if not is_repeated:
-            logger.warning("kvbm-cxl: %s: %s", doing, message, exc_info=error if reason == "other" else None)
+            where = f"{doing} ({detail})" if detail else doing
+            logger.warning("kvbm-cxl: %s: %s", where, message, exc_info=error if reason == "other" else None)
 
     def start_thread(self, name: str, doing: str, target: Callable[[], None]) -> threading.Thread:
         """Starts a thread whose end by an exception is reported."""

@@ -152,6 +152,17 @@ class Shape:
                 return hit
         return None
 
+    def longest_known(self, have: Sequence[Sequence[bool]], most_tokens: int) -> int:
+        """Tokens of the longest prefix of which full attention has every block: other groups may lack their windows, or states, at its
+        end. 0 for a model without full attention."""
+        if all(group.kind is not Kind.FULL for group in self.groups):
+            return 0
+        there = [
+            blocks if group.kind is Kind.FULL else [True] * (most_tokens // group.block_tokens) for group, blocks in zip(self.groups, have)
+        ]
+        hit = self.longest(there, most_tokens)
+        return hit.tokens if hit else 0
+
     def reach(self, prompt_tokens: int, with_tail: bool) -> int:
         """Tokens of a prompt that are found again once all of it is published."""
         with_tail &= self.takes_tails
@@ -176,10 +187,13 @@ class Shape:
                 return None
         return Hit(tokens, needed)
 
-    def worth_storing(self, group: Group, begin: int, end: int, prompt_tokens: int, every_tokens: int) -> list[int]:
+    def worth_storing(
+        self, group: Group, begin: int, end: int, prompt_tokens: int, every_tokens: int, shared_tokens: int = 0
+    ) -> list[int]:
         """The full blocks of a group that a later prefix may need, once the tokens `begin` to `end` of a request are computed.
 
-        Full attention: all. The others: what prefixes need that end with the prompt, behind it, and every `every_tokens` before.
+        Full attention: all. The others: what prefixes need that end with the prompt, after it, every `every_tokens` before, and at
+        `shared_tokens`.
         """
         stop = end // group.block_tokens
         if group.kind is Kind.FULL:
@@ -187,21 +201,23 @@ class Shape:
         found: set[int] = set()
         # vLLM lets go of what lies before a window when the step that computes its end begins.
         ahead = min(end + self.slack_tokens, prompt_tokens)
-        for boundary in self._boundaries(begin, max(end, ahead), prompt_tokens, every_tokens):
+        dropped = self.align_tokens if self.drops_last else 0
+        shared = shared_tokens + dropped if shared_tokens else 0
+        for boundary in self._boundaries(begin, max(end, ahead), prompt_tokens, every_tokens, shared):
             # A prefix may end before what it matches: a block where the last one is computed again, a token at the end of a prompt.
-            end_of_prefix = boundary - (self.align_tokens if self.drops_last else 0)
+            end_of_prefix = boundary - dropped
             if boundary <= prompt_tokens:
                 end_of_prefix = min(end_of_prefix, prompt_tokens - 1)
             first = group.first_needed(max(end_of_prefix - self.slack_tokens, 0))
             found.update(range(first, boundary // group.block_tokens))
         return sorted(block for block in found if block < stop)
 
-    def _boundaries(self, begin: int, end: int, prompt_tokens: int, every_tokens: int) -> Iterable[int]:
+    def _boundaries(self, begin: int, end: int, prompt_tokens: int, every_tokens: int, shared: int) -> Iterable[int]:
         """Where later prefixes may end, in (begin, end]."""
         align = self.align_tokens
         last = prompt_tokens // align * align
         for boundary in range((begin // align + 1) * align, end // align * align + 1, align):
-            if boundary >= last or boundary % max(every_tokens, align) == 0:
+            if boundary >= last or boundary % max(every_tokens, align) == 0 or boundary == shared:
                 yield boundary
 
 

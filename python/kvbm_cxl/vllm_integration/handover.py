@@ -8,7 +8,7 @@ from typing import Any
 FIELD = "kvbm_cxl"
 _VERSION = 1
 # A request may come from anywhere: what is read of it is bounded.
-_MAX_FACTS, _MAX_FACT_CHARS = 64, 64
+_MAX_FACTS, _MAX_FACT_CHARS, _MAX_COMPUTED_MS = 64, 64, 1 << 31
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,12 @@ class Expected:
     """Hexadecimal namespace of the prefill engine's first rank."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What else shapes the names of the blocks (`diagnosis`). Prefill of an earlier version tells nothing of it."""
+    computed_ms: int | None = None
+    """How long prefill took for the request. Prefill of an earlier version does not say."""
 
     def to_params(self) -> dict[str, Any]:
-        words = {"version": _VERSION, "tokens": self.tokens, "namespace": self.namespace}
+        words: dict[str, Any] = {"version": _VERSION, "tokens": self.tokens, "namespace": self.namespace}
+        words |= {} if self.computed_ms is None else {"computed_ms": self.computed_ms}
         return {FIELD: words | ({"facts": dict(self.facts)} if self.facts else {})}
 
 
@@ -49,7 +52,9 @@ def expected_of(params: Any) -> Expected | None:
     tokens, namespace = ours.get("tokens"), ours.get("namespace")
     if type(tokens) is not int or tokens <= 0 or not isinstance(namespace, str):
         return None
-    return Expected(tokens, namespace, _facts(ours.get("facts")))
+    computed_ms = ours.get("computed_ms")
+    is_time = type(computed_ms) is int and 0 <= computed_ms <= _MAX_COMPUTED_MS
+    return Expected(tokens, namespace, _facts(ours.get("facts")), computed_ms if is_time else None)
 
 
 def _facts(said: Any) -> dict[str, str]:

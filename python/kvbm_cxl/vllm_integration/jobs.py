@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies beside the forward pass: which are under way, for whom, and how many bytes of them there may be."""
+"""Copies beside the forward pass: which are under way, for whom, and how many bytes of them there may be.
+
+A job of `Saves` first reserves cells, which may have to wait for locks of the pool, and then copies, which waits for none. While it has no
+cells nothing of the engine's memory is read: it can be given up. Copies that have begun are waited for, since their source must not change.
+"""
 
 import threading
 import time
@@ -21,7 +25,7 @@ class SaveWork(Protocol):
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """Keys of the blocks that it publishes; after `begin` those that it was begun with."""
+        """Keys of the blocks that it publishes; after `keep` those that it keeps."""
 
     @property
     def len_bytes(self) -> int:
@@ -29,16 +33,26 @@ class SaveWork(Protocol):
 
     @property
     def block_ids(self) -> Collection[int]:
-        """Numbers of vLLM's blocks that it reads; after `begin` as `keys`."""
+        """Numbers of vLLM's blocks that it reads; after `keep` as `keys`."""
 
-    def begin(self, places: list[int]) -> None:
-        """Keeps the blocks at `places` of `keys`. Called on the thread that submits the job."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves out all blocks but those at `places` of `keys`. Called on the thread that submits the job."""
 
-    def announce(self) -> None:
-        """Lets every host see that they are coming. Called on a thread of `Saves`, one job after the other, where it announces."""
+    def announce(self) -> bool:
+        """Reserves their cells, which lets every host see that they are coming. Called on a thread of `Saves`, one job after the other.
+        False: the pool's locks did not come in time."""
 
     def run(self) -> None:
-        """Publishes them. Called on a thread of `Saves`."""
+        """Publishes them. Called on a thread of `Saves`, after `announce`."""
+
+    def give_up(self) -> None:
+        """They are not published. Called on any thread instead of `run`, before `announce` has returned."""
+
+    def release(self) -> None:
+        """Gives back what `announce` reserved. Called on a thread of `Saves` after `give_up`, where `announce` was called."""
+
+    def probe(self) -> bool:
+        """Waits for the pool's locks as `announce` does. False: they did not come. Called on a thread of `Saves`."""
 
 
 @dataclass
@@ -46,32 +60,40 @@ class _SaveUnderWay:
     job: SaveWork
     owners: list[tuple[str, int]] = field(default_factory=list)
     """(request, step) that wait for this job."""
-    is_announced: bool = False
+    is_given_up: bool = False
 
 
 @dataclass
 class Saves:
-    """Blocks on their way into the pool. Called by the worker's thread; jobs run on threads of their own."""
+    """Blocks on their way into the pool. Called by the worker's thread; jobs run on threads of their own. A thread that copies nothing
+    reserves cells, so that no job waits for the copies of others."""
 
     threads: int
     max_bytes: int
     timeout_ms: int
+    """Longest wait for copies."""
     failures: ThreadFailures = field(default_factory=ThreadFailures)
     begin: Callable[[], None] = lambda: None
     """Called first by each thread; must not raise."""
-    announces: bool = False
-    """Every job is announced before it runs, by a thread that copies nothing, so that none waits for the copies of others."""
+    patience_s: float = 1.0
+    """Longest wait for cells. Jobs that have none by then are given up."""
+    is_held_up: bool = False
+    """The pool's locks do not come: what is submitted is given up at once, until a probe finds that they come again."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _by_key: dict[bytes, _SaveUnderWay] = field(default_factory=dict)
     _by_block: Counter[int] = field(default_factory=Counter)
     _by_request: Counter[str] = field(default_factory=Counter)
-    _unannounced: Counter[str] = field(default_factory=Counter)
+    _without_cells: dict[int, _SaveUnderWay] = field(default_factory=dict)
+    """By identity."""
+    _announcing_s: float | None = None
+    """Since when a job waits for its cells."""
     _by_step: Counter[int] = field(default_factory=Counter)
     _bytes: int = 0
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.threads, "kvbm-cxl-save", self.begin)
         self._announcer = ThreadPoolExecutor(1, "kvbm-cxl-announce", self.begin)
+        self._ending = threading.Event()
 
     def has_room(self, len_bytes: int) -> bool:
         """Whether `submit` takes a job of so many bytes without waiting for others."""
@@ -81,102 +103,164 @@ class Saves:
     def _is_room(self, len_bytes: int) -> bool:
         return self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes
 
-    def submit(self, owner: tuple[str, int], job: SaveWork, announce: bool = False) -> bool:
-        """Begins `job`, at once and on this thread, with those of its keys that no earlier job is publishing already, and has it run.
-        Whether there were any.
+    def submit(self, owner: tuple[str, int], job: SaveWork) -> bool:
+        """Has `job` run for those of its keys that no earlier job is publishing already. Whether there were any.
 
         The owner (request, step) waits for those of earlier jobs, too. Waits for room where the job's bytes would go beyond the bound.
-        announce: it is announced before it runs, as all are where this announces.
         """
         keys = job.keys
         with self._changed:
-            self._wait(lambda: self._is_room(job.len_bytes), "room to publish blocks")
+            self._wait(lambda: self._is_room(job.len_bytes), "room to publish blocks", lambda _: True)
             fresh = [place for place, key in enumerate(keys) if key not in self._by_key]
             for save in {id(save): save for key in keys if (save := self._by_key.get(key))}.values():
                 self._own(save, owner)
             if not fresh:
                 return False
-            job.begin(fresh)
+            job.keep(fresh)
+            if self.is_held_up:
+                job.give_up()
+                return True
             save = _SaveUnderWay(job)
+            self._without_cells[id(save)] = save
             self._own(save, owner)
             self._by_key.update(dict.fromkeys(job.keys, save))
             self._by_block.update(job.block_ids)
             self._bytes += job.len_bytes
-        if self.announces or announce:
-            self._announcer.submit(self._announce, save)
-        else:
-            self._pool.submit(self._run, save)
+        self._announcer.submit(self._announce, save)
         return True
 
     def _own(self, save: _SaveUnderWay, owner: tuple[str, int]) -> None:
         save.owners.append(owner)
         self._by_request[owner[0]] += 1
         self._by_step[owner[1]] += 1
-        if not save.is_announced:
-            self._unannounced[owner[0]] += 1
 
     def _announce(self, save: _SaveUnderWay) -> None:
+        comes = True
         try:
-            save.job.announce()
+            if save.is_given_up:
+                return  # While it waited for its turn.
+            self._announcing_s = time.monotonic()
+            comes = save.job.announce()
         except Exception as error:
-            self.failures.report(f"announcing {len(save.job.keys)} blocks", error)
+            self.failures.report("reserving cells", error, f"{len(save.job.keys)} blocks")
         finally:
-            with self._changed:
-                self._is_announced(save)
-                self._changed.notify_all()
+            self._announced(save, comes)
+        if save.is_given_up:
+            self._try(save.job.release, "giving cells back")
+        else:
             self._pool.submit(self._run, save)
+        if not comes:
+            self._probe(save.job)
 
-    def _is_announced(self, save: _SaveUnderWay) -> None:
-        if not save.is_announced:
-            save.is_announced = True
-            for request, _ in save.owners:
-                _down(self._unannounced, request)
+    def _announced(self, save: _SaveUnderWay, comes: bool) -> None:
+        with self._changed:
+            self._without_cells.pop(id(save), None)
+            self._announcing_s, self.is_held_up = None, not comes
+            if not comes:  # Those after it would wait for the end of the probe.
+                self._give_up(self._without_cells.values())
+            self._changed.notify_all()
+
+    def _probe(self, job: SaveWork) -> None:
+        """Waits until the pool's locks come. Jobs that are submitted meanwhile are given up."""
+        while not self._ending.is_set() and not self._try(job.probe, "looking whether the pool's locks come"):
+            pass
+        with self._changed:
+            self.is_held_up = False
+
+    def _try(self, work: Callable[[], object], doing: str) -> bool:
+        """Whether `work` returns a true value; true as well where it fails, which is reported."""
+        try:
+            return bool(work())
+        except Exception as error:
+            self.failures.report(doing, error)
+            return True
+
+    def _give_up(self, saves: Iterable[_SaveUnderWay]) -> None:
+        """Gives up jobs that have no cells."""
+        for save in list(saves):
+            del self._without_cells[id(save)]
+            save.is_given_up = self.is_held_up = True
+            self._forget(save)
+            save.job.give_up()
 
     def _run(self, save: _SaveUnderWay) -> None:
         job = save.job
         try:
             job.run()
         except Exception as error:
-            self.failures.report(f"publishing {len(job.keys)} blocks", error)
+            self.failures.report("publishing blocks", error, f"{len(job.keys)} blocks")
         finally:
             with self._changed:
-                for key in job.keys:
-                    del self._by_key[key]
-                for block_id in job.block_ids:
-                    _down(self._by_block, block_id)
-                self._is_announced(save)
-                for request, step in save.owners:
-                    _down(self._by_request, request)
-                    _down(self._by_step, step)
-                self._bytes -= job.len_bytes
+                self._forget(save)
                 self._changed.notify_all()
 
-    def _wait(self, ready: Callable[[], bool], what: str) -> None:
+    def _forget(self, save: _SaveUnderWay) -> None:
+        """It is over."""
+        job = save.job
+        for key in job.keys:
+            del self._by_key[key]
+        for block_id in job.block_ids:
+            _down(self._by_block, block_id)
+        for request, step in save.owners:
+            _down(self._by_request, request)
+            _down(self._by_step, step)
+        self._bytes -= job.len_bytes
+
+    def _wait(self, ready: Callable[[], bool], what: str, concerns: Callable[[_SaveUnderWay], bool]) -> None:
+        """Waits. Jobs that `concerns` selects and that get no cells in time are given up. Raises `CopyTimeout`."""
+        self._changed.wait_for(lambda: ready() or not any(map(concerns, self._without_cells.values())), self.patience_s)
+        if not ready():
+            self._give_up(filter(concerns, self._without_cells.values()))
         if not self._changed.wait_for(ready, self.timeout_ms / 1000):
             raise CopyTimeout(f"CxlConnector waited {self.timeout_ms} ms for {what}: the pool does not answer; see `cxlctl doctor`")
 
+    def give_up_late(self, late_s: float) -> None:
+        """Gives up what has no cells, where the first of these jobs has waited for so long. No step waits for them, but vLLM keeps their
+        blocks."""
+        with self._changed:
+            since_s = self._announcing_s
+            if since_s is not None and time.monotonic() - since_s > late_s:
+                self._give_up(self._without_cells.values())
+                self._changed.notify_all()
+
     def wait(self, requests: Iterable[str]) -> None:
         """Waits until nothing is under way for these requests. Raises `CopyTimeout`."""
+        wanted = set(requests)
         with self._changed:
-            for request in requests:
-                self._wait(lambda: not self._by_request[request], f"blocks of request {request} to be published")
+            self._wait(
+                lambda: not any(self._by_request[request] for request in wanted),
+                f"blocks of request {', '.join(sorted(wanted))} to be published",
+                lambda save: not wanted.isdisjoint(request for request, _ in save.owners),
+            )
 
     def wait_blocks(self, block_ids: Iterable[int]) -> None:
         """Waits until nothing is read from these blocks of vLLM any more, for whichever request. Raises `CopyTimeout`."""
         with self._changed:
             if self._by_block and (busy := self._by_block.keys() & set(block_ids)):
-                self._wait(lambda: busy.isdisjoint(self._by_block), f"{len(busy)} blocks to be published that are about to change")
+                self._wait(
+                    lambda: busy.isdisjoint(self._by_block),
+                    f"{len(busy)} blocks to be published that are about to change",
+                    lambda save: not busy.isdisjoint(save.job.block_ids),
+                )
 
     def wait_all(self) -> None:
         """Waits until nothing is under way. Raises `CopyTimeout`."""
         with self._changed:
-            self._wait(lambda: not self._by_key, "all blocks to be published")
+            self._wait(lambda: not self._by_key, "all blocks to be published", lambda _: True)
 
     def wait_announced(self, requests: Iterable[str]) -> None:
         """Waits until every host can see what is under way for these requests. Raises `CopyTimeout`."""
+        wanted = set(requests)
+
+        def concerns(save: _SaveUnderWay) -> bool:
+            return not wanted.isdisjoint(request for request, _ in save.owners)
+
         with self._changed:
-            for request in requests:
-                self._wait(lambda: not self._unannounced[request], f"cells for the blocks of request {request}")
+            self._wait(
+                lambda: not any(map(concerns, self._without_cells.values())),
+                f"cells for the blocks of request {', '.join(sorted(wanted))}",
+                concerns,
+            )
 
     def busy(self, request: str) -> bool:
         """Whether something is under way for this request."""
@@ -196,6 +280,7 @@ class Saves:
 
     def close(self) -> None:
         """Waits for what is under way, and takes nothing more."""
+        self._ending.set()
         self._announcer.shutdown(wait=True)
         self._pool.shutdown(wait=True)
 
@@ -265,7 +350,7 @@ class Loads:
         except CopyTimeout as error:
             self._fatal = error
         except Exception as error:
-            self.failures.report(f"loading {len(block_ids)} blocks of request {load.request_id}", error)
+            self.failures.report("loading blocks", error, f"{len(block_ids)} of request {load.request_id}")
         finally:
             with self._changed:
                 load.failed_blocks |= failed

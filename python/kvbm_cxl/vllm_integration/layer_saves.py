@@ -18,7 +18,7 @@ import kvbm_cxl
 from .geometry import cell_parts
 from .metadata import Blocks
 from .movers import CopyMover
-from .save_job import SaveJob, SaveOutcome
+from .save_job import NO_LOCK, SaveJob, SaveOutcome
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ class LayerJob(SaveJob):
         """Only blocks that lie in one cell have layers of their own."""
         return self.mover
 
-    def announce(self) -> None:
+    def announce(self) -> bool:
         """Reserves cells, which lets every host see that the blocks are coming. Where there is no room to queue them layer by layer they
         are published whole, after the step."""
         mover, batch = self._mover, self.batch
@@ -88,13 +88,25 @@ class LayerJob(SaveJob):
                 lambda cache: cache.queue_layers(namespace, batch.keys, len_bytes, self.layers.device, parents=batch.parents, wait_ms=0)
             )
         except (kvbm_cxl.FullError, kvbm_cxl.InvalidError):
-            super().announce()
+            return super().announce()
         except kvbm_cxl.CxlError as error:
             self._fail(error)
+        return self._error != kvbm_cxl.TimeoutError_.kind
+
+    def give_up(self) -> None:
+        """As of every job. The engine's thread queues nothing of it afterwards."""
+        self._dropped = NO_LOCK
+        super().give_up()
+
+    def release(self) -> None:
+        """Gives back what `announce` reserved, after `give_up`."""
+        if self._queued is not None:
+            self._queued.release()
+        super().release()
 
     def queue(self, computed: set[str], stream: "torch.cuda.Stream") -> None:
         """Has the parts of the layers of `computed` copied behind what `stream` was given, as far as they follow one another."""
-        if self._queued is None or self._error is not None:
+        if self._queued is None or self._error is not None or self._dropped is not None:
             return
         count = self._next
         while count < len(self.layers.names) and self.layers.names[count] in computed:
@@ -136,7 +148,7 @@ class LayerJob(SaveJob):
             outcomes = [failed] * len(self.keys)
         if self._queued is not None:
             self._queued.release()
-        return self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
+        return self._end(outcomes, started_s)
 
     def _finish(self) -> list[str]:
         self._queue(len(self.layers.names), self.after)

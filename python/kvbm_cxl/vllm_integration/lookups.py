@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
+from .audited_hits import AuditedHits
 from .awaited import Awaited
 from .block_names import BlockNames
 from .config import ConnectorConfig
@@ -26,6 +27,7 @@ from .tracked import PinnedLookup, Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.request import Request
 
 
 @dataclass
@@ -38,10 +40,12 @@ class Lookups:
     tally: Tally
     reasons: Reasons
     corrupt: CorruptBlocks
+    is_producer: bool
     reads: bool = True
     """False: the engine computes whole prompts, and nothing is looked up."""
     recording: Recording | None = None
     second: SecondLevel | None = None
+    audited: AuditedHits = field(default_factory=AuditedHits)
     pinned: int = 0
     """Blocks that requests of this engine have pinned."""
     loading: Counter[bytes] = field(default_factory=Counter)
@@ -49,10 +53,6 @@ class Lookups:
     _unallocated: dict[str, Tracked] = field(default_factory=dict)
     """Requests with a pinned lookup for which vLLM has not allocated blocks."""
     _loads: list[Blocks] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.reads:
-            self.reasons.cannot_read()
 
     def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
@@ -91,6 +91,8 @@ class Lookups:
             self.tally.time("lookup_seconds", time.perf_counter() - started_s)
         if is_first and tracked.expected is None and self.names.hashed_tokens(tracked) and self.names.namespaces:
             self.reasons.looked_up(lookup.tokens > 0, str(self.names.namespaces[0]))
+        if self.is_producer and self.names.may_publish(tracked):
+            self._mark_shared(tracked, lookup)
         external = lookup.tokens - computed_tokens
         # A prompt of one token is computed anyway, and vLLM would take it for one that was never looked up.
         wanted = external >= self.config.min_load_tokens and request.num_tokens > 1
@@ -101,6 +103,11 @@ class Lookups:
             self.tally.count("lookups", "deferred")
             return None, False
         self.tally.count("lookups", "none" if external <= 0 else "full" if lookup.tokens >= request.num_prompt_tokens else "partial")
+        if wanted and (limit := self.audited.limit(tracked, lookup, self.names.shape)) is not None:
+            tracked.found_tokens = lookup.tokens
+            lookup = self._without_end(tracked, lookup, limit)
+            external = lookup.tokens - computed_tokens
+            wanted = external > 0
         if not wanted:
             lookup.release()
             return 0, False
@@ -109,11 +116,31 @@ class Lookups:
         self._unallocated[request.request_id] = tracked
         return external, True
 
-    def _look_up(self, tracked: Tracked, computed_tokens: int) -> PinnedLookup:
+    def _look_up(self, tracked: Tracked, computed_tokens: int, limit_tokens: int | None = None) -> PinnedLookup:
         """Pins the longest prefix of which every group on every rank has what it needs, beyond the tokens that vLLM has."""
-        if computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
+        has_limit = limit_tokens is not None and limit_tokens <= computed_tokens
+        if has_limit or computed_tokens % self.names.shape.align_tokens or not self.names.namespaces:
             return PinnedLookup(computed_tokens, computed_tokens, 0, [])
-        return PrefixSearch(self.config, self.access, self.names, self.corrupt, tracked, computed_tokens).run()
+        # A tail is published for a hand-over alone.
+        with_tail = tracked.expected is not None or not self.is_producer
+        return PrefixSearch(self.access, self.names, self.corrupt, tracked, computed_tokens, with_tail, limit_tokens).run()
+
+    def _without_end(self, tracked: Tracked, lookup: PinnedLookup, limit_tokens: int) -> PinnedLookup:
+        """A hit that ends at `limit_tokens` at the latest, in place of `lookup`."""
+        lookup.release()
+        try:
+            return self._look_up(tracked, lookup.computed_tokens, limit_tokens)
+        except kvbm_cxl.CxlError as error:
+            logger.debug("lookup for request %s: %s", tracked.request.request_id, error)
+            return PinnedLookup(lookup.computed_tokens, lookup.computed_tokens, 0, [])
+
+    def _mark_shared(self, tracked: Tracked, lookup: PinnedLookup) -> None:
+        """Notes where a prefix of the request ends that the pool, or vLLM's own cache, has seen, and the pool does not find."""
+        found = lookup.tokens if lookup.tokens > lookup.computed_tokens else 0
+        seen = max(lookup.known_tokens, lookup.computed_tokens)
+        tracked.shared_tokens = seen if seen > found else 0
+        if self.names.shape.has_states and tracked.shared_tokens > lookup.computed_tokens:
+            _keep_state(tracked.request, tracked.shared_tokens)
 
     def _expectation(self, tracked: Tracked) -> Expected | None:
         """What prefill published for a request, where this engine can find it."""
@@ -124,7 +151,7 @@ class Lookups:
         found = differences(theirs, mine)
         if not found:
             # Blocks of another size may end prefixes at other places.
-            most = self.names.shape.reach(tracked.request.num_prompt_tokens, self.config.publish_tail)
+            most = self.names.shape.reach(tracked.request.num_prompt_tokens, with_tail=True)
             return replace(expected, tokens=min(expected.tokens, most)) if most else None
         self.tally.count("handovers", "foreign")
         self.reasons.foreign(tracked.request.request_id, found, expected.namespace, mine["namespace"])
@@ -138,7 +165,14 @@ class Lookups:
         waited_ms = (time.monotonic() - tracked.first_lookup_s) * 1000
         if waited_ms < self.config.handover_wait_ms:
             return True
-        return waited_ms < self.config.copy_timeout_ms and Awaited(self.access, self.names, tracked, lookup).all_come()
+        return waited_ms < self._longest_wait_ms(tracked.expected) and Awaited(self.access, self.names, tracked, lookup).all_come()
+
+    def _longest_wait_ms(self, expected: Expected) -> int:
+        """No longer than it takes to compute the prompt, but long enough to find out whether prefill's host lives."""
+        pool, most_ms = self.access.pool, self.config.copy_timeout_ms
+        if expected.computed_ms is None or pool is None:
+            return most_ms
+        return min(most_ms, max(expected.computed_ms, pool.suspect_ms))
 
     def unpin(self, tracked: Tracked) -> None:
         """Ends the load of a request, or what its last lookup pinned."""
@@ -194,7 +228,7 @@ class Lookups:
         if self.recording:
             self.recording.admitted(tracked, reused + external_tokens)
         if tracked.expected and prompt_tokens > 1:
-            found = external_tokens + reused
+            found = max(external_tokens + reused, tracked.found_tokens)
             self.tally.count("handovers", "complete" if found >= tracked.expected.tokens else "short")
             if not found:
                 self.reasons.absent(tracked.request.request_id, tracked.expected.tokens, bool(tracked.expected.facts))
@@ -205,3 +239,11 @@ class Lookups:
             self.unpin(tracked)
         loads, self._loads = self._loads, []
         return loads
+
+
+def _keep_state(request: "Request", tokens: int) -> None:
+    """Makes vLLM end a chunk at `tokens`. It then keeps the state there, and offers it to be published, as it does for a prefix that its
+    own cache has without a state. It has set the field just before the lookup."""
+    known = getattr(request, "shared_prefix_boundary", None)
+    if known is not None and tokens > known:
+        request.shared_prefix_boundary = tokens

@@ -29,6 +29,10 @@ class Blocks:
     """Their KV cache group, by its place in `Shape.groups`."""
     is_state: bool = False
     """They hold a state that the next step may overwrite."""
+    found: int = 0
+    """Leading blocks that the request did not compute: they were in the pool, or in vLLM's own prefix cache."""
+    only_audited: bool = False
+    """They are compared with those of the pool, and not published."""
 
 
 @dataclass
@@ -51,12 +55,14 @@ class StepMetadata(KVConnectorMetadata):
     """Requests whose blocks this step may overwrite."""
     release: set[str] = field(default_factory=set)
     """Finished requests whose blocks vLLM keeps until every worker says that nothing reads them."""
-    writes: list[int] = field(default_factory=list)
-    """With the KV cache in the pool: blocks that this step writes to. They must not be lent to readers while it does."""
     idle: bool = False
     """The step computes nothing."""
     inquiry: int = 0
     """Number of the inquiry after the weights in memory that workers answer before anything else, 0 for none."""
+    audited: set[str] = field(default_factory=set)
+    """Requests that compute what the pool has, for the audit."""
+    is_isolated: bool = False
+    """No block has a name any more that other engines know."""
     adapters: list[LoRARequest] = field(default_factory=list)
     """Adapters that workers load, if they have not, and tell of."""
 
@@ -70,13 +76,15 @@ class WorkerReport(KVConnectorWorkerMetadata):
     failed_loads: set[str] = field(default_factory=set)
     """Requests of which a block could not be loaded."""
     corrupt: set[bytes] = field(default_factory=set)
-    """Keys of blocks that are found and cannot be had: they hold something else than was published, or were taken back by their lender."""
+    """Keys of blocks that are found and cannot be had: they hold something else than was published."""
     stored: dict[bytes, int] = field(default_factory=dict)
     """Keys that were published and how many workers did; only with KV events."""
     inquiry: int = 0
     """The inquiry that `weights` answers, 0 where there was none."""
     weights: dict[int, bytes] = field(default_factory=dict)
     """Fingerprints of the weights in memory, by rank."""
+    has_differed: bool = False
+    """A block of the pool is not what this engine computes."""
     adapters: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """Digests of adapters that were loaded or asked for: by rank, then by the adapter's number."""
 
@@ -88,7 +96,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         newest = max(self.inquiry, other.inquiry)
         weights = {rank: seen for report in (self, other) if report.inquiry == newest for rank, seen in report.weights.items()}
         saved_step = min(self.saved_step, other.saved_step)
-        return WorkerReport(saved_step, failed, corrupt, stored, newest, weights, self.adapters | other.adapters)
+        differed = self.has_differed or other.has_differed
+        return WorkerReport(saved_step, failed, corrupt, stored, newest, weights, differed, self.adapters | other.adapters)
 
 
 @dataclass
@@ -102,5 +111,7 @@ class WorkerHandshake(KVConnectorHandshakeMetadata):
     """Bytes of a cell of the first group that it has layers of."""
     weights: bytes = b""
     """Fingerprint of its weights in memory (16 bytes); empty where there is none."""
+    audits: bool = False
+    """Whether it can compare blocks of the pool with what it computes."""
     facts: dict[str, str] = field(default_factory=dict)
     """What makes the namespace, for comparison with that of other engines."""

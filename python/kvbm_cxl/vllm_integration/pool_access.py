@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 30.0
 # Kinds of errors after which this process's view of the pool is gone. Others concern one call; a fenced host joins again by itself.
 _LOST = frozenset({"device_lost", "not_a_pool", "replaced", "closed"})
-# Kinds of errors that another try does not change: "other" is a TypeError, an option that the cache does not have.
+# Kinds of errors that another try does not change: "other" is an option that the cache does not have, or a value of another type.
 _OF_OPTIONS = frozenset({"invalid", "other"})
 
 
@@ -120,7 +120,7 @@ class PoolAccess:
                 opened.cache.open_gpu(device)
             logger.warning("pool %s is open again", self.spec)
         except Exception as error:  # Whatever it is, the next attempt must come.
-            self.failures.report(f"opening pool {self.spec} again", error)
+            self.failures.report("opening the pool again", error, self.spec)
         with self._lock:
             self._retrying = False
             self._retry_s = min(self._retry_s * 2, _RETRY_LAST_S)
@@ -132,7 +132,7 @@ class PoolAccess:
 
     def _close(self, opened: _Opened) -> None:
         for error in opened.close():
-            self.failures.report(f"closing pool {self.spec}", error)
+            self.failures.report("closing the pool", error, self.spec)
 
     def release(self) -> None:
         """One user less; the last one closes the pool."""
@@ -184,7 +184,7 @@ def acquire(config: ConnectorConfig, *, must_open: bool = True) -> PoolAccess:
         if access is None:
             try:
                 opened = _open(config.pool, options)
-            except (kvbm_cxl.CxlError, TypeError) as error:
+            except (kvbm_cxl.CxlError, TypeError, ValueError, OverflowError) as error:
                 if must_open or error_kind(error) in _OF_OPTIONS:
                     raise ConfigError(
                         f"CxlConnector cannot use pool {config.pool!r}: {error}. A pool is made once with "

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import kvbm_cxl
 
 from .block_names import BlockNames
-from .config import ConnectorConfig
 from .corrupt_blocks import CorruptBlocks
 from .groups import Hit, Kind
 from .pool_access import PoolAccess
@@ -19,13 +18,16 @@ class PrefixSearch:
     those that the longest prefix needs are pinned. A block that goes in between is one that is not there, and the search goes on without.
     """
 
-    config: ConnectorConfig
     access: PoolAccess
     names: BlockNames
     corrupt: CorruptBlocks
     tracked: Tracked
     computed_tokens: int
     """Tokens that vLLM has: a multiple of the shape's alignment."""
+    with_tail: bool
+    """Whether the prompt's tail may have been published."""
+    limit_tokens: int | None = None
+    """The prefix is to end here at the latest, and not within a block."""
     _pins: list["kvbm_cxl.Pins"] = field(default_factory=list)
 
     def run(self) -> PinnedLookup:
@@ -43,22 +45,26 @@ class PrefixSearch:
         most_tokens = request.num_prompt_tokens if with_tail else request.num_tokens
         keys = [self._keys(position, tail_tokens) for position in range(len(shape.groups))]
         have = self._have(keys)
+        known_tokens = shape.longest_known(have, most_tokens)
         while True:
             hit = shape.longest(have, most_tokens, tail_tokens, with_tail)
             if hit is None or hit.tokens <= self.computed_tokens:
                 self._release()
-                return PinnedLookup(self.computed_tokens, self.computed_tokens, 0, [])
+                return PinnedLookup(self.computed_tokens, self.computed_tokens, 0, [], known_tokens)
             if self._pin_others(hit, keys, have):
                 break
         is_tail = tail_tokens > 0 and hit.tokens > most_tokens - tail_tokens
-        return PinnedLookup(self.computed_tokens, hit.tokens, tail_tokens if is_tail else 0, self._pins)
+        return PinnedLookup(self.computed_tokens, hit.tokens, tail_tokens if is_tail else 0, self._pins, known_tokens)
 
     def _takes_tail(self) -> bool:
         """Whether the prefix may end with the prompt, within one of vLLM's blocks."""
         shape, prompt_tokens = self.names.shape, self.tracked.request.num_prompt_tokens
         # A preempted request may have generated full blocks, which lie over the tail.
         is_last = self.names.hashed_tokens(self.tracked) == prompt_tokens // shape.hash_tokens * shape.hash_tokens
-        return self.config.publish_tail and shape.takes_tails and is_last and prompt_tokens % shape.align_tokens > 0
+        if self.limit_tokens is not None:
+            return False
+        is_there = self.with_tail or prompt_tokens % shape.hash_tokens == 0
+        return is_there and shape.takes_tails and is_last and prompt_tokens % shape.align_tokens > 0
 
     def _first(self, position: int) -> int:
         """The first block of a group that vLLM does not have."""
@@ -66,6 +72,8 @@ class PrefixSearch:
 
     def _keys(self, position: int, tail_tokens: int) -> list[bytes]:
         group, hashed = self.names.shape.groups[position], self.names.hashed_tokens(self.tracked)
+        if self.limit_tokens is not None:
+            hashed = min(hashed, self.limit_tokens)
         keys = self.names.keys(self.tracked, self._first(position), hashed // group.block_tokens, position)
         if tail_tokens:
             keys.append(self.names.tail(self.tracked, position))

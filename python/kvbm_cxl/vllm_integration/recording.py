@@ -39,7 +39,7 @@ class Recording:
                 config.record_dir, config.record_salt, block_tokens=block_tokens, max_bytes=config.record_max_bytes
             )
         except kvbm_cxl.CxlError as error:
-            failures.report(f"recording requests in {config.record_dir}", error)
+            failures.report("recording requests", error, config.record_dir)
             return None
         logger.info("kvbm-cxl: requests are recorded in %s", recorder.path)
         return cls(names, recorder)

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of a request's blocks on its way into the pool: the engine's thread begins it, another thread publishes it."""
+"""One batch of a request's blocks on its way into the pool."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
 
 from .failures import ThreadFailures, error_kind
 from .groups import blocks_of
-from .movers import Mover, Offer, PublishBatch
+from .movers import Mover, PublishBatch
 
 if TYPE_CHECKING:
     from .devices import After
+
+
+NO_LOCK = "no_lock"
+"""Outcome of blocks that were given up because the pool's locks did not come."""
+AuditOfBatch = Callable[[PublishBatch, list[str]], None]
+"""Compares blocks with those of the pool, by what became of each."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class SaveOutcome:
 
 @dataclass
 class SaveJob:
-    """Publishes a batch of blocks. `begin`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
+    """Publishes a batch of blocks. `keep`, `announce` where others shall see the blocks coming, and `run` are called once each, in this
     order. An error of the pool is an outcome."""
 
     mover: Mover
@@ -41,7 +47,10 @@ class SaveJob:
     failures: ThreadFailures
     slices: int = 1
     """Blocks in the pool that make one of vLLM's."""
-    _offer: Offer | None = None
+    audit: AuditOfBatch | None = None
+    """Called on the thread that runs the job."""
+    _reservations: Any = field(default=None, init=False)
+    """What `Mover.announce` returned."""
     _error: str | None = field(default=None, init=False)
     """Kind of the error for which no block of the batch can be published."""
 
@@ -57,22 +66,37 @@ class SaveJob:
     def block_ids(self) -> set[int]:
         return set(blocks_of(self.batch.block_ids, self.slices))
 
-    def begin(self, places: list[int]) -> None:
-        """Keeps the blocks at `places` of the batch, and takes these on. Called on the engine's thread, behind the step that computed
-        them."""
+    def keep(self, places: list[int]) -> None:
+        """Leaves out all blocks but those at `places` of the batch."""
         self.batch = self.batch.at(places)
+
+    def announce(self) -> bool:
+        """Reserves cells, which lets every host see that the blocks are coming, on any thread. False: the pool's locks did not come."""
         try:
-            self._offer = self.mover.begin(self.batch)
+            self._reservations = self.mover.announce(self.batch)
         except kvbm_cxl.CxlError as error:
             self._fail(error)
+        return self._error != kvbm_cxl.TimeoutError_.kind
 
-    def announce(self) -> None:
-        """Lets every host see that the blocks are coming, on any thread."""
-        if self._error is None:
-            try:
-                self._offer = self.mover.announce(self.batch, self._offer)
-            except kvbm_cxl.CxlError as error:
-                self._fail(error)
+    def give_up(self) -> None:
+        """The blocks are not published, since the pool's locks do not come. Any thread may be within `announce`."""
+        self.record(SaveOutcome(self.keys, [NO_LOCK] * len(self.keys), 0.0))
+
+    def release(self) -> None:
+        """Gives back what `announce` reserved, after `give_up`."""
+        reservations, self._reservations = self._reservations, None
+        if reservations is not None:
+            self.mover.release(reservations)
+
+    def probe(self) -> bool:
+        """Waits for the pool's locks as `announce` does; whether they came."""
+        try:
+            self.mover.release(self.mover.announce(self.batch))
+        except kvbm_cxl.TimeoutError_:
+            return False
+        except kvbm_cxl.CxlError:
+            pass  # Its locks came, or there is no pool at present.
+        return True
 
     def run(self) -> None:
         """Publishes, on any thread, beside the next steps."""
@@ -80,13 +104,19 @@ class SaveJob:
         outcomes: list[str] = []
         if self._error is None:
             try:
-                outcomes = self.mover.publish(self.batch, self._offer, self.after)
+                outcomes = self.mover.publish(self.batch, self._reservations, self.after)
             except kvbm_cxl.CxlError as error:
                 self._fail(error)
         if self._error is not None:
             outcomes = [self._error] * len(self.keys)
+        self._end(outcomes, started_s)
+
+    def _end(self, outcomes: list[str], started_s: float) -> None:
+        """The blocks are published, and vLLM still keeps them."""
         self.record(SaveOutcome(self.keys, outcomes, time.monotonic() - started_s))
+        if self.audit is not None:
+            self.audit(self.batch, outcomes)
 
     def _fail(self, error: kvbm_cxl.CxlError) -> None:
-        self.failures.report(f"publishing {len(self.keys)} blocks", error, count=False)
+        self.failures.report("publishing blocks", error, f"{len(self.keys)} blocks", count=False)
         self._error = error_kind(error)

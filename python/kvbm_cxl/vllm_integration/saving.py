@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side: which blocks the workers publish in a step, and when a finished request's blocks may be freed."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from .block_names import BlockNames
 from .config import ConnectorConfig
 from .diagnosis import Reasons
 from .events import PoolEvents
-from .groups import Kind, Shape, blocks_of
+from .groups import Group, Kind, Shape, blocks_of
 from .handover import Expected, wants_publish
 from .metadata import Blocks, StepMetadata
 from .recording import Recording
@@ -18,6 +19,7 @@ from .tracked import Tracked
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 # vLLM's block that stands for none.
 NULL_BLOCK = 0
@@ -36,6 +38,8 @@ class Saving:
     recording: Recording | None = None
     _saved_step: int = 0
     """Every save ordered up to this step is over."""
+    _audited_step: int = 0
+    """Latest step with blocks that are only compared."""
     _release: set[str] = field(default_factory=set)
 
     def order(self, requests: dict[str, Tracked], output: "SchedulerOutput", orders: StepMetadata) -> None:
@@ -43,19 +47,29 @@ class Saving:
         orders.release, self._release = self._release, set()
         for request_id in orders.preempted:
             if tracked := requests.get(request_id):
+                tracked.computed_from = None
                 tracked.last_save_step = 0  # The workers end these saves before they do anything else.
+        now_s = time.monotonic()
         for request_id in output.num_scheduled_tokens:
+            if (tracked := requests.get(request_id)) and tracked.begun_s is None:
+                tracked.begun_s = now_s
             # Before any other request of this step can be taken for right.
             if (tracked := requests.get(request_id)) and tracked.session:
                 tracked.session.right(tracked.request)
                 self.names.look_at(tracked.session)
-        if self.is_producer:
-            for request_id, new_tokens in output.num_scheduled_tokens.items():
-                if tracked := requests.get(request_id):
-                    if tracked.tail_is_fresh:
-                        orders.grows.add(request_id)
-                        tracked.tail_is_fresh = False
+        for request_id, new_tokens in output.num_scheduled_tokens.items():
+            if tracked := requests.get(request_id):
+                if tracked.computed_from is None:
+                    tracked.computed_from = tracked.request.num_computed_tokens
+                if tracked.is_audited:
+                    orders.audited.add(request_id)
+                if tracked.tail_is_fresh:
+                    orders.grows.add(request_id)
+                    tracked.tail_is_fresh = False
+                if self.is_producer:
                     self._order_save(tracked, new_tokens, output, orders)
+                elif tracked.is_audited:
+                    self._order_audit(tracked, new_tokens, output, orders)
 
     def done(self, step: int) -> None:
         """All workers have ended their saves up to this step."""
@@ -69,6 +83,11 @@ class Saving:
             self._release.add(tracked.request.request_id)
         return delay, self._answer(tracked)
 
+    def _is_handed_over(self, request: "Request") -> bool:
+        """Whether another engine decodes the request. Only then its prompt's tail is published: the tail takes a cell of a whole block,
+        and an engine that decodes by itself has it, or computes it with the last token, which it has to compute anyway."""
+        return not self.is_consumer or wants_publish(request.kv_transfer_params)
+
     def _order_save(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
         """Has the workers publish what this step completes, and on a request's first step what vLLM had of it before: the pool may have
         lost it since, and asking costs next to nothing."""
@@ -81,7 +100,8 @@ class Saving:
         end = min(tokens, hashed_tokens)
         if not (self.config.publish_generated and self.is_consumer):
             end = min(end, request.num_prompt_tokens)
-        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and self.config.publish_tail else 0
+        is_handed_over = self._is_handed_over(request)
+        tail_tokens = request.num_prompt_tokens % shape.hash_tokens if shape.takes_tails and is_handed_over else 0
         completes = tokens >= request.num_prompt_tokens and not tracked.published
         has_parent = hashed_tokens >= request.num_prompt_tokens - tail_tokens
         with_tail = completes and tail_tokens > 0 and has_parent and not tracked.tail_saved
@@ -105,24 +125,45 @@ class Saving:
                     self.recording.published(saves)
         if completes:
             tracked.published = True
-            if not self.is_consumer or wants_publish(request.kv_transfer_params):
+            if is_handed_over:
                 # The workers wait for these, and for all before them; where answers go first, not for the copies.
                 orders.complete.add(request.request_id)
-                if not self.config.answers_first:
+                if not self.config.publish_behind:
                     tracked.last_save_step = 0
+
+    def _order_audit(self, tracked: Tracked, new_tokens: int, output: "SchedulerOutput", orders: StepMetadata) -> None:
+        """Has the workers of an engine that publishes nothing compare what this step completes of a prompt with the pool's blocks."""
+        request, state = tracked.request, output.kv_connector_block_state
+        block_ids = state.get_block_ids(request.request_id) if state is not None and self.names.may_publish(tracked) else None
+        end = min(request.num_computed_tokens + new_tokens, self.names.hashed_tokens(tracked), request.num_prompt_tokens)
+        if block_ids is None or end <= tracked.saved_tokens:
+            return
+        offered = state.boundary_state_offloads.get(request.request_id, ()) if self.names.shape.has_states else ()
+        for blocks in self._full_blocks(tracked, tracked.saved_tokens, end, block_ids) + self._states(tracked, end, offered):
+            if blocks.found < len(blocks.keys):
+                blocks.only_audited = True
+                orders.saves.append(blocks)
+                tracked.last_save_step = self._audited_step = orders.step
+        tracked.saved_tokens = end
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether workers may still be reading blocks that were ordered before."""
+        return self.is_producer or self._audited_step > self._saved_step
 
     def _full_blocks(self, tracked: Tracked, begin: int, end: int, block_ids: tuple[list[int], ...]) -> list[Blocks]:
         """The full blocks that the tokens `begin` to `end` complete, as far as later prefixes may need them."""
         shape, request, found = self.names.shape, tracked.request, []
         # Routers know blocks by vLLM's hashes, which tell neither weights nor adapters apart.
-        if self.events and not (self.names.era.name or tracked.adapter):
+        if self.events and self.is_producer and not (self.names.era.name or tracked.adapter):
             block_tokens = shape.groups[0].block_tokens
             self.events.ordered(request, begin // block_tokens, end // block_tokens, block_tokens)
         for position, group in enumerate(shape.groups):
             if group.kind is Kind.STATE:
                 continue
             ids, done = block_ids[group.index], tracked.next_blocks.get(position, 0)
-            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, self.config.window_every_tokens)
+            every_tokens, shared_tokens = self.config.window_every_tokens, tracked.shared_tokens
+            wanted = shape.worth_storing(group, begin, end, request.num_prompt_tokens, every_tokens, shared_tokens)
             # vLLM has let go of those that no later token of this request needs.
             there = range(done, len(ids) * group.slices)
             blocks = [
@@ -131,7 +172,9 @@ class Saving:
             for first, stop in _runs(blocks):
                 keys, parent = self.names.keys(tracked, first, stop, position), self.names.parent(tracked, first, position)
                 places = group.places(ids, range(first, stop))
-                found.append(Blocks(request.request_id, keys, places, parent, adapter=tracked.adapter_in_use, group=position))
+                known = _found(tracked, group, first, stop)
+                adapter = tracked.adapter_in_use
+                found.append(Blocks(request.request_id, keys, places, parent, adapter=adapter, group=position, found=known))
             if blocks:
                 tracked.next_blocks[position] = blocks[-1] + 1
         return found
@@ -151,31 +194,39 @@ class Saving:
                 if group.index == index and group.kind is Kind.STATE and boundary <= end and boundary % shape.align_tokens == 0:
                     block = boundary // group.block_tokens - 1
                     keys, parent = self.names.keys(tracked, block, block + 1, position), self.names.parent(tracked, block, position)
-                    adapter = tracked.adapter_in_use
-                    found.append(Blocks(tracked.request.request_id, keys, [block_id], parent, 0, adapter, position, is_state=True))
+                    adapter, known = tracked.adapter_in_use, int(boundary <= (tracked.computed_from or 0))
+                    found.append(Blocks(tracked.request.request_id, keys, [block_id], parent, 0, adapter, position, True, known))
         return found
 
     def _answer(self, tracked: Tracked) -> dict[str, Any] | None:
         request = tracked.request
-        asked = wants_publish(request.kv_transfer_params)
-        if asked and not self.is_producer:
+        if wants_publish(request.kv_transfer_params) and not self.is_producer:
             self.reasons.cannot_publish(request.request_id)
         # The answers of a session are its own.
         if not tracked.published or tracked.stale or tracked.session or not self.names.namespaces:
             return None
-        if self.is_consumer and not asked:
+        if not self._is_handed_over(request):
             return None
-        tokens = self.names.shape.reach(request.num_prompt_tokens, self.config.publish_tail)
+        tokens = self.names.shape.reach(request.num_prompt_tokens, with_tail=True)
         if not tokens:
             return None
         facts = self.names.facts(tracked)
-        return Expected(tokens, facts.pop("namespace"), facts).to_params()
+        computed_ms = None if tracked.begun_s is None else round((time.monotonic() - tracked.begun_s) * 1000)
+        return Expected(tokens, facts.pop("namespace"), facts, computed_ms).to_params()
+
+
+def _found(tracked: Tracked, group: Group, first: int, stop: int) -> int:
+    """Of the blocks `first` to `stop` of a request, how many lead that hold a token which it did not compute."""
+    known = -(-(tracked.computed_from or 0) // group.block_tokens)
+    return min(max(known - first, 0), stop - first)
 
 
 def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
     """Blocks that the step's requests and loads write to from now on and did not before. Those of a prefix that vLLM had are not among
     them."""
-    taken = _filled_blocks(output, loads, shape)
+    taken = {block_id for load in loads for block_id in blocks_of(load.block_ids, shape.groups[load.group].slices)}
+    taken.update(output.new_block_ids_to_zero or ())
+    taken.update(target for _, target in output.kv_cache_block_copies or ())
     # Groups that hold nothing of a prefix take blocks from the others, too.
     tokens = {group.index: group.block_tokens * group.slices for group in shape.groups}
     cached = output.scheduled_cached_reqs
@@ -188,32 +239,11 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
     for rows, computed in begun:
         for index, row in enumerate(rows):
             taken.update(row[computed // tokens[index] :] if index in tokens else row)
-    for rows in (output.block_table_updates or {}).values():
+    # vLLM 0.32 has no such rows any more.
+    for rows in (getattr(output, "block_table_updates", None) or {}).values():
         taken.update(block_id for row in rows for block_id in row)
     taken.discard(NULL_BLOCK)
     return sorted(taken)
-
-
-def written_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> list[int]:
-    """Blocks that the step writes to, where there is one group: of every request that it computes tokens of, of loads, and what vLLM
-    clears and copies to."""
-    written, block_tokens = _filled_blocks(output, loads, shape), shape.hash_tokens
-    cached = output.scheduled_cached_reqs
-    computed = dict(zip(cached.req_ids, cached.num_computed_tokens))
-    computed.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
-    for request_id, new_tokens in output.num_scheduled_tokens.items():
-        (block_ids,) = output.kv_connector_block_state.get_block_ids(request_id)
-        first = computed[request_id]
-        written.update(block_ids[first // block_tokens : -(-(first + new_tokens) // block_tokens)])
-    return sorted(written)
-
-
-def _filled_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -> set[int]:
-    """Blocks that loads fill, and that vLLM clears and copies to."""
-    filled = {block_id for load in loads for block_id in blocks_of(load.block_ids, shape.groups[load.group].slices)}
-    filled.update(output.new_block_ids_to_zero or ())
-    filled.update(target for _, target in output.kv_cache_block_copies or ())
-    return filled
 
 
 def _runs(blocks: list[int]) -> Iterable[tuple[int, int]]:

@@ -23,7 +23,7 @@ from .lookups import Lookups
 from .metadata import StepMetadata, WorkerHandshake, WorkerReport
 from .pool_access import PoolAccess
 from .recording import Recording
-from .saving import Saving, taken_blocks, written_blocks
+from .saving import Saving, taken_blocks
 from .second_level import SecondLevel
 from .stats import CxlStats, Tally
 from .tracked import Tracked
@@ -61,13 +61,23 @@ class SchedulerSide:
         self.corrupt = CorruptBlocks(self.access, self.names)
         self.recording = Recording.begin(self.config, self.names, self.access.failures)
         self.lookups = Lookups(
-            self.config, self.access, self.names, self.tally, reasons, self.corrupt, self.reads, self.recording, self.second
+            self.config,
+            self.access,
+            self.names,
+            self.tally,
+            reasons,
+            self.corrupt,
+            self.is_producer,
+            self.reads,
+            self.recording,
+            self.second,
         )
         self.saving = Saving(self.config, self.names, reasons, self.is_producer, self.is_consumer, self.events, self.recording)
 
     def handshake(self, workers: Mapping[Any, WorkerHandshake]) -> None:
         """Learns the namespaces of all workers; before that, nothing is found."""
         self.names.handshake(workers)
+        self.lookups.audited.is_on = any(worker.audits for worker in workers.values())
 
     @property
     def namespaces(self) -> list["kvbm_cxl.Namespace"]:
@@ -115,12 +125,13 @@ class SchedulerSide:
         idle = output.total_num_scheduled_tokens == 0
         orders = StepMetadata(self._step, self.lookups.take_loads(), preempted=set(output.preempted_req_ids or ()), idle=idle)
         orders.inquiry = self.names.era.step(computes=not idle or bool(orders.loads))
+        if self.events:
+            self.events.are_readable = not self.names.era.name
         self.saving.order(self._tracked, output, orders)
         orders.adapters = self.names.adapters.take_wanted()
-        if self.is_producer:
+        orders.is_isolated = self.names.era.is_isolated
+        if self.saving.reads_blocks:
             orders.taken = taken_blocks(output, orders.loads, self.shape)
-        if self.config.zero_copy:
-            orders.writes = written_blocks(output, orders.loads, self.shape)
         self.tally.gauge("pinned_blocks", self.lookups.pinned)
         return orders
 

@@ -18,7 +18,7 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "lent", "exists", "busy", "no_cell", "no_hint", "over_quota", "taken_back", "other_adapter", "not_computed"),
+        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed", "no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
     ),
     "saved_layers": (
@@ -26,10 +26,14 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("within", "behind"),
         "With save_layers: parts of blocks that were given to the GPU within the step that computed them, or behind it.",
     ),
-    "taken_back_blocks": ("reason", ("written",), "Lent blocks that readers lost, because the engine writes to them."),
+    "audited_blocks": (
+        "result",
+        ("same", "different", "absent", "not_comparable"),
+        "Blocks of the pool that were compared with what this engine computed for the same tokens.",
+    ),
     "pulled_blocks": (
         "result",
-        ("hit", "absent", "changed", "checksum", "taken_back", "other_adapter"),
+        ("hit", "absent", "changed", "checksum", "other_adapter", "isolated"),
         "Blocks asked of the pool: hits, and misses by reason.",
     ),
     "bytes": ("direction", ("published", "pulled"), "Bytes copied into and out of the pool."),
@@ -61,12 +65,16 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "Errors of the connector's background threads, by kind; each is in the log as well.",
     ),
 }
-GAUGES = {"pinned_blocks": "Blocks that loads of this engine hold in the pool."}
+GAUGES = {
+    "pinned_blocks": "Blocks that loads of this engine hold in the pool.",
+    "isolated": "1 once a block of the pool was not what this engine computes: it shares none until it is started again.",
+}
 TIMES = {
     "lookup_seconds": "Duration of a request's lookup.",
     "pull_seconds": "Duration of a request's load, from its order to its last block, verified.",
     "noticed_seconds": "Time from the end of a request's load until the engine asked and was told.",
     "fingerprint_seconds": "Duration of a fingerprint of a worker's weights in memory.",
+    "audit_seconds": "Duration of the comparison of a block of the pool with what was computed.",
     "publish_seconds": "Duration of publishing a batch of blocks, waiting included.",
 }
 # 10 us to 10 s.

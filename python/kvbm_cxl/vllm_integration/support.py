@@ -40,20 +40,6 @@ def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
         yield f"--prefix-caching-hash-algo {cache.prefix_caching_hash_algo}: use {' or '.join(_HASHES)}"
 
 
-def check_zero_copy(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
-    """Raises `ConfigError` for an engine whose KV cache cannot lie in the pool."""
-    transfer = vllm_config.kv_transfer_config
-    if transfer.is_kv_consumer and transfer.kv_load_failure_policy == "fail":
-        raise ConfigError(
-            'CxlConnector: zero_copy needs "kv_load_failure_policy": "recompute" in --kv-transfer-config: a lent block may be taken back '
-            "between lookup and load, and with the policy fail its request would end with an error"
-        )
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        raise ConfigError("CxlConnector: zero_copy is for models whose layers all have the same kind of attention; leave zero_copy out")
-    if kv_cache_config.needs_kv_cache_zeroing:
-        raise ConfigError("CxlConnector: zero_copy is for KV caches of one precision, whose blocks vLLM does not clear")
-
-
 def check_save_layers(vllm_config: "VllmConfig") -> None:
     """Raises `ConfigError` for an engine in which a layer may not be computed for all tokens of a step when it calls the connector."""
     instead = "blocks could be published before they are computed; leave save_layers out"

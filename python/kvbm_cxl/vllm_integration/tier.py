@@ -49,7 +49,7 @@ _WHO = "vLLM's tier cxl"
 @dataclass(frozen=True)
 class TierOptions(AdapterConfig):
     model_id: str = ""
-    """What the model is called in the pool. Left out: a fingerprint of its weights, as with CxlConnector."""
+    """What the model's weights are called in the pool. Left out: a digest of all bytes of their files, as with CxlConnector."""
     adapters_by_name: bool = False
     """With LoRA adapters: take an adapter's name and path, which are in vLLM's hashes, for its content. An engine with adapters is refused
     without."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import engine_watch
-from .identity import attention_backend, digest, loading, model_config_digest, side_files_digest
+from .identity import attention_backend, engine_fields, loading
 from .log import logger
+from .settings import digest
 from .weights import UNKNOWN, caller_of, combined, fingerprint
 
 if TYPE_CHECKING:
@@ -31,16 +32,12 @@ class Engine:
 
     def fields(self) -> dict[str, Any]:
         """What shapes the bytes of chunks besides what vLLM tells a tier."""
-        model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
         groups = self.kv_cache_config.kv_cache_groups
         return {
-            "revision": model.revision or "",
-            "cache_dtype": cache.cache_dtype,
-            "hash": cache.prefix_caching_hash_algo,
-            "computed": f"{model.dtype}/{model.quantization}",
+            "revision": self.vllm_config.model_config.revision or "",
+            "cache_dtype": self.vllm_config.cache_config.cache_dtype,
             "loaded": loading(self.vllm_config),
-            "config": model_config_digest(model),
-            "side": side_files_digest(model),
+            **engine_fields(self.vllm_config),
             "layout": str(self.kv_cache_config.kv_cache_layout),
             "specs": digest("\n".join(repr(group.kv_cache_spec) for group in groups)),
             "backends": self._asked(_backends, [name for group in groups for name in group.layer_names]),

@@ -83,6 +83,23 @@ def pieces_of_cells(page: torch.Tensor, writer: PageWriter, shards: int, slices:
     return [[_stretches(cell, page.element_size()) for cell in shard] for shard in offsets]
 
 
+def rows_of_page(page: torch.Tensor, writer: PageWriter) -> torch.Tensor:
+    """Twice the token of each number of a page, `[heads, tokens, content]`, and one more for those of values. Raises `ConfigError` where
+    the backend does not put every number in a place of its own."""
+    _, heads, tokens, _ = page.shape
+    rows = 2 * torch.arange(tokens, device=page.device)[:, None, None].expand(-1, heads, writer.head_size + writer.head_size_v).clone()
+    rows[..., writer.head_size :] += 1
+    written = _written(page, writer, rows, 1)
+    found = torch.zeros(written.shape[1], dtype=torch.int64)
+    for digit, seen in enumerate(written):
+        numbers = torch.from_numpy(seen.copy()).view(page.dtype).reshape(-1).to(torch.int64) - 1
+        if not bool(((numbers >= 0) & (numbers < _BASE)).all()):
+            raise ConfigError(f"CxlConnector: attention backend {writer.name} leaves parts of a page empty, or changes numbers")
+        found += numbers * _BASE**digit
+    order = _physical(page)
+    return found.view([page.shape[dim] for dim in order]).permute([order.index(dim) for dim in (1, 2, 3)]).to(page.device)
+
+
 def _written(page: torch.Tensor, writer: PageWriter, numbers: torch.Tensor, blocks: int) -> numpy.ndarray:
     """Bytes `[digits, numbers, bytes]` of pages as they lie in memory, once `numbers` were written to them, one digit after the other."""
     tokens, heads, content = numbers.shape

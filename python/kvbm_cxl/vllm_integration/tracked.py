@@ -25,6 +25,8 @@ class PinnedLookup:
     """Tokens of the request that are there when it is loaded, those that vLLM has included."""
     tail_tokens: int
     pins: list["kvbm_cxl.Pins"]
+    known_tokens: int = 0
+    """Tokens of the longest prefix of which full attention has every block; windows, or states, at its end may be missing."""
 
     def release(self) -> None:
         for pins in self.pins:
@@ -51,11 +53,15 @@ class Tracked:
     load_failed: bool = False
     saved_tokens: int = 0
     """Leading tokens whose full blocks were handed to the workers."""
+    shared_tokens: int = 0
+    """Where a prefix ends that other requests have, too, and of which the pool may lack windows, or states: they are worth publishing."""
     next_blocks: dict[int, int] = field(default_factory=dict)
     """For each KV cache group the block behind the last that was handed to them."""
     tail_saved: bool = False
     tail_is_fresh: bool = False
     """No step since the tail was saved has added tokens behind it."""
+    begun_s: float | None = None
+    """When a step first computed tokens of it."""
     published: bool = False
     """The whole prompt was handed to the workers, and a hand-over's answer waits until they have done what it needs."""
     last_save_step: int = 0
@@ -72,6 +78,12 @@ class Tracked:
     was_promoted: bool = False
     """The second level was asked for what continues it."""
     counted: bool = False
+    is_audited: bool | None = None
+    """Whether some of what was found of it is computed, for the audit; None while nothing was found."""
+    found_tokens: int = 0
+    """Tokens that were found of it before some were left out for the audit."""
+    computed_from: int | None = None
+    """Tokens that were there before the first step of the request, from the pool or from vLLM's own prefix cache."""
     adapter: bytes = b""
     """Digest of its adapter; empty without one."""
     stale: bool = False

@@ -7,61 +7,141 @@ side watches (`engine_watch`) for anything that may have changed weights, and ha
 start of the next step, before anything of the pool is looked up or published. Equal fingerprints: the pool goes on as before. Another
 one becomes part of every key. None to be had: this engine's keys become random, so that it shares no block.
 
-The fingerprint samples every tensor of the model: a bounded number of bytes, spread evenly. Training steps change numbers all over every
-tensor, also where they change only one in ten thousand.
+The fingerprint has every byte of every tensor that the model holds, packed or plain (`held_tensors`). On a GPU its kernels sum up the
+bytes, so that only sums come to the host. A weight that cannot be read means that there is no fingerprint.
 """
 
 import hashlib
 import inspect
+import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from .held_tensors import DIGEST_ATTRIBUTE, OpaqueWeight, Walk
 from .log import logger
 from .stats import Tally
 
 if TYPE_CHECKING:
     import torch
 
-# Sampled in all, and the length of one sample. A model of more tensors than fit has one sample of each.
-_BUDGET_BYTES, _SAMPLE_BYTES = 16 << 20, 4096
 # Workers answer in the next step. Where no answer arrives, the engine shares nothing until one does, instead of holding up requests.
 _PATIENCE_S = 30.0
+_MAX_THREADS = 16
+# Words that a GPU sums up at a time, in 8 bytes each: memory that it has beside weights and KV cache. Odd numbers without a pattern.
+_PIECE_WORDS = 4 << 20
+_SPREAD, _STEP = 0x1E3779B97F4A7C15, 0x5851F42D4C957F2D
 UNKNOWN = b""
 """Fingerprint of weights that cannot be looked at."""
 
 
-def fingerprint(model: "torch.nn.Module") -> bytes:
-    """A digest (16 bytes) of samples of all parameters and persistent buffers. Raises `RuntimeError` and others for tensors without
-    memory."""
-    tensors = sorted(model.state_dict(keep_vars=True).items())
-    share = _BUDGET_BYTES // max(len(tensors), 1)
-    total = hashlib.sha256()
-    for name, tensor in tensors:
-        total.update(f"{name}\0{tuple(tensor.shape)}{tensor.dtype}\0".encode())
-        total.update(_sampled(tensor, share))
+def fingerprint(model: "torch.nn.Module", without: Iterable[str] = ()) -> bytes:
+    """A digest (16 bytes) of all tensors that a model holds, but for those named in `without`. Raises `RuntimeError` and others where one
+    cannot be read."""
+    return _whole(digests(model), without)
+
+
+def _whole(found: Mapping[str, bytes], without: Iterable[str]) -> bytes:
+    left_out, total = frozenset(without), hashlib.sha256()
+    for name in sorted(found.keys() - left_out):
+        total.update(name.encode() + b"\0" + found[name])
     return total.digest()[:16]
 
 
-def _sampled(tensor: "torch.Tensor", share: int) -> bytes:
+def unnamed(model: "torch.nn.Module") -> set[str]:
+    """Where a model holds tensors that are not in its state: packed weights, and what is no weight."""
+    named = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    return {path for path, tensor in Walk().tensors(model) if id(tensor) not in named}
+
+
+def digests(model: "torch.nn.Module", only: Container[str] | None = None) -> dict[str, bytes]:
+    """A digest of each tensor that a model holds, by where it is held. `only`: of these."""
+    held = {path: tensor for path, tensor in Walk().tensors(model) if only is None or path in only}
+    found = {path: tensor for path, tensor in held.items() if isinstance(tensor, bytes)}
+    hosts = [path for path, tensor in held.items() if path not in found and tensor.device.type == "cpu"]
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MAX_THREADS), "kvbm-cxl-weights") as pool:
+        found.update(zip(hosts, pool.map(lambda path: tensor_digest(held[path]), hosts)))
+    sums = {path: _sums(held[path]) for path in held.keys() - found.keys()}
+    return found | {path: tensor_digest(held[path], by_sums) for path, by_sums in _on_host(sums).items()}
+
+
+def tensor_digest(tensor: "torch.Tensor", by_sums: bytes | None = None) -> bytes:
+    """A digest of a tensor's type, shape, and bytes; `by_sums` stands for the bytes."""
+    total = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}\0".encode())
+    total.update(_memory(tensor).numpy() if by_sums is None else by_sums)
+    return total.digest()
+
+
+def _memory(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The bytes of a tensor as they lie in memory, whatever its strides and its type. Raises `OpaqueWeight` for one without memory."""
     import torch
 
     tensor = tensor.detach()
-    if tensor.numel() == 0:
-        return b""
-    # Its bytes as they lie in memory, whatever its strides and its type.
-    item_bytes = tensor.element_size()
+    # What a tensor of a class of its own is made of are its attributes, which are held as well.
+    if tensor.numel() == 0 or hasattr(tensor, "__tensor_flatten__"):
+        return torch.empty(0, dtype=torch.uint8)
+    item_bytes, storage = tensor.element_size(), tensor.untyped_storage()
     start = tensor.storage_offset() * item_bytes
-    span = (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))) * item_bytes
-    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())[start : start + span]
-    count = max(share // _SAMPLE_BYTES, 1)
-    if span > count * _SAMPLE_BYTES:
-        last = span - _SAMPLE_BYTES
-        places = [last * index // max(count - 1, 1) for index in range(count)]
-        memory = torch.cat([memory[place : place + _SAMPLE_BYTES] for place in places])
-    return memory.cpu().numpy().tobytes()
+    stop = start + (1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))) * item_bytes
+    if tensor.is_meta or storage.nbytes() < stop or not storage.data_ptr():
+        raise OpaqueWeight(f"a tensor of shape {tuple(tensor.shape)} has no memory")
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)[start:stop]
+
+
+def _sums(tensor: "torch.Tensor") -> "torch.Tensor":
+    """Two sums of a tensor's bytes modulo 2^64, computed where it lies: one of its words, in which any change of one word shows, and one of
+    words multiplied by odd numbers that depend on their places."""
+    import torch
+
+    memory = _memory(tensor)
+    # Words begin where words can; the sums are then those of equal bytes anywhere.
+    memory = memory.clone() if memory.storage_offset() % 4 else memory
+    total = torch.zeros(2, dtype=torch.int64, device=memory.device)
+    words = memory.numel() // 4 * 4
+    for part in (memory[:words].view(torch.int32), memory[words:]):
+        for piece in part.split(_PIECE_WORDS):
+            factors = torch.arange(1, piece.numel() + 1, dtype=torch.int64, device=memory.device).mul_(_SPREAD).bitwise_or_(1)
+            wide = piece.to(torch.int64)
+            total = total * _STEP + torch.stack((wide.sum(), wide.mul(factors).sum()))
+    return total
+
+
+def _on_host(sums: Mapping[str, "torch.Tensor"]) -> dict[str, bytes]:
+    """All sums of a device, by one copy."""
+    import torch
+
+    if not sums:
+        return {}
+    first = next(iter(sums.values())).device
+    rows = torch.stack([each.to(first) for each in sums.values()]).cpu().numpy()
+    return {path: row.tobytes() for path, row in zip(sums, rows)}
+
+
+def watch_packing() -> None:
+    """From now on each weight that vLLM's CPU build packs into memory of oneDNN, which cannot be read back, leaves its digest."""
+    from vllm import _custom_ops
+
+    for name in ("create_onednn_mm", "create_onednn_scaled_mm"):
+        pack = getattr(_custom_ops, name, None)
+        if pack is not None and not hasattr(pack, DIGEST_ATTRIBUTE):
+            setattr(_custom_ops, name, _leaving_digest(pack))
+
+
+def _leaving_digest(pack: Any) -> Any:
+    @wraps(pack)
+    def packed(*arguments: Any, **named: Any) -> Any:
+        handler, total = pack(*arguments, **named), hashlib.sha256()
+        for each in (*arguments, *(value for _, value in sorted(named.items()))):
+            total.update(tensor_digest(each) if hasattr(each, "untyped_storage") else repr(each).encode())
+        setattr(handler, DIGEST_ATTRIBUTE, total.digest())
+        return handler
+
+    setattr(packed, DIGEST_ATTRIBUTE, True)
+    return packed
 
 
 def worker_of_this_call() -> Any | None:
@@ -94,17 +174,34 @@ class WeightsInMemory:
     tally: Tally
     latest: bytes = UNKNOWN
     _answered: int = 0
+    _unnamed: dict[str, bytes] | None = None
+    """Digests of tensors that are not in the model's state, from before vLLM computed anything with it."""
+    _filled: set[str] = field(default_factory=set)
+    """Those of them that computing fills: they are no weights."""
+
+    def before_warm_up(self) -> None:
+        """The model is loaded, and vLLM is about to compute with it for the first time."""
+        if self.worker is not None:
+            self._unnamed = self._read(lambda model: digests(model, unnamed(model)))
 
     def look(self) -> bytes:
-        """The fingerprint now, `UNKNOWN` where it cannot be taken."""
+        """The fingerprint now, `UNKNOWN` where it cannot be taken. The first one comes after warming up, and before any request."""
         started_s = time.perf_counter()
-        try:
-            self.latest = UNKNOWN if self.worker is None else fingerprint(self.worker.get_model())
-        except Exception as error:  # Whatever a model is made of: without a fingerprint nothing is shared after a change.
-            logger.warning("CxlConnector: no fingerprint of the weights in memory: %s: %s", type(error).__name__, error)
-            self.latest = UNKNOWN
+        found = self._read(digests) if self.worker is not None else None
+        if found and self._unnamed is not None:
+            before, now = self._unnamed, self._read(unnamed) or ()
+            self._filled = {path for path in now if before.get(path) != found.get(path)}
+        self._unnamed = None
+        self.latest = UNKNOWN if found is None else _whole(found, self._filled)
         self.tally.time("fingerprint_seconds", time.perf_counter() - started_s)
         return self.latest
+
+    def _read(self, take: "Callable[[torch.nn.Module], Any]") -> Any | None:
+        try:
+            return take(self.worker.get_model())
+        except Exception as error:  # Whatever a model is made of: without a fingerprint nothing is shared after a change.
+            logger.warning("CxlConnector: no fingerprint of the weights in memory: %s: %s", type(error).__name__, error)
+            return None
 
     def answer(self, inquiry: int) -> bool:
         """Takes a new fingerprint for an inquiry that is new. True: it is another one than before, or there is none."""
@@ -136,6 +233,8 @@ class Era:
     """vLLM's own prefix cache may hold blocks."""
     _may_mix: bool = False
     _mixed: bool = False
+    is_isolated: bool = False
+    """The engine shares no block with others until it is started again."""
 
     def handshake(self, fingerprints: Iterable[bytes]) -> None:
         """The fingerprints of all workers at start, in the order of their ranks."""
@@ -185,6 +284,15 @@ class Era:
         if len(self._answers) < self._ranks:
             return False
         return self._conclude(combined([self._answers[rank] for rank in sorted(self._answers)]))
+
+    def isolate(self) -> bool:
+        """The pool's blocks are not those of this engine: its keys become random, and stay so. True: they were not before."""
+        if self.is_isolated:
+            return False
+        self.is_isolated, self._start, self.name = True, UNKNOWN, secrets.token_bytes(16)
+        self._mixed |= self._computed
+        self.tally.gauge("isolated", 1)
+        return True
 
     def _conclude(self, now: bytes) -> bool:
         before, self._pending, self._given_up = self.name, False, False

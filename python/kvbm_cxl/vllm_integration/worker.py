@@ -14,8 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ import kvbm_cxl
 from . import devices
 from .adapters import LoadedAdapters
 from .attached import Attached, AttachedGroup
+from .audit import Audit, FoundBlocks, group_audit
 from .config import ConfigError, ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
@@ -33,7 +33,6 @@ from .groups import Group, Kind, Shape, shape_of, specs_of
 from .identity import namespace_fields
 from .jobs import CopyTimeout, Loads, Saves
 from .keys import parents
-from .kv_memory import PoolPlacement
 from .layer_saves import LayerJob, Layers, LayerSaves
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+    from .save_job import AuditOfBatch
+
 
 # Bytes that one thread copies before another may take over: large enough to make its overhead vanish.
 _SAVE_JOB_BYTES = 8 << 20
@@ -60,12 +61,11 @@ _SAVE_JOB_BYTES = 8 << 20
 _LOAD_JOB_BYTES = 16 << 20
 # The same of blocks that are published layer by layer: all layers of each are queued by one call, and with one wait for the end.
 _LAYER_JOB_BYTES = 32 << 20
-# Room for pieces of a block in pool memory, for each layer of the model: whatever order of dimensions the engine chooses.
-_PARTS_PER_LAYER = 64
 # Outcomes after which every host can pull a block.
-_THERE = ("stored", "lent", "exists")
-# Misses of blocks that lookups go on finding: every load of them fails until their owner evicts them.
-_CORRUPT = ("checksum", "taken_back")
+_THERE = ("stored", "exists")
+# Of the silence after which a host is suspected: so long a step waits for cells at least. It waits longer where it computed for longer, so
+# that a pool whose locks do not come makes no request take more than twice its time.
+LEAST_PATIENCE = 0.1
 # A step without computation waits this long for a copy to end, instead of coming round again at once.
 _IDLE_WAIT_S = 0.002
 
@@ -83,8 +83,9 @@ class WorkerSide:
     """vLLM's worker, where it was found: it has the model and the adapters."""
     second: SecondLevel | None = None
     _attached: Attached | None = None
-    _placement: PoolPlacement | None = None
     _orders: StepMetadata | None = None
+    _begun_s: float = 0.0
+    """When the step began."""
     _saved_step: int = 0
     """Latest step whose saves were handed to threads. With speculative decoding vLLM asks for a step's report before that."""
     _waiting: set[str] = field(default_factory=set)
@@ -97,6 +98,7 @@ class WorkerSide:
     """See `support.clears_first`."""
     _failed_blocks: set[int] = field(default_factory=set)
     _failed_loads: set[str] = field(default_factory=set)
+    _audit: Audit | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what threads add to:"""
     _stored: Counter[bytes] = field(default_factory=Counter)
@@ -104,26 +106,15 @@ class WorkerSide:
 
     def __post_init__(self) -> None:
         limits = (self.config.workers, self.config.max_inflight_bytes, self.config.copy_timeout_ms)
-        self._saves = Saves(*limits, self.access.failures, self.access.bind_worker, self.config.answers_first)
+        self._saves = Saves(*limits, self.access.failures, self.access.bind_worker)
+        self._suspect_s = self.access.pool.suspect_ms / 1000 if self.access.pool else 1.0
+        self._saves.patience_s = self._suspect_s * LEAST_PATIENCE
         self._loads = Loads(self.config.workers, self.access.failures, self.access.bind_worker)
         self._layer_saves = LayerSaves()
         self._weights = WeightsInMemory(self.worker, self.tally)
         self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
 
     # At start
-
-    def memory_context(self) -> AbstractContextManager[PoolPlacement] | None:
-        """Where vLLM allocates its KV cache; None leaves it to vLLM."""
-        if not self.config.zero_copy:
-            return None
-        from vllm.platforms import current_platform
-
-        if not current_platform.is_cpu():
-            raise ConfigError("CxlConnector: zero_copy is for CPUs; memory of a GPU cannot lie in the pool")
-        (group,) = self.kv_cache_config.kv_cache_groups
-        parts = min(len(group.layer_names) * _PARTS_PER_LAYER, 0xFFFF)
-        self._placement = PoolPlacement(self.access, self.kv_cache_config.num_blocks, parts)
-        return self._placement
 
     def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> None:
         """Takes the KV cache that vLLM made: geometry, namespaces, and whether the pool has cells for such blocks."""
@@ -152,6 +143,10 @@ class WorkerSide:
             self._open_gpu(device.index or 0)
         self._clears_first = clears_first(self.vllm_config, self.kv_cache_config)
         self._attached = Attached(attached, device, shards.publishes, facts_of(fields))
+        if self.config.audit:
+            # Loads under way may bring what is not this engine's.
+            self._audit = Audit(self.access, self.tally, self._attached.facts, self._loads.fail_all)
+        self._weights.before_warm_up()
         if self.second:
             self.second.begin_demoting()
 
@@ -187,22 +182,11 @@ class WorkerSide:
     def _attach_group(
         self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", namespaces: "list[kvbm_cxl.Namespace]"
     ) -> AttachedGroup:
-        block_count, owner = self.kv_cache_config.num_blocks, [tensor for _, tensor in tensors]
-        device = devices.check(owner[0].device)
-        cells = [
-            tuple(
-                kvbm_cxl.BlockLayout(
-                    [(part.address, part.stride_bytes, part.len_bytes) for part in parts], block_count, owner=owner, device=device
-                )
-                for parts in of_shard
-            )
-            for of_shard in cell_parts(tensors, block_count, len(namespaces), group.slices, self._cut_page(len(namespaces)))
-        ]
+        block_count = self.kv_cache_config.num_blocks
+        cells = self._cells(group, tensors, block_count, len(namespaces))
         cell_bytes = cells[0][0].block_bytes
-        region = self._region()
-        if region is None:
-            self._check_cells(cell_bytes)
-        mover = mover_for(self.config, self.access, list(zip(namespaces, cells)), region)
+        self._check_cells(cell_bytes)
+        mover = mover_for(self.access, list(zip(namespaces, cells)))
         logger.info(
             "CxlConnector: %d blocks, each in %d cells of %d bytes, namespace %s, pool %s",
             block_count,
@@ -212,7 +196,30 @@ class WorkerSide:
             self.config.pool,
         )
         layers = self._layers(group, tensors, len(namespaces) * group.slices) if self.config.save_layers else None
-        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, layers)
+        audit = None
+        if self.config.audit:
+            spec = self.kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
+            audit = group_audit(self.vllm_config, spec, group, tensors, block_count)
+        if audit is not None:
+            cells = self._cells(group, audit.scratch, 1, len(namespaces))
+            audit.read_by(mover_for(self.access, list(zip(namespaces, cells))), namespaces[0])
+        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, audit, layers)
+
+    def _cells(
+        self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", block_count: int, shards: int
+    ) -> list[tuple[kvbm_cxl.BlockLayout, ...]]:
+        """For each shard of the heads and each slice of the tokens, where such a cell of a block lies in these tensors."""
+        owner = [tensor for _, tensor in tensors]
+        device = devices.check(owner[0].device)
+        return [
+            tuple(
+                kvbm_cxl.BlockLayout(
+                    [(part.address, part.stride_bytes, part.len_bytes) for part in parts], block_count, owner=owner, device=device
+                )
+                for parts in of_shard
+            )
+            for of_shard in cell_parts(tensors, block_count, shards, group.slices, self._cut_page(shards))
+        ]
 
     def _layers(self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", cells: int) -> Layers | None:
         """Where blocks are published layer by layer; None, with the reason in the log, for a group whose blocks are published whole."""
@@ -237,15 +244,6 @@ class WorkerSide:
 
         return cut
 
-    def _region(self) -> "kvbm_cxl.LentRegion | None":
-        """The memory of the pool that vLLM put its KV cache into."""
-        if not self.config.zero_copy:
-            return None
-        regions = self._placement.regions if self._placement else []
-        if len(regions) != 1:
-            raise ConfigError(f"zero_copy: vLLM allocated its KV cache in {len(regions)} pieces instead of one; leave zero_copy out")
-        return regions[0]
-
     def _check_cells(self, block_bytes: int) -> None:
         pool = self.access.pool
         cells = list(pool.cell_bytes) if pool else []
@@ -268,7 +266,8 @@ class WorkerSide:
             return None
         # The first fingerprint, against which those after a change are held: the weights are loaded, and nothing has been computed yet.
         namespaces = tuple(tuple(map(bytes, group.namespaces)) if group else () for group in attached.groups)
-        return WorkerHandshake(namespaces, attached.own[0].cell_bytes, self._weights.look(), attached.facts)
+        audits = self._audit is not None and any(group.audit for group in attached.own)
+        return WorkerHandshake(namespaces, attached.own[0].cell_bytes, self._weights.look(), audits, attached.facts)
 
     # Each step, in this order
 
@@ -285,11 +284,9 @@ class WorkerSide:
         grown = [self._tails.pop(request) for request in self._tails.keys() & (orders.grows | orders.preempted)]
         self._saves.wait_blocks(chain(orders.taken, states, *grown))
         self._saves.wait(orders.preempted)
-        if self._attached is not None and orders.writes:
-            self.tally.count("taken_back_blocks", "written", self._attached.mover.before_writes(orders.writes))
 
     def start_loads(self, orders: StepMetadata) -> None:
-        self._orders = orders
+        self._orders, self._begun_s = orders, time.monotonic()
         attached = self._attached
         if attached is None:
             return
@@ -312,12 +309,12 @@ class WorkerSide:
         self._layer_saves.end(None, lambda _: "not_computed")
         for blocks in orders.saves if attached.publishes else ():
             group = attached.groups[blocks.group]
-            if group is None or group.layers is None or not self._has_adapter(blocks):
+            if group is None or group.layers is None or blocks.only_audited or not self._has_adapter(blocks):
                 continue
             if self._saves.has_room(len(blocks.keys) * group.block_bytes):
                 for piece in _pieces(blocks, _LAYER_JOB_BYTES // group.block_bytes):
-                    job = self._save_job(group, piece, None, group.layers)
-                    if self._saves.submit((piece.request_id, orders.step), job, announce=True):
+                    job = self._save_job(group, piece, None, self._audit_of(group, blocks, orders), group.layers)
+                    if self._saves.submit((piece.request_id, orders.step), job):
                         self._layer_saves.begin(blocks, job)
 
     def layer_computed(self, layer_name: str) -> None:
@@ -328,8 +325,9 @@ class WorkerSide:
         group = attached.groups[blocks.group]
         if group is None:
             return [([], set)]
-        if not self._has_adapter(blocks):
-            self.tally.count("pulled_blocks", "other_adapter", len(blocks.keys))
+        is_isolated = self._audit is not None and self._audit.has_differed and not self._orders.is_isolated
+        if is_isolated or not self._has_adapter(blocks):
+            self.tally.count("pulled_blocks", "isolated" if is_isolated else "other_adapter", len(blocks.keys))
             ids = group.of_vllm(blocks.block_ids)
             return [(ids, lambda failed=frozenset(ids): set(failed))]
         return [self._load_job(group, piece, after) for piece in _pieces(blocks, _LOAD_JOB_BYTES // group.block_bytes)]
@@ -351,7 +349,7 @@ class WorkerSide:
         try:
             results = attached.mover.pull(blocks.keys, blocks.block_ids, after)
         except kvbm_cxl.CxlError as error:
-            self.access.failures.report(f"pulling {len(blocks.keys)} blocks of request {blocks.request_id}", error, count=False)
+            self.access.failures.report("pulling blocks", error, f"{len(blocks.keys)} of request {blocks.request_id}", count=False)
             results = [error_kind(error)] * len(blocks.keys)
             if isinstance(error, kvbm_cxl.TimeoutError_):
                 self._check_settled(len(blocks.keys))
@@ -378,13 +376,13 @@ class WorkerSide:
         for key, reason in zip(keys, results):
             if reason == "checksum":
                 logger.error("block %s of namespace %s has a wrong checksum", key.hex(), attached.namespaces[0])
-            if reason in _CORRUPT:
                 with self._lock:
                     self._corrupt.add(key)
 
     def save(self, orders: StepMetadata) -> None:
         """Has the step's blocks published, and waits for those that must be there when it ends."""
         self._orders, self._saved_step = orders, orders.step
+        self._saves.patience_s = max(time.monotonic() - self._begun_s, self._suspect_s * LEAST_PATIENCE)
         attached = self._attached
         if attached is None:
             return
@@ -406,19 +404,37 @@ class WorkerSide:
                     self._tails.setdefault(blocks.request_id, []).extend(group.of_vllm(blocks.block_ids))
                 if blocks.is_state:
                     self._states += group.of_vllm(blocks.block_ids)
+                audit = self._audit_of(group, blocks, orders)
                 for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes) if not has_begun else ():
-                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after))
+                    self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after, audit))
         if self._clears_first:
             self._saves.wait_all()
-        elif self.config.answers_first:
+        elif self.config.publish_behind:
             self._saves.wait_announced(orders.complete)
         else:
             self._saves.wait(orders.complete)
 
-    def _save_job(self, group: AttachedGroup, blocks: Blocks, after: "devices.After", layers: Layers | None = None) -> SaveJob:
+    def _audit_of(self, group: AttachedGroup, blocks: Blocks, orders: StepMetadata) -> "AuditOfBatch | None":
+        """What compares those of the blocks that their request computed in full."""
+        computed = frozenset(blocks.keys[blocks.found : len(blocks.keys) - (blocks.tail_tokens > 0)])
+        if self._audit is None or not computed:
+            return None
+        return partial(self._audit.look, group.audit, computed, blocks.request_id in orders.audited)
+
+    def _save_job(
+        self,
+        group: AttachedGroup,
+        blocks: Blocks,
+        after: "devices.After",
+        audit: "AuditOfBatch | None" = None,
+        layers: Layers | None = None,
+    ) -> SaveJob:
         """layers: a `LayerJob`."""
-        batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys), blocks.tail_tokens > 0)
-        of_all = (group.mover, batch, group.block_bytes, after, partial(self._saved, group.block_bytes), self.access.failures, group.slices)
+        batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys))
+        record = partial(self._saved, group.block_bytes)
+        if blocks.only_audited:
+            return SaveJob(FoundBlocks(), batch, group.block_bytes, after, lambda _: None, self.access.failures, group.slices, audit)
+        of_all = (group.mover, batch, group.block_bytes, after, record, self.access.failures, group.slices, audit)
         return LayerJob(*of_all, layers=layers, count=partial(self.tally.count, "saved_layers")) if layers else SaveJob(*of_all)
 
     def _saved(self, block_bytes: int, saved: SaveOutcome) -> None:
@@ -434,6 +450,7 @@ class WorkerSide:
     def ended(self, finished: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose blocks may be freed after saving, and those whose load is over. `finished`: vLLM wants no more of these."""
         orders = self._orders
+        self._saves.give_up_late(max(self._suspect_s, self._saves.patience_s))
         self._loads.cancel(finished)
         for request in finished:  # vLLM keeps their blocks until they are saved.
             self._tails.pop(request, None)
@@ -471,6 +488,7 @@ class WorkerSide:
             stored, self._stored = self._stored, Counter()
             corrupt, self._corrupt = self._corrupt, set()
         report = WorkerReport(self._saves.done_step(self._saved_step), failed, corrupt, dict(stored))
+        report.has_differed = self._audit is not None and self._audit.has_differed
         rank = getattr(self.worker, "rank", 0)
         if self._orders and self._weights.answered(self._orders.inquiry):
             report.inquiry, report.weights = self._orders.inquiry, {rank: self._weights.latest}
@@ -497,4 +515,5 @@ def _pieces(blocks: Blocks, count: int) -> Iterable[Blocks]:
     for start in range(0, len(blocks.keys), size):
         stop = start + size
         parent = blocks.keys[start - 1] if start else blocks.parent
-        yield Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)
+        part = Blocks(blocks.request_id, blocks.keys[start:stop], blocks.block_ids[start:stop], parent, blocks.tail_tokens)
+        yield replace(part, only_audited=blocks.only_audited)

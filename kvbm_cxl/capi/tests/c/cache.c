@@ -83,7 +83,7 @@ static void publish_all(const char* spec) {
     CHECK_OK(cxl_shm_format(spec, &format));
     CHECK_OK(cxl_shm_init(spec, NULL));
     CHECK_STATUS(cxl_shm_cache_lookup(NULL, &ids[0], NULL), CXL_SHM_E_CLOSED);
-    cxl_shm_cache_options_t options = {.struct_size = sizeof options, .flags = CXL_SHM_CACHE_CHECKSUMS, .policy = CXL_SHM_CACHE_S3_FIFO};
+    cxl_shm_cache_options_t options = {.struct_size = sizeof options, .flags = CXL_SHM_CACHE_CHECKSUMS, .policy = CXL_SHM_CACHE_LEAF_LRU};
     CHECK_OK(cxl_shm_cache_open(NULL, &options));
     CHECK_STATUS(cxl_shm_cache_open(NULL, &options), CXL_SHM_E_EXISTS);
     for (uint32_t block = 0; block < BLOCKS; block++)

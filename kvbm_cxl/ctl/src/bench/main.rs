@@ -13,7 +13,6 @@ mod handover;
 mod hosts;
 mod line;
 mod lock;
-mod policies;
 mod rpc;
 mod scaling;
 mod ssd;
@@ -131,8 +130,6 @@ enum What {
         #[command(flatten)]
         args: cache::pool::Args,
     },
-    /// Eviction policies: hit rates by cache size on synthetic requests, counted
-    Policies(policies::Args),
     /// Recorded requests through the real cache, hosts in processes of their own: what they find beside what cxl-plan says
     Trace(trace::Args),
 }
@@ -295,7 +292,6 @@ fn run(cli: &Cli, out: &mut Out) -> std::result::Result<Exit, Failure> {
         What::Mixed { common, load } => (cache::mixed::run(load, common.batches), common),
         What::Ssd { common } => (ssd::run(common.batches.div_ceil(100) as usize), common),
         What::Pool { common, args } => (cache::pool::run(args, common.batches), common),
-        What::Policies(args) => return policies::run(args, out),
         What::Trace(args) => return trace::run(args, out),
     };
     let bench = bench.map_err(failed)?;

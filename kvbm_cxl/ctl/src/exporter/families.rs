@@ -9,7 +9,7 @@ use cxl_pool::media::uuid_text;
 use cxl_pool::metrics::stats::Stat;
 use cxl_pool::metrics::{Exposition, Kind, Seconds};
 use cxl_pool::pool::Pool;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 const STATES: [SlotState; 5] = [SlotState::Free, SlotState::Joining, SlotState::Live, SlotState::Left, SlotState::Unreadable];
@@ -71,6 +71,10 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
     for seat in &view.seats {
         seat.beat.iter().for_each(|beat| out.sample("cxl_pool_seat_beats_total", "", &[("seat", &seat.seat.to_string())], beat));
     }
+    let help = "Machines with a manager seat that live: as many can take the management over.";
+    out.family("cxl_pool_living_seats", Kind::Gauge, help);
+    let living: BTreeSet<_> = view.seats.iter().filter(|seat| seat.is_living).filter_map(|seat| Some(seat.machine?.0)).collect();
+    out.sample("cxl_pool_living_seats", "", &[], living.len());
     out.family("cxl_pool_host_info", Kind::Gauge, "Always 1; the labels tell which machine has the slot and how its host stands.");
     for host in &view.hosts {
         let (slot, machine) = (host.slot.slot.to_string(), host.slot.machine.to_string());

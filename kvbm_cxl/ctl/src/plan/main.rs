@@ -82,7 +82,7 @@ struct RunArgs {
     /// Routings: round-robin, least-loaded, prefix-aware
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     routing: Vec<String>,
-    /// Eviction from the pool: lru, s3-fifo, sieve or leaf-lru, the pool's own
+    /// Eviction from the pool: lru or leaf-lru, the pool's own
     #[arg(long, value_name = "POLICY", default_value = "lru")]
     eviction: String,
     /// Sizes of the pool to try, in GiB; the system own has the same in all, a part for each instance [default: those of the rack]

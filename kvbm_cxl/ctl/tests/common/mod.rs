@@ -48,10 +48,19 @@ impl Bench {
 
     /// The same as a program of format 2.0 made it, with fewer stats lines.
     pub fn formatted_before_wide_stats() -> Bench {
+        Bench::formatted_before(|geometry| Geometry { stats_lines: FIRST_STATS_LINES as u32, slot_seats: false, ..geometry })
+    }
+
+    /// The same as a program made it whose slots had no manager seats.
+    pub fn formatted_before_slot_seats() -> Bench {
+        Bench::formatted_before(|geometry| Geometry { slot_seats: false, ..geometry })
+    }
+
+    fn formatted_before(adjust: impl Fn(Geometry) -> Geometry) -> Bench {
         let bench = Bench::formatted();
         let pool = bench.open();
         let found = pool.superblock();
-        let layout = Layout::new(Geometry { stats_lines: FIRST_STATS_LINES as u32, ..*pool.layout().geometry() }).unwrap();
+        let layout = Layout::new(adjust(*pool.layout().geometry())).unwrap();
         let parts = SuperblockParts {
             uuid: *found.uuid(),
             incarnation: found.incarnation() + 1,
@@ -112,7 +121,7 @@ impl Bench {
     /// Damages every copy of the line that binds a slot to a machine.
     pub fn damage_bindings(&self, slot: u64) {
         let geometry = *self.open().layout().geometry();
-        (0..u64::from(geometry.seats)).for_each(|seat| self.damage(Region::Binding, seat * geometry.bindings() + slot));
+        (0..geometry.all_seats()).for_each(|seat| self.damage(Region::Binding, seat * geometry.bindings() + slot));
     }
 
     /// Waits until the pool's hosts are as `is_done` says; what they are instead is the message.
@@ -158,6 +167,11 @@ impl HostProcess {
         let mut line = String::new();
         self.replies.read_line(&mut line).unwrap();
         line
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Power off.

@@ -46,13 +46,6 @@ impl Allocator {
         true
     }
 
-    /// Frees a block, or, where that cannot be done now, in one of the next rounds.
-    pub(crate) fn free_or_later(&self, offset: u64) {
-        if !matches!(self.free(offset), Ok(()) | Err(Error::NotFound(_))) {
-            held(&self.backlog).push(offset);
-        }
-    }
-
     /// Hands a block that another host wants freed to the process of this host that has its chunk.
     pub(super) fn accept_from_host(&self, offset: u64) {
         if !self.local.push(offset, local::FROM_HOSTS) {

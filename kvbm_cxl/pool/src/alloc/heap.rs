@@ -142,15 +142,6 @@ pub(super) struct Heap {
 }
 
 impl Heap {
-    /// The kept blocks: chunk number and block.
-    pub fn kept(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        let kept = |chunk: &Chunk, block: &u32| chunk.kept.has(*block);
-        self.chunks
-            .iter()
-            .flatten()
-            .flat_map(move |chunk| (0..chunk.blocks).filter(move |block| kept(chunk, block)).map(|block| (chunk.number, block)))
-    }
-
     /// Takes a chunk in and returns its place.
     pub fn add(&mut self, chunk: Chunk) -> u32 {
         let place = self.vacant.pop().unwrap_or_else(|| {

@@ -169,7 +169,6 @@ pub struct Allocator {
     /// Blocks freed for other hosts, by slot, that no caller may have before those were told.
     untold: Mutex<Vec<(u16, Begun)>>,
     /// Held by the thread that frees what dead processes kept.
-    reaping: Mutex<()>,
     /// Held by the thread that gives chunks back to the pool.
     giving: Mutex<()>,
 }
@@ -204,7 +203,6 @@ impl Allocator {
             swept: AtomicU64::new(0),
             backlog: Mutex::default(),
             untold: Mutex::default(),
-            reaping: Mutex::default(),
             giving: Mutex::default(),
         };
         drop(allocator.lock_chunks()?);
@@ -244,12 +242,17 @@ impl Allocator {
         Block { offset: start + u64::from(block) * len_bytes, len_bytes }
     }
 
+    /// The block of a chunk that `offset` lies in; none behind the last one.
+    fn block_around(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
+        let within = offset.checked_sub(self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes)?;
+        let block = (within / self.classes.bytes(class)) as u32;
+        (block < self.blocks_per_chunk(class)).then_some(block)
+    }
+
     /// The block of a chunk that begins at `offset`, if one does.
     fn block_at(&self, class: usize, chunk: u64, offset: u64) -> Option<u32> {
-        let len_bytes = self.classes.bytes(class);
-        let within = offset.checked_sub(self.layout().data_offset() + chunk * self.layout().geometry().chunk_bytes)?;
-        let block = (within / len_bytes) as u32;
-        (within % len_bytes == 0 && block < self.blocks_per_chunk(class)).then_some(block)
+        let block = self.block_around(class, chunk, offset)?;
+        (self.block(class, (chunk, block)).offset == offset).then_some(block)
     }
 
     /// Begins work that publishes lines of this process's chunks, after a re-join under the new incarnation.
@@ -339,18 +342,20 @@ impl Allocator {
         heap.take().map(|block| self.block(class, block)).ok_or_else(|| not_allocated(chunk))
     }
 
-    /// Makes the block at `offset` outlive this process and host. Keeping a kept block again does nothing.
+    /// Makes the block around `offset` outlive this process and host: what others are told of it may be any part of it. Keeping a kept
+    /// block again does nothing.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it is not allocated, or by another process; [`Error::Fenced`]: it may or may not be kept.
+    /// [`Error::NotFound`] when nothing there is allocated, or by another process; [`Error::Fenced`]: it may or may not be kept.
     pub fn keep(&self, offset: u64) -> Result<()> {
-        let chunk = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
+        let within = self.layout().chunk_of(offset).ok_or_else(|| not_allocated(offset))?;
         let op = self.work()?;
+        let chunk = self.first_chunk_around(within);
         let _stripe = self.stripe(chunk);
         let line = match self.place(chunk) {
             ChunkUse::None => return Err(not_allocated(offset)),
             ChunkUse::Heap { class, place } => {
-                let block = self.block_at(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
+                let block = self.block_around(class, chunk, offset).ok_or_else(|| not_allocated(offset))?;
                 match held(&self.heaps[class]).keep(place, chunk, block) {
                     Kept::Publish(line) => line,
                     Kept::Already => return Ok(()),
@@ -359,7 +364,7 @@ impl Allocator {
             }
             ChunkUse::Other => {
                 let mut other = held(&self.other);
-                let run = other.runs.get_mut(&chunk).filter(|_| self.is_chunk_start(chunk, offset)).ok_or_else(|| not_allocated(offset))?;
+                let run = other.runs.get_mut(&chunk).filter(|run| within - chunk < run.count).ok_or_else(|| not_allocated(offset))?;
                 run.kept = true;
                 let mut first = BlockSet::new(1);
                 first.insert(0);
@@ -372,6 +377,13 @@ impl Allocator {
         // Its full fence is what counts: the bit has arrived when this returns. The fence rows are read for early notice only, because
         // no host takes the chunk over before this host's death is proven.
         self.host.check_fences(&op)
+    }
+
+    /// The first chunk of the block of several chunks that a chunk is a part of; else the chunk.
+    fn first_chunk_around(&self, chunk: u64) -> u64 {
+        let other = held(&self.other);
+        let last = other.runs.range(..=chunk).next_back();
+        last.filter(|(first, run)| chunk - **first < run.count).map_or(chunk, |(first, _)| *first)
     }
 
     fn is_chunk_start(&self, chunk: u64, offset: u64) -> bool {
@@ -444,27 +456,6 @@ impl Allocator {
             }
         }
         Ok(())
-    }
-
-    /// The kept blocks in chunks of this process: its own, and those that it has from processes and hosts that are gone.
-    pub fn kept_blocks(&self) -> Vec<Block> {
-        let mut blocks = Vec::new();
-        for (class, heap) in self.heaps.iter().enumerate() {
-            blocks.extend(held(heap).kept().map(|of| self.block(class, of)));
-        }
-        let chunk_bytes = self.layout().geometry().chunk_bytes;
-        let runs: Vec<(u64, u64)> =
-            held(&self.other).runs.iter().filter(|(_, run)| run.kept).map(|(&first, run)| (first, run.count)).collect();
-        let runs = runs.into_iter().filter_map(|(first, count)| {
-            self.layout().chunk_offset(first).ok().map(|offset| Block { offset, len_bytes: count * chunk_bytes })
-        });
-        blocks.extend(runs);
-        blocks
-    }
-
-    /// The right to free kept blocks that were others': one thread at a time, so that none is freed twice. `None` while another has it.
-    pub(crate) fn try_reap(&self) -> Option<MutexGuard<'_, ()>> {
-        try_held(&self.reaping)
     }
 
     /// What this process has of the pool.

@@ -6,7 +6,6 @@ use crate::coherence::CoherenceOptions;
 use crate::device::PoolSpec;
 use crate::host::{HostConfig, Service};
 use crate::line::Line;
-use crate::lock::LOCK_CHUNKS;
 use crate::machine::{Machine, State};
 use crate::media::{FreeAck, FreeBox, Region};
 use crate::platform::MachineId;
@@ -125,22 +124,27 @@ fn a_run_whose_host_is_fenced_behind_the_claim_is_not_lost() {
     assert_eq!(member.allocator.usage().scratch_bytes, 0);
 }
 
+/// An offset names the block that it lies in.
 #[test]
-fn a_block_that_cannot_be_freed_now_is_freed_later() {
+fn a_block_is_kept_by_any_part_of_it() {
     let bench = Bench::new();
-    let (mut member, (other, _service)) = (bench.member(1), bench.join(2));
-    let block = member.allocator.alloc(3 * CHUNK_BYTES).unwrap();
-    member.allocator.keep(block.offset).unwrap();
-    member.fence();
-    member.join_again();
-    let lock = other.acquire(LOCK_CHUNKS, 20_000).unwrap();
-    member.allocator.free_or_later(block.offset);
-    assert_eq!(member.allocator.usage().kept_bytes, block.len_bytes);
-    drop(lock);
-    member.serve_until("a block to be freed", || member.allocator.usage().kept_bytes == 0);
-    // Of no process: there is nothing to be done later.
-    member.allocator.free_or_later(block.offset);
-    assert_eq!(member.allocator.usage().pending_frees, 0);
+    let member = bench.member(1);
+    let lens = [4096, 200, 3 * CHUNK_BYTES];
+    let blocks = lens.map(|len_bytes| (member.allocator.alloc(len_bytes).unwrap(), member.allocator.alloc(len_bytes).unwrap()));
+    for (block, scratch) in blocks {
+        member.allocator.keep(block.offset + block.len_bytes - 1).unwrap();
+        member.allocator.keep(block.offset + 64).unwrap();
+        assert_eq!(audit::block_of(member.host.lines(), block.offset).unwrap(), Some(block));
+        assert_eq!(audit::block_of(member.host.lines(), scratch.offset).unwrap(), None);
+    }
+    let kept_bytes = blocks.iter().map(|(block, _)| block.len_bytes).sum::<u64>();
+    assert_eq!(member.allocator.usage().kept_bytes, kept_bytes);
+    // A free names the block itself, and what is free cannot be kept.
+    for (block, _) in blocks {
+        assert!(matches!(member.allocator.free(block.offset + 64), Err(Error::NotFound(_))));
+        member.allocator.free(block.offset).unwrap();
+        assert!(matches!(member.allocator.keep(block.offset + 64), Err(Error::NotFound(_))));
+    }
 }
 
 /// A block of `owner` that `freer` frees; rounds of both until that is done.
@@ -178,7 +182,7 @@ fn a_damaged_acknowledgement_is_written_anew() {
     let config = AllocConfig { lock_timeout_ms: Some(10_000), spare_chunks: 64 };
     let allocator = Allocator::attach(&owner.host, area, config).unwrap();
     allocator.service_round().unwrap();
-    assert_eq!((allocator.usage().kept_bytes, allocator.kept_blocks()), (again.len_bytes, vec![again]));
+    assert_eq!(allocator.usage().kept_bytes, again.len_bytes);
     let owner = Member { host: owner.host, service: owner.service, allocator };
     owner.allocator.free(again.offset).unwrap();
     freed_from_afar(&owner, &freer);

@@ -44,8 +44,8 @@ impl Cache {
     /// ([`MissReason::Length`]).
     ///
     /// # Safety
-    /// Until this returns each range may be written, no other thread uses it, it is named once, and it is not memory of the pool, but for a
-    /// [region](super::lent) of this process; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
+    /// Until this returns each range may be written, no other thread uses it, it is named once, and it is not memory of the pool; a
+    /// stream or event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors
@@ -147,18 +147,12 @@ impl Inner {
             });
         }
         let verdicts = self.copy_each(&blocks.iter().collect::<Vec<_>>(), &mut lists)?;
-        let cells: Vec<u64> = blocks.iter().map(Pinned::cell).collect();
         Pinned::release_all(blocks);
-        for ((place, cell), verdict) in places.into_iter().zip(cells).zip(verdicts) {
+        for (place, verdict) in places.into_iter().zip(verdicts) {
             answers[place] = match verdict {
                 None => continue,
                 Some(MissReason::Changed) => self.pull_block(namespace, keys[place], |block| list_of(place, block))?,
-                Some(reason) => {
-                    if reason == MissReason::TakenBack {
-                        self.forget(cell, namespace, keys[place])?;
-                    }
-                    Pulled::Miss(reason)
-                }
+                Some(reason) => Pulled::Miss(reason),
             };
         }
         Ok(answers)
@@ -170,8 +164,8 @@ impl Reservation {
     /// what its block consists of, as [`Reservation::fill_raw`], in memory of `local`.
     ///
     /// # Safety
-    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool, but for a
-    /// [region](super::lent) of this process; a stream or event that `local` names is there. After [`Error::Timeout`] this holds until
+    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool; a stream or
+    /// event that `local` names is there. After [`Error::Timeout`] this holds until
     /// [`CopyEngine::is_settled`](crate::copy::CopyEngine::is_settled).
     ///
     /// # Errors

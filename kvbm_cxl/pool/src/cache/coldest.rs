@@ -46,7 +46,7 @@ impl ColdBlock {
 
 impl Cache {
     /// Up to `limit` blocks of this process of each size of cells, first the one that its evictor would look at first; none of a size of
-    /// which twice as many cells are free as its evictor would make. Lent blocks are left out. The order of eviction stays.
+    /// which twice as many cells are free as its evictor would make. The order of eviction stays.
     pub fn coldest(&self, limit: usize) -> Vec<ColdBlock> {
         let store = &self.inner.store;
         let mut blocks = Vec::new();
@@ -66,7 +66,7 @@ impl Cache {
                 own.settle(candidate.cell, Verdict::Kept);
             }
             blocks.extend(candidates.iter().filter_map(|&Candidate { cell, .. }| {
-                let descriptor = own.ready(cell).filter(|found| found.kind != Descriptor::REFERENCE)?;
+                let descriptor = own.ready(cell)?;
                 Some(ColdBlock { cell, descriptor, parent: own.parent(cell).map(BlockKey) })
             }));
         }

@@ -25,6 +25,8 @@ pub struct CacheConfig {
     /// Bytes of cells that a namespace may take of this process's, reserved ones and those of blocks together; others may take what they
     /// find.
     pub quotas: HashMap<Namespace, u64>,
+    /// The same for each namespace that `quotas` does not name; `None` = no bound.
+    pub quota_bytes: Option<u64>,
     /// Longest wait for a lock of the cache, in milliseconds; `None` = [`crate::host::HostConfig::default_timeout_ms`] of the host.
     pub lock_timeout_ms: Option<u64>,
     /// Period of the service, in milliseconds.
@@ -50,6 +52,7 @@ impl Default for CacheConfig {
             low_water_percent: 5,
             high_water_percent: 10,
             quotas: HashMap::new(),
+            quota_bytes: None,
             lock_timeout_ms: None,
             service_ms: 20,
             upkeep_ms: 500,
@@ -62,6 +65,11 @@ impl Default for CacheConfig {
 }
 
 impl CacheConfig {
+    /// Bytes of this process's cells that a namespace may take, if there is a bound.
+    pub(super) fn quota_of(&self, namespace: &Namespace) -> Option<u64> {
+        self.quotas.get(namespace).copied().or(self.quota_bytes)
+    }
+
     /// Longest wait for a lock of the cache of `host`.
     pub fn lock_timeout_ms(&self, host: &Host) -> u64 {
         self.lock_timeout_ms.unwrap_or_else(|| host.config().default_timeout_ms())

@@ -20,7 +20,6 @@
 //! | `pull::pins`, `pull::pinned` | what this host uses, for others to see; the block that a pin keeps |
 //! | `batch` | publish and pull of several blocks with shared fences |
 //! | [`queued`] | blocks of a GPU that are copied beside their caller, in the order of a stream |
-//! | [`lent`] | blocks that are published where they lie, in memory of the pool that an engine goes on using |
 //! | `service` | the upkeep that has to run |
 //! | [`events`], `observe::watch` | what happened, for listeners; which blocks of a namespace come and go in the whole pool |
 //! | [`survey`] | what is in the cache of a pool, and why a key is not |
@@ -77,7 +76,6 @@ mod hashing;
 mod index;
 #[cfg(feature = "faults")]
 pub mod inspect;
-pub mod lent;
 pub mod namespace;
 mod observe;
 pub mod policy;
@@ -141,8 +139,6 @@ struct Inner {
     local: cells::local::LocalCells,
     store: cells::store::CellStore,
     pins: pull::pins::Pins,
-    /// Where the blocks of regions lie that this process has pulled lent blocks from.
-    shapes: lent::Shapes,
     requests: cells::owner_requests::OwnerRequests,
     progress: service::Progress,
     engine: Arc<dyn CopyEngine>,
@@ -219,7 +215,6 @@ impl Cache {
             index: index::Index::new(&geometry, config.remembered_keys),
             store: cells::store::CellStore::new(&geometry, config.policy, claim_lines * u64::from(host.slot()) / u64::from(geometry.slots)),
             pins: pull::pins::Pins::default(),
-            shapes: lent::Shapes::default(),
             requests: cells::owner_requests::OwnerRequests::default(),
             progress: service::Progress::new(StatsBoard::of(host)?),
             engine,
@@ -337,8 +332,7 @@ impl Cache {
     /// Copies a block into pieces by address, in order, which have the block's length together.
     ///
     /// # Safety
-    /// Until this returns each range may be written, no other thread uses it, and it is not memory of the pool, but for
-    /// blocks of a [region](lent) of this process that are not lent.
+    /// Until this returns each range may be written, no other thread uses it, and it is not memory of the pool.
     ///
     /// # Errors
     /// As [`Cache::pull`].

@@ -5,7 +5,7 @@ use crate::limits::LINE_BYTES;
 
 /// The 64 bytes of a cache line, by value: never a reference into pool memory.
 #[repr(C, align(64))]
-#[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Line(pub [u8; LINE_BYTES]);
 
 impl Line {

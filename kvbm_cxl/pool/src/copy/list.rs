@@ -223,9 +223,9 @@ impl<'m> WriteList<'m> {
     /// Adds bytes that go to the pool offset `offset`, by address.
     ///
     /// # Safety
-    /// Until the last use of this list the range may be read, no thread writes to it, and it is not memory of the pool, but for such that
-    /// this process alone writes ([`crate::cache::lent`]) and the list does not write. Ranges that adjoin may be read as one. It lies where
-    /// [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
+    /// Until the last use of this list the range may be read, no thread writes to it, and it is not memory of the pool. Ranges that
+    /// adjoin may be read as one. It lies where [`WriteList::place`] says, and after a [`Error::Timeout`] this holds until
+    /// [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, source: LocalRange) {
         append(&mut self.pieces, offset, source.address.as_ptr().expose_provenance(), source.len_bytes);
     }
@@ -279,8 +279,6 @@ pub struct ReadList<'m> {
     pieces: Pieces,
     /// Whether any piece came by address, so that overlaps are possible.
     has_raw: bool,
-    /// Whether the pieces, in the order given, are one block, wherever in the pool its parts lie: a checksum is of them in that order.
-    is_block: bool,
     place: LocalPlace,
     /// Whether any piece is a slice, which lies in the host's memory.
     has_slices: bool,
@@ -327,8 +325,7 @@ impl<'m> ReadList<'m> {
     ///
     /// # Safety
     /// Until the last use of this list the range may be written, no other thread reads or writes it, no other list used in the same call
-    /// names it, and it is not memory of the pool, but for such that this process alone writes and no other host reads
-    /// ([`crate::cache::lent`]), and that the list does not read. Ranges that adjoin may be written as one. It lies where
+    /// names it, and it is not memory of the pool. Ranges that adjoin may be written as one. It lies where
     /// [`ReadList::place`] says, and after a [`Error::Timeout`] this holds until [`super::CopyEngine::is_settled`].
     pub unsafe fn push_raw(&mut self, offset: u64, destination: LocalRange) {
         self.has_raw |= destination.len_bytes > 0;
@@ -338,7 +335,7 @@ impl<'m> ReadList<'m> {
     /// Forgets all pieces and keeps the room, for the next block.
     pub fn clear(&mut self) {
         self.pieces.clear();
-        (self.has_raw, self.is_block) = (false, false);
+        self.has_raw = false;
         self.has_slices = false;
     }
 
@@ -377,21 +374,6 @@ impl<'m> ReadList<'m> {
         lines
     }
 
-    /// The same list with other places in the pool: `places_of` is told offset and length of each piece, and gives the stretches that its
-    /// bytes come from, in order, which are as long together. A checksum of the new list is of its pieces in the order of this one.
-    pub(crate) fn moved<I: IntoIterator<Item = (u64, usize)>>(&self, mut places_of: impl FnMut(u64, usize) -> I) -> ReadList<'m> {
-        let pieces = Pieces::with_capacity(self.pieces.len());
-        let mut moved = ReadList { pieces, is_block: true, memory: PhantomData, ..*self };
-        for piece in &self.pieces {
-            let mut skip = 0;
-            for (offset, len_bytes) in places_of(piece.offset, piece.len_bytes) {
-                append(&mut moved.pieces, offset, piece.address + skip, len_bytes);
-                skip += len_bytes;
-            }
-        }
-        moved
-    }
-
     /// Whether the pieces, as they are given, are one stretch of the pool.
     pub(crate) fn is_one_stretch(&self) -> bool {
         pairs(&self.pieces).all(|[one, other]| one.end() == other.offset)
@@ -425,7 +407,7 @@ impl<'m> ReadList<'m> {
                 ));
             }
         }
-        if !whole || self.is_block {
+        if !whole {
             return Ok(Cow::Borrowed(&self.pieces));
         }
         let pieces = in_pool_order(&self.pieces);

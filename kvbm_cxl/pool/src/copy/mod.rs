@@ -47,7 +47,6 @@ mod order;
 mod thread_pool;
 
 pub use ahead::{AheadEngine, AheadPages};
-pub(crate) use checksum::Running;
 pub use checksum::{Checksum, checksum_of};
 pub use config::{CopyConfig, ENVIRONMENT, EngineChoice, MAX_BLOCKS_AHEAD, ReadAhead};
 pub use counters::Copied;

@@ -156,7 +156,7 @@ fn descriptor(view: &View<'_>, report: &mut Report, cell: u64, line: &Descriptor
         return wrong(Severity::Error, "descriptor.unbound", meaning, emptied(view, cell));
     }
     let cell_bytes = view.lines.layout().cell(cell).map_or(0, |(_, cell_bytes)| cell_bytes);
-    if holds && (line.len_bytes == 0 || line.stored_bytes() > cell_bytes) {
+    if holds && (line.len_bytes == 0 || u64::from(line.len_bytes) > cell_bytes) {
         let meaning = format!("a block of {} bytes in a cell of {cell_bytes}", line.len_bytes);
         return wrong(Severity::Error, "descriptor.length", meaning, emptied(view, cell));
     }

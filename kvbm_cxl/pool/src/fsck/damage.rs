@@ -72,13 +72,15 @@ fn seat(view: &View<'_>, index: u64) -> Verdict {
         return (Severity::Error, meaning, empty::<Seat>(view, index));
     }
     let highest = highest_epoch(view).saturating_add(EPOCH_MARGIN);
-    let epoch = next_epoch(index, view.geometry.seats.into(), highest);
+    let epoch = next_epoch(index, view.geometry.all_seats(), highest);
     if epoch >= MAX_NUMBER.into() {
         return (Severity::Error, meaning, Remedy::None("the epochs are used up: format the pool anew"));
     }
     let machine = view.seat_machine(index).map_or([0; 16], |machine| machine.0);
     let what = "claims an epoch far above every one that left a trace; a host that is only paused and not off could act on the lost one";
-    let (generation, session) = (claim.best.generation, claim.best.session);
+    // Of a slot's seat no vote tells the session: the next one that has the slot writes its own.
+    let is_voted = view.geometry.slot_of(index).is_none();
+    let (generation, session) = if is_voted { (claim.best.generation, claim.best.session) } else { (0, [0; 16]) };
     let line = Seat { epoch: epoch as u32, beat: u64::MAX, machine, generation, session, ..Seat::default() };
     (Severity::Error, meaning, loss(view, index, what, line))
 }
@@ -132,7 +134,7 @@ fn grant(view: &View<'_>, index: u64) -> Verdict {
 
 /// The highest grant number of a lock that left a trace anywhere.
 fn highest_grant(view: &View<'_>, lock: u32) -> u32 {
-    let copies = (0..u64::from(view.geometry.seats)).filter_map(|seat| {
+    let copies = (0..view.geometry.all_seats()).filter_map(|seat| {
         let line = view.grants.get(seat * view.geometry.grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64)?;
         Some(line.grants[lock as usize % LOCKS_PER_GRANT].number)
     });

@@ -378,8 +378,7 @@ impl Fields for StatsLine {
 
 impl Fields for Descriptor {
     fn fields(&self, layout: &Layout, index: u64) -> Vec<(&'static str, Value)> {
-        let kinds =
-            [(Descriptor::NO_CHECKSUM.into(), "none"), (Descriptor::XXH3.into(), "xxh3"), (Descriptor::REFERENCE.into(), "reference")];
+        let kinds = [(Descriptor::NO_CHECKSUM.into(), "none"), (Descriptor::XXH3.into(), "xxh3")];
         vec![
             ("offset", layout.cell(index).map_or(Value::Text("outside the pool".into()), |(offset, _)| Value::Hex(offset))),
             ("state", Value::Text(self.state_name().into())),

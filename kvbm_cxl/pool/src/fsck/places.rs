@@ -2,12 +2,13 @@
 //! The vote over manager seats: splitters, ballots, and each place's copy of which session has a seat (LOCKS.md 12.15).
 
 use super::damage::{EPOCH_MARGIN, Verdict, empty, loss, safe};
-use super::report::{Remedy, Report, Severity};
-use super::seats::FOREIGN_WRITER;
+use super::report::{Finding, FindingPlace, Remedy, Report, Severity};
+use super::seats::{FOREIGN_WRITER, USED_UP};
 use super::view::{View, found};
 use crate::limits::MAX_NUMBER;
 use crate::lock::seat::next_epoch;
 use crate::media::*;
+use bytemuck::Zeroable;
 
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     let places = view.geometry.places() as u32;
@@ -37,11 +38,65 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
         }
     }
     seat_lines(view, report);
+    used_up(view, report);
+}
+
+/// Places and ballots are numbers that only a format gives back: without one a machine that is new here never gets a seat.
+fn used_up(view: &View<'_>, report: &mut Report) {
+    let places = view.geometry.places();
+    let highest = view.claimants.iter().max_by_key(|(_, line)| line.ballot);
+    if let Some((index, line)) = highest
+        && u64::from(line.ballot) + places >= MAX_NUMBER.into()
+    {
+        let meaning = "no machine can claim a manager seat any more";
+        found(report, Severity::Error, "claimant.used_up", (Region::Claimant, index), meaning, USED_UP);
+    }
+    let is_open = |place: u64| view.splitters.get(2 * place + 1).is_some_and(|door| door.closed == 0);
+    if (0..places).any(is_open) {
+        return;
+    }
+    let meaning = format!(
+        "each of the {places} places for machines that claim a manager seat is taken: a machine that has none joins only while another \
+         machine manages the pool"
+    );
+    let place = FindingPlace::Lines { region: Region::Splitter, first: 0, count: 2 * places };
+    report.add(Finding { severity: Severity::Error, rule: "splitter.full", place, meaning, remedy: freed(view) });
+}
+
+/// One place keeps all that the vote decided, under a ballot above every other one; the others are as the format left them.
+fn freed(view: &View<'_>) -> Remedy {
+    if !view.claimants.bad.is_empty() || !view.seat_claims.bad.is_empty() {
+        return Remedy::None("the damaged lines of the vote have to be repaired first");
+    }
+    let (places, seats) = (view.geometry.places(), u64::from(view.geometry.seats));
+    let Some((keeper, newest)) = view.claimants.iter().max_by_key(|(_, line)| line.ballot) else { return USED_UP };
+    let ballot = next_epoch(keeper, places, newest.ballot.saturating_add(EPOCH_MARGIN));
+    if ballot >= MAX_NUMBER.into() {
+        return USED_UP;
+    }
+    let ballot = ballot as u32;
+    // What counts is in place before anything is emptied: a repair that is cut off leaves a vote with the same outcome.
+    let mut writes = vec![view.write(keeper, Claimant { ballot, ..*newest })];
+    for (seat, register) in (0..seats).zip(&view.decided_seats) {
+        let owner = register.best;
+        if owner.generation != 0 {
+            let is_over = view.seat_claims.iter().any(|(index, copy)| index % seats == seat && copy.ended == owner.session);
+            let ended = if is_over { owner.session } else { [0; 16] };
+            writes.push(view.write(keeper * seats + seat, SeatClaim { tag: ballot, ended, ..owner }));
+        }
+    }
+    for place in (0..places).filter(|place| *place != keeper) {
+        writes.extend((0..seats).map(|seat| view.write(place * seats + seat, SeatClaim::zeroed())));
+        writes.push(view.write(place, Claimant::zeroed()));
+        writes.extend([2 * place, 2 * place + 1].map(|line| view.write(line, Splitter::zeroed())));
+    }
+    let what = "keeps who has which seat and frees the places; a machine that is only paused in a claim would share its place with another";
+    Remedy::Loss { what, writes }
 }
 
 /// A seat's own line never runs ahead of the vote.
 fn seat_lines(view: &View<'_>, report: &mut Report) {
-    for (seat, register) in view.decided_seats.iter().enumerate() {
+    for (seat, register) in view.decided_seats.iter().enumerate().take(view.geometry.seats as usize) {
         let Some(line) = view.seats.get(seat as u64).filter(|line| line.generation != 0 && !register.hidden) else { continue };
         let (voted, session) = (register.best.generation, register.best.session);
         if line.generation > voted || (line.generation == voted && line.session != session) {

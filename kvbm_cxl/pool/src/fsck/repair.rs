@@ -2,7 +2,7 @@
 //! Repairing what a check found.
 
 use super::check;
-use super::report::{Remedy, Report};
+use super::report::{Remedy, Report, Write};
 use crate::error::{Error, Result};
 use crate::line::Lines;
 use crate::platform::MachineId;
@@ -45,7 +45,7 @@ pub fn repair(lines: &Lines, seats: &[MachineId], accept_loss: bool) -> Result<R
     Ok(Repaired { before, after: report, lines_written })
 }
 
-fn apply(lines: &Lines, report: &Report, with_loss: bool, written: &mut HashSet<(u32, u64)>) -> Result<u64> {
+fn apply(lines: &Lines, report: &Report, with_loss: bool, written: &mut HashSet<Write>) -> Result<u64> {
     let mut count = 0;
     for finding in &report.findings {
         let writes = match &finding.remedy {
@@ -54,8 +54,8 @@ fn apply(lines: &Lines, report: &Report, with_loss: bool, written: &mut HashSet<
             _ => continue,
         };
         for write in writes {
-            // Nothing is written twice: a remedy that does not help must not be tried for ever.
-            if !written.insert((write.region as u32, write.index)) {
+            // Nothing is written twice in the same way: a remedy that does not help must not be tried for ever.
+            if !written.insert(*write) {
                 continue;
             }
             let offset = lines.layout().line_offset(write.region, write.index)?;

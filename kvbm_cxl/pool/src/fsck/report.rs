@@ -48,7 +48,7 @@ pub enum FindingPlace {
 }
 
 /// One line as a repair writes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Write {
     /// The region.
     pub region: Region,

@@ -12,6 +12,9 @@ use bytemuck::Zeroable;
 pub(super) const FOREIGN_WRITER: Remedy =
     Remedy::None("none: find out who wrote it (a cloned machine id? a program of another origin?), then format anew");
 
+/// Numbers of the format only ever rise.
+pub(super) const USED_UP: Remedy = Remedy::None("none: the numbers are used up, format the pool anew");
+
 pub(super) fn check(view: &View<'_>, report: &mut Report) {
     epochs(view, report);
     tags(view, report, &view.grants.cells, view.geometry.grant_lines(), |line| line.tag);
@@ -21,7 +24,13 @@ pub(super) fn check(view: &View<'_>, report: &mut Report) {
 }
 
 fn epochs(view: &View<'_>, report: &mut Report) {
-    let seats = view.geometry.seats;
+    let seats = view.geometry.all_seats() as u32;
+    if let Some((index, line)) = view.seats.iter().max_by_key(|(_, line)| line.epoch)
+        && line.epoch.saturating_add(seats) >= MAX_NUMBER
+    {
+        let meaning = format!("epoch {} is among the last: no manager can take over any more", line.epoch);
+        found(report, Severity::Error, "seat.used_up", (Region::Seat, index), meaning, USED_UP);
+    }
     for (index, line) in view.seats.iter() {
         let at = (Region::Seat, index);
         let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, FOREIGN_WRITER);
@@ -70,8 +79,8 @@ fn tags<T: MediaLine + PartialEq>(view: &View<'_>, report: &mut Report, cells: &
             if bytemuck::bytes_of(line)[4..] != bytemuck::bytes_of(&empty)[4..] {
                 wrong("copy.unadopted", "the copy was never adopted by its seat, yet it is not empty".into());
             }
-        } else if (tag - 1) % view.geometry.seats != seat as u32 {
-            wrong("copy.tag", format!("tag {tag} belongs to seat {}, not to this one", (tag - 1) % view.geometry.seats));
+        } else if u64::from(tag - 1) % view.geometry.all_seats() != seat {
+            wrong("copy.tag", format!("tag {tag} belongs to seat {}, not to this one", u64::from(tag - 1) % view.geometry.all_seats()));
         } else if let Some(claimed) = view.seats.get(seat)
             && tag > claimed.epoch
         {
@@ -132,6 +141,6 @@ fn rows(view: &View<'_>, report: &mut Report) {
 }
 
 fn is_binding_hidden(view: &View<'_>, slot: u64) -> bool {
-    let seats = 0..u64::from(view.geometry.seats);
+    let seats = 0..view.geometry.all_seats();
     seats.into_iter().any(|seat| view.bindings.get(seat * view.geometry.bindings() + slot).is_none())
 }

@@ -2,6 +2,7 @@
 //! Slots: bindings, and the lines that a slot's owner wrote under them.
 
 use super::report::{Remedy, Report, Severity};
+use super::seats::USED_UP;
 use super::view::{View, found};
 use crate::limits::{INTENTS, MAX_NUMBER};
 use crate::lock::{LOCK_CHUNKS, LOCK_OBJECTS, LOCK_TABLE};
@@ -32,6 +33,11 @@ fn bindings(view: &View<'_>, report: &mut Report) {
     for (line, register) in view.decided_bindings.iter().enumerate() {
         let binding = register.best;
         let at = (Region::Binding, register.seat * view.geometry.bindings() + line as u64);
+        let highest = view.highest_bound[line].max(view.fenced[line]).max(view.dead[line]);
+        if highest.saturating_add(1) >= MAX_NUMBER {
+            let meaning = format!("incarnation {highest} is the last: the slot takes no host any more");
+            found(report, Severity::Error, "binding.used_up", at, meaning, USED_UP);
+        }
         let mut wrong = |rule, meaning: String| found(report, Severity::Error, rule, at, meaning, NOT_THE_OWNER);
         if binding.incarnation == 0 {
             if binding.machine != [0; 16] || binding.nonce != [0; 16] {

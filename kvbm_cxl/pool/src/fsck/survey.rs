@@ -70,13 +70,17 @@ pub struct SlotInfo {
 pub struct SeatInfo {
     /// Its number.
     pub seat: u16,
+    /// The slot that it belongs to; `None` of one that is claimed or reserved.
+    pub slot: Option<u16>,
     /// The machine it belongs to.
     pub machine: Option<MachineId>,
+    /// Its machine has a slot, and nothing tells that the machine is gone.
+    pub is_living: bool,
     /// The superblock says so; otherwise the machine claimed it.
     pub is_fixed: bool,
     /// The session that claimed it; `None` for a fixed seat and one that was never claimed.
     pub session: Option<MachineId>,
-    /// Sessions that the seat was given to.
+    /// Sessions that the seat was given to; the incarnation of its slot, if it belongs to one.
     pub generation: u32,
     /// Its session is proven to be over, so any machine may claim it.
     pub is_over: bool,
@@ -142,7 +146,8 @@ pub struct Survey {
 /// Reads the state of everything; lines that do not verify count as not there.
 pub fn survey(lines: &Lines, seats: &[MachineId]) -> Result<Survey> {
     let view = View::load(lines, seats)?;
-    Ok(Survey { slots: slots(&view), seats: self::seats(&view), locks: locks(&view), objects: objects(&view) })
+    let slots = slots(&view);
+    Ok(Survey { seats: self::seats(&view, &slots), slots, locks: locks(&view), objects: objects(&view) })
 }
 
 fn is_wanted(view: &View<'_>, slot: u64, lock: LockId) -> bool {
@@ -185,18 +190,33 @@ fn slots(view: &View<'_>) -> Vec<SlotInfo> {
         .collect()
 }
 
-fn seats(view: &View<'_>) -> Vec<SeatInfo> {
+fn seats(view: &View<'_>, slots: &[SlotInfo]) -> Vec<SeatInfo> {
     let newest = view.seats.iter().map(|(_, seat)| seat.epoch).max().filter(|&epoch| epoch > 0);
-    (0..u64::from(view.geometry.seats))
+    let lives = |slot: &&SlotInfo| slot.state == SlotState::Live && slot.fenced < slot.incarnation;
+    (0..view.geometry.all_seats())
         .map(|seat| {
             let line = view.seats.get(seat);
             let claim = view.decided_seats[seat as usize].best;
+            let (slot, machine) = (view.geometry.slot_of(seat).map(|slot| slot as u16), view.seat_machine(seat));
+            let living = match slot {
+                Some(slot) => slots.iter().filter(lives).find(|info| info.slot == slot),
+                None => slots.iter().filter(lives).find(|info| Some(info.machine) == machine),
+            };
+            // The line of a slot's seat names a session from when the machine has joined.
+            let session = if slot.is_some() { line.map_or([0; 16], |line| line.session) } else { claim.session };
             SeatInfo {
-                session: (claim.generation != 0).then_some(MachineId(claim.session)),
+                session: (claim.generation != 0).then_some(MachineId(session)),
                 generation: claim.generation,
-                is_over: crate::lock::claim::standing(view.lines, seat).is_ok_and(|(_, is_over)| is_over),
+                is_over: match slot {
+                    Some(slot) => {
+                        slots.iter().any(|info| info.slot == slot && (info.state == SlotState::Left || info.dead >= info.incarnation))
+                    }
+                    None => crate::lock::claim::standing(view.lines, seat).is_ok_and(|(_, is_over)| is_over),
+                },
+                is_living: living.is_some(),
                 seat: seat as u16,
-                machine: view.seat_machine(seat),
+                slot,
+                machine,
                 is_fixed: view.fixed_seats.get(seat as usize).is_some_and(|machine| !machine.is_none()),
                 epoch: line.map(|line| line.epoch),
                 beat: line.filter(|line| line.epoch > 0 && line.beat != u64::MAX).map(|line| line.beat),

@@ -157,10 +157,10 @@ impl<'a> View<'a> {
         };
         view.decided_grants = view.decide(&view.grants, geometry.grant_lines(), |line| line.tag);
         view.decided_bindings = view.decide(&view.bindings, geometry.bindings(), |line| line.tag);
-        view.decided_seats = (0..u64::from(geometry.seats)).map(|seat| view.decide_seat(seat)).collect();
+        view.decided_seats = (0..geometry.all_seats()).map(|seat| view.decide_seat(seat)).collect();
         for slot in 0..geometry.slots as usize {
             let (line, place) = (slot as u64 / SLOTS_PER_FENCE as u64, slot % SLOTS_PER_FENCE);
-            for seat in 0..u64::from(geometry.seats) {
+            for seat in 0..geometry.all_seats() {
                 let row = seat * geometry.fence_lines() + line;
                 view.fenced[slot] = view.fenced[slot].max(view.fences.get(row).map_or(0, |row| row.fenced[place]));
                 view.dead[slot] = view.dead[slot].max(view.deaths.get(row).map_or(0, |row| row.dead[place]));
@@ -175,14 +175,14 @@ impl<'a> View<'a> {
         (0..per_seat)
             .map(|line| {
                 let mut register = Register { best: T::zeroed(), seat: 0, hidden: false };
-                for seat in 0..u64::from(self.geometry.seats) {
+                for seat in 0..self.geometry.all_seats() {
                     if let Some(copy) = table.get(seat * per_seat + line)
                         && tag(copy) > tag(&register.best)
                     {
                         (register.best, register.seat) = (*copy, seat);
                     }
                 }
-                register.hidden = (0..u64::from(self.geometry.seats)).any(|seat| {
+                register.hidden = (0..self.geometry.all_seats()).any(|seat| {
                     let is_bad = table.get(seat * per_seat + line).is_none();
                     is_bad && !self.is_outvoted(seat, tag(&register.best))
                 });
@@ -192,6 +192,12 @@ impl<'a> View<'a> {
     }
 
     fn decide_seat(&self, seat: u64) -> Register<SeatClaim> {
+        if let Some(slot) = self.geometry.slot_of(seat) {
+            // With the slot, and so without a vote of its own.
+            let Register { best, seat, hidden } = &self.decided_bindings[slot as usize];
+            let best = SeatClaim { generation: best.incarnation, machine: best.machine, ..SeatClaim::default() };
+            return Register { best, seat: *seat, hidden: *hidden };
+        }
         let copy = |place: u64| self.seat_claims.get(place * u64::from(self.geometry.seats) + seat);
         let places = 0..self.geometry.places();
         let newest = places.clone().filter_map(|place| Some((place, *copy(place)?))).max_by_key(|(_, copy)| copy.tag);

@@ -63,6 +63,6 @@ fn beats(lines: &Lines) -> Result<Beats> {
         let line = slot * geometry.summary_lines();
         scan::<Summary>(lines, line..line + 1, |_, summary| slots.push(summary.ok().map(|found| (found.incarnation, found.heartbeat))))?;
     }
-    scan::<Seat>(lines, 0..geometry.seats.into(), |_, seat| seats.push(seat.ok().map(|found| (found.epoch, found.beat))))?;
+    scan::<Seat>(lines, 0..geometry.all_seats(), |_, seat| seats.push(seat.ok().map(|found| (found.epoch, found.beat))))?;
     Ok((slots, seats))
 }

@@ -35,7 +35,8 @@ pub struct HostConfig {
     /// until the service finds it whole again. In milliseconds.
     pub damage_ms: u64,
     /// Period in which the service looks for recalls and fences, in microseconds; its thread looks half as often once it found nothing for
-    /// some hundred rounds, and four times as often for some rounds after a lock changed hands.
+    /// some hundred rounds, twice a heartbeat while no lock is held or wanted that it would look after, and four times as often for some
+    /// rounds after a lock changed hands.
     pub poll_us: u64,
     /// A sticky lock that was unused here for this long is given back, in milliseconds.
     pub idle_release_ms: u64,
@@ -95,7 +96,7 @@ impl HostConfig {
     }
 
     /// Longest wait for a manager (for a lock, for a slot) where the caller gives none: the manager may be killed meanwhile and its successor,
-    /// too, each of which costs half as much again as [`HostConfig::suspect_ms`] (LOCKS.md 12.20).
+    /// too, each of which costs half as much again as [`HostConfig::suspect_ms`] (LOCKS.md 12.21).
     pub fn default_timeout_ms(&self) -> u64 {
         self.suspect_ms.saturating_mul(3).saturating_add(SPARE_MS).max(LEAST_TIMEOUT_MS)
     }

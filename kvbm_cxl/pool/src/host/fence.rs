@@ -6,7 +6,7 @@ use super::segment::state;
 use crate::error::{Error, Result};
 use crate::fault::mutant;
 use crate::limits::MAX_SEATS;
-use crate::line::{Line, Lines, if_whole};
+use crate::line::{FETCHED_TOGETHER, Line, Lines, if_whole};
 use crate::media::{DeathLine, FenceLine, Identity, MediaLine, SLOTS_PER_FENCE};
 use arrayvec::ArrayVec;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub struct FenceStatus {
 fn rows(lines: &Lines, slot: u32) -> (ArrayVec<u64, MAX_SEATS>, usize) {
     let geometry = lines.layout().geometry();
     let line = u64::from(slot) / SLOTS_PER_FENCE as u64;
-    let rows = (0..u64::from(geometry.seats)).map(|seat| seat * geometry.fence_lines() + line).collect();
+    let rows = (0..geometry.all_seats()).map(|seat| seat * geometry.fence_lines() + line).collect();
     (rows, slot as usize % SLOTS_PER_FENCE)
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn dead_up_to(lines: &Lines, slot: u32) -> Result<u32> {
 pub(crate) fn standings(lines: &Lines) -> Result<Vec<FenceStatus>> {
     let geometry = lines.layout().geometry();
     let mut standings = vec![FenceStatus::default(); geometry.slots as usize];
-    let all: Vec<u64> = (0..u64::from(geometry.seats) * geometry.fence_lines()).collect();
+    let all: Vec<u64> = (0..geometry.all_seats() * geometry.fence_lines()).collect();
     let per_seat = geometry.fence_lines() as usize;
     let mut fences: Vec<Result<FenceLine>> = Vec::with_capacity(all.len());
     lines.fetch_many(&all, &mut fences)?;
@@ -62,14 +62,16 @@ impl Inner {
     pub fn fenced_up_to(&self, slot: u32) -> Result<u32> {
         // On the path of every publish, so nothing here is on the heap.
         let (rows, place) = rows(&self.lines, slot);
-        let mut fetched = [Line::ZERO; MAX_SEATS];
-        self.lines.fetch_some::<FenceLine>(&rows, &mut fetched)?.zip(&rows).try_fold(0, |most, (line, &row)| {
-            let fenced = match line {
-                Some(line) => line.fenced[place],
-                // Perhaps seen in the middle of being written.
-                None => self.row::<FenceLine>(row)?.fenced[place],
-            };
-            Ok(most.max(fenced))
+        let mut fetched = [Line::ZERO; FETCHED_TOGETHER];
+        rows.chunks(FETCHED_TOGETHER).try_fold(0, |most, rows| {
+            self.lines.fetch_some::<FenceLine>(rows, &mut fetched)?.zip(rows).try_fold(most, |most, (line, &row)| {
+                let fenced = match line {
+                    Some(line) => line.fenced[place],
+                    // Perhaps seen in the middle of being written.
+                    None => self.row::<FenceLine>(row)?.fenced[place],
+                };
+                Ok(most.max(fenced))
+            })
         })
     }
 
@@ -97,7 +99,7 @@ impl Inner {
     pub fn standings(&self) -> Result<Vec<(FenceStatus, bool)>> {
         let geometry = self.geometry();
         let mut standings = vec![(FenceStatus::default(), true); geometry.slots as usize];
-        let all: Vec<u64> = (0..u64::from(geometry.seats) * geometry.fence_lines()).collect();
+        let all: Vec<u64> = (0..geometry.all_seats() * geometry.fence_lines()).collect();
         let mut fences: Vec<Result<FenceLine>> = Vec::with_capacity(all.len());
         self.lines.fetch_many(&all, &mut fences)?;
         let mut deaths: Vec<Result<DeathLine>> = Vec::with_capacity(all.len());
@@ -162,6 +164,8 @@ impl Inner {
         if self.incarnation() == incarnation {
             // Only LIVE becomes FENCED; a later incarnation cannot begin while an operation of this one is counted.
             let _ = header.state.compare_exchange(state::LIVE, state::FENCED, Ordering::SeqCst, Ordering::SeqCst);
+            // It joins again.
+            self.wake_service();
         }
     }
 }

@@ -96,6 +96,7 @@ pub(super) fn join(lines: Lines, platform: Arc<dyn Platform>, config: HostConfig
         has_door: AtomicBool::new(false),
         moved_files: AtomicU64::new(0),
         looked_at_files_ns: AtomicU64::new(0),
+        resting: Mutex::default(),
         damage: Default::default(),
         failed_rounds: Default::default(),
         superblocks,
@@ -387,6 +388,9 @@ impl Inner {
         self.publish_identity(Identity::LIVE, binding.incarnation - 1)?;
         point!("join.live");
         header.state.store(state::LIVE, Ordering::SeqCst);
+        if fresh {
+            self.take_seat_of_slot()?;
+        }
         self.take_boxes_back()
     }
 
@@ -432,7 +436,7 @@ impl Inner {
         self.lines.publish(self.slot().into(), identity)
     }
 
-    pub(super) fn nonce(&self) -> [u8; 16] {
+    pub(crate) fn nonce(&self) -> [u8; 16] {
         let mut nonce = [0; 16];
         for (half, bytes) in self.segment.header().nonce.iter().zip(nonce.chunks_exact_mut(8)) {
             bytes.copy_from_slice(&half.load(Ordering::Acquire).to_le_bytes());
@@ -473,7 +477,8 @@ fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
     if service.lock(&asker, deadline_ns).is_none() {
         return Err(Error::Timeout { what: "a service round of this host to end".into(), timeout_ms: inner.config.join_timeout_ms() });
     }
-    let result = give_slot_up(inner);
+    // While this process counts as a member: once the last one is gone the slot's seat may be another machine's.
+    let result = inner.resign().and_then(|()| give_slot_up(inner));
     service.unlock(&*inner.platform);
     result
 }

@@ -12,7 +12,7 @@ mod join;
 pub(crate) mod local_mutex;
 pub(crate) mod segment;
 mod service;
-mod witness;
+pub(crate) mod witness;
 
 pub use config::{ENV_POLL_US, ENV_SUSPECT_MS, HostConfig};
 pub use damage::DamageCounts;
@@ -34,6 +34,7 @@ use local_mutex::{Acquired, Asker, LocalMutex};
 use segment::{Segment, state};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::Thread;
 
 /// One process's membership in the pool as part of its host. Cheap to clone; every clone is the same membership.
 ///
@@ -66,6 +67,8 @@ pub(crate) struct Inner {
     /// Files of the pool that are no longer where they were opened, and when this process last looked.
     pub moved_files: AtomicU64,
     pub looked_at_files_ns: AtomicU64,
+    /// The thread of this process's service while it rests for long.
+    pub resting: Mutex<Option<Thread>>,
     /// Lines that did not verify.
     pub damage: damage::Damage,
     /// Rounds of background threads that failed.

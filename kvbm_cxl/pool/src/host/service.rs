@@ -8,7 +8,7 @@ use super::hooks::Work;
 use super::local_mutex::{Acquired, Asker};
 use super::segment::{flag, state};
 use super::{Host, Inner};
-use crate::background::{Background, FailedRound, FailedRounds};
+use crate::background::{Background, FailedRound, FailedRounds, held};
 use crate::cpus::ThreadKind;
 use crate::error::{Error, Result, escaped};
 use crate::fault::{mutant, point};
@@ -26,6 +26,10 @@ const IDLE_LOOKS: u64 = 16;
 /// After so many rounds in a row that found nothing, the thread rests twice as long: what a host costs that does nothing is how often it
 /// wakes.
 const QUIET_ROUNDS: u32 = 256;
+
+/// Once nothing is held or wanted that a look could find in time, so many looks within a heartbeat are left: for fences, and for the first
+/// request after a while.
+const LOOKS_AT_REST: u64 = 2;
 
 /// After a lock changed hands the thread looks so many times as often for so many rounds: where one went another will go soon, and each
 /// waits for a round here.
@@ -376,6 +380,28 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Ends a long rest of this process's service thread: something is held or wanted from now on.
+    pub(crate) fn wake_service(&self) {
+        if let Some(thread) = held(&self.resting).take() {
+            thread.unpark();
+        }
+    }
+
+    /// Whether the calling thread, the service's, may rest for long: nothing is recalled from a host that holds nothing, and a manager has
+    /// nobody to tell of requests. Whoever changes that afterwards wakes the thread.
+    fn may_rest(&self) -> bool {
+        // Before the look: what is not seen by it comes later, and finds the thread here.
+        *held(&self.resting) = Some(std::thread::current());
+        let is_quiet = self.state() == state::LIVE && self.damage.counts().remembered_lines == 0;
+        let rests = is_quiet && self.held_locks().next().is_none() && self.manages_nothing();
+        if !rests {
+            held(&self.resting).take();
+        }
+        rests
+    }
+}
+
 /// How long the thread rests, of the `rest_ns` that a round asked for, after so many rounds in a row that found nothing.
 fn rest_after(rest_ns: u64, quiet_rounds: u32) -> u64 {
     match quiet_rounds {
@@ -401,7 +427,10 @@ impl Service {
         let round = move || match host.service_round() {
             Ok(rest_ns) => {
                 quiet_rounds = if rest_ns == BUSY_REST_NS { 0 } else { quiet_rounds.saturating_add(1) };
-                Some(Duration::from_nanos(rest_after(rest_ns, quiet_rounds)))
+                let rest_ns = rest_after(rest_ns, quiet_rounds);
+                let is_long = quiet_rounds > QUIET_ROUNDS && host.inner.may_rest();
+                let long_ns = host.config().heartbeat_ms * 1_000_000 / LOOKS_AT_REST;
+                Some(Duration::from_nanos(if is_long { rest_ns.max(long_ns) } else { rest_ns }))
             }
             Err(Error::Closed) => None,
             // Whatever it is (a device that went away, a damaged line): the calls of this host meet it too.

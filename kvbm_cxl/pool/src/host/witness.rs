@@ -23,7 +23,7 @@ const LOOKS_PER_SUSPICION: u64 = 4;
 /// Whether every process of the incarnation that `identity`, the line of `slot`, tells of has ended, by the word of the kernel that this
 /// process runs under. `identity` has to be fetched before the call: a mark that is asked for earlier may be of a former life of that
 /// machine.
-pub(super) fn has_ended_here(lines: &Lines, platform: &dyn Platform, slot: u64, identity: &Identity) -> Result<bool> {
+pub(crate) fn has_ended_here(lines: &Lines, platform: &dyn Platform, slot: u64, identity: &Identity) -> Result<bool> {
     if identity.state != Identity::LIVE || !is_witnessed_here(lines, platform, slot, identity)? {
         return Ok(false);
     }
@@ -42,7 +42,7 @@ fn is_witnessed_here(lines: &Lines, platform: &dyn Platform, slot: u64, identity
     Ok(line.incarnation == identity.incarnation && (is_ours || mutant!("witness.kernel_not_compared")))
 }
 impl Host {
-    /// Looks once for fenced hosts of this machine's kernel that have ended, brings out what they left in the caches, and states their end
+    /// Looks once for hosts of this machine's kernel that have ended, brings out what they left in the caches, and states their end
     /// for the service to publish. Returns after how many nanoseconds the next look is wanted.
     ///
     /// It may take as long as a flush of everything that such a host claimed, so it has a thread of its own ([`Host::serve`]).
@@ -65,16 +65,7 @@ impl Inner {
         if mutant!("witness.unflushed") {
             return Ok(());
         }
-        let layout = self.lines.layout();
-        for span in layout.spans().iter().filter(|span| span.lines > 0) {
-            let offset = layout.line_offset(span.region, 0)?;
-            match self.lines.memory().flush_range(offset, span.lines * 64) {
-                // Nothing is read from there any more.
-                Err(Error::Poisoned { .. }) => {}
-                other => other?,
-            }
-        }
-        self.lines.memory().fence_all();
+        self.lines.flush_regions()?;
         self.flush_residue(slot, Work::Claimed)
     }
 
@@ -117,11 +108,9 @@ impl Inner {
         let known_of = standings.into_iter().enumerate().filter(|(_, (_, is_whole))| *is_whole);
         for (slot, (standing, _)) in known_of.filter(|(slot, _)| *slot != self.slot() as usize) {
             let known = standing.dead.max(stated[slot].load(Ordering::Acquire));
-            if standing.fenced <= known {
-                continue;
-            }
             let Some(identity) = if_whole(self.lines.fetch::<Identity>(slot as u64))? else { continue };
-            if identity.incarnation <= known || identity.incarnation > standing.fenced {
+            // No fence is waited for: that its processes have ended is known and not suspected.
+            if identity.incarnation <= known || mutant!("witness.waits_for_fence") && identity.incarnation > standing.fenced {
                 continue;
             }
             if has_ended_here(&self.lines, &*self.platform, slot as u64, &identity)? {

@@ -84,6 +84,10 @@ fn is_over(lines: &Lines, seat: u64, claim: &SeatClaim, copies: &[SeatClaim]) ->
     for slot in 0..lines.layout().geometry().slots {
         let Some(identity) = if_whole(lines.fetch::<Identity>(slot.into()))? else { continue };
         let is_its = identity.session == half && identity.machine == claim.machine && identity.incarnation != 0;
+        // Where slots have seats a session gives its claimed one back before it has joined, else after it has left.
+        if is_its && identity.state == Identity::LEFT && lines.layout().geometry().slot_seats {
+            return Ok(true);
+        }
         if is_its && if_whole(fence::dead_up_to(lines, slot))?.is_some_and(|dead| dead >= identity.incarnation) {
             return Ok(true);
         }
@@ -114,6 +118,12 @@ impl Claimer<'_> {
         self.platform.machine()
     }
 
+    /// Who has a place: the machines of one kernel together, which that kernel lets in one at a time, where the slots have the seats that
+    /// machines keep. Else each machine for itself, so that machines which come and go use the places up.
+    fn kernel(&self) -> u64 {
+        if self.lines.layout().geometry().slot_seats { self.platform.witness() } else { 0 }
+    }
+
     /// Tries to get `seat` for `session` of this machine. The caller also holds [`crate::platform::MachineLock::Manager`], and no other
     /// session of this machine runs.
     ///
@@ -121,6 +131,7 @@ impl Claimer<'_> {
     /// [`Error::Full`] when places or numbers are used up; [`Error::BadLine`] when a damaged line may hide what counts.
     pub fn claim(&self, seat: u64, session: &[u8; 16]) -> Result<Claimed> {
         let geometry = self.lines.layout().geometry();
+        let Some(_alone) = self.platform.lock_place()? else { return Ok(Claimed::Superseded) };
         let place = self.place()?;
         let early = if mutant!("claim.collect_before_claim") { Some(self.collect(seat, place)?) } else { None };
         let ballot = self.announce(place)?;
@@ -158,19 +169,30 @@ impl Claimer<'_> {
     /// # Errors
     /// As [`Claimer::claim`].
     pub fn state_ended(&self, seat: u64, session: &[u8; 16]) -> Result<()> {
+        let Some(_alone) = self.platform.lock_place()? else {
+            return Err(Error::Timeout { what: "another process of this machine's kernel that claims a seat".into(), timeout_ms: 0 });
+        };
         let place = self.place()?;
         let index = place * u64::from(self.lines.layout().geometry().seats) + seat;
         let own: SeatClaim = self.lines.fetch(index)?;
         self.lines.publish(index, SeatClaim { ended: *session, ..own })
     }
 
-    /// This machine's place, taken now if it has none.
+    /// This machine's place, or its kernel's, taken now if there is none.
     fn place(&self) -> Result<u64> {
-        let machine = self.machine().0;
-        match claimants(self.lines)?.iter().position(|claimant| claimant.machine == machine) {
+        let (machine, kernel) = (self.machine().0, self.kernel());
+        let is_own = |claimant: &Claimant| match kernel {
+            0 => claimant.machine == machine && claimant.witness == 0,
+            kernel => claimant.witness == kernel,
+        };
+        match claimants(self.lines)?.iter().position(is_own) {
             Some(place) => Ok(place as u64),
             None => self.take_place(),
         }
+    }
+
+    fn claimant(&self, ballot: u32) -> Claimant {
+        Claimant { ballot, machine: self.machine().0, witness: self.kernel(), ..Claimant::default() }
     }
 
     /// Moir and Anderson's splitter at one place after the other: at most one machine gets through each, and one that is alone does.
@@ -195,7 +217,7 @@ impl Claimer<'_> {
             if !mutant!("claim.no_name_check") && self.raw(name)? != self.lines.seal(name, own) {
                 continue;
             }
-            self.lines.publish(place, Claimant { machine: self.machine().0, ..Claimant::default() })?;
+            self.lines.publish(place, self.claimant(0))?;
             point!("claim.placed");
             return Ok(place);
         }
@@ -225,7 +247,7 @@ impl Claimer<'_> {
         }
         let ballot = ballot as u32;
         point!("claim.before_ballot");
-        self.lines.publish(place, Claimant { ballot, machine: self.machine().0, ..Claimant::default() })?;
+        self.lines.publish(place, self.claimant(ballot))?;
         point!("claim.announced");
         Ok(ballot)
     }
@@ -250,6 +272,29 @@ impl Claimer<'_> {
         if found.generation == 0 || found.machine == self.machine().0 || mutant!("claim.suspicion_is_proof") {
             return Ok(true);
         }
-        is_over(self.lines, seat, found, copies)
+        if is_over(self.lines, seat, found, copies)? {
+            return Ok(true);
+        }
+        if !self.has_ended_here(found)? {
+            return Ok(false);
+        }
+        point!("claim.ended_here");
+        // What that process left in this machine's caches must not come out over this session's lines.
+        self.lines.flush_regions()?;
+        Ok(true)
+    }
+
+    /// Whether the session's only process has ended, by the word of the kernel that this process runs under. In pools whose slots have
+    /// seats a session has a claimed one for as long as its first process joins, which is marked before it claims.
+    ///
+    /// # Errors
+    /// Those of the memory and of the system.
+    pub(crate) fn has_ended_here(&self, claim: &SeatClaim) -> Result<bool> {
+        let kernel = self.kernel();
+        let Some(tag) = claim.tag.checked_sub(1).filter(|_| kernel != 0 && claim.generation != 0) else { return Ok(false) };
+        // A session writes its own claim alone, in the place that the ballot names.
+        let place = u64::from(tag) % self.lines.layout().geometry().places();
+        let is_ours = if_whole(self.lines.fetch::<Claimant>(place))?.is_some_and(|claimant| claimant.witness == kernel);
+        Ok((is_ours || mutant!("witness.claim_kernel_not_compared")) && !self.platform.is_marked(MachineId(claim.machine))?)
     }
 }

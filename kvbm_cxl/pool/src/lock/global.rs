@@ -137,7 +137,10 @@ impl Inner {
         let dirty = local.flags.load(Ordering::Acquire) & flag::DIRTY;
         local.number.store(number, Ordering::Release);
         local.flags.store(flag::WANT | dirty, Ordering::Release);
-        self.publish_request(lock)
+        self.publish_request(lock)?;
+        // It may be this very process that grants.
+        self.wake_service();
+        Ok(())
     }
 
     /// H2 and H3: one look at the manager's grant; `Some` when the lock is ours for every later manager too.
@@ -228,6 +231,8 @@ impl Inner {
         let bit = 1 << (lock as usize % LOCKS_PER_REQUEST);
         if held {
             line.held.fetch_or(bit, Ordering::AcqRel);
+            // It looks for recalls from now on.
+            self.wake_service();
         } else {
             line.held.fetch_and(!bit, Ordering::AcqRel);
         }

@@ -70,6 +70,14 @@ impl Presence {
         is_held(&self.open()?, self.byte_of(machine)).map_err(|source| failed("asking for marks on", &self.path, source))
     }
 
+    /// Takes the lock of this kernel's place among those that claim a seat; `None` when it is held.
+    pub fn lock_place(&self) -> Result<Option<MachineLockGuard>> {
+        let byte = byte_for(b"cxl-pool place", &[], self.offset_bytes);
+        let lock = Mark { file: self.open()?, byte, pid: std::process::id() };
+        let is_taken = set(&lock.file, libc::F_WRLCK, byte).map_err(|source| failed("locking", &self.path, source))?;
+        Ok(is_taken.then(|| Box::new(lock) as MachineLockGuard))
+    }
+
     fn byte_of(&self, machine: MachineId) -> u64 {
         byte_of(machine, self.offset_bytes)
     }
@@ -82,10 +90,14 @@ impl Presence {
 /// The byte that stands for a machine in the pool that begins at `offset_bytes`. Two machines with one byte would each count as the other's
 /// twin, so it is a digest of the whole identity: operators number machines in any part of it.
 fn byte_of(machine: MachineId, offset_bytes: u64) -> u64 {
+    byte_for(b"cxl-pool mark", &machine.0, offset_bytes)
+}
+
+fn byte_for(what: &[u8], name: &[u8], offset_bytes: u64) -> u64 {
     // Programs that know no offsets know the byte of a pool at the start of its device.
     let digest = match offset_bytes {
-        0 => digest(&[b"cxl-pool mark", &machine.0]).0,
-        _ => digest(&[b"cxl-pool mark", &machine.0, &offset_bytes.to_le_bytes()]).0,
+        0 => digest(&[what, name]).0,
+        _ => digest(&[what, name, &offset_bytes.to_le_bytes()]).0,
     };
     let half = digest.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
     FIRST_BYTE + half % FIRST_BYTE

@@ -10,8 +10,6 @@ use bytemuck::{Pod, Zeroable};
 pub const HINTS_PER_LINE: usize = 4;
 /// Cells in one pin line.
 pub const CELLS_PER_PIN: usize = 112;
-/// Bytes of a reference to a lent block, which a cell holds in place of the block.
-pub const REFERENCE_BYTES: u64 = 64;
 /// Cell chunks in one claim line.
 pub const CHUNKS_PER_CELL_CLAIM: usize = 448;
 
@@ -23,7 +21,7 @@ pub struct Descriptor {
     pub crc: u32,
     /// [`Descriptor::FREE`] to [`Descriptor::RETIRING`].
     pub state: u8,
-    /// [`Descriptor::NO_CHECKSUM`], [`Descriptor::XXH3`] or [`Descriptor::REFERENCE`]; the upper half is the version of the line, 0.
+    /// [`Descriptor::NO_CHECKSUM`] or [`Descriptor::XXH3`]; the upper half is the version of the line, 0.
     pub kind: u8,
     /// Slot of the owner that wrote it.
     pub owner: u16,
@@ -49,7 +47,7 @@ media_line!(
         if line.state > Descriptor::RETIRING {
             return Err("unknown state");
         }
-        if line.kind > Descriptor::REFERENCE {
+        if line.kind > Descriptor::XXH3 {
             return Err("unknown version or checksum kind");
         }
         if usize::from(line.owner) >= MAX_SLOTS {
@@ -74,13 +72,6 @@ impl Descriptor {
     pub const NO_CHECKSUM: u8 = 0;
     /// XXH3, 64 bits, seed 0, over the payload.
     pub const XXH3: u8 = 1;
-    /// The cell holds [`REFERENCE_BYTES`] that say where the block lies (LENT.md); the checksum, XXH3 as well, is of these.
-    pub const REFERENCE: u8 = 2;
-
-    /// Bytes that the cell holds.
-    pub fn stored_bytes(&self) -> u64 {
-        if self.kind == Descriptor::REFERENCE { REFERENCE_BYTES } else { self.len_bytes.into() }
-    }
 
     /// Name of the state.
     pub fn state_name(&self) -> &'static str {

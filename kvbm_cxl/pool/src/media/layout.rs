@@ -29,8 +29,10 @@ pub struct Geometry {
     pub stripe_bytes: u64,
     /// Size of the whole address space, headers included, in bytes.
     pub len_bytes: u64,
-    /// Manager seats (K).
+    /// Manager seats that machines claim, or that the format reserves: the first ones.
     pub seats: u32,
+    /// Whether each slot has a manager seat as well, the owner of the slot being its owner; not in older pools.
+    pub slot_seats: bool,
     /// Host slots (N).
     pub slots: u32,
     /// Locks (L).
@@ -58,6 +60,7 @@ impl Geometry {
             stripe_bytes: DEFAULT_STRIPE_BYTES,
             len_bytes,
             seats: DEFAULT_SEATS as u32,
+            slot_seats: false,
             slots: DEFAULT_SLOTS as u32,
             locks: DEFAULT_LOCKS as u32,
             objects: DEFAULT_OBJECTS as u32,
@@ -81,7 +84,7 @@ impl Geometry {
             v => Err(Error::Invalid(format!("{name} is {v}, must be {least} to {most}"))),
         };
         within("devices", self.devices.into(), 1, MAX_DEVICES as u64)?;
-        within("seats", self.seats.into(), 1, MAX_SEATS as u64)?;
+        within("seats", self.seats.into(), 1, MAX_OPEN_SEATS as u64)?;
         within("slots", self.slots.into(), 1, MAX_SLOTS as u64)?;
         within("locks", self.locks.into(), 8, MAX_LOCKS as u64)?;
         within("objects", self.objects.into(), 1, MAX_OBJECTS as u64)?;
@@ -255,6 +258,22 @@ impl Geometry {
         u64::from(self.slots)
     }
 
+    /// All manager seats (K): the claimed and reserved ones, then those of the slots.
+    pub fn all_seats(&self) -> u64 {
+        u64::from(self.seats) + if self.slot_seats { u64::from(self.slots) } else { 0 }
+    }
+
+    /// The seat of a slot, in pools whose slots have one.
+    pub fn seat_of(&self, slot: u32) -> Option<u64> {
+        (self.slot_seats && slot < self.slots).then(|| u64::from(self.seats) + u64::from(slot))
+    }
+
+    /// The slot that a seat belongs to; `None` of one that is claimed or reserved.
+    pub fn slot_of(&self, seat: u64) -> Option<u32> {
+        let slot = seat.checked_sub(self.seats.into())?;
+        (self.slot_seats && slot < u64::from(self.slots)).then_some(slot as u32)
+    }
+
     /// Places for machines that claim a seat (P): one for each MiB of the pool, within limits.
     pub fn places(&self) -> u64 {
         (self.len_bytes >> 20).clamp(MIN_PLACES, MAX_PLACES)
@@ -363,7 +382,7 @@ impl Layout {
 
     /// The regions, and where the last one ends.
     fn place(geometry: &Geometry, chunks: u64) -> ([RegionSpan; Region::ALL.len()], u64) {
-        let seats = u64::from(geometry.seats);
+        let seats = geometry.all_seats();
         let slots = u64::from(geometry.slots);
         let mut offset = u64::from(geometry.devices) * DEVICE_HEADER_BYTES;
         let spans = Region::ALL.map(|region| {
@@ -397,7 +416,7 @@ impl Layout {
                 }
                 Region::Splitter => geometry.places() * 2,
                 Region::Claimant => geometry.places(),
-                Region::SeatClaim => geometry.places() * seats,
+                Region::SeatClaim => geometry.places() * u64::from(geometry.seats),
             };
             let span = RegionSpan { region, offset, lines };
             // A page between regions would cost little, but neighbours in one line cost nothing: lines never share owners.

@@ -28,12 +28,14 @@ pub struct Claimant {
     pub crc: u32,
     /// Newest ballot of this place; 0 = none so far.
     pub ballot: u32,
-    /// The machine whose place it is; zero = of no machine so far, or lost in an attempt.
+    /// The machine whose place it is, or that used it last; zero = of no machine so far, or lost in an attempt.
     pub machine: [u8; 16],
+    /// The kernel whose machines share the place ([`crate::platform::Platform::witness`]); 0 = it is that one machine's.
+    pub witness: u64,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
 }
-media_line!(Claimant, Claimant { crc @ 0, ballot @ 4, machine @ 8, reserved @ 24 }, |line| within([line.ballot]));
+media_line!(Claimant, Claimant { crc @ 0, ballot @ 4, machine @ 8, witness @ 24, reserved @ 32 }, |line| within([line.ballot]));
 
 /// SEATCLAIM\[p\]\[q\]: line p * K + q: place p's copy of which session has seat q. The copy with the highest tag counts.
 #[repr(C)]

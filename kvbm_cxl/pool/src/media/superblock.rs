@@ -8,7 +8,7 @@
 
 use super::{CellClass, FIRST_STATS_LINES, Geometry, Layout, Region, STATS_LINES, Stripes};
 use crate::error::{Error, Result, escaped};
-use crate::limits::{CELL_CLASSES, MAX_DEVICES, MAX_SEATS};
+use crate::limits::{CELL_CLASSES, MAX_DEVICES, MAX_OPEN_SEATS};
 use crate::machine_id::MachineId;
 use bytemuck::{Pod, Zeroable};
 
@@ -23,11 +23,13 @@ pub const KNOWN_COMPAT: u64 = 0;
 /// Ro-compat feature bits that this program knows.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Incompat feature bits that this program knows.
-pub const KNOWN_INCOMPAT: u64 = WIDE_STATS | METADATA_APART;
+pub const KNOWN_INCOMPAT: u64 = WIDE_STATS | METADATA_APART | SLOT_SEATS;
 /// Incompat, since 2.1: a slot has [`STATS_LINES`] stats lines, not [`FIRST_STATS_LINES`]. What lies behind them lies elsewhere.
 pub const WIDE_STATS: u64 = 1;
 /// Incompat: device 0 carries the metadata alone, as many bytes of it as the superblock says. The payload lies on the other devices.
 pub const METADATA_APART: u64 = 2;
+/// Incompat: each slot has a manager seat, in addition to those that the superblock counts.
+pub const SLOT_SEATS: u64 = 4;
 
 const REGION_ENTRIES: usize = 32;
 const NAME_BYTES: usize = 104;
@@ -97,7 +99,7 @@ struct Raw {
     coherence: u32,
     regions: u32,
 
-    seat_table: [[u8; 16]; MAX_SEATS],
+    seat_table: [[u8; 16]; MAX_OPEN_SEATS],
     region_table: [RegionEntry; REGION_ENTRIES],
     device_table: [DeviceEntry; MAX_DEVICES],
     stripes: u32,
@@ -189,6 +191,9 @@ impl Superblock {
         raw.metadata_bytes = geometry.metadata_bytes;
         if geometry.metadata_bytes > 0 {
             raw.incompat |= METADATA_APART;
+        }
+        if geometry.slot_seats {
+            raw.incompat |= SLOT_SEATS;
         }
         raw.layout_digest = parts.layout.digest();
         raw.len_bytes = geometry.len_bytes;
@@ -387,6 +392,7 @@ fn check(raw: &Raw) -> std::result::Result<(Layout, CoherenceMode), String> {
         stripe_bytes: raw.stripe_bytes,
         len_bytes: raw.len_bytes,
         seats: raw.seats,
+        slot_seats: raw.incompat & SLOT_SEATS != 0,
         slots: raw.slots,
         locks: raw.locks,
         objects: raw.objects,

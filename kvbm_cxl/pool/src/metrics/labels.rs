@@ -71,7 +71,6 @@ label!(
         PinsFull = "pins_full", "No pin could be had: this host's table of pins is full.";
         HostFenced = "host_fenced", "The host that asks is fenced itself.";
         Device = "device_error", "The memory failed: poisoned, or its device is lost.";
-        TakenBack = "taken_back", "The block was lent, and its lender has taken it back since.";
     }
 );
 

@@ -71,14 +71,9 @@ metrics! {
     block_bytes: Histogram<Bytes> = "cxl_cache_block_bytes", "Sizes of the blocks published.";
     pull_total: Counter = "cxl_cache_pull_total", "Blocks pulled: copied, and verified afterwards.";
     pull_bytes_total: Counter = "cxl_cache_pull_bytes_total", "Payload of the blocks pulled.";
-    lent_total: Counter = "cxl_cache_lent_total", "Blocks lent: published where they lie, without a copy.";
-    lent_bytes_total: Counter = "cxl_cache_lent_bytes_total", "Payload of the blocks lent.";
-    taken_back_total: Counter = "cxl_cache_taken_back_total", "Lent blocks taken back, so that their memory may be written again.";
-    lent_pulled_total: Counter = "cxl_cache_lent_pulled_total", "Blocks pulled from where they were lent, among those pulled.";
-    lent_pulled_bytes_total: Counter = "cxl_cache_lent_pulled_bytes_total", "Payload of these blocks.";
     pull_seconds: Histogram<Time> = "cxl_cache_pull_seconds", "Time of a pull, or of a batch of pulls, misses included.";
     hits_total: Counter = "cxl_cache_hits_total", "Blocks asked for, by lookup or pull, and found.";
-    misses_total: Counters<MissReason, 17> = "cxl_cache_misses_total", "Blocks asked for and not served.";
+    misses_total: Counters<MissReason, 16> = "cxl_cache_misses_total", "Blocks asked for and not served.";
     lookup_seconds: Histogram<Time> = "cxl_cache_lookup_seconds", "Time of a lookup of one key or of a chain of keys.";
     pins_total: Counter = "cxl_cache_pins_total", "Pins taken.";
     pins: Gauge = "cxl_cache_pins", "Pins held now.";

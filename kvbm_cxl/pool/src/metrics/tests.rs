@@ -23,15 +23,10 @@ cxl_cache_publish_aborted_total counter -
 cxl_cache_block_bytes histogram -
 cxl_cache_pull_total counter -
 cxl_cache_pull_bytes_total counter -
-cxl_cache_lent_total counter -
-cxl_cache_lent_bytes_total counter -
-cxl_cache_taken_back_total counter -
-cxl_cache_lent_pulled_total counter -
-cxl_cache_lent_pulled_bytes_total counter -
 cxl_cache_pull_seconds histogram -
 cxl_cache_hits_total counter -
 cxl_cache_misses_total counter reason=absent|bad_line|free|writing|evicting|retiring|other_key|namespace|fenced_owner|fenced_during|\
-changed|checksum|length|pins_full|host_fenced|device_error|taken_back
+changed|checksum|length|pins_full|host_fenced|device_error
 cxl_cache_lookup_seconds histogram -
 cxl_cache_pins_total counter -
 cxl_cache_pins gauge -

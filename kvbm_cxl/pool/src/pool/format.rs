@@ -132,6 +132,7 @@ pub(super) fn geometry_for(payload: &[Device], is_apart: bool, options: &FormatO
         stripe_bytes: stripes.stripe_bytes(),
         len_bytes: stripes.len_bytes(),
         seats: options.seat_count,
+        slot_seats: true,
         slots: options.slots,
         locks: options.locks,
         chunk_bytes: options.chunk_bytes,

@@ -5,7 +5,7 @@ use crate::bench::*;
 use cxl_pool::Error;
 use cxl_pool::cache::{CacheConfig, PublishRequest, Pulled, Reserved};
 use cxl_pool::line::Line;
-use cxl_pool::media::{CellClaim, Region};
+use cxl_pool::media::{CellClaim, Descriptor, Region};
 use cxl_pool::metrics::MissReason;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,39 @@ fn a_flipped_bit_is_a_miss_where_checksums_are_on() {
     memory.fence_stores();
     assert_eq!(blind.cache.pull(SPACE, key(0), &mut found).unwrap(), Pulled::Hit { len_bytes: 4000 });
     assert!(member.has(1, 4000));
+}
+
+#[test]
+fn a_block_of_an_unknown_kind_is_a_miss_and_its_cell_is_used_again() {
+    // Kind 2 is that of references, which older programs wrote: such a cell holds 64 bytes that say where the block was.
+    const REFERENCE: u8 = 2;
+    let bench = Bench::new(&[(1024, 28)]);
+    let (member, other) = (bench.member(1), bench.member(2));
+    let blind = bench.member_with(3, CacheConfig { checksums: false, ..config() });
+    member.publish(0..3, 1000);
+    let cell = member.cache.lookup(SPACE, key(1)).unwrap().unwrap().cell;
+    let pin = other.cache.pin(SPACE, key(1)).unwrap().unwrap();
+    let lines = member.pool.lines();
+    let line = lines.fetch::<Descriptor>(cell).unwrap();
+    lines.publish(cell, Descriptor { kind: REFERENCE, ..line }).unwrap();
+    assert!(lines.fetch::<Descriptor>(cell).is_err());
+    let mut found = vec![0; 1000];
+    assert_eq!(pin.copy_to(&mut found).unwrap(), Some(MissReason::Changed));
+    assert!(!pin.is_unchanged().unwrap());
+    drop(pin);
+    for reader in [&member, &other, &blind] {
+        assert_eq!(reader.cache.lookup(SPACE, key(1)).unwrap(), None);
+        assert_eq!(reader.cache.list(SPACE, 1000).unwrap().len(), 2);
+        assert!(matches!(reader.cache.pull(SPACE, key(1), &mut found).unwrap(), Pulled::Miss(_)));
+        assert_eq!(reader.count(0..3, 1000), 2);
+    }
+    // As after an upgrade: who wrote it is gone, and another process takes its cells over.
+    member.leave();
+    other.publish(1..2, 1000);
+    let is_free = || other.pool.lines().fetch::<Descriptor>(cell).is_ok_and(|line| line.state == Descriptor::FREE);
+    other.serve_until("the cell of the one who left is free", is_free);
+    let usage = other.cache.usage();
+    assert_eq!((other.count(0..3, 1000), usage.ready, usage.quarantined), (3, 3, 0));
 }
 
 #[test]

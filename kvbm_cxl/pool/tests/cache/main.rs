@@ -10,7 +10,6 @@ mod damage;
 mod events;
 mod fences;
 mod heal;
-mod lent;
 mod lists;
 #[path = "../common/load.rs"]
 mod load;
@@ -25,5 +24,4 @@ mod watch;
 #[test]
 fn child() {
     processes::run_if_child();
-    lent::run_if_child();
 }

@@ -3,8 +3,7 @@
 //! choreographies (CACHE.md 12.6): each holds on every seed, and fails with the rule dropped that it is about.
 
 use super::Scenario;
-use super::lent::{CHUNK_BYTES, stage};
-use super::setup::{Cluster, join};
+use super::setup::{CHUNK_BYTES, Cluster, join};
 use crate::{Env, Failure, Fault, Planned, SimHost, SimProcess, Stats, When};
 use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea, block_of};
 use cxl_pool::host::{Host, HostConfig};
@@ -39,7 +38,7 @@ const LOOKED: u32 = 5;
 
 /// The machine that stays is the first.
 fn cluster(seed: u64) -> Cluster {
-    stage(seed, 2, (1, 1), CHUNKS)
+    Cluster::with_chunks(seed, 2, None, CHUNKS)
 }
 
 fn until(env: &Env, is_so: impl Fn() -> bool) {

@@ -151,7 +151,7 @@ pub struct Ledger {
 /// Whether any seat's row fences (slot, incarnation) in the memory itself.
 pub fn is_fenced(view: &View<'_>, slot: u16, incarnation: u32) -> bool {
     let geometry = *view.layout().geometry();
-    (0..u64::from(geometry.seats)).any(|seat| {
+    (0..geometry.all_seats()).any(|seat| {
         let line = seat * geometry.fence_lines() + u64::from(slot) / SLOTS_PER_FENCE as u64;
         view.peek::<FenceLine>(line).fenced[usize::from(slot) % SLOTS_PER_FENCE] >= incarnation
     })
@@ -327,7 +327,7 @@ impl Ledger {
     /// Whether up to now no host was fenced and nothing crashed.
     pub fn no_host_failed(&self, view: &View<'_>) -> bool {
         let geometry = *view.layout().geometry();
-        let lines = u64::from(geometry.seats) * geometry.fence_lines();
+        let lines = geometry.all_seats() * geometry.fence_lines();
         !self.restarted
             && self.starts.values().all(|process| view.is_alive(*process))
             && (0..lines).all(|line| view.peek::<FenceLine>(line).fenced == [0; SLOTS_PER_FENCE])

@@ -137,11 +137,11 @@ fn line_of(layout: &Layout, region: Region, owner: u64, line: u64) -> u64 {
 /// Rows of the seats that machines claim: what a fence row said is not told by a death row.
 fn lose_rows(cluster: &mut Cluster) -> Beside {
     let layout = std::sync::Arc::clone(cluster.world.layout());
-    let Geometry { seats, .. } = *layout.geometry();
+    let (seats, first) = (layout.geometry().all_seats(), u64::from(!layout.geometry().slot_seats));
     let random = &mut cluster.random;
     // Two machines that have no seat line can see no epoch by which they could claim anew.
     let together = random.one_in(3).then(|| (random.pick(POINTS), random.between(2, 8)));
-    for (seat, region) in (1..u64::from(seats)).flat_map(|seat| [Region::Fence, Region::Death, Region::Seat].map(|region| (seat, region))) {
+    for (seat, region) in (first..seats).flat_map(|seat| [Region::Fence, Region::Death, Region::Seat].map(|region| (seat, region))) {
         let fault = Fault::LoseLine { offset: line_of(&layout, region, seat, 0) };
         let (point, visit) = match together {
             Some(moment) if region == Region::Seat => moment,

@@ -4,7 +4,7 @@
 //! Faults by chance find such moments too, but seldom two or three of them in one run. Here the seed draws a few pauses and crashes and
 //! pins each to a visit of a named point, with lengths around the time-outs, so that takeovers race with grants and zombies wake up late.
 
-use super::setup::Cluster;
+use super::setup::{Cluster, reserved};
 use crate::{Chances, Env, Failure, Fault, Planned, Random, SimHost, Stats, When, WritePath};
 use std::cell::RefCell;
 
@@ -27,7 +27,7 @@ pub fn cluster(seed: u64, hosts: usize, seats: usize, slots: usize, write_path: 
         config.max_steps = 600_000;
         config.max_time_ns = 2_000 * MS;
     });
-    cluster.host_config.seats = cluster.hosts.iter().take(seats).map(|host| cluster.world.machine_id(*host)).collect();
+    cluster.host_config.seats = reserved(cluster.hosts.iter().take(seats).map(|host| cluster.world.machine_id(*host)).collect());
     cluster.host_config.suspect_ms = SUSPECT_MS;
     cluster
 }

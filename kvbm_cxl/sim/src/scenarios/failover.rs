@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long a pool is without a manager (V9 with a bound, LOCKS.md 12.20): managers leave or are killed one after the other, alone or with
+//! How long a pool is without a manager (V9 with a bound, LOCKS.md 12.21): managers leave or are killed one after the other, alone or with
 //! other hosts, until one host is left, and each time another host wants their locks.
 
 use super::directed::{LONG_MS, MS, at};

@@ -56,7 +56,7 @@ pub struct History {
 fn is_fenced(env: &Env, slot: u16, incarnation: u32) -> bool {
     env.view(|view| {
         let geometry = *view.layout().geometry();
-        (0..u64::from(geometry.seats)).any(|seat| {
+        (0..geometry.all_seats()).any(|seat| {
             let line = seat * geometry.fence_lines() + u64::from(slot) / SLOTS_PER_FENCE as u64;
             view.peek::<FenceLine>(line).fenced[usize::from(slot) % SLOTS_PER_FENCE] >= incarnation
         })
@@ -69,7 +69,7 @@ fn known_to_the_newest(env: &Env, lock: u32, slot: u16, incarnation: u32, number
     env.view(|view| {
         let geometry = *view.layout().geometry();
         let mut newest = GrantLine::default();
-        for seat in 0..u64::from(geometry.seats) {
+        for seat in 0..geometry.all_seats() {
             let index = seat * geometry.grant_lines() + u64::from(lock) / LOCKS_PER_GRANT as u64;
             let offset = view.layout().line_offset(GrantLine::REGION, index).map_err(|error| error.to_string())?;
             // A line that is being written says nothing.
@@ -160,7 +160,7 @@ impl History {
         let bound = env.view(|view| {
             let geometry = *view.layout().geometry();
             let mut newest = Binding::default();
-            for seat in 0..u64::from(geometry.seats) {
+            for seat in 0..geometry.all_seats() {
                 let index = seat * geometry.bindings() + u64::from(member.slot);
                 // A line that is being written says nothing.
                 let copy = lines.open::<Binding>(index, &view.line(view.layout().line_offset(Binding::REGION, index).ok()?)).ok()?;

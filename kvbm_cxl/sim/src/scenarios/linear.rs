@@ -62,7 +62,7 @@ fn fences(env: &Env) -> Vec<u32> {
         let geometry = *view.layout().geometry();
         let fenced = |slot: u64| {
             let line = |seat| view.peek::<FenceLine>(seat * geometry.fence_lines() + slot / SLOTS_PER_FENCE as u64);
-            (0..u64::from(geometry.seats)).map(|seat| line(seat).fenced[slot as usize % SLOTS_PER_FENCE]).max().unwrap_or(0)
+            (0..geometry.all_seats()).map(|seat| line(seat).fenced[slot as usize % SLOTS_PER_FENCE]).max().unwrap_or(0)
         };
         (0..u64::from(geometry.slots)).map(fenced).collect()
     })

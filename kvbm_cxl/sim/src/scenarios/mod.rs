@@ -19,8 +19,6 @@ pub mod failover;
 pub mod history;
 pub mod join;
 pub mod ledger;
-pub mod lent;
-pub mod lent_cases;
 pub mod linear;
 pub mod lock;
 pub mod names;
@@ -30,6 +28,7 @@ pub mod patience;
 pub mod rebind;
 pub mod records;
 pub mod reformat;
+pub mod replaced;
 pub mod ring;
 pub mod ring_ends;
 pub mod seal;
@@ -60,6 +59,14 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("damage_of_claimed_seats", damage::run_with_claimed_seats),
     ("zombie", zombie::run),
     ("rebind", rebind::run),
+    ("lock_over_slot_seats", |seed| setup::over_slot_seats(lock::run, seed)),
+    ("join_over_slot_seats", |seed| setup::over_slot_seats(join::run, seed)),
+    ("duel_over_slot_seats", |seed| setup::over_slot_seats(duel::run, seed)),
+    ("zombie_over_slot_seats", |seed| setup::over_slot_seats(zombie::run, seed)),
+    ("rebind_over_slot_seats", |seed| setup::over_slot_seats(rebind::run, seed)),
+    ("damage_of_slot_seats", |seed| setup::over_slot_seats(damage::run_with_claimed_seats, seed)),
+    ("replaced", replaced::run),
+    ("replaced_a_hundred_times", replaced::run_long),
     ("seats", seats::run),
     ("stall", stall::run),
     ("patience", patience::run),
@@ -79,6 +86,5 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("takes_over_late", names::takes_over_late),
     ("forgets_late", names::forgets_late),
     ("cache", cache::run),
-    ("lent", lent::run),
     ("tier", tier::run),
 ];

@@ -162,7 +162,7 @@ fn bindings_of(env: &Env, slot: u64) -> Option<(Binding, Option<Binding>)> {
     let lines = env.lines();
     env.view(|view| {
         let geometry = *view.layout().geometry();
-        let copies = (0..u64::from(geometry.seats)).map(|seat| {
+        let copies = (0..geometry.all_seats()).map(|seat| {
             let index = seat * geometry.bindings() + slot;
             let offset = view.layout().line_offset(Binding::REGION, index)?;
             lines.open::<Binding>(index, &view.line(offset))

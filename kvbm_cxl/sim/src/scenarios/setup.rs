@@ -2,11 +2,17 @@
 //! What the scenarios have in common: their hosts, timings and faults.
 
 use super::directed;
-use crate::{Chances, Env, Random, SimHost, World, WorldConfig, WritePath};
+use crate::{Chances, Env, Failure, Random, SimHost, Stats, World, WorldConfig, WritePath};
 use cxl_pool::Result;
 use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::limits::DEVICE_HEADER_BYTES;
 use cxl_pool::line::Lines;
+use cxl_pool::media::{CellClass, Geometry, Layout};
 use cxl_pool::platform::MachineId;
+use std::cell::Cell;
+
+/// Bytes of a chunk in a [`Cluster::with_chunks`].
+pub(super) const CHUNK_BYTES: u64 = 4096;
 
 /// Hosts of a world under test, and what they are told.
 pub struct Cluster {
@@ -18,6 +24,23 @@ pub struct Cluster {
     pub host_config: HostConfig,
     /// For choices before the run.
     pub random: Random,
+}
+
+thread_local! {
+    static SLOT_SEATS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// One run of a scenario over a pool in which every slot has a manager seat and the superblock reserves none.
+pub fn over_slot_seats(scenario: impl Fn(u64) -> std::result::Result<Stats, Failure>, seed: u64) -> std::result::Result<Stats, Failure> {
+    SLOT_SEATS.set(true);
+    let result = scenario(seed);
+    SLOT_SEATS.set(false);
+    result
+}
+
+/// The machines that seats are reserved for: those, or none in a run by [`over_slot_seats`].
+pub fn reserved(machines: Vec<MachineId>) -> Vec<MachineId> {
+    if SLOT_SEATS.get() { Vec::new() } else { machines }
 }
 
 /// Faults of a scenario, from none to many, decided by the seed.
@@ -52,6 +75,7 @@ impl Cluster {
         let mut config = WorldConfig { write_path: WritePath::BySeed, ..WorldConfig::default() };
         config.geometry.slots = slots as u32;
         config.geometry.seats = random.pick(&[2, 3, 3, 4]);
+        config.geometry.slot_seats = SLOT_SEATS.get();
         config.chances = chances(&mut random, hosts);
         // With many threads each of them is slow, and so is everything that waits for one of them.
         config.max_steps = 1_000_000 * (2 + hosts as u64);
@@ -65,7 +89,7 @@ impl Cluster {
         let seats = hosts.iter().take(named).map(|host| world.machine_id(*host)).collect::<Vec<MachineId>>();
         let host_config = HostConfig {
             slot: None,
-            seats,
+            seats: reserved(seats),
             join_timeout_ms: Some(200_000),
             heartbeat_ms: 1,
             suspect_ms: random.pick(&[3, 10]),
@@ -77,6 +101,32 @@ impl Cluster {
         };
         Cluster { world, hosts, host_config, random }
     }
+
+    /// Two machines for a choreography, in which nothing fails by chance, over a pool of `slots` slots with room for so few chunks, and
+    /// with so many seats where a number is given. The first machine has the only seat that is named.
+    pub(super) fn with_chunks(seed: u64, slots: usize, seats: Option<u32>, chunks: u64) -> Self {
+        let mut cluster = Cluster::new(seed, 2, slots, |config, _| {
+            config.chances = Chances::default();
+            config.write_path = if seed.is_multiple_of(2) { WritePath::OneUnit } else { WritePath::StoresAndFlush };
+            let geometry = &mut config.geometry;
+            geometry.seats = seats.unwrap_or(geometry.seats);
+            (geometry.cells_per_chunk, geometry.stripes, geometry.chunk_bytes) = (1, 1, CHUNK_BYTES);
+            geometry.cells[0] = CellClass { cell_bytes: 64, chunks: 1 };
+            geometry.len_bytes = len_bytes_of(*geometry, chunks);
+        });
+        cluster.host_config.seats.truncate(1);
+        cluster.host_config.suspect_ms = 30;
+        cluster
+    }
+}
+
+/// Length of the smallest pool with so many chunks.
+fn len_bytes_of(mut geometry: Geometry, chunks: u64) -> u64 {
+    geometry.len_bytes = DEVICE_HEADER_BYTES + CHUNK_BYTES;
+    while Layout::new(geometry).map_or(0, |layout| layout.chunks()) < chunks {
+        geometry.len_bytes += CHUNK_BYTES;
+    }
+    geometry.len_bytes
 }
 
 /// Joins as this process and keeps the service running beside it.

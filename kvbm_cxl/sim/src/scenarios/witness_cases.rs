@@ -3,8 +3,7 @@
 //! the rule dropped that it is about. Machine 0 has the manager's seat and gets the memory; the containers are on machine 1.
 
 use super::Scenario;
-use super::lent::{CHUNK_BYTES, stage_with};
-use super::setup::{Cluster, join};
+use super::setup::{CHUNK_BYTES, Cluster, join};
 use crate::{Env, Failure, Fault, Planned, SimHost, Stats, When};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
 use cxl_pool::host::{Host, HostConfig};
@@ -24,6 +23,9 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("w6_twin_under_one_kernel", twin),
     ("w7_rows_of_a_vacant_seat_are_damaged", beside_damaged_rows),
     ("w8_reported_beside_damaged_rows", reported_beside_damaged_rows),
+    ("w9_joiner_with_the_only_seat_stands_still_elsewhere", joins_elsewhere),
+    ("w10_joiners_die_with_the_only_seat", joiners_die),
+    ("w11_death_is_known_before_the_silence_is_long", before_the_fence),
 ];
 /// Visited by each run that came to its end.
 pub const PLAYED: &str = "witness_scene.played";
@@ -63,7 +65,7 @@ fn cluster(seed: u64, slots: usize, containers: usize) -> (Cluster, Vec<SimHost>
 
 /// The same over a pool with so many seats.
 fn cluster_with_seats(seed: u64, slots: usize, containers: usize, seats: Option<u32>) -> (Cluster, Vec<SimHost>, HostConfig) {
-    let mut cluster = stage_with(seed, 2, (slots, seats), (1, 1), CHUNKS);
+    let mut cluster = Cluster::with_chunks(seed, slots, seats, CHUNKS);
     let mut hosts = cluster.hosts.clone();
     hosts.extend((0..containers).map(|_| cluster.world.add_container(cluster.hosts[1])));
     let config = cluster.host_config.clone();
@@ -234,7 +236,7 @@ fn must_not_be_dead(env: &Env, host: &Host) {
     let (slot, incarnation) = (usize::from(host.slot()), host.incarnation());
     let lines = env.lines();
     let dead = env.view(|view| {
-        let rows = (0..u64::from(view.layout().geometry().seats)).map(|seat| {
+        let rows = (0..view.layout().geometry().all_seats()).map(|seat| {
             let index = seat * view.layout().geometry().fence_lines();
             let offset = view.layout().line_offset(DeathLine::REGION, index).ok()?;
             lines.open::<DeathLine>(index, &view.line(offset)).ok().map(|row| row.dead[slot])
@@ -358,7 +360,7 @@ fn twin(seed: u64) -> std::result::Result<Stats, Failure> {
 fn lose_rows_of_last_seat(env: &Env) -> Result<()> {
     let lines = env.lines();
     let layout = lines.layout();
-    let (seats, each) = (u64::from(layout.geometry().seats), layout.geometry().fence_lines());
+    let (seats, each) = (layout.geometry().all_seats(), layout.geometry().fence_lines());
     let regions: &[Region] = [&[Region::Fence][..], &[Region::Death], &[Region::Fence, Region::Death]][env.below(3)];
     for region in regions {
         for line in (seats - 1) * each..seats * each {
@@ -410,5 +412,95 @@ fn reported_beside_damaged_rows(seed: u64) -> std::result::Result<Stats, Failure
         count(scene);
         look_for_the_dead(env, &host, scene)
     });
+    cluster.world.run()
+}
+
+/// A pool that no host has joined, with one seat for those that come, and one for each slot.
+fn empty_pool(seed: u64, hosts: usize) -> (Cluster, HostConfig) {
+    let mut cluster = Cluster::new(seed, hosts, hosts + 2, |config, _| {
+        config.chances = Default::default();
+        config.write_path = crate::WritePath::OneUnit;
+        (config.geometry.seats, config.geometry.slot_seats) = (1, true);
+    });
+    cluster.host_config.seats.clear();
+    let config = cluster.host_config.clone();
+    (cluster, config)
+}
+
+/// W9: a host stands still in its join, as the owner of the only seat that can be claimed. No other kernel knows what became of it.
+fn joins_elsewhere(seed: u64) -> std::result::Result<Stats, Failure> {
+    let (mut cluster, config) = empty_pool(seed, 2);
+    let (still, other) = (cluster.hosts[0], cluster.hosts[1]);
+    let point = cluster.random.pick(&["claim.accepted", "manager.seated", "manager.claimed", "manager.adopted"]);
+    cluster.world.plan(Planned { when: When::Point(point, 1), host: Some(still), fault: Fault::PauseHost { for_ns: LONG_NS } });
+    let scene = Shared::default();
+    let with = config.clone();
+    play(&mut cluster, still, &scene, move |env, scene| {
+        let _host = join(env, &with)?;
+        count(scene);
+        until(env, || scene.has_looked.get());
+        Ok(())
+    });
+    play(&mut cluster, other, &scene, move |env, scene| {
+        env.platform().sleep_ns(LONG_NS / 20);
+        let _host = join(env, &config)?;
+        let (stood_still, served) = env.view(|view| (view.visits_by(still, point) > 0, view.visits_by(still, "manager.bound") > 0));
+        if stood_still && !served {
+            env.fail("V8: the seat of a host that lives went to another machine");
+        }
+        until(env, || scene.joined.get() > 0);
+        scene.has_looked.set(true);
+        env.point(PLAYED);
+        Ok(())
+    });
+    cluster.world.run()
+}
+
+/// W10: containers of one kernel die in the middle of their joins, one after the other, each with the only seat that can be claimed.
+fn joiners_die(seed: u64) -> std::result::Result<Stats, Failure> {
+    run_among_joiners(seed, None)
+}
+
+/// W10 with one fault more.
+pub fn run_among_joiners(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
+    let (mut cluster, config) = empty_pool(seed, 1);
+    let mut hosts = vec![cluster.hosts[0]];
+    hosts.extend((0..6).map(|_| cluster.world.add_container(cluster.hosts[0])));
+    planned.into_iter().for_each(|planned| cluster.world.plan(planned));
+    let scene = Shared::default();
+    for (number, &host) in hosts.iter().enumerate() {
+        let is_last = number + 1 == hosts.len();
+        if !is_last {
+            let point = cluster.random.pick(&["claim.published", "claim.accepted", "manager.seated", "manager.claimed", "manager.adopted"]);
+            cluster.world.plan(Planned {
+                when: When::Point(point, 1),
+                host: Some(host),
+                fault: Fault::CrashProcess { restart_after_ns: None },
+            });
+        }
+        let config = config.clone();
+        play(&mut cluster, host, &scene, move |env, _| {
+            env.platform().sleep_ns(number as u64 * LONG_NS / 4 + 1);
+            let _host = join(env, &config)?;
+            if !is_last {
+                env.exit();
+            }
+            env.point(PLAYED);
+            Ok(())
+        });
+    }
+    cluster.world.run()
+}
+
+/// W11: a container is killed where a silent host is waited for longer than the run takes. Its slot is another's all the same, and its lock.
+fn before_the_fence(seed: u64) -> std::result::Result<Stats, Failure> {
+    let (mut cluster, hosts, mut config) = cluster(seed, 3, 1);
+    config.suspect_ms = 1_000_000;
+    let scene = Shared::default();
+    let with = config.clone();
+    play(&mut cluster, hosts[0], &scene, move |env, scene| takes_over(env, &with, scene));
+    let with = config.clone();
+    play(&mut cluster, hosts[1], &scene, move |env, scene| stores_and_dies(env, &with, scene, 2));
+    play(&mut cluster, hosts[2], &scene, move |env, scene| looks_for_the_dead(env, &config, scene));
     cluster.world.run()
 }

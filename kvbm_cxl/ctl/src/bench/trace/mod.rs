@@ -28,19 +28,17 @@ use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::device::parse_size;
 use std::path::{Path, PathBuf};
 
-/// Requests of each synthetic workload.
-const SYNTHETIC_REQUESTS: usize = 2000;
-
 /// Options of `bench trace`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Files with requests, as for cxl-plan, or folders of *.jsonl [default: synthetic ones, as of `cxl-bench policies`]
+    /// Files with requests, as for cxl-plan, or folders of *.jsonl
+    #[arg(required_unless_present = "peer")]
     traces: Vec<PathBuf>,
     /// Hosts, each a process
     #[arg(long, value_name = "NUMBER,...", value_delimiter = ',', default_value = "4", value_parser = clap::value_parser!(u8).range(1..=8))]
     hosts: Vec<u8>,
     /// Eviction policies
-    #[arg(long, value_name = "POLICY,...", value_delimiter = ',', default_value = "lru,s3-fifo,sieve,leaf-lru")]
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',', default_value = "lru,leaf-lru")]
     eviction: Vec<PolicyKind>,
     /// Cells of the pool, in per cent of the different blocks of the trace
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "5,10,20,50")]
@@ -143,11 +141,7 @@ pub fn run(args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
     if let Some(wrong) = args.pool_percent.iter().find(|percent| !(0.01..=400.0).contains(*percent)) {
         return Err(Failure::new(Exit::Usage, format!("--pool-percent {wrong}: give per cent from 0.01 to 400")));
     }
-    let mut traces = if args.traces.is_empty() {
-        super::policies::synthetic(args.requests.min(SYNTHETIC_REQUESTS))?
-    } else {
-        read(&args.traces, args.requests)?
-    };
+    let mut traces = read(&args.traces, args.requests)?;
     let mut results: Vec<Replayed> = Vec::new();
     for &hosts in &args.hosts {
         let rack = rack_of(hosts)?;

@@ -5,7 +5,7 @@
 //! would be evicted for it is it looked up first: nothing goes for a block that is there.
 
 use crate::cache::cells::quota::Promised;
-use crate::cache::publish::{Form, PublishRequest, Reserved};
+use crate::cache::publish::{PublishRequest, Reserved};
 use crate::cache::{BlockKey, Few, Inner};
 use crate::error::{Error, Result};
 use crate::host::Op;
@@ -40,15 +40,9 @@ impl Drop for TakenCells<'_> {
 
 impl Inner {
     /// Takes a cell for each request whose answer is [`Reserved::NoCell`]; that stays the answer where there is none.
-    pub(in crate::cache) fn take_cells(
-        self: &Arc<Self>,
-        requests: &[PublishRequest],
-        form: Form,
-        answers: &mut [Reserved],
-        op: &Op<'_>,
-    ) -> Result<()> {
+    pub(in crate::cache) fn take_cells(self: &Arc<Self>, requests: &[PublishRequest], answers: &mut [Reserved], op: &Op<'_>) -> Result<()> {
         let mut promised = Promised::none(self, requests);
-        let wanted = self.wanted(requests, form, answers, &mut promised)?;
+        let wanted = self.wanted(requests, answers, &mut promised)?;
         let since_ns = self.host.platform().now_ns();
         let mut taken = TakenCells::none(self, wanted.len());
         // For each cell the place of its request.
@@ -57,7 +51,7 @@ impl Inner {
             self.take_of_class(requests, of_class, answers, &mut taken.cells, &mut places)?;
         }
         for (cell, index) in std::mem::take(&mut taken.cells).into_iter().zip(places) {
-            answers[index] = Reserved::Cell(self.begin(&requests[index], form, (cell, promised.hand_over(index)), op, since_ns)?);
+            answers[index] = Reserved::Cell(self.begin(&requests[index], (cell, promised.hand_over(index)), op, since_ns)?);
         }
         Ok(())
     }
@@ -102,16 +96,10 @@ impl Inner {
     }
 
     /// The requests without an answer that may have cells, those of one class together.
-    fn wanted(
-        &self,
-        requests: &[PublishRequest],
-        form: Form,
-        answers: &mut [Reserved],
-        promised: &mut Promised<'_>,
-    ) -> Result<Few<Wanted>> {
+    fn wanted(&self, requests: &[PublishRequest], answers: &mut [Reserved], promised: &mut Promised<'_>) -> Result<Few<Wanted>> {
         let mut wanted = Few::with_capacity(requests.len());
         for (index, (request, answer)) in requests.iter().zip(answers).enumerate() {
-            let (Reserved::NoCell, Some(class)) = (&*answer, self.class_of(request, form)) else { continue };
+            let (Reserved::NoCell, Some(class)) = (&*answer, self.class_holding(request.len_bytes)) else { continue };
             if let Some(refusal) = self.promise(promised, index, self.geometry().cells[class].cell_bytes)? {
                 *answer = refusal;
                 continue;

@@ -6,20 +6,17 @@
 //! several rounds of their service. One that is slower misses it, and what waits goes with its process.
 
 use crate::background::held;
-use crate::cache::cells::FoundBlock;
 use crate::cache::{BlockKey, Cache, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::point;
 use crate::limits::MAX_SLOTS;
-use crate::media::{Ask, Descriptor, Identity};
+use crate::media::{Ask, Identity};
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// Rest between two requests of one process for room, in nanoseconds.
 const ROOM_PERIOD_NS: u64 = 100_000_000;
-/// Rest between two requests of one process for the end of a reference, in nanoseconds: its lender mostly sees to that itself.
-const FORGET_PERIOD_NS: u64 = 100_000_000;
 
 /// Rounds of the service that owners have for a request before the next one of the same host takes its place.
 const ROUNDS_PER_ASK: u64 = 3;
@@ -49,19 +46,13 @@ pub(in crate::cache) struct OwnerRequests {
     /// Those for which it is not time yet.
     waiting: Mutex<VecDeque<Ask>>,
     room: Pace,
-    forget: Pace,
     /// The last request of each slot that was dealt with.
     answered: Mutex<Vec<Option<(u32, u64)>>>,
 }
 
 impl Default for OwnerRequests {
     fn default() -> Self {
-        OwnerRequests {
-            waiting: Mutex::default(),
-            room: Pace::default(),
-            forget: Pace::default(),
-            answered: Mutex::new(vec![None; MAX_SLOTS]),
-        }
+        OwnerRequests { waiting: Mutex::default(), room: Pace::default(), answered: Mutex::new(vec![None; MAX_SLOTS]) }
     }
 }
 
@@ -133,30 +124,6 @@ impl Inner {
         // The answer to the request before may be a chunk without an owner.
         self.store.has_exhausted(class, false);
         self.ask(Ask::ROOM, class as u32, BlockKey([0; 16]), Namespace([0; 16]))
-    }
-
-    /// Sees to it that the reference in a cell goes, whose block was taken back, so that the key can be published again. Where the cell
-    /// is another process's, that one is asked, unless this process has asked for another one just now.
-    pub(in crate::cache) fn forget(&self, cell: u64, namespace: Namespace, key: BlockKey) -> Result<()> {
-        let (is_mine, found) = {
-            let own = self.store.cells();
-            (own.state(cell).is_some(), own.ready(cell))
-        };
-        let of_key = |found: &Descriptor| (found.kind, found.key, found.namespace) == (Descriptor::REFERENCE, key.0, namespace.0);
-        let done = match found {
-            Some(found) if of_key(&found) => self.remove_found(vec![FoundBlock::new(cell, &found)]).map(drop),
-            _ if is_mine => Ok(()),
-            _ => self.ask_to_forget(namespace, key),
-        };
-        // It was only a favour.
-        if done.as_ref().is_err_and(Error::is_fenced) { Ok(()) } else { done }
-    }
-
-    fn ask_to_forget(&self, namespace: Namespace, key: BlockKey) -> Result<()> {
-        if !self.requests.forget.is_time(self.host.platform().now_ns(), FORGET_PERIOD_NS) {
-            return Ok(());
-        }
-        self.ask(Ask::EVICT, 0, key, namespace)
     }
 
     fn asks(&self) -> Result<Vec<Option<Ask>>> {

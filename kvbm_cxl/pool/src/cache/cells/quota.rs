@@ -53,7 +53,7 @@ impl Inner {
     /// evicted for it if need be.
     pub(in crate::cache) fn promise(&self, promised: &mut Promised<'_>, index: usize, wanted_bytes: u64) -> Result<Option<Reserved>> {
         let request = &promised.requests[index];
-        let Some(&quota) = self.config.quotas.get(&request.namespace) else { return Ok(None) };
+        let Some(quota) = self.config.quota_of(&request.namespace) else { return Ok(None) };
         let (fits, excess) = {
             let mut own = self.store.cells();
             (own.holdings.promise(&request.namespace.0, wanted_bytes, quota), own.holdings.excess(&request.namespace.0, quota))

@@ -12,7 +12,6 @@ use crate::cache::publish::reservation::Reservation;
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;
-use crate::limits::MAX_SEATS;
 use crate::line::FETCHED_TOGETHER;
 use crate::media::HintLine;
 use arrayvec::ArrayVec;
@@ -20,7 +19,7 @@ use arrayvec::ArrayVec;
 /// Hints that are inserted together: enough for their misses to overlap, few enough that no call waits long for a lock.
 const TOGETHER: usize = 32;
 
-const _: () = assert!(TOGETHER + MAX_SEATS <= FETCHED_TOGETHER);
+const _: () = assert!(TOGETHER < FETCHED_TOGETHER);
 
 /// A reservation that is to be announced, with its place in the batch and where its key is looked for.
 struct Draft<'a> {

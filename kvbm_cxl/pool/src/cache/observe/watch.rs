@@ -7,7 +7,6 @@
 use crate::cache::survey::{CacheView, Listed};
 use crate::cache::{BlockKey, Cache, Namespace};
 use crate::error::{Error, Result};
-use crate::media::REFERENCE_BYTES;
 use std::collections::{HashMap, HashSet};
 
 /// What changed between two looks.
@@ -25,40 +24,35 @@ pub struct Changes {
 pub struct Watch {
     namespace: Namespace,
     companions: Vec<Namespace>,
-    classes: Classes,
+    classes: Vec<usize>,
     told: HashSet<BlockKey>,
     alone: HashSet<BlockKey>,
 }
 
-/// Sizes of cells, by their number, and whether of the cells of a size only references count.
-struct Classes(Vec<(usize, bool)>);
-
 impl Cache {
-    /// The blocks of a namespace that a pull may get, of any publisher, in cells of the size that a block of `len_bytes` takes or a
-    /// reference to a lent one; without a length those of all sizes. Advice: they may go right afterwards.
+    /// The blocks of a namespace that a pull may get, of any publisher, in cells of the size that a block of `len_bytes` takes; without
+    /// a length those of all sizes. Advice: they may go right afterwards.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length that no block can have; those of the memory, except where only single lines fail.
     pub fn list(&self, namespace: Namespace, len_bytes: impl Into<Option<u64>>) -> Result<Vec<Listed>> {
         let classes = self.classes_of(len_bytes.into())?;
-        classes.blocks(&CacheView::load(self.inner.lines())?, namespace)
+        blocks_in(&CacheView::load(self.inner.lines())?, namespace, &classes)
     }
 
-    /// The sizes of the cells that a block of a length takes, and a reference to it; or all.
-    fn classes_of(&self, len_bytes: Option<u64>) -> Result<Classes> {
+    /// The size of the cells that a block of a length takes, or all sizes, by their number.
+    fn classes_of(&self, len_bytes: Option<u64>) -> Result<Vec<usize>> {
         let Some(len_bytes) = len_bytes else {
-            return Ok(Classes((0..self.inner.geometry().cells.len()).map(|class| (class, false)).collect()));
+            return Ok((0..self.inner.geometry().cells.len()).collect());
         };
         if u32::try_from(len_bytes).is_err() {
             return Err(Error::Invalid(format!("no block has {len_bytes} bytes: the longest has {}", u32::MAX)));
         }
-        let (whole, reference) = (self.inner.class_holding(len_bytes), self.inner.class_holding(REFERENCE_BYTES));
-        let reference = reference.filter(|_| reference != whole);
-        Ok(Classes(whole.map(|class| (class, false)).into_iter().chain(reference.map(|class| (class, true))).collect()))
+        Ok(self.inner.class_holding(len_bytes).into_iter().collect())
     }
 
-    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size, and those that are lent; without
-    /// a length those of all sizes. A block counts while there is a block of the same key in every one of `companions`.
+    /// Begins to watch the blocks of a namespace that have `len_bytes` or lie in cells of the same size; without a length those of
+    /// all sizes. A block counts while there is a block of the same key in every one of `companions`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length that no block can have.
@@ -68,15 +62,13 @@ impl Cache {
     }
 }
 
-impl Classes {
-    /// The blocks of a namespace in cells of these sizes.
-    fn blocks(&self, view: &CacheView, namespace: Namespace) -> Result<Vec<Listed>> {
-        let mut listed = Vec::new();
-        for &(class, only_lent) in &self.0 {
-            listed.extend(view.blocks(namespace, class)?.into_iter().filter(|block| block.is_lent || !only_lent));
-        }
-        Ok(listed)
+/// The blocks of a namespace in cells of these sizes.
+fn blocks_in(view: &CacheView, namespace: Namespace, classes: &[usize]) -> Result<Vec<Listed>> {
+    let mut listed = Vec::new();
+    for &class in classes {
+        listed.extend(view.blocks(namespace, class)?);
     }
+    Ok(listed)
 }
 
 impl Watch {
@@ -86,7 +78,7 @@ impl Watch {
     /// Those of the memory; then the next look tells what this one would have.
     pub fn look(&mut self, cache: &Cache) -> Result<Changes> {
         let inner = &cache.inner;
-        let listed = self.classes.blocks(&CacheView::load(inner.lines())?, self.namespace)?;
+        let listed = blocks_in(&CacheView::load(inner.lines())?, self.namespace, &self.classes)?;
         let owners: HashMap<BlockKey, u16> = listed.iter().map(|block| (block.key, block.owner)).collect();
         let keys: Vec<BlockKey> = owners.keys().copied().collect();
         let mut complete = vec![true; keys.len()];

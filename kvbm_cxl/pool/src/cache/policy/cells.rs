@@ -35,11 +35,11 @@ pub(super) struct Node<X> {
     /// Tick of the last known use, 0 for none.
     pub tick: u32,
     pub state: ListState,
-    /// The policy's own: uses counted, or flags.
+    /// The policy's own flags.
     pub mark: u8,
     /// The policy's own: which of its lists.
     pub queue: u8,
-    /// What only some policies need.
+    /// What one policy needs alone.
     pub extra: X,
 }
 
@@ -159,12 +159,6 @@ impl<X: Copy + Default> Cells<X> {
     /// Puts a cell at the old end.
     pub fn push_old(&mut self, list: &mut List, cell: u32) {
         self.link(list, cell, NONE, list.oldest);
-    }
-
-    /// Puts a cell next to `younger` on its older side.
-    pub fn push_before(&mut self, list: &mut List, cell: u32, younger: u32) {
-        let older = self.get(younger).map_or(list.youngest, |node| node.older);
-        self.link(list, cell, older, younger);
     }
 
     /// Takes a cell out of the list it is in.

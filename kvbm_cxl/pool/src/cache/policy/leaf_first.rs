@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leaves first: no block goes before the cached blocks that continue it.
 //!
-//! A block is of use only with all blocks before it in its chain, and what follows an evicted one is dead weight. A policy that sees blocks
-//! alone evicts a chain from its root wherever the root was used first. This one wraps another and holds back what the other offers too
-//! early: such a block waits, still a candidate of the inner policy, until the last block that continues it is offered, and is then
-//! offered next. So a chain that has become old goes from its end to its root, in one batch where the evictor wants many.
+//! A block is of use only with all blocks before it in its chain, and what follows an evicted one is dead weight. LRU sees blocks alone,
+//! and evicts a chain from its root wherever the root was used first. This policy wraps LRU and holds back what LRU offers too early: such
+//! a block waits, still a candidate of LRU, until the last block that continues it is offered, and is then offered next. So a chain that
+//! has become old goes from its end to its root, in one batch where the evictor wants many.
 //!
 //! A block whose parent is not known (adopted, or owned by another process) holds nothing back. Parents that go round in a circle can only
 //! come of wrong keys; when nothing else is left the block that waits longest goes.
 //!
-//! Bytes per cell: a node of 32 beside the inner policy's, and 30 to 60 for its name in the hash table, which doubles as it grows.
+//! Bytes per cell: a node of 32 as well as that of LRU, and 30 to 60 for its name in the hash table, which doubles as it grows.
 
 use super::cells::{Cells, List, NONE, Node};
-use super::{Candidate, Entry, EvictionPolicy, QueueEnd, Verdict, fingerprint};
+use super::{Candidate, Entry, EvictionPolicy, Lru, QueueEnd, Verdict, fingerprint};
 use crate::error::Result;
 use std::collections::HashMap;
 
@@ -59,9 +59,9 @@ pub(super) struct Link {
 
 const UNKNOWN: Link = Link { cell: NONE, children: 0, out: 0 };
 
-/// Holds back what another policy would evict before the blocks that continue it.
-pub struct LeafFirst<P> {
-    inner: P,
+/// Holds back what [`Lru`] would evict before the blocks that continue it.
+pub struct LeafFirst {
+    inner: Lru,
     cells: Cells<Names>,
     pub(super) links: HashMap<u64, Link>,
     waiting: List,
@@ -70,10 +70,10 @@ pub struct LeafFirst<P> {
     offered: Vec<Candidate>,
 }
 
-impl<P: EvictionPolicy> LeafFirst<P> {
-    /// Over an empty policy, for cells with numbers below `cells`.
-    pub fn new(inner: P, cells: u64) -> Self {
-        let (cells, links) = (Cells::new(cells), HashMap::new());
+impl LeafFirst {
+    /// An empty one for cells with numbers below `cells`.
+    pub fn new(cells: u64) -> Self {
+        let (inner, cells, links) = (Lru::new(cells), Cells::new(cells), HashMap::new());
         LeafFirst { inner, cells, links, waiting: List::default(), ready: List::default(), out: 0, offered: Vec::new() }
     }
 
@@ -167,7 +167,7 @@ impl<P: EvictionPolicy> LeafFirst<P> {
     }
 }
 
-impl<P: EvictionPolicy> EvictionPolicy for LeafFirst<P> {
+impl EvictionPolicy for LeafFirst {
     fn inserted(&mut self, entry: &Entry, place: QueueEnd, tick: u32) -> Result<()> {
         self.removed(entry.cell);
         let own = fingerprint(&entry.namespace, &entry.key);

@@ -7,9 +7,7 @@
 //! | name | order | bytes per cell |
 //! |---|---|---|
 //! | `lru` | least recently used first, as TraCT (section 4.2) does | 16 |
-//! | `s3-fifo` | two queues and a memory of what was evicted: Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023 | 24, and 25 to 50 for the ghost |
-//! | `sieve` | one queue and a hand: Zhang et al., *SIEVE is simpler than LRU*, NSDI 2024 | 16 |
-//! | `leaf-lru` | [`LeafFirst`] over `lru`: no block before the blocks that continue it | 48, and 30 to 60 for the names |
+//! | `leaf-lru` | [`LeafFirst`]: as `lru`, and no block before the blocks that continue it | 48, and 30 to 60 for the names |
 //!
 //! Memory grows with the cells followed, in pages of 256 cells, and stays at its highest mark.
 //!
@@ -43,16 +41,12 @@
 mod cells;
 mod leaf_first;
 mod lru;
-mod s3_fifo;
-mod sieve;
 #[cfg(test)]
 mod tests;
 mod tick;
 
 pub use leaf_first::LeafFirst;
 pub use lru::Lru;
-pub use s3_fifo::S3Fifo;
-pub use sieve::Sieve;
 pub use tick::{CYCLE_TICKS, TickClock};
 
 use crate::error::{Error, Result};
@@ -144,23 +138,19 @@ pub trait EvictionPolicy: Send {
     }
 }
 
-/// The policies by name.
+/// The policies by name. The numbers are those of the C interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// [`Lru`].
     #[default]
-    Lru,
-    /// [`S3Fifo`].
-    S3Fifo,
-    /// [`Sieve`].
-    Sieve,
-    /// [`LeafFirst`] over [`Lru`].
-    LeafLru,
+    Lru = 0,
+    /// [`LeafFirst`].
+    LeafLru = 3,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [PolicyKind; 4] = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::Sieve, PolicyKind::LeafLru];
+    pub const ALL: [PolicyKind; 2] = [PolicyKind::Lru, PolicyKind::LeafLru];
 
     /// Reads a name.
     ///
@@ -177,8 +167,6 @@ impl PolicyKind {
     pub fn name(self) -> &'static str {
         match self {
             PolicyKind::Lru => "lru",
-            PolicyKind::S3Fifo => "s3-fifo",
-            PolicyKind::Sieve => "sieve",
             PolicyKind::LeafLru => "leaf-lru",
         }
     }
@@ -187,9 +175,7 @@ impl PolicyKind {
     pub fn build(self, cells: u64) -> Box<dyn EvictionPolicy> {
         match self {
             PolicyKind::Lru => Box::new(Lru::new(cells)),
-            PolicyKind::S3Fifo => Box::new(S3Fifo::new(cells)),
-            PolicyKind::Sieve => Box::new(Sieve::new(cells)),
-            PolicyKind::LeafLru => Box::new(LeafFirst::new(Lru::new(cells), cells)),
+            PolicyKind::LeafLru => Box::new(LeafFirst::new(cells)),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{BlockKey, Cache, Inner, Namespace};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::Op;
-use crate::media::{Descriptor, Geometry, REFERENCE_BYTES};
+use crate::media::{Descriptor, Geometry};
 use crate::metrics::RefusalReason;
 use reservation::Reservation;
 use std::sync::Arc;
@@ -50,24 +50,6 @@ pub enum Reserved {
     OverQuota,
 }
 
-/// What a cell is filled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    /// The block.
-    Bytes,
-    /// A reference to it.
-    Reference,
-}
-
-impl Form {
-    fn stored_bytes(self, len_bytes: u64) -> u64 {
-        match self {
-            Form::Bytes => len_bytes,
-            Form::Reference => REFERENCE_BYTES,
-        }
-    }
-}
-
 /// What became of a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
@@ -81,10 +63,10 @@ pub enum Published {
 
 impl Inner {
     /// Reserves a cell for each request; the answers come in the same order. Lines of a batch share their fences.
-    pub(super) fn reserve(self: &Arc<Self>, requests: &[PublishRequest], form: Form) -> Result<Vec<Reserved>> {
+    pub(super) fn reserve(self: &Arc<Self>, requests: &[PublishRequest]) -> Result<Vec<Reserved>> {
         let mut homes = Vec::with_capacity(requests.len());
         for request in requests {
-            self.check_request(request, form)?;
+            self.check_request(request)?;
             let home = self.home(request.namespace, request.key);
             self.index.locations.prefetch(&home);
             homes.push(home);
@@ -94,7 +76,7 @@ impl Inner {
         let mut answers: Vec<Reserved> = requests.iter().map(|_| Reserved::NoCell).collect();
         let asked = requests.iter().zip(&homes).map(|(request, home)| (home, request.namespace, request.key));
         self.look_where_they_were(asked, |index| answers[index] = Reserved::Exists)?;
-        self.take_cells(requests, form, &mut answers, &op)?;
+        self.take_cells(requests, &mut answers, &op)?;
         before_it_is_told();
         for (index, refusal) in self.announce(&answers, &homes, &op)? {
             answers[index] = refusal;
@@ -105,9 +87,9 @@ impl Inner {
 
     /// As [`Inner::reserve`] for one block: the same steps without lists. A publish of 64 KiB as a list of one takes 1.11 times as long,
     /// one of 4 KiB 1.22 times (`make perf-pool`: publish_64k_list_over_one).
-    pub(super) fn reserve_one(self: &Arc<Self>, request: &PublishRequest, form: Form) -> Result<Reserved> {
-        self.check_request(request, form)?;
-        let Some(class) = self.class_of(request, form) else { return Ok(Reserved::NoCell) };
+    pub(super) fn reserve_one(self: &Arc<Self>, request: &PublishRequest) -> Result<Reserved> {
+        self.check_request(request)?;
+        let Some(class) = self.class_holding(request.len_bytes) else { return Ok(Reserved::NoCell) };
         let home = self.home(request.namespace, request.key);
         self.index.locations.prefetch(&home);
         let op = self.work()?;
@@ -119,7 +101,7 @@ impl Inner {
             Ok(cell) => cell,
             Err(refusal) => return Ok(refusal),
         };
-        let begun = self.begin(request, form, cell, &op, since_ns)?;
+        let begun = self.begin(request, cell, &op, since_ns)?;
         before_it_is_told();
         if let Some(refusal) = self.announce_one(&home, &begun, &op)? {
             return Ok(refusal);
@@ -128,11 +110,11 @@ impl Inner {
         Ok(Reserved::Cell(begun))
     }
 
-    fn check_request(&self, request: &PublishRequest, form: Form) -> Result<()> {
+    fn check_request(&self, request: &PublishRequest) -> Result<()> {
         if request.len_bytes == 0 {
             return Err(Error::Invalid("a block has at least one byte".into()));
         }
-        if self.class_of(request, form).is_none() {
+        if self.class_holding(request.len_bytes).is_none() {
             let most = self.geometry().cells.iter().map(|class| class.cell_bytes).max().unwrap_or(0);
             return Err(Error::Invalid(format!(
                 "a block of {} bytes does not fit the largest cell of {most} bytes: format the pool with larger cells",
@@ -147,16 +129,11 @@ impl Inner {
         self.geometry().cells.iter().position(|class| class.chunks > 0 && class.cell_bytes >= len_bytes && len_bytes <= u64::from(u32::MAX))
     }
 
-    pub(super) fn class_of(&self, request: &PublishRequest, form: Form) -> Option<usize> {
-        self.class_holding(form.stored_bytes(request.len_bytes)).filter(|_| request.len_bytes <= u64::from(u32::MAX))
-    }
-
     /// A reservation of a cell that is this operation's, for a block, stamped anew, with what was promised of its namespace's quota. It is
     /// not announced yet.
     pub(super) fn begin(
         self: &Arc<Self>,
         request: &PublishRequest,
-        form: Form,
         (cell, promised_bytes): (u64, u64),
         op: &Op<'_>,
         since_ns: u64,
@@ -176,7 +153,6 @@ impl Inner {
             parent: request.parent.map(|parent| parent.0),
             since_ns,
             checksum: None,
-            form,
             promised_bytes,
             is_in_place: AtomicBool::new(false),
             open: true,
@@ -194,7 +170,7 @@ impl Inner {
             let line = &mut reservation.descriptor;
             line.state = Descriptor::READY;
             if let Some(checksum) = reservation.checksum {
-                line.kind = if reservation.form == Form::Reference { Descriptor::REFERENCE } else { Descriptor::XXH3 };
+                line.kind = Descriptor::XXH3;
                 line.checksum = checksum;
             }
             point!("cache.commit");
@@ -265,7 +241,7 @@ impl Cache {
             Reserved::Busy => return Ok(Published::Busy),
             Reserved::NoCell => return Err(no_cell(self.inner.geometry())),
             Reserved::NoHint => return Err(no_hint(self.inner.geometry())),
-            Reserved::OverQuota => return Err(over_quota(self.inner.config.quotas.get(&namespace).copied().unwrap_or(0))),
+            Reserved::OverQuota => return Err(over_quota(self.inner.config.quota_of(&namespace).unwrap_or(0))),
         };
         reservation.fill([bytes])?;
         self.inner.commit(std::slice::from_mut(&mut reservation))?;
@@ -277,7 +253,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Invalid`], [`Error::Fenced`], [`Error::Timeout`] for the lock of a stripe; those of the memory.
     pub fn reserve(&self, request: &PublishRequest) -> Result<Reserved> {
-        let answer = self.inner.reserve_one(request, Form::Bytes);
+        let answer = self.inner.reserve_one(request);
         match &answer {
             Ok(answer) => self.count_refused(answer),
             Err(error) => self.count_failed_requests(error, 1),
@@ -290,11 +266,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::reserve`]; then nothing is reserved.
     pub fn reserve_all(&self, requests: &[PublishRequest]) -> Result<Vec<Reserved>> {
-        self.reserve_as(requests, Form::Bytes)
-    }
-
-    pub(super) fn reserve_as(&self, requests: &[PublishRequest], form: Form) -> Result<Vec<Reserved>> {
-        let answers = self.inner.reserve(requests, form);
+        let answers = self.inner.reserve(requests);
         match &answers {
             Ok(answers) => answers.iter().for_each(|answer| self.count_refused(answer)),
             Err(error) => self.count_failed_requests(error, requests.len()),

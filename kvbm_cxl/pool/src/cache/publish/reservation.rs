@@ -2,12 +2,11 @@
 //! A cell that is reserved for a block, until it is committed or given up.
 
 use crate::cache::observe::events::Change;
-use crate::cache::publish::Form;
 use crate::cache::{BlockKey, Inner, Namespace};
 use crate::copy::{Checksum, LocalRange, Outcome, WriteList};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::media::{Descriptor, REFERENCE_BYTES};
+use crate::media::Descriptor;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +26,6 @@ pub struct Reservation {
     pub(in crate::cache) since_ns: u64,
     /// Checksum of the whole payload, once it is known.
     pub(in crate::cache) checksum: Option<u64>,
-    pub(in crate::cache) form: Form,
     /// What its namespace was promised of its quota for it.
     pub(in crate::cache) promised_bytes: u64,
     /// A caller was told where it is mapped, and may have stored there what is still in this machine's caches.
@@ -109,8 +107,7 @@ impl Reservation {
     /// As [`Reservation::fill`], by address.
     ///
     /// # Safety
-    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool, but for a
-    /// [region](crate::cache::lent) of this process.
+    /// Until this returns each range may be read, no thread writes to it, and it is not memory of the pool.
     pub unsafe fn fill_raw(&mut self, pieces: impl IntoIterator<Item = LocalRange>) -> Result<()> {
         let mut list = WriteList::new();
         let mut at = self.offset;
@@ -157,12 +154,6 @@ impl Reservation {
         }
         after_filling();
         filled
-    }
-
-    /// Fills the cell with a reference to the block, which has been asked for that.
-    pub(in crate::cache) fn refer(&mut self, reference: &[u8; REFERENCE_BYTES as usize]) -> Result<()> {
-        self.checksum = self.copy(&WriteList::gather(self.offset, [&reference[..]]), Checksum::Xxh3)?;
-        Ok(())
     }
 
     /// Fills a part of the block, `at` bytes in. A block that is filled in parts has no checksum.

@@ -2,7 +2,7 @@
 //! Which incarnations are fenced, read once for a batch: the void rule (CACHE.md D2) costs a few lines per batch, not per block.
 
 use crate::cache::Inner;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::Op;
 use crate::limits::{MAX_SEATS, MAX_SLOTS};
 use crate::line::{FETCHED_TOGETHER, if_whole};
@@ -54,26 +54,21 @@ impl Inner {
         }
         let mut indexes = ArrayVec::new();
         for group in (0..geometry.fence_lines()).filter(|group| groups >> group & 1 == 1) {
-            indexes.extend((0..u64::from(geometry.seats)).map(|seat| seat * geometry.fence_lines() + group));
+            indexes.extend((0..geometry.all_seats()).map(|seat| seat * geometry.fence_lines() + group));
         }
         Rows { groups, indexes }
     }
 
-    /// What the lines of `rows`, in their order, tell. What was not asked for is not known.
-    fn fences_in<'a>(&self, rows: &Rows, fetched: impl Iterator<Item = Option<&'a FenceLine>>) -> Result<Fences> {
-        let mut fences = Fences { up_to: [[0; SLOTS_PER_FENCE]; GROUPS], known: rows.groups };
-        let mut lines = rows.indexes.iter().zip(fetched);
-        for (group, up_to) in fences.up_to.iter_mut().enumerate().filter(|(group, _)| rows.groups >> group & 1 == 1) {
-            for (&index, line) in lines.by_ref().take(self.geometry().seats as usize) {
-                match line.copied().map_or_else(|| self.look_again_at_row(index), |line| Ok(Some(line)))? {
-                    Some(FenceLine { fenced, .. }) => {
-                        up_to.iter_mut().zip(fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
-                    }
-                    None => fences.known &= !(1 << group),
-                }
+    /// Adds what a fence line tells. Where one cannot be read, its slots are not known.
+    fn add_row(&self, fences: &mut Fences, index: u64, line: Option<&FenceLine>) -> Result<()> {
+        let group = (index % self.geometry().fence_lines()) as usize;
+        match line.copied().map_or_else(|| self.look_again_at_row(index), |line| Ok(Some(line)))? {
+            Some(FenceLine { fenced, .. }) => {
+                fences.up_to[group].iter_mut().zip(fenced).for_each(|(most, fenced)| *most = fenced.max(*most));
             }
+            None => fences.known &= !(1 << group),
         }
-        Ok(fences)
+        Ok(())
     }
 
     /// Fetches the fence words of `slots` from all seats; misses overlap.
@@ -90,21 +85,21 @@ impl Inner {
         mut each: impl FnMut(Option<&T>),
     ) -> Result<Fences> {
         let rows = self.rows_of(slots);
-        let (first, rest) = indexes.split_at(indexes.len().min(FETCHED_TOGETHER - rows.indexes.len()));
-        let mut give = |index: u64, line: Option<&T>| {
-            match line {
-                Some(line) => each(Some(line)),
-                None => each(self.look_again(index)?.as_ref()),
-            }
-            Ok::<_, Error>(())
-        };
+        let mut fences = Fences { up_to: [[0; SLOTS_PER_FENCE]; GROUPS], known: rows.groups };
         let mut lines = ArrayVec::new();
-        let (found, fences) = self.lines().fetch_both::<T, FenceLine>(first, &rows.indexes, &mut lines)?;
-        first.iter().zip(found).try_for_each(|(&index, line)| give(index, line))?;
-        let fences = self.fences_in(&rows, fences)?;
-        for indexes in rest.chunks(FETCHED_TOGETHER) {
-            let (found, _) = self.lines().fetch_both::<T, FenceLine>(indexes, &[], &mut lines)?;
-            indexes.iter().zip(found).try_for_each(|(&index, line)| give(index, line))?;
+        let (mut lines_left, mut rows_left) = (indexes, &rows.indexes[..]);
+        while !lines_left.is_empty() || !rows_left.is_empty() {
+            let (row_part, rows_after) = rows_left.split_at(rows_left.len().min(FETCHED_TOGETHER));
+            let (line_part, lines_after) = lines_left.split_at(lines_left.len().min(FETCHED_TOGETHER - row_part.len()));
+            let (found, fenced) = self.lines().fetch_both::<T, FenceLine>(line_part, row_part, &mut lines)?;
+            for (&index, line) in line_part.iter().zip(found) {
+                match line {
+                    Some(line) => each(Some(line)),
+                    None => each(self.look_again(index)?.as_ref()),
+                }
+            }
+            row_part.iter().zip(fenced).try_for_each(|(&index, line)| self.add_row(&mut fences, index, line))?;
+            (lines_left, rows_left) = (lines_after, rows_after);
         }
         Ok(fences)
     }
@@ -120,7 +115,8 @@ impl Inner {
     ) -> Result<Option<u32>> {
         let mut lines = ArrayVec::new();
         let rows = self.fence_lines_of(expected);
-        let (found, fences) = self.lines().fetch_both::<T, FenceLine>(indexes, &rows, &mut lines)?;
+        let (first_rows, more_rows) = rows.split_at(rows.len().min(FETCHED_TOGETHER - indexes.len()));
+        let (found, fences) = self.lines().fetch_both::<T, FenceLine>(indexes, first_rows, &mut lines)?;
         let mut slot = expected;
         for (&index, line) in indexes.iter().zip(found) {
             slot = match line {
@@ -128,12 +124,13 @@ impl Inner {
                 None => each(self.look_again(index)?.as_ref()),
             };
         }
-        if usize::from(slot) / SLOTS_PER_FENCE == usize::from(expected) / SLOTS_PER_FENCE {
-            return self.most_fenced(slot, &rows, fences);
+        if usize::from(slot) / SLOTS_PER_FENCE != usize::from(expected) / SLOTS_PER_FENCE {
+            return self.most_fenced(slot, &self.fence_lines_of(slot));
         }
-        let (rows, mut lines) = (self.fence_lines_of(slot), ArrayVec::new());
-        let (_, fences) = self.lines().fetch_both::<T, FenceLine>(&[], &rows, &mut lines)?;
-        self.most_fenced(slot, &rows, fences)
+        match (self.most_in(slot, first_rows, fences)?, more_rows) {
+            (most, []) | (most @ None, _) => Ok(most),
+            (most, more_rows) => Ok(self.most_fenced(slot, more_rows)?.and_then(|more| most.max(Some(more)))),
+        }
     }
 
     /// Fetches lines of one kind together with this host's own fence words. Fails if the incarnation of `op` is fenced.
@@ -157,12 +154,24 @@ impl Inner {
     /// The fence lines with the word of a slot, one of each seat; none of a slot that cannot be.
     fn fence_lines_of(&self, slot: u16) -> ArrayVec<u64, MAX_SEATS> {
         let geometry = self.geometry();
-        let seats = if u32::from(slot) < geometry.slots { u64::from(geometry.seats) } else { 0 };
+        let seats = if u32::from(slot) < geometry.slots { geometry.all_seats() } else { 0 };
         (0..seats).map(|seat| seat * geometry.fence_lines() + u64::from(slot) / SLOTS_PER_FENCE as u64).collect()
     }
 
-    /// The incarnation up to which a slot is fenced, of what was fetched of its lines, `rows`.
-    fn most_fenced<'a>(&self, slot: u16, rows: &[u64], fetched: impl Iterator<Item = Option<&'a FenceLine>>) -> Result<Option<u32>> {
+    /// The incarnation up to which a slot is fenced by its lines `rows`, fetched now; `None` where that cannot be told.
+    fn most_fenced(&self, slot: u16, rows: &[u64]) -> Result<Option<u32>> {
+        let mut most = None;
+        for part in rows.chunks(FETCHED_TOGETHER) {
+            let mut lines = ArrayVec::new();
+            let (_, fences) = self.lines().fetch_both::<FenceLine, FenceLine>(&[], part, &mut lines)?;
+            let Some(of_part) = self.most_in(slot, part, fences)? else { return Ok(None) };
+            most = most.max(Some(of_part));
+        }
+        Ok(most)
+    }
+
+    /// The same of what was fetched of `rows`.
+    fn most_in<'a>(&self, slot: u16, rows: &[u64], fetched: impl Iterator<Item = Option<&'a FenceLine>>) -> Result<Option<u32>> {
         let place = usize::from(slot) % SLOTS_PER_FENCE;
         let mut most = None;
         for (&index, line) in rows.iter().zip(fetched) {
@@ -188,5 +197,3 @@ impl Inner {
         if_whole(self.lines().fetch(index))
     }
 }
-
-const _: () = assert!(MAX_ROWS < FETCHED_TOGETHER);

@@ -156,7 +156,7 @@ impl Inner {
             return Err(MissReason::FencedOwner);
         }
         match self.lines().layout().cell(cell) {
-            Ok((offset, cell_bytes)) if descriptor.stored_bytes() <= cell_bytes => {
+            Ok((offset, cell_bytes)) if u64::from(descriptor.len_bytes) <= cell_bytes => {
                 Ok(Pinned { inner: self.clone(), cell, offset, descriptor, incarnation, held: true })
             }
             _ => Err(MissReason::Changed),
@@ -200,9 +200,6 @@ impl Inner {
     /// Steps 3 to 6 for one block: copies it as its list says, and looks whether it was itself all the while; `None`, or why it is a miss.
     /// A checksum is looked at where the list takes the whole block.
     pub(super) fn copy_one(&self, block: &Pinned, list: &mut ReadList<'_>) -> Result<Option<MissReason>> {
-        if block.is_lent() {
-            return Ok(self.copy_each(&[block], std::slice::from_mut(list))?.pop().flatten());
-        }
         is_inside(block, list)?;
         let checked = self.is_checked(block, list);
         before_copy();
@@ -214,26 +211,6 @@ impl Inner {
     /// As [`Inner::copy_one`], for several.
     pub(super) fn copy_each(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
         blocks.iter().zip(lists.iter()).try_for_each(|(block, list)| is_inside(block, list))?;
-        let lent = blocks.iter().filter(|block| block.is_lent()).count();
-        if lent == 0 {
-            return self.copy_own(blocks, lists);
-        }
-        if lent == blocks.len() {
-            return self.copy_lent(blocks, lists);
-        }
-        let mut answers = Few::from_elem(None, blocks.len());
-        for lent in [true, false] {
-            let places: Vec<usize> = (0..blocks.len()).filter(|&place| blocks[place].is_lent() == lent).collect();
-            let some: Vec<&Pinned> = places.iter().map(|&place| blocks[place]).collect();
-            let mut taken: Vec<ReadList<'_>> = places.iter().map(|&place| std::mem::take(&mut lists[place])).collect();
-            let found = if lent { self.copy_lent(&some, &mut taken) } else { self.copy_own(&some, &mut taken) }?;
-            places.into_iter().zip(found).for_each(|(place, answer)| answers[place] = answer);
-        }
-        Ok(answers)
-    }
-
-    /// Of blocks that lie in their cells.
-    fn copy_own(&self, blocks: &[&Pinned], lists: &mut [ReadList<'_>]) -> Result<Few<Option<MissReason>>> {
         let checked: Few<bool> = blocks.iter().zip(lists.iter()).map(|(block, list)| self.is_checked(block, list)).collect();
         before_copy();
         let outcomes = self.pull_lists(lists, &checked);
@@ -284,12 +261,6 @@ impl Inner {
             match block.copy(&mut list)? {
                 None => return Ok(Pulled::Hit { len_bytes: block.len_bytes() }),
                 Some(MissReason::Changed) => miss = MissReason::Changed,
-                Some(MissReason::TakenBack) => {
-                    let cell = block.cell();
-                    drop(block);
-                    self.forget(cell, namespace, key)?;
-                    return Ok(Pulled::Miss(MissReason::TakenBack));
-                }
                 Some(other) => return Ok(Pulled::Miss(other)),
             }
         }

@@ -39,10 +39,6 @@ impl Pinned {
         self.cell
     }
 
-    pub(in crate::cache) fn descriptor(&self) -> &Descriptor {
-        &self.descriptor
-    }
-
     /// Length of the block in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.descriptor.len_bytes.into()
@@ -63,13 +59,7 @@ impl Pinned {
         self.cell
     }
 
-    /// Whether the block lies where an engine lent it ([`crate::cache::lent`]). It can be copied and not be used in place: its lender may
-    /// take it back at any time, and then a copy is a miss. The pin keeps only the reference.
-    pub fn is_lent(&self) -> bool {
-        self.descriptor.kind == Descriptor::REFERENCE
-    }
-
-    /// Pool offset of the first byte; of a lent block an offset for lists that [`Pinned::copy`] gets, and for nothing else.
+    /// Pool offset of the first byte.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -84,29 +74,22 @@ impl Pinned {
         self.descriptor.owner
     }
 
-    /// Where this process maps the block, for use in place; `None` where there is no mapping, and of a lent block. Drop what this host's
-    /// caches may hold of it first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
+    /// Where this process maps the block, for use in place; `None` where there is no mapping. Drop what this host's caches
+    /// may hold of it first ([`Pinned::invalidate`]), and believe the result only if [`Pinned::is_unchanged`] afterwards.
     pub fn address(&self) -> Option<NonNull<u8>> {
-        if self.is_lent() {
-            return None;
-        }
         self.inner.lines().memory().address(self.offset, self.len_bytes())
     }
 
     /// Drops what this host's caches hold of the block, so that what is read next comes from the memory.
     pub fn invalidate(&self) -> Result<()> {
         let memory = self.inner.lines().memory();
-        memory.flush_range(self.offset, self.descriptor.stored_bytes())?;
+        memory.flush_range(self.offset, self.len_bytes())?;
         memory.fence_all();
         Ok(())
     }
 
-    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right. A
-    /// lent block cannot be used in place, so that the answer is no.
+    /// Whether the block is what it was when it was pinned. To be asked after every use in place: only a yes makes what was read right.
     pub fn is_unchanged(&self) -> Result<bool> {
-        if self.is_lent() {
-            return Ok(false);
-        }
         self.inner.lines().memory().fence_loads();
         Ok(self.inner.is_as_pinned(self)?.is_none())
     }
@@ -126,8 +109,7 @@ impl Pinned {
     /// A list that scatters the block over pieces by address, in order; to be given to [`Pinned::copy`].
     ///
     /// # Safety
-    /// Until the last use of the list each range may be written, no other thread uses it, and it is not memory of the pool, but for a
-    /// [region](crate::cache::lent) of this process.
+    /// Until the last use of the list each range may be written, no other thread uses it, and it is not memory of the pool.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the pieces are not as long as the block.

@@ -80,8 +80,8 @@ impl Cache {
     /// whatever was there. So nothing of such work counts before the answer is known.
     ///
     /// `pieces` gets the place of a key and the length of its block, and says where the block goes; pieces that are not as long as the
-    /// block make it a miss ([`MissReason::Length`]). A block that a host [lends](crate::cache::lent), and all of them where a CPU has a
-    /// part in the copies, are waited for. The bound is that of [`Cache::queue_publish`].
+    /// block make it a miss ([`MissReason::Length`]). Where a CPU has a part in the copies, they are waited for. The bound is that of
+    /// [`Cache::queue_publish`].
     ///
     /// # Safety
     /// Each range is memory of that GPU, is named once, and is used by no other than work behind the copies on that stream, from what `on`
@@ -100,7 +100,7 @@ impl Cache {
     ) -> Result<Queued> {
         let (begun, begun_ns) = (Instant::now(), self.inner.host.platform().now_ns());
         let mut answers = vec![Answer::Dropped; keys.len()];
-        let mut sorted: [Pulls; 3] = Default::default();
+        let (mut checked, mut plain) = (Pulls::default(), Pulls::default());
         for (place, pinned) in self.inner.pin_each(namespace, keys)?.into_iter().enumerate() {
             let found = pinned.and_then(|block| {
                 // SAFETY: as this function demands; the same below.
@@ -108,14 +108,16 @@ impl Cache {
                 list.map(|list| (block, list)).map_err(|_| MissReason::Length)
             });
             match found {
-                Ok((block, list)) => sorted[self.kind_of_pull(&block, &list)].push(place, block, list),
+                Ok((block, list)) => {
+                    let pulls = if self.inner.is_checked(&block, &list) { &mut checked } else { &mut plain };
+                    pulls.push(place, block, list);
+                }
                 Err(reason) => {
                     self.inner.metrics.misses_total.of(reason).inc();
                     answers[place] = Answer::Missed(reason);
                 }
             }
         }
-        let [checked, plain, waited_for] = sorted;
         let len_bytes = checked.len_bytes().saturating_add(plain.len_bytes());
         let room = self.inner.queue_room(on.device, len_bytes, wait_ms)?;
         let held = if let After::Stream(stream) = on.after { Some(stream) } else { None };
@@ -135,27 +137,14 @@ impl Cache {
                 Err(error) => pulls.fail(error, &mut answers),
             }
         }
-        let mut waited_for = waited_for;
-        self.pull_waiting(&mut waited_for, &mut answers);
         if parts.is_empty() {
             return Ok(Queued::ended(answers));
         }
         Ok(self.look_after(Flight::of(UnderWay { answers, parts, room, begun, begun_ns })))
     }
 
-    /// Which of the three kinds of pulls one is: with a look at its checksum, without, or none that goes on beside the caller.
-    fn kind_of_pull(&self, block: &Pinned, list: &ReadList<'_>) -> usize {
-        match block.is_lent() {
-            true => 2,
-            false => usize::from(!self.inner.is_checked(block, list)),
-        }
-    }
-
     /// Copies blocks and waits for it.
     fn pull_waiting(&self, pulls: &mut Pulls, answers: &mut [Answer]) {
-        if pulls.lists.is_empty() {
-            return;
-        }
         match self.inner.copy_each(&pulls.blocks.iter().collect::<Vec<_>>(), &mut pulls.lists) {
             Err(error) => {
                 self.count_failed(&error, pulls.places.len() as u64);

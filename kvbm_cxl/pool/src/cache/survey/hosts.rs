@@ -80,7 +80,7 @@ impl Hosts {
     pub fn load(lines: &Lines) -> Result<Self> {
         let geometry = lines.layout().geometry();
         let mut slots = vec![HostSlot::default(); geometry.slots as usize];
-        let rows: Vec<u64> = (0..u64::from(geometry.seats) * geometry.fence_lines()).collect();
+        let rows: Vec<u64> = (0..geometry.all_seats() * geometry.fence_lines()).collect();
         let fences: Vec<Option<FenceLine>> = fetch_all(lines, &rows)?;
         let deaths: Vec<Option<DeathLine>> = fetch_all(lines, &rows)?;
         for (row, (fence, death)) in fences.iter().zip(&deaths).enumerate() {

@@ -20,8 +20,6 @@ pub struct Listed {
     pub len_bytes: u64,
     /// Slot of the host that owns the cell.
     pub owner: u16,
-    /// The cell has a reference: the block lies where its lender's engine has it.
-    pub is_lent: bool,
 }
 
 impl CacheView {
@@ -49,7 +47,6 @@ impl CacheView {
                 cell,
                 len_bytes: found.len_bytes.into(),
                 owner: found.owner,
-                is_lent: found.kind == Descriptor::REFERENCE,
             }));
         }
     }

@@ -111,7 +111,7 @@ impl CellInfo {
 
     /// A block that a pull may get: complete, not longer than its cell, of an owner that is not fenced.
     pub fn is_served(&self) -> bool {
-        self.state == CellState::Ready && self.descriptor.stored_bytes() <= self.cell_bytes && !self.is_void
+        self.state == CellState::Ready && u64::from(self.descriptor.len_bytes) <= self.cell_bytes && !self.is_void
     }
 }
 

@@ -247,7 +247,7 @@ impl CacheView {
             CellState::Ready if cell.is_void => {
                 Verdict::FencedOwner { is_claimed: matches!(self.chunk(cell.chunk)?.state, ChunkState::Claimed(_)) }
             }
-            CellState::Ready if cell.descriptor.stored_bytes() > cell.cell_bytes => Verdict::TooLong,
+            CellState::Ready if u64::from(cell.descriptor.len_bytes) > cell.cell_bytes => Verdict::TooLong,
             CellState::Ready => Verdict::Hit,
         })
     }

@@ -94,7 +94,7 @@ impl Inner {
     /// The incarnation number that a nonce stands for in any seat's copy (only where numbers are compared against the rule).
     fn number_of(&self, slot: u32, nonce: &[u8; 16]) -> Result<u32> {
         let geometry = self.geometry();
-        for seat in 0..u64::from(geometry.seats) {
+        for seat in 0..geometry.all_seats() {
             let copy: Binding = self.lines.fetch(seat * geometry.bindings() + u64::from(slot))?;
             if copy.nonce == *nonce {
                 return Ok(copy.incarnation);

@@ -17,7 +17,7 @@ use crate::host::Inner;
 use crate::limits::MAX_SLOTS;
 use crate::line::{FETCHED_TOGETHER, if_whole};
 use crate::lock::{claim, seat};
-use crate::media::{Binding, DeathLine, FenceLine, GrantLine, MediaLine, SLOTS_PER_FENCE, Seat};
+use crate::media::{Binding, DeathLine, FenceLine, GrantLine, Identity, MediaLine, SLOTS_PER_FENCE, Seat};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Registers of each kind that a manager looks at with each beat.
@@ -69,6 +69,12 @@ impl Inner {
     pub(super) fn owns_seat(&self, seat: u64) -> Result<bool> {
         if self.config.seats.get(seat as usize) == Some(&self.platform.machine()) {
             return Ok(true);
+        }
+        if self.geometry().slot_of(seat).is_some() {
+            // Whoever has the slot next writes its identity line anew before a line of the seat.
+            let identity = if_whole(self.lines.fetch::<Identity>(self.slot().into()))?;
+            let is_its = self.find_seat() == Some(seat) && identity.is_none_or(|identity| identity.nonce == self.nonce());
+            return Ok(is_its && !mutant!("heal.claimed_seats_are_left"));
         }
         let claim = if_whole(claim::decided(&self.lines, seat))?;
         let is_its = claim.is_some_and(|claim| claim.generation != 0 && claim.session == self.segment.session());
@@ -134,14 +140,13 @@ impl Inner {
             fences.push(match if_whole(self.lines.fetch::<FenceLine>(index))? {
                 Some(row) => row,
                 None => {
-                    let mut row = FenceLine::default();
-                    for (place, fenced) in row.fenced.iter_mut().enumerate() {
-                        *fenced = match is_known {
-                            true => known(&header.fence_row, line, place),
-                            false if mutant!("heal.row_forgets") => 0,
-                            false => self.highest_bound(line * SLOTS_PER_FENCE + place)?,
-                        };
-                    }
+                    let row = if is_known {
+                        let mut row = FenceLine::default();
+                        row.fenced.iter_mut().enumerate().for_each(|(place, fenced)| *fenced = known(&header.fence_row, line, place));
+                        row
+                    } else {
+                        self.careful_row(line)?
+                    };
                     self.write_row(index, row)?
                 }
             });
@@ -170,6 +175,29 @@ impl Inner {
             header.rows_of_seat.store(seat as u32 + 1, Ordering::Release);
         }
         Ok((fences, deaths))
+    }
+
+    /// Writes the damaged rows of a seat that this session claimed just now, of which no machine remembers anything.
+    pub(super) fn rewrite_rows(&self, seat: u64) -> Result<()> {
+        let (fences, deaths) = self.row_indexes(seat);
+        for (line, (&fence, &death)) in fences.iter().zip(&deaths).enumerate() {
+            if if_whole(self.lines.fetch::<FenceLine>(fence))?.is_none() {
+                self.lines.publish(fence, self.careful_row(line)?)?;
+            }
+            if if_whole(self.lines.fetch::<DeathLine>(death))?.is_none() {
+                self.lines.publish(death, DeathLine::default())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands in for a fence row that nobody remembers: every incarnation that is bound counts as fenced.
+    fn careful_row(&self, line: usize) -> Result<FenceLine> {
+        let mut row = FenceLine::default();
+        for (place, fenced) in row.fenced.iter_mut().enumerate() {
+            *fenced = if mutant!("heal.row_forgets") { 0 } else { self.highest_bound(line * SLOTS_PER_FENCE + place)? };
+        }
+        Ok(row)
     }
 
     /// Keeps this seat's rows in the machine's memory before a line of them can be lost, if they stand there whole.
@@ -219,7 +247,7 @@ impl Inner {
         if slot >= geometry.slots as usize {
             return Ok(0);
         }
-        let indexes: Vec<u64> = (0..u64::from(geometry.seats)).map(|seat| seat * geometry.bindings() + slot as u64).collect();
+        let indexes: Vec<u64> = (0..geometry.all_seats()).map(|seat| seat * geometry.bindings() + slot as u64).collect();
         let mut copies: Vec<Result<Binding>> = Vec::with_capacity(indexes.len());
         self.lines.fetch_many(&indexes, &mut copies)?;
         let best = copies.iter().flatten().map(|copy| copy.tag).max().unwrap_or(0);
@@ -291,7 +319,7 @@ impl Inner {
         if own.is_none_or(|own| own.tag() == newest.epoch) {
             return Ok(None);
         }
-        let indexes: Vec<u64> = (0..u64::from(geometry.seats)).map(|seat| seat * per_seat + line).collect();
+        let indexes: Vec<u64> = (0..geometry.all_seats()).map(|seat| seat * per_seat + line).collect();
         let mut copies: Vec<Result<T>> = Vec::with_capacity(indexes.len());
         self.lines.fetch_many(&indexes, &mut copies)?;
         let best = copies.iter().flatten().map(Tagged::tag).max().unwrap_or(0);

@@ -158,6 +158,19 @@ impl Active {
         self.bindings[slot as usize].as_ref().map(|binding| binding.incarnation).filter(|incarnation| *incarnation != 0)
     }
 
+    /// Whether no lock is held or wanted.
+    pub(super) fn is_idle(&self) -> bool {
+        (0..self.queues.len()).all(|lock| self.queues[lock].is_empty() && !self.is_held(lock))
+    }
+
+    fn is_held(&self, lock: usize) -> bool {
+        let grant = self.grants[lock / LOCKS_PER_GRANT].map_or(Grant::default(), |line| line.grants[lock % LOCKS_PER_GRANT]);
+        let Some(view) = self.hosts.get(usize::from(grant.slot)).filter(|_| grant.number != 0) else { return false };
+        let (incarnation, request) = view.request(lock as u32);
+        let is_wanted = request.flags & Request::WANT != 0 && (incarnation, request.number as u16) == (grant.incarnation, grant.request);
+        is_wanted && self.standings[usize::from(grant.slot)].fenced < incarnation
+    }
+
     fn note_requests(&mut self, slot: u32, line: u64, fetched: &RequestLine) {
         let view = &mut self.hosts[slot as usize];
         view.incarnations[line as usize] = fetched.incarnation;

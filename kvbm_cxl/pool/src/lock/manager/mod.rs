@@ -109,7 +109,10 @@ impl Inner {
         }
         if let Some(active) = &mut manager.active {
             return match self.serve(active)? {
-                Some(busy) => Ok(busy),
+                Some(busy) => {
+                    self.mend_claimed_seats(&mut manager, self.platform.now_ns())?;
+                    Ok(busy)
+                }
                 None => {
                     // Another seat took this manager for dead, and it was only slow: meet the next ones with more patience.
                     manager.active = None;
@@ -128,6 +131,7 @@ impl Inner {
             self.claim_seat(&mut manager, now_ns)?;
         }
         let Some(seat) = manager.seat else { return Ok(false) };
+        self.mend_claimed_seats(&mut manager, now_ns)?;
         self.learn_rows(seat)?;
         self.publish_deaths_beside_manager(&mut manager, seat)?;
         // Only the process with the machine's lock on the role may write: the first one takes it where there is something to mend.
@@ -147,6 +151,11 @@ impl Inner {
         }
         manager.active = self.take_over(seat, &manager.watch)?;
         Ok(true)
+    }
+
+    /// Whether this process manages nothing, or a pool in which no lock is held or wanted.
+    pub(crate) fn manages_nothing(&self) -> bool {
+        self.manager.try_lock().is_ok_and(|manager| manager.active.as_ref().is_none_or(Active::is_idle))
     }
 
     /// Takes the machine's lock on the role, under which its seat's lines are written; false while another process of the machine has it.

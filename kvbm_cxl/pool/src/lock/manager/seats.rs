@@ -4,8 +4,8 @@
 use super::{Manager, beat_at_rest};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
-use crate::host::Inner;
 use crate::host::segment::state;
+use crate::host::{Inner, witness};
 use crate::line::if_whole;
 use crate::lock::claim::{self, Claimed, Claimer};
 use crate::lock::seat;
@@ -31,18 +31,21 @@ enum Attempt {
 }
 
 impl Inner {
-    /// The seat of this machine: from the superblock's table, or the one that a process of this session claimed.
+    /// The seat of this machine: from the superblock's table, that of its slot, or the one that a process of this session claimed.
     pub(super) fn find_seat(&self) -> Option<u64> {
-        let machine = self.platform.machine();
-        let seats = u64::from(self.geometry().seats);
-        let fixed = self.config.seats.iter().take(seats as usize).position(|owner| *owner == machine);
-        fixed.map(|seat| seat as u64).or_else(|| self.claimed_seat())
+        self.reserved_seat().or_else(|| self.claimed_seat())
     }
 
-    /// The seat that this session claimed.
+    fn reserved_seat(&self) -> Option<u64> {
+        let machine = self.platform.machine();
+        let reserved = self.config.seats.iter().take(self.geometry().seats as usize).position(|owner| *owner == machine);
+        reserved.map(|seat| seat as u64)
+    }
+
+    /// The seat that this session claimed, or has with its slot.
     fn claimed_seat(&self) -> Option<u64> {
         let seat = u64::from(self.segment.header().seat.load(Ordering::Acquire)).checked_sub(1)?;
-        (seat < u64::from(self.geometry().seats)).then_some(seat)
+        (seat < self.geometry().all_seats()).then_some(seat)
     }
 
     fn is_fixed(&self, seat: usize) -> bool {
@@ -71,6 +74,9 @@ impl Inner {
 
     /// Claims a seat for this machine, which has none, if there is a reason to: no manager serves, or a seat is to spare.
     pub(super) fn claim_seat(&self, manager: &mut Manager, now_ns: u64) -> Result<Option<u64>> {
+        if self.geometry().slot_seats && self.state() != state::NONE {
+            return self.sit_down_again(manager);
+        }
         let lacks_manager = match self.is_manager_wanted(manager, None, now_ns) {
             Ok(lacks_manager) if lacks_manager || self.state() == state::LIVE => lacks_manager,
             // A host that joins, or that cannot tell who serves, may only have a seat whose damaged lines can be what it waits for.
@@ -116,6 +122,50 @@ impl Inner {
         }
     }
 
+    /// In pools whose slots have seats no member keeps one of the others, so a damaged line of one has no writer. It costs every host that
+    /// reads all seats, so whoever serves claims such a seat, writes its lines again and gives it back.
+    pub(super) fn mend_claimed_seats(&self, manager: &mut Manager, now_ns: u64) -> Result<()> {
+        if !self.geometry().slot_seats || now_ns < manager.mend_at_ns || mutant!("heal.open_seats_are_left") {
+            return Ok(());
+        }
+        manager.mend_at_ns = now_ns + MEND_PERIODS * self.config.heartbeat_ms * 1_000_000;
+        // A machine with a reserved seat leaves that of its slot alone.
+        let unused = self.geometry().seat_of(self.slot()).filter(|_| self.reserved_seat().is_some());
+        for seat in (0..u64::from(self.geometry().seats)).chain(unused) {
+            // One that no machine ever had counts as empty.
+            let is_ours = !self.is_fixed(seat as usize) && self.find_seat() != Some(seat);
+            if !is_ours || !self.has_own_damage(seat)? || self.is_vacant(seat)? {
+                continue;
+            }
+            match self.mend_claimed_seat(seat, Some(seat) == unused) {
+                // Another damaged line hides what has to be known.
+                Ok(()) | Err(Error::BadLine { .. } | Error::Full { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(())
+    }
+
+    fn mend_claimed_seat(&self, seat: u64, is_own: bool) -> Result<()> {
+        let Some(_claiming) = self.platform.try_lock(MachineLock::Claim, true)? else { return Ok(()) };
+        let mut line = Seat { machine: self.platform.machine().0, ..Seat::default() };
+        if !is_own {
+            let session = self.segment.session();
+            let claimer = Claimer { lines: &self.lines, platform: &*self.platform };
+            let Claimed::Owned { generation } = claimer.claim(seat, &session)? else { return Ok(()) };
+            line = Seat { session, generation, state: Seat::RELEASED, ..line };
+        }
+        self.rewrite_rows(seat)?;
+        let epoch = match if_whole(self.lines.fetch::<Seat>(seat))? {
+            Some(found) => found.epoch,
+            None => self.highest_tag_of(seat)?,
+        };
+        self.lines.publish(seat, Seat { epoch, beat: beat_at_rest(epoch), ..line })?;
+        self.damage.healed();
+        point!("manager.open_seat_mended");
+        Ok(())
+    }
+
     /// One attempt to get a seat, which is noted.
     fn try_to_claim(&self, manager: &mut Manager, mends_only: bool) -> Result<Attempt> {
         let claimed = match self.claim_any_seat(manager, mends_only) {
@@ -158,25 +208,72 @@ impl Inner {
                 Claimed::Taken(_) => {}
                 Claimed::Superseded => return Ok(Attempt::Lost),
                 Claimed::Owned { generation } => {
-                    let header = self.segment.header();
-                    // What the session before wrote there stays: the lines of a seat are its memory.
-                    let found = match if_whole(self.lines.fetch::<Seat>(seat))? {
-                        Some(found) => found,
-                        // As a seat that claims anew; nothing that it claimed above its tags was served.
-                        None => {
-                            let epoch = self.highest_tag_of(seat)?;
-                            Seat { epoch, beat: beat_at_rest(epoch), ..Seat::default() }
-                        }
-                    };
-                    header.seat_generation.store(generation, Ordering::Release);
-                    header.seat.store(seat as u32 + 1, Ordering::Release);
-                    self.lines.publish(seat, self.seat_line(seat, found.epoch, found.beat))?;
-                    point!("manager.seated");
+                    self.sit_down(seat, generation)?;
                     return Ok(Attempt::Owned(seat));
                 }
             }
         }
         Ok(Attempt::Lost)
+    }
+
+    /// C7: this session's first write to a line of its seat. What the session before wrote there stays: the lines of a seat are its memory.
+    fn sit_down(&self, seat: u64, generation: u32) -> Result<()> {
+        let header = self.segment.header();
+        let found = match if_whole(self.lines.fetch::<Seat>(seat))? {
+            Some(found) => found,
+            // As a seat that claims anew; nothing that it claimed above its tags was served.
+            None => {
+                let epoch = self.highest_tag_of(seat)?;
+                Seat { epoch, beat: beat_at_rest(epoch), ..Seat::default() }
+            }
+        };
+        // Of another seat, or of another session in this one.
+        header.rows_of_seat.store(0, Ordering::Release);
+        header.seat_epoch.store(0, Ordering::Release);
+        header.seat_generation.store(generation, Ordering::Release);
+        header.seat.store(seat as u32 + 1, Ordering::Release);
+        self.lines.publish(seat, self.seat_line(seat, found.epoch, found.beat))?;
+        point!("manager.seated");
+        Ok(())
+    }
+
+    /// The slot is this machine's now, and with it the slot's seat. A seat that was claimed to get there goes back at once, for the next
+    /// machine that finds no manager, and the role goes on in the slot's seat. For the first process of a session, alone on the machine.
+    pub(crate) fn take_seat_of_slot(&self) -> Result<()> {
+        let Some(seat) = self.geometry().seat_of(self.slot()).filter(|_| self.reserved_seat().is_none()) else { return Ok(()) };
+        let served = self.release_claimed_seat()?;
+        let Some(mut manager) = self.poll_manager() else { return Ok(()) };
+        if !self.take_guard(&mut manager)? {
+            return Err(Error::Timeout { what: "the former process in the manager's role to end".into(), timeout_ms: 0 });
+        }
+        match self.sit_down(seat, self.incarnation()) {
+            // A damaged line of the seat: tried again in the rounds of the service.
+            Err(Error::BadLine { .. }) => return Ok(()),
+            other => other?,
+        }
+        manager.seat = Some(seat);
+        if served {
+            manager.active = match self.take_over(seat, &manager.watch) {
+                Err(Error::BadLine { .. }) => None,
+                other => other?,
+            };
+        }
+        Ok(())
+    }
+
+    /// A member whose slot's seat could not be taken when it joined, or went to another session by a wrong statement, has the slot and so
+    /// the seat.
+    fn sit_down_again(&self, manager: &mut Manager) -> Result<Option<u64>> {
+        let Some(seat) = self.geometry().seat_of(self.slot()).filter(|_| self.state() == state::LIVE) else { return Ok(None) };
+        let incarnation = self.incarnation();
+        let identity = if_whole(self.lines.fetch::<Identity>(self.slot().into()))?;
+        let is_ours = identity.is_some_and(|identity| (identity.nonce, identity.incarnation) == (self.nonce(), incarnation));
+        if !is_ours || self.dead_up_to(self.slot())? >= incarnation || !self.take_guard(manager)? {
+            return Ok(None);
+        }
+        self.sit_down(seat, incarnation)?;
+        manager.seat = Some(seat);
+        Ok(Some(seat))
     }
 
     /// Before the slot of a dead host goes to another machine, which writes its identity line anew: what that line proves of the host's
@@ -197,6 +294,7 @@ impl Inner {
             let claimer = Claimer { lines: &self.lines, platform: &*self.platform };
             match claimer.state_ended(seat as u64, &claim.session) {
                 Ok(()) => {}
+                Err(Error::Timeout { .. }) => return Ok(false),
                 // No room for a statement: the slot goes to the other machine all the same, and the seat waits for its own or an operator.
                 Err(Error::Full { .. } | Error::BadLine { .. }) => {}
                 Err(other) => return Err(other),
@@ -215,7 +313,7 @@ impl Inner {
     fn seats_to_claim(&self) -> Result<Vec<u64>> {
         let machine = self.platform.machine().0;
         let mut candidates = Vec::new();
-        for (seat, line) in seat::each(&self.lines)?.into_iter().enumerate() {
+        for (seat, line) in seat::each(&self.lines)?.into_iter().take(self.geometry().seats as usize).enumerate() {
             if self.is_fixed(seat) {
                 continue;
             }
@@ -230,8 +328,14 @@ impl Inner {
                 Seat { generation: 0, .. } => 1,
                 line if line.machine == machine => 0,
                 Seat { state: Seat::RELEASED, .. } => 2,
-                _ if claim::standing(&self.lines, seat as u64)?.1 => 3,
-                _ => continue,
+                _ => {
+                    let (claim, is_over) = claim::standing(&self.lines, seat as u64)?;
+                    let claimer = Claimer { lines: &self.lines, platform: &*self.platform };
+                    match is_over || claimer.has_ended_here(&claim)? {
+                        true => 3,
+                        false => continue,
+                    }
+                }
             };
             candidates.push((rank, seat as u64));
         }
@@ -239,12 +343,20 @@ impl Inner {
         Ok(candidates.into_iter().map(|(_, seat)| seat).collect())
     }
 
-    /// Releases this session's seat, so that it can be given to any machine. For the last process of the machine, whose hold on
-    /// [`MachineLock::Members`] is exclusive: nothing of this session writes a line of the seat after this.
+    /// Gives up this session's seat, if it is one that goes by a vote, so that it can be given to any machine: nothing of this session
+    /// writes a line of the seat after this. For the first process of a session or the last, alone on the machine. The seat of a slot goes
+    /// with the slot.
     pub(crate) fn release_seat(&self) -> Result<()> {
-        let Some(seat) = self.claimed_seat() else { return Ok(()) };
+        self.release_claimed_seat()?;
+        self.forget_seat();
+        Ok(())
+    }
+
+    /// As [`Inner::release_seat`]; true when this process served in that seat.
+    fn release_claimed_seat(&self) -> Result<bool> {
+        let Some(seat) = self.claimed_seat().filter(|seat| self.geometry().slot_of(*seat).is_none()) else { return Ok(false) };
+        let Some(mut manager) = self.poll_manager() else { return Ok(false) };
         let deadline_ns = self.platform.now_ns() + self.config.suspect_ms * 1_000_000;
-        let Some(mut manager) = self.poll_manager() else { return Ok(()) };
         let mut round = 0;
         // A process that detached just before may still be giving the role up.
         while manager.guard.is_none() && self.platform.now_ns() < deadline_ns {
@@ -252,6 +364,7 @@ impl Inner {
             self.platform.relax(round);
             round += 1;
         }
+        let served = manager.active.take();
         let found = if_whole(self.lines.fetch::<Seat>(seat))?;
         if let (Some(_), Some(found)) = (&manager.guard, found)
             && !self.is_seat_lost(seat, &found)
@@ -260,12 +373,19 @@ impl Inner {
             let line = self.seat_line(seat, found.epoch, beat_at_rest(found.epoch));
             self.lines.publish(seat, Seat { state: Seat::RELEASED, ..line })?;
             point!("manager.released");
-            manager.active = None;
         }
         self.forget_seat();
         manager.guard = None;
         manager.seat = None;
-        Ok(())
+        Ok(served.is_some())
+    }
+
+    /// Whether every process of the machine that serves in `newest` has ended, by the word of this machine's kernel: then there is nothing
+    /// to wait for. About time alone: a takeover is safe whenever it comes.
+    pub(super) fn has_manager_ended(&self, newest: &seat::Newest) -> Result<bool> {
+        let Some(slot) = self.geometry().slot_of(newest.seat) else { return Ok(false) };
+        let Some(identity) = if_whole(self.lines.fetch::<Identity>(slot.into()))? else { return Ok(false) };
+        Ok(identity.machine == newest.machine && witness::has_ended_here(&self.lines, &*self.platform, slot.into(), &identity)?)
     }
 
     /// Why no manager answers: which machines have the seats, and what an operator can do.
@@ -275,7 +395,7 @@ impl Inner {
             let _ = write!(told, " (this machine could not claim a seat: {problem})");
         }
         let Ok(seats) = seat::all(&self.lines) else { return told + "; a seat line is damaged: run `cxlctl fsck`" };
-        for (seat, line) in seats.iter().enumerate() {
+        for (seat, line) in seats.iter().take(self.geometry().seats as usize).enumerate() {
             if let Some(fixed) = self.config.seats.get(seat).filter(|machine| !machine.is_none()) {
                 let _ = write!(told, "; seat {seat} is reserved by the format for machine {fixed}: start that machine");
             } else if line.generation != 0 && line.state != Seat::RELEASED {

@@ -65,7 +65,7 @@ impl Inner {
             };
             seen = found.max(seen);
         }
-        let epoch = seat::next_epoch(seat, geometry.seats.into(), seen);
+        let epoch = seat::next_epoch(seat, geometry.all_seats(), seen);
         if epoch >= MAX_NUMBER.into() {
             return Err(Error::Full { what: "manager epochs", limit: MAX_NUMBER.into(), advice: "format the pool anew" });
         }
@@ -130,7 +130,7 @@ impl Inner {
     }
 
     fn collect_line<T: Tagged>(&self, own_seat: u64, own_before: Option<u32>, per_seat: u64, line: u64) -> Result<Option<T>> {
-        let seats = u64::from(self.geometry().seats);
+        let seats = self.geometry().all_seats();
         let indexes: Vec<u64> = if mutant!("no_collect") {
             vec![own_seat * per_seat + line]
         } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a process sees of the manager and of all hosts while it does not serve, and when it takes the role (LOCKS.md 12.7, 12.20).
+//! What a process sees of the manager and of all hosts while it does not serve, and when it takes the role (LOCKS.md 12.7, 12.21).
 //!
 //! One silence is waited for, that of the manager. An observer hears every host meanwhile, so the silence of a host that died with the
 //! manager is over when its locks have to pass on, and no observer waits for one that it knows to be silent.
@@ -120,7 +120,12 @@ impl Inner {
         let patience_ns = (self.config.suspect_ms * 1_000_000) << watch.unrest;
         let Some(seen) = &mut watch.seat else { return Ok(false) };
         let still_ns = seen.silence.goes_on(now_ns, patience_ns);
-        let (epoch, has_resigned) = (seen.epoch, seen.beat == RESIGNED);
+        let epoch = seen.epoch;
+        // The kernel's word that its processes have ended is as good as a resignation. It is asked for once the manager misses two beats.
+        let missed_ns = still_ns.saturating_sub(2 * self.config.heartbeat_ms * 1_000_000);
+        let has_ended = missed_ns > 0 && newest.map_or(Ok(false), |newest| self.has_manager_ended(&newest))?;
+        let has_resigned = seen.beat == RESIGNED || has_ended;
+        let still_ns = if has_ended { missed_ns } else { still_ns };
         let vacant_ns = if has_resigned { Some(still_ns) } else { still_ns.checked_sub(patience_ns + 1) };
         watch.is_vacant = epoch == 0 || vacant_ns.is_some();
         if epoch == 0 {

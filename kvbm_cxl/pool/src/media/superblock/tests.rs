@@ -300,6 +300,7 @@ proptest! {
     ) {
         let geometry = Geometry {
             devices, seats, slots, locks, objects,
+            slot_seats: hardware,
             metadata_bytes: 0,
             stripe_bytes: 1 << stripe,
             chunk_bytes: 1 << chunk,
@@ -353,6 +354,7 @@ proptest! {
         let number = |index: usize| if is_wild == 0 { wild[index] } else { near[index] };
         let geometry = Geometry {
             devices: number(0), seats: number(1), slots: number(2), locks: number(3), objects: number(4),
+            slot_seats: is_apart & 1 == 1,
             metadata_bytes: match is_apart { 0 => metadata, 1 => metadata % 64 * DEVICE_HEADER_BYTES, _ => 0 },
             stripe_bytes: if is_wild == 1 { lens[0] } else { 1 << shifts.0 },
             chunk_bytes: if is_wild == 2 { lens[1] } else { 1 << shifts.1 },

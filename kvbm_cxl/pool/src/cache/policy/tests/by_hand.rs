@@ -43,57 +43,6 @@ fn lru_evicts_the_least_recently_used() {
     assert_eq!(cache.ask("ABCADAEA"), "...-B-C-");
 }
 
-/// Queue old to young, `*` for the flag, `>` for the hand.
-#[test]
-fn sieve_goes_round_and_keeps_places() {
-    let mut cache = Letters::new(PolicyKind::Sieve, 4);
-    // >A* B C* D
-    assert_eq!(cache.ask("ABCDAC"), "....--");
-    // The hand clears A and takes B: A >C* D E
-    assert_eq!(cache.ask("E"), "B");
-    // It clears C and takes D, not A, which keeps its old place: A C >E F
-    assert_eq!(cache.ask("F"), "D");
-    // E has been used, so F goes, and the hand is at the end; G comes in behind it: A C E G, then the old end again.
-    assert_eq!(cache.ask("EG"), "-F");
-    assert_eq!(cache.ask("HIJ"), "ACE");
-}
-
-#[test]
-fn s3_fifo_promotes_demotes_and_remembers() {
-    // Ten cells, so that the small queue is full with one.
-    let mut cache = Letters::new(PolicyKind::S3Fifo, 10);
-    assert_eq!(cache.ask("ABCDEFGHIJ"), "..........");
-    // A is used twice and B once. A goes to the main queue, B was not used enough: small CDEFGHIJK, main A, ghost B.
-    assert_eq!(cache.ask("AABK"), "---B");
-    // B comes back into the main queue: small DEFGHIJK, main AB, ghost C.
-    assert_eq!(cache.ask("B"), "C");
-    // C too, and so on: each that comes back pushes out the next of the small queue, until that is a tenth.
-    assert_eq!(cache.ask("CDEFGHI"), "DEFGHIJ");
-    // small K, main ABCDEFGHI, ghost J. The small queue still gives the next, as it has a tenth.
-    assert_eq!(cache.ask("L"), "K");
-    // J comes back. small L gives way: main ABCDEFGHIJ.
-    assert_eq!(cache.ask("J"), "L");
-    // Now the main queue has to give. A was used once, B not since it came back: A goes round, B goes.
-    assert_eq!(cache.ask("AM"), "-B");
-    // B was in the main queue and left no name. small M gives way: N is new, and so is B.
-    assert_eq!(cache.ask("NB"), "MN");
-}
-
-#[test]
-fn a_name_is_forgotten_after_nine_tenths_of_the_cells() {
-    for (others, remembered) in [(7, true), (8, false)] {
-        let mut cache = Letters::new(PolicyKind::S3Fifo, 10);
-        cache.ask("ABCDEFGHIJK");
-        let letters: String = ('a'..).take(others).collect();
-        cache.ask(&letters);
-        // A's return evicts one more before its name is looked up.
-        cache.ask("A");
-        // Ten more new ones go through the small queue, and take A along where it stands there.
-        cache.ask("0123456789");
-        assert_eq!(cache.ask("A") == "-", remembered, "{others} evictions after A's");
-    }
-}
-
 #[test]
 fn lru_fits_other_hosts_uses_in_by_tick() {
     let mut policy = Lru::new(100);

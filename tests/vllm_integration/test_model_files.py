@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on disk: all their bytes count, each file is read once on a machine, and files that change meanwhile are of no known model."""
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import kvbm_cxl
+import numpy
+import pytest
+from kvbm_cxl.vllm_integration import file_digests, identity, model_files
+from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.vllm_integration.file_digests import FileChangedError, FileDigests, state_folder
+from safetensors.numpy import load_file, save_file
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch, caplog):
+    """A state directory of the test's own; files count as old enough to be kept."""
+    caplog.set_level(logging.INFO, logger="vllm.kvbm_cxl")
+    monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(file_digests, "_FRESH_NS", -1)
+    monkeypatch.setattr(model_files, "_digests", FileDigests())
+    monkeypatch.setattr(model_files, "_readings", {})
+    return tmp_path / "state"
+
+
+def _model(folder: Path, seed: int) -> Path:
+    folder.mkdir()
+    random = numpy.random.default_rng(seed)
+    for part in range(2):
+        save_file({"w": random.standard_normal((300, 1000), numpy.float32)}, folder / f"model-{part}.safetensors")
+    return folder
+
+
+def _digest(place: Path) -> str:
+    """What an engine that starts now finds."""
+    model_files._readings.clear()
+    return identity.fingerprint(SimpleNamespace(model=str(place), revision=None))
+
+
+def test_a_model_is_known_by_its_weights(tmp_path):
+    first, second = _model(tmp_path / "first", 1), _model(tmp_path / "second", 2)
+    digest = _digest(first)
+    assert digest == _digest(_model(tmp_path / "again", 1)) and digest != _digest(second)
+    copy = tmp_path / "copy"
+    shutil.copytree(first, copy)
+    assert _digest(copy) == digest
+    (copy / "model-1.safetensors").unlink()
+    assert _digest(copy) != digest
+
+
+@pytest.mark.parametrize("name", ("model-1.safetensors", "pytorch_model.bin", "weights.pt", "one.gguf"))
+def test_every_byte_counts(tmp_path, name):
+    folder = _model(tmp_path / "model", 1)
+    (folder / name).write_bytes(numpy.random.default_rng(3).bytes(1_234_567))
+    seen, data = {_digest(folder)}, bytearray((folder / name).read_bytes())
+    for place in (0, 1, 5000, 617_283, 1_000_001, len(data) - 1):
+        data[place] ^= 1
+        (folder / name).write_bytes(data)
+        seen.add(_digest(folder))
+        data[place] ^= 1
+    (folder / name).write_bytes(data + b"\0")
+    assert len(seen | {_digest(folder)}) == 8
+
+
+def test_a_model_may_be_one_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"1" * 100_000)
+    first = _digest(path)
+    path.write_bytes(b"1" * 50_000 + b"2" + b"1" * 49_999)
+    assert _digest(path) != first
+
+
+def test_one_number_of_one_tensor_makes_another_model(tmp_path):
+    folder = _model(tmp_path / "model", 1)
+    first, tensors = _digest(folder), load_file(folder / "model-0.safetensors")
+    tensors["w"][177, 411] *= 1.001
+    save_file(tensors, folder / "model-0.safetensors")
+    assert _digest(folder) != first
+
+
+def test_files_of_training_are_no_weights(tmp_path):
+    folder = _model(tmp_path / "model", 1)
+    first = _digest(folder)
+    (folder / "training_args.bin").write_bytes(b"x")
+    (folder / "optimizer.pt").write_bytes(b"x")
+    assert _digest(folder) == first
+
+
+def test_a_model_without_weights_at_hand_needs_a_name(tmp_path):
+    with pytest.raises(ConfigError, match="no weights.*model_id"):
+        model_files.weights_digest(tmp_path)
+    with pytest.raises(ConfigError, match="cannot tell which weights.*model_id"):
+        identity.fingerprint(SimpleNamespace(model="no-owner/has-this-model", revision=None))
+    # By such a format weights come from anywhere, whatever lies in the folder.
+    with pytest.raises(ConfigError, match="tensorizer.*model_id"):
+        place = str(_model(tmp_path / "model", 1))
+        identity.fingerprint(SimpleNamespace(model=place, revision=None), SimpleNamespace(load_format="tensorizer"))
+
+
+def _count_reads(monkeypatch) -> list[str]:
+    read, real = [], FileDigests._read
+    monkeypatch.setattr(FileDigests, "_read", lambda self, path, *rest: read.append(path.name) or real(self, path, *rest))
+    return read
+
+
+def test_a_file_is_read_once_on_a_machine(tmp_path, monkeypatch):
+    folder, read = _model(tmp_path / "model", 1), _count_reads(monkeypatch)
+    first = _digest(folder)
+    for _ in range(3):  # Other processes.
+        monkeypatch.setattr(model_files, "_digests", FileDigests())
+        assert _digest(folder) == first
+    assert sorted(read) == ["model-0.safetensors", "model-1.safetensors"]
+    os.utime(folder / "model-0.safetensors")
+    assert _digest(folder) == first and sorted(read)[1:] == ["model-0.safetensors", "model-1.safetensors"]
+
+
+def test_a_change_of_one_byte_in_place_is_seen_although_size_and_time_are_as_before(tmp_path):
+    folder = _model(tmp_path / "model", 1)
+    first, path = _digest(folder), folder / "model-0.safetensors"
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and _digest(folder) != first
+
+
+def test_a_file_that_was_just_written_is_read_again(tmp_path, monkeypatch, state):
+    monkeypatch.setattr(file_digests, "_FRESH_NS", 3_600_000_000_000)
+    folder, read = _model(tmp_path / "model", 1), _count_reads(monkeypatch)
+    assert _digest(folder) == _digest(folder) and len(read) == 4
+    assert all(not path.read_bytes() for path in (state / "file-digests").iterdir())
+
+
+def test_what_is_kept_is_believed_only_if_it_is_whole(tmp_path, monkeypatch, state):
+    folder = _model(tmp_path / "model", 1)
+    first = _digest(folder)
+    longer = lambda text: text.replace(b'"sha256": "', b'"sha256": "0')  # noqa: E731
+    for damage in (lambda text: text[:-9], lambda text: b"", lambda text: b"[]", longer):
+        monkeypatch.setattr(model_files, "_digests", FileDigests())
+        for path in (state / "file-digests").iterdir():
+            path.write_bytes(damage(path.read_bytes()))
+        assert _digest(folder) == first
+
+
+def test_a_state_directory_that_others_may_write_keeps_nothing(tmp_path, state):
+    state.mkdir()
+    state.chmod(0o777)
+    assert state_folder() is None and _digest(_model(tmp_path / "model", 1)).startswith("weights:") and not list(state.iterdir())
+
+
+def test_results_are_kept_where_the_pool_has_its_state(tmp_path, state):
+    path = tmp_path / "pool"
+    kvbm_cxl.format_pool(f"{path},size=16M", cells="64K:50%")
+    kvbm_cxl.Pool(f"{path},size=16M").close()
+    assert any(each.name != "file-digests" for each in state.iterdir()), "the pool's"
+    assert state_folder().parent == state
+
+
+def test_too_many_results_are_dropped(tmp_path, monkeypatch, state):
+    monkeypatch.setattr(file_digests, "MAX_REMEMBERED", 8)
+    digests = FileDigests()
+    for number in range(30):
+        (tmp_path / str(number)).write_bytes(bytes([number]))
+        assert digests.of_file(tmp_path / str(number)) == hashlib.sha256(bytes([number])).digest()
+    assert len(list((state / "file-digests").iterdir())) <= 9 and len(digests._known) <= 8
+
+
+def test_processes_share_the_work(tmp_path, monkeypatch, state):
+    """Of files that another process is reading this one takes the result; while that one holds a lock it takes other files first."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.bin").write_bytes(os.urandom(100_000))
+    held = folder / "0.bin"
+    program = (
+        "import fcntl, os, sys; from pathlib import Path; from kvbm_cxl.vllm_integration import file_digests as f\n"
+        "f._FRESH_NS = -1; path = Path(sys.argv[1]).resolve()\n"
+        "with f._entry(path, f.state_of(path), True) as entry:\n"
+        "    print('held', flush=True); sys.stdin.readline(); FileDigests = f.FileDigests()._read(path, f.state_of(path), entry)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", program, held], env=environment, **pipes)
+    try:
+        assert other.stdout.readline() == "held\n"
+        read, real = [], FileDigests._read
+
+        def reads(self, path, *rest):
+            read.append(path.name)
+            if len(read) == 3:  # All that are free: now the other one goes on.
+                other.stdin.write("\n")
+                other.stdin.flush()
+            return real(self, path, *rest)
+
+        monkeypatch.setattr(FileDigests, "_read", reads)
+        found = FileDigests().of_files(sorted(folder.iterdir()))
+        assert found == [hashlib.sha256(path.read_bytes()).digest() for path in sorted(folder.iterdir())]
+        assert sorted(read) == ["1.bin", "2.bin", "3.bin"]
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_files_of_the_hubs_cache_are_not_read(tmp_path, monkeypatch):
+    plain = _model(tmp_path / "plain", 1)
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / "0123abc"
+    blobs = snapshot.parents[1] / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in plain.iterdir():
+        blob = blobs / hashlib.sha256(path.read_bytes()).hexdigest()
+        shutil.copy(path, blob)
+        (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
+    read = _count_reads(monkeypatch)
+    from_hub = _digest(snapshot)
+    assert not read and from_hub == _digest(plain), "a copy elsewhere is the same model"
+    # Links of other places, and names that are no digests, are read.
+    shutil.copytree(snapshot, tmp_path / "links", symlinks=True)
+    for path in list((tmp_path / "links").iterdir()):
+        path.unlink()
+        path.symlink_to(plain / path.name)
+    read.clear()
+    model_files._digests = FileDigests()
+    shutil.rmtree(file_digests.state_folder())
+    assert _digest(tmp_path / "links") == from_hub and len(read) == 2
+
+
+def test_files_that_change_while_an_engine_loads_them_are_of_no_model(tmp_path, caplog):
+    folder = _model(tmp_path / "model", 1)
+    config = SimpleNamespace(speculative_config=None, model_config=SimpleNamespace(model=str(folder), revision=None))
+    model_files.begin(config)
+    first = model_files.weights_digest(folder)
+    assert first == model_files.weights_digest(folder)
+    save_file({"w": numpy.zeros(3, numpy.float32)}, folder / "model-1.safetensors")
+    unknown = [model_files.weights_digest(folder) for _ in range(2)]
+    assert len({first, *unknown}) == 3 and "shares blocks with itself alone" in caplog.text
+    model_files.begin(config)
+    assert model_files.weights_digest(folder) == model_files.weights_digest(folder) != first, "the next start"
+
+
+def test_a_file_that_is_written_while_it_is_read_has_no_digest(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"1" * 1000)
+    real = Path.open
+
+    def opened(self, *arguments):
+        if self.name == "file":
+            os.utime(self, ns=(1, 1))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(FileChangedError):
+        FileDigests().of_file(path)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.move(path, folder / "file.bin")
+    monkeypatch.setattr(Path, "open", lambda self, *arguments: (_ for _ in ()).throw(OSError("the disk is gone")))
+    assert "unknown" in _digest(folder)

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of vLLM's configuration is part of the namespace: everything but what is known to shape no block, and every field was read."""
+
+import dataclasses
+import enum
+import functools
+import os
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from kvbm_cxl.vllm_integration import harmless_settings, identity, settings
+from vllm import envs
+from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+
+# Fields of vLLM 0.31 that shape blocks, by configuration class. A field that is neither here nor in `harmless_settings` is not classified.
+SHAPE = {
+    "VllmConfig": "model_config cache_config parallel_config scheduler_config device_config load_config attention_config mamba_config "
+    "kernel_config lora_config diffusion_config quant_config compilation_config additional_config",
+    "ModelConfig": "runner convert trust_remote_code dtype hf_text_config is_submodel_config code_revision quantization "
+    "quantization_config disable_sliding_window model_class_overrides model_impl multimodal_config",
+    "CacheConfig": "cache_dtype sliding_window kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype replayssm_buffer_len "
+    "use_replayssm use_kda_recoverssm kv_sharing_fast_prefill swa_bounded_replay",
+    "ParallelConfig": "worker_cls sd_worker_cls worker_extension_cls",
+    "SchedulerConfig": "",
+    "DeviceConfig": "device_type",
+    "LoadConfig": "ignore_patterns",
+    "AttentionConfig": "use_trtllm_attention disable_flashinfer_q_quantization use_prefill_query_quantization indexer_kv_dtype "
+    "indexer_sparse_logits hisparse_config use_non_causal",
+    "HiSparseConfig": "device_buffer_size eager_host_mirror",
+    "MambaConfig": "enable_stochastic_rounding stochastic_rounding_philox_rounds",
+    "KernelConfig": "moe_backend linear_backend linear_backend_per_quant",
+    "LoRAConfig": "target_modules enable_tower_connector_lora enable_mixed_moe_lora_format enable_moe_shared_loras",
+    "DiffusionConfig": "canvas_length max_denoising_steps",
+    "SpeculativeConfig": "quantization moe_backend kv_cache_dtype code_revision index_share_for_mtp_iteration disable_eagle_block_drop "
+    "use_heterogeneous_vocab parallel_drafting draft_model_config draft_load_config",
+    "MultiModalConfig": "language_model_only media_io_kwargs mm_processor_kwargs mm_device_do_normalize mm_encoder_only "
+    "mm_encoder_attn_dtype mm_encoder_fp8_scale_path video_pruning_rate video_pruning_method",
+    "CompilationConfig": "inductor_passes",
+    "QuantizationConfigArgs": "linear moe ignore targets",
+    "QuantSpec": "weight activation",
+    "QuantKey": "dtype scale scale2 symmetric",
+    "ScalarType": "exponent mantissa signed bias _finite_values_only nan_repr",
+    "ScaleDesc": "dtype static group_shape",
+}
+# Environment variables of vLLM 0.31 that may shape blocks: by name precisions, quantization of activations, other models, other media.
+SHAPE_ENVIRONMENT = """
+VLLM_FLOAT32_MATMUL_PRECISION VLLM_CPU_INT4_W4A8 VLLM_VIDEO_LOADER_BACKEND VLLM_PLUGINS VLLM_USE_TRITON_AWQ VLLM_DISABLED_KERNELS
+VLLM_USE_HW_AGNOSTIC VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE VLLM_GDN_DECODE_KERNEL VLLM_USE_OINK_OPS
+VLLM_MXFP4_EMULATION_DEQUANT_AT_LOAD VLLM_MXFP8_EMULATION_DEQUANT_AT_LOAD VLLM_ROCM_USE_AITER VLLM_ROCM_USE_AITER_LINEAR
+VLLM_ROCM_USE_AITER_LINEAR_HIPBMM VLLM_ROCM_USE_AITER_MOE VLLM_ROCM_USE_AITER_MOE_SITUV2 VLLM_ROCM_AITER_MOE_DISPATCH_POLICY
+VLLM_ROCM_USE_AITER_RMSNORM VLLM_ROCM_USE_AITER_MLA VLLM_ROCM_AITER_MLA_ASM_PADDING VLLM_ROCM_USE_AITER_MHA
+VLLM_ROCM_USE_AITER_FP4_ASM_GEMM VLLM_ROCM_USE_AITER_TRITON_ROPE VLLM_ROCM_USE_AITER_FP8BMM VLLM_ROCM_USE_AITER_FP4BMM
+VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS VLLM_ROCM_USE_AITER_TRITON_GEMM
+VLLM_ROCM_USE_SKINNY_GEMM VLLM_ROCM_FP8_PADDING VLLM_ROCM_MOE_PADDING VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT
+VLLM_ROCM_QUICK_REDUCE_QUANTIZATION VLLM_ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16 VLLM_ROCM_QUICK_REDUCE_MAX_SIZE_BYTES_MB
+VLLM_ROCM_QUICK_REDUCE_MIN_SIZE_BYTES_MB VLLM_ROCM_QUICK_REDUCE_QUANTIZATION_MIN_SIZE_KB VLLM_ROCM_FP8_MFMA_PAGE_ATTN VLLM_MLA_DISABLE
+VLLM_MARLIN_USE_ATOMIC_ADD VLLM_MARLIN_INPUT_DTYPE VLLM_HUMMING_ONLINE_QUANT_CONFIG VLLM_HUMMING_INPUT_QUANT_CONFIG
+VLLM_HUMMING_USE_F16_ACCUM VLLM_HUMMING_MOE_GEMM_TYPE VLLM_DEEPEPLL_NVFP4_DISPATCH VLLM_USE_DEEP_GEMM VLLM_MOE_USE_DEEP_GEMM
+VLLM_USE_DEEP_GEMM_E8M0 VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES VLLM_USE_FUSED_MOE_GROUPED_TOPK VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER
+VLLM_B12X_MOE_FP4_FORCE_A16 VLLM_USE_FLASHINFER_MOE_INT4 VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE VLLM_MOE_ROUTING_SIMULATION_STRATEGY
+VLLM_SSM_CONV_STATE_LAYOUT VLLM_DISABLE_DSV4_MEGAMOE_SHARED_EXPERT_FUSION VLLM_XPU_FORCE_N_CONTIG_WEIGHT VLLM_XPU_INC_WNA16_BACKEND
+VLLM_ENABLE_HPC_OPS
+"""
+
+
+def _classes() -> dict[str, type]:
+    """Configuration classes that are reached from vLLM's, but for those in fields that shape no block. What is said of drafts is in the
+    namespace by itself."""
+    found, ahead = {}, [VllmConfig, SpeculativeConfig]
+    while ahead:
+        kind = ahead.pop()
+        if found.setdefault(kind.__name__, kind) is not kind:
+            raise AssertionError(f"two classes are called {kind.__name__}")
+        hints, skipped = typing.get_type_hints(kind), harmless_settings.of_class(kind.__name__)
+        for each in dataclasses.fields(kind):
+            if each.name not in skipped:
+                ahead += [one for one in _types_in(hints[each.name]) if dataclasses.is_dataclass(one) and one.__name__ not in found]
+    return found
+
+
+def _types_in(hint) -> set[type]:
+    return {hint} if isinstance(hint, type) else set().union(*map(_types_in, typing.get_args(hint)))
+
+
+def test_every_field_of_vllms_configuration_was_read():
+    for name, kind in _classes().items():
+        known, shape = harmless_settings.of_class(name), set(SHAPE.get(name, "").split())
+        fields = {each.name for each in dataclasses.fields(kind)}
+        assert not fields - known - shape, f"{name}: do they shape blocks? Enter them in harmless_settings with the reason, or here"
+        assert not known & shape, f"{name}: in both lists"
+        assert not (known | shape) - fields, f"{name}: vLLM has no such fields"
+    assert set(SHAPE) <= set(_classes()) and {name for each in harmless_settings.FIELDS.values() for name in each} <= set(_classes())
+
+
+def test_every_environment_variable_of_vllm_was_read():
+    known, shape = harmless_settings.of_environment(), set(SHAPE_ENVIRONMENT.split())
+    unread = set(envs.environment_variables) - known - shape
+    assert not unread, f"do they shape blocks? Enter them in harmless_settings with the reason, or here: {sorted(unread)}"
+    assert not known & shape and (known | shape) <= set(envs.environment_variables)
+
+
+def test_no_field_is_under_two_reasons():
+    for kind in _classes():
+        named = [field for each in harmless_settings.FIELDS.values() for field in each.get(kind, "").split()]
+        assert len(named) == len(set(named)), kind
+    named = " ".join(harmless_settings.ENVIRONMENT.values()).split()
+    assert len(named) == len(set(named))
+
+
+@pytest.fixture(scope="module")
+def counts(model):
+    """A function: what counts of the configuration of an engine with these options."""
+
+    def made(**options) -> dict:
+        config = EngineArgs(**{"model": model, **options}).create_engine_config()
+        return identity.engine_fields(config) | {"loaded": identity.loading(config)}
+
+    return made
+
+
+SHAPING = (
+    {"enable_lora": True, "lora_target_modules": ["v_proj"]},
+    {"enable_lora": True, "enable_tower_connector_lora": True},
+    {"quantization": "fp8_per_channel"},
+    {"quantization": "fp8_per_channel", "quantization_config": {"ignore": ["re:.*o_proj"]}},
+    {"dtype": "float16"},
+    {"kv_cache_dtype": "fp8_e5m2"},
+    {"kv_cache_dtype_skip_layers": ["1"]},
+    {"kv_sharing_fast_prefill": True},
+    {"mamba_cache_dtype": "float16"},
+    {"disable_sliding_window": True},
+    {"model_impl": "transformers"},
+    {"trust_remote_code": True},
+    {"hf_overrides": {"rms_norm_eps": 1e-3}},
+    {"hf_overrides": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}},
+    {"attention_config": {"use_prefill_query_quantization": True}},
+    {"attention_config": {"disable_flashinfer_q_quantization": True}},
+    {"attention_config": {"indexer_kv_dtype": "bf16"}},
+    {"moe_backend": "triton"},
+    {"linear_backend": "cutlass"},
+    {"additional_config": {"anything": {"nested": [1, 2.5]}}},
+    {"ignore_patterns": ["*.part"]},
+    {"model_loader_extra_config": {"enable_multithread_load": True}},
+    {"load_format": "dummy"},
+    {"load_format": "dummy", "seed": 5},
+    {"worker_extension_cls": "lively_weights.Extension"},
+    {"prefix_caching_hash_algo": "sha256_cbor"},
+    {"compilation_config": {"inductor_passes": {"post_grad_custom_post_pass": "json.dumps"}}},
+)
+HARMLESS = (
+    {"max_model_len": 1024},
+    {"max_num_seqs": 3, "max_num_batched_tokens": 4096},
+    {"gpu_memory_utilization": 0.5},
+    {"kv_cache_memory_bytes": 32 << 20},
+    {"num_gpu_blocks_override": 99},
+    {"enforce_eager": True},
+    {"optimization_level": 0},
+    {"performance_mode": "throughput"},
+    {"block_size": 32},
+    {"tensor_parallel_size": 2},
+    {"served_model_name": ["a", "b"]},
+    {"seed": 7},
+    {"enable_prefix_caching": False},
+    {"enable_chunked_prefill": True},
+    {"async_scheduling": False},
+    {"scheduling_policy": "priority"},
+    {"load_format": "safetensors"},
+    {"safetensors_load_strategy": "eager"},
+    {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2},
+    {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_producer"}},
+    {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_consumer", "kv_port": 7777}},
+    {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:7778"}},
+    {"compilation_config": {"cudagraph_capture_sizes": [1, 2]}},
+    {"disable_custom_all_reduce": True},
+    {"max_logprobs": 3, "logprobs_mode": "raw_logits"},
+    {"structured_outputs_config": {"backend": "xgrammar"}},
+    {"generation_config": "vllm", "override_generation_config": {"temperature": 0.5}},
+    {"shutdown_timeout": 5},
+    {"cpu_offload_gb": 1},
+)
+
+
+def test_settings_that_shape_blocks_count(counts):
+    plain = counts()
+    assert plain == counts(), "and nothing else does"
+    assert len({str(each) for each in (plain, *(counts(**options) for options in SHAPING))}) == len(SHAPING) + 1
+
+
+@pytest.mark.parametrize("options", HARMLESS, ids=lambda options: "-".join(options))
+def test_settings_that_shape_no_block_do_not(counts, options, monkeypatch):
+    assert counts(**options) == counts()
+
+
+def test_the_environment_counts_but_for_what_is_harmless(counts, monkeypatch):
+    plain = counts()
+    for name in ("VLLM_LOGGING_PREFIX", "VLLM_CACHE_ROOT", "VLLM_DEEPEP_BUFFER_SIZE_MB"):
+        monkeypatch.setenv(name, "1234")
+    assert counts() == plain
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "0")
+    assert counts() == plain, "what is so anyway"
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
+    assert counts() != plain
+
+
+def test_a_field_that_is_in_no_list_counts(counts, model):
+    """One that a later vLLM adds."""
+
+    def later(value: int):
+        config = EngineArgs(model=model).create_engine_config()
+        kind = dataclasses.make_dataclass("CacheConfig", [("later", int, 0)], bases=(type(config.cache_config),))
+        kind.__module__ = "vllm.config.cache"
+        config.cache_config.__class__ = kind
+        config.cache_config.later = value
+        return settings.engine_settings(config)["settings.cache_config"]
+
+    assert later(0) == later(0) != later(1)
+
+
+def test_versions_count_to_the_patch(monkeypatch):
+    import vllm
+
+    before = settings.versions()
+    assert vllm.__version__ in before
+    monkeypatch.setattr(vllm, "__version__", vllm.__version__ + ".post1")
+    assert settings.versions() != before
+
+
+def test_options_of_the_image_processor_count(tmp_path_factory, model):
+    import tiny_models
+
+    seeing = tiny_models.make_multimodal(tmp_path_factory.mktemp("seeing"), next(Path(model).rglob("tokenizer.json")))
+    changes = (
+        {},
+        {"mm_processor_kwargs": {"max_pixels": 28 * 28 * 40}},
+        {"mm_processor_kwargs": {"max_pixels": 28 * 28 * 41}},
+        {"media_io_kwargs": {"video": {"num_frames": 4}}},
+        {"video_pruning_rate": 0.5},
+        {"language_model_only": True},
+    )
+    same = ({"limit_mm_per_prompt": {"image": 3}}, {"mm_processor_cache_gb": 1}, {"mm_encoder_tp_mode": "data"})
+    configs = [EngineArgs(model=seeing, max_model_len=512, **each).create_engine_config() for each in (*changes, *same)]
+    found = [str(identity.engine_fields(each)) for each in configs]
+    assert len(set(found)) == len(changes) and set(found[len(changes) :]) == {found[0]}
+
+
+class Plain:
+    def __init__(self, **values) -> None:
+        vars(self).update(values)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+VALUES = (
+    *(None, True, 1, 1.0, "1", b"1", [], [1], [[1]], {}, {1: 2}, {"1": 2}, {2: 1}, set(), {1}, Colour.RED, torch.float16, dict),
+    *(float("nan"), functools.partial(dict, 1), functools.partial(dict, 2), Plain(a=1), Plain(a=2), torch.zeros(2)),
+    *(torch.zeros(3), torch.ones(2), os.path.join),
+)
+
+
+def test_values_are_told_apart():
+    assert len({str(settings.config_text(value)) for value in VALUES}) == len(VALUES)
+    assert settings.stable({"a": 1, "b": 2}) == settings.stable({"b": 2, "a": 1})
+
+
+def test_values_are_written_alike_in_every_process():
+    program = (
+        "from kvbm_cxl.vllm_integration.settings import config_text\n"
+        "print(config_text({'b': {'x', 'y', 'z'}, 'a': [frozenset('abc'), 1.5]}))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for seed in "123"
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("value", (object(), lambda: 1, iter([]), open, sys, [object()]), ids=repr)
+def test_a_value_without_a_stable_text_makes_the_namespace_its_own(value, caplog):
+    if value is open or value is sys:
+        value = value if value is sys else open(os.devnull)  # noqa: SIM115
+    with pytest.raises(settings.UnstableValue):
+        settings.stable(value)
+    texts = [settings.settled("a setting", lambda: settings.config_text(value)) for _ in range(2)]
+    assert texts[0] != texts[1] and "shares blocks with itself alone" in caplog.text
+
+
+def test_a_value_within_itself_has_no_text():
+    endless: list = []
+    endless.append(endless)
+    with pytest.raises(settings.UnstableValue):
+        settings.stable(endless)
