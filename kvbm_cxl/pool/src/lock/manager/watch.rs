@@ -82,8 +82,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Of a manager that another seat took for dead, and that was only slow: it meets the next ones with more patience.
     pub fn after_deposition(&self) -> Watch {
-        let more = u32::from(!mutant!("failover.no_patience_with_the_slow"));
-        Watch { unrest: (self.unrest + more).min(MAX_UNREST), ..Watch::default() }
+        Watch { unrest: (self.unrest + 1).min(MAX_UNREST), ..Watch::default() }
     }
 
     /// The epoch in charge, as last seen.
@@ -262,10 +261,10 @@ impl Inner {
             return Ok(None);
         }
         if beat.0 == before.0 {
-            return Ok(Some(!mutant!("failover.no_patience_with_the_slow")));
+            return Ok(Some(true));
         }
         let identity = if_whole(self.lines.fetch::<Identity>(slot.into()))?;
-        Ok(Some(identity.is_some_and(|identity| identity.drained < before.0) && !mutant!("failover.no_patience_with_the_slow")))
+        Ok(Some(identity.is_some_and(|identity| identity.drained < before.0)))
     }
 
     /// The slot that `machine` has.
