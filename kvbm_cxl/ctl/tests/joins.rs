@@ -124,7 +124,8 @@ fn damage(pool: &Pool, case: &Case) {
 fn is_named(findings: &Value, case: &Case) -> bool {
     findings.as_array().unwrap().iter().any(|found| {
         let (first, count) = (found["line"].as_u64().unwrap(), found["lines"].as_u64().unwrap());
-        let covers = |&(region, line): &(Region, u64)| found["region"] == format!("{region:?}").as_str() && (first..first + count).contains(&line);
+        let covers =
+            |&(region, line): &(Region, u64)| found["region"] == format!("{region:?}").as_str() && (first..first + count).contains(&line);
         found["severity"] == "error" && case.lines.iter().any(covers) && !found["repair"].as_str().unwrap().is_empty()
     })
 }

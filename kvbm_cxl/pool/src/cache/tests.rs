@@ -50,6 +50,20 @@ fn key(number: u64) -> BlockKey {
     chain(None, &[number as u32], b"hints")
 }
 
+/// Its owner would else keep it from the processes of the host that claim it next and die on the way.
+#[test]
+fn a_chunk_that_is_given_back_is_no_process_s() {
+    let (cache, _service, pool, _directory) = cache(224);
+    assert_eq!(cache.publish(SPACE, key(1), None, &[7; 30]).unwrap(), Published::Stored);
+    let (local, tag) = (&cache.inner.local, cache.host().inner.tag);
+    let chunk = (0..pool.layout().geometry().cell_chunks()).find(|&chunk| local.owner(chunk) == tag).unwrap();
+    assert!(!cache.inner.give_back(chunk).unwrap(), "a block is in it");
+    assert_eq!(local.owner(chunk), tag);
+    assert!(cache.evict(SPACE, key(1)).unwrap());
+    assert!(cache.inner.give_back(chunk).unwrap());
+    assert_eq!(local.owner(chunk), 0);
+}
+
 #[test]
 fn a_full_part_of_the_hint_table_keeps_no_block_out() {
     let (cache, _service, pool, _directory) = cache(112);

@@ -77,9 +77,7 @@ pub(in crate::cache) fn bring_out_of(lines: &Lines, chunk: u64, slot: u16) -> Re
     let cells: Vec<u64> = (chunk * per_chunk..(chunk + 1) * per_chunk).collect();
     let mut fetched: Vec<Result<Descriptor>> = Vec::with_capacity(cells.len());
     lines.fetch_many(&cells, &mut fetched)?;
-    // A line of any other process may lie on the one that said WRITING.
-    let is_settled = |found: &Descriptor| found.owner == slot && found.state != Descriptor::WRITING;
-    for (&cell, _) in cells.iter().zip(&fetched).filter(|(_, found)| !found.as_ref().is_ok_and(is_settled)) {
+    for (&cell, _) in cells.iter().zip(&fetched).filter(|(_, found)| !found.as_ref().is_ok_and(|found| is_settled(found, slot))) {
         let (offset, len_bytes) = lines.layout().cell(cell)?;
         match lines.memory().flush_range(offset, len_bytes) {
             // No block is ever served from there.
@@ -90,4 +88,45 @@ pub(in crate::cache) fn bring_out_of(lines: &Lines, chunk: u64, slot: u16) -> Re
     lines.memory().fence_all();
     point!("cache.brought_out");
     Ok(())
+}
+
+/// Whether no process of `slot` was filling the cell of this line. A line of any other host may lie on the one that said WRITING.
+fn is_settled(found: &Descriptor, slot: u16) -> bool {
+    found.owner == slot && found.state != Descriptor::WRITING
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::tests::alone;
+    use crate::cache::{BlockKey, CacheConfig, Namespace};
+
+    #[test]
+    fn only_a_line_of_the_host_itself_says_that_a_cell_is_settled() {
+        let line = |owner, state| Descriptor { owner, state, ..Descriptor::default() };
+        let states = [Descriptor::FREE, Descriptor::WRITING, Descriptor::READY, Descriptor::EVICTING, Descriptor::RETIRING];
+        for state in states {
+            assert_eq!(is_settled(&line(2, state), 2), state != Descriptor::WRITING, "{state}");
+            assert!(!is_settled(&line(1, state), 2), "{state}: a line of another host");
+        }
+    }
+
+    /// A process that ended in good order may have been filling a cell of a chunk that it gave up.
+    #[test]
+    fn a_chunk_without_an_owner_is_brought_out_as_well() {
+        let (cache, _service, pool, _directory) = alone(64, 224, 8 << 20, Vec::new(), CacheConfig::default());
+        let stored = cache.publish(Namespace([1; 16]), BlockKey([2; 16]), None, &[5; 40]).unwrap();
+        assert_eq!(stored, crate::cache::Published::Stored);
+        let (host, local) = (cache.host(), &cache.inner.local);
+        let chunk = (0..pool.layout().geometry().cell_chunks()).find(|&chunk| local.owner(chunk) == host.inner.tag).unwrap();
+        local.begin_filling(chunk);
+        local.disown(chunk, host.inner.tag);
+        assert!(local.owner(chunk) == 0 && local.chunk(chunk).is_filled());
+        let bring_out =
+            |is_gone: &dyn Fn(u32) -> bool| bring_out(pool.lines(), host.local_part(&HOOKS).unwrap(), host.slot(), is_gone).unwrap();
+        bring_out(&|tag| tag == host.inner.tag);
+        assert!(local.chunk(chunk).is_filled(), "of another process");
+        bring_out(&|tag| tag == 0);
+        assert!(!local.chunk(chunk).is_filled());
+    }
 }

@@ -109,6 +109,24 @@ planted! {
     };
     unclaimed_seat_with_a_machine: "seat.unclaimed", |lines| lines.publish(1, Seat { machine: [4; 16], ..Seat::default() });
     epoch_beyond_the_limit: "seat.limit", |lines| lines.publish(0, Seat { epoch: MAX_NUMBER, machine: MACHINES[0], ..Seat::default() });
+    last_epochs: "seat.used_up", |lines| {
+        lines.publish(0, Seat { epoch: MAX_NUMBER - 1, machine: MACHINES[0], ..Seat::default() })
+    };
+    last_ballots: "claimant.used_up", |lines| lines.publish(0, Claimant { ballot: MAX_NUMBER - 3, ..Claimant::default() });
+    last_incarnation_of_a_slot: "binding.used_up", |lines| {
+        let binding = lines.fetch::<Binding>(1)?;
+        lines.publish(1, Binding { incarnation: MAX_NUMBER - 1, ..binding })
+    };
+    last_incarnation_of_a_slot_by_its_fence: "binding.used_up", |lines| {
+        let mut row = FenceLine::default();
+        row.fenced[2] = MAX_NUMBER - 1;
+        lines.publish(0, row)
+    };
+    places_used_up: "splitter.full", |lines| {
+        (0..at(lines, Geometry::places)).try_for_each(|place| {
+            lines.publish(2 * place + 1, Splitter { closed: 1, ..Splitter::default() })
+        })
+    };
     copy_that_was_never_adopted: "copy.unadopted", |lines| {
         lines.publish(at(lines, Geometry::bindings), Binding { incarnation: 1, machine: MACHINES[1], nonce: [1; 16], ..Binding::default() })
     };
