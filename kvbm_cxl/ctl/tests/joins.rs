@@ -70,7 +70,7 @@ fn join(bench: &Bench, machine: MachineId) -> cxl_pool::Result<()> {
         heartbeat_ms: load::ms(5),
         suspect_ms: load::ms(100),
         damage_ms: load::ms(200),
-        join_timeout_ms: load::ms(3_000),
+        join_timeout_ms: Some(load::ms(3_000)),
         ..HostConfig::default()
     };
     let machine = Arc::new(Machine::new(machine, state)?.with_file(file, 0)?);

@@ -110,7 +110,7 @@ planted! {
     unclaimed_seat_with_a_machine: "seat.unclaimed", |lines| lines.publish(1, Seat { machine: [4; 16], ..Seat::default() });
     epoch_beyond_the_limit: "seat.limit", |lines| lines.publish(0, Seat { epoch: MAX_NUMBER, machine: MACHINES[0], ..Seat::default() });
     last_epochs: "seat.used_up", |lines| {
-        lines.publish(0, Seat { epoch: (MAX_NUMBER - 2) / 2 * 2 - 1, machine: MACHINES[0], ..Seat::default() })
+        lines.publish(0, Seat { epoch: MAX_NUMBER - 1, machine: MACHINES[0], ..Seat::default() })
     };
     last_ballots: "claimant.used_up", |lines| lines.publish(0, Claimant { ballot: MAX_NUMBER - 3, ..Claimant::default() });
     last_incarnation_of_a_slot: "binding.used_up", |lines| {
