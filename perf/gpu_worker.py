@@ -75,7 +75,9 @@ class Side:
         worker.namespace_fields = lambda *_: {"model": "worker", **fields}
         worker.shape_of = lambda *_: Shape((Group(0, tuple(names), TOKENS, Kind.FULL),), TOKENS, TOKENS)
         worker.WorkerSide._ranks = lambda _: (1, 0)
-        config = ConnectorConfig.read({"pool": spec, "publish_behind": False, **options})
+        # A loaded machine may take long for a lock, and every block has to be there.
+        worker.LEAST_PATIENCE = 60.0
+        config = ConnectorConfig.read({"pool": spec, "publish_behind": False, "audit": False, **options})
         self.access = pool_access.acquire(config)
         self.side = worker.WorkerSide(None, cache, config, self.access)
         self.memory = torch.zeros((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), dtype=torch.bfloat16, device=device)

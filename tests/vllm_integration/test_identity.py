@@ -10,6 +10,7 @@ import torch
 from kvbm_cxl.vllm_integration import identity, support
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, kind_of
+from kvbm_cxl.vllm_integration.settings import config_text
 from kvbm_cxl.vllm_integration.shards import shards_of
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -78,16 +79,19 @@ def _cache_config(spec=SPEC, layers=LAYERS, layout="LBHNC", replicas=1, groups=1
     return KVCacheConfig(8, [], made, kv_cache_layout=layout, kv_tp_replicas=replicas)
 
 
-@pytest.fixture(autouse=True)
-def _settings(monkeypatch):
-    """The configurations here are made up; what counts of real ones: test_settings."""
-    monkeypatch.setattr(identity, "engine_settings", lambda vllm_config: {})
-    plain = identity.config_text
-    monkeypatch.setattr(identity, "config_text", lambda config: "" if isinstance(config, Model) else plain(config))
-
-
 class Model(SimpleNamespace):
     """Stands for vLLM's ModelConfig."""
+
+
+def accept_made_up_configurations(monkeypatch) -> None:
+    """Takes `_vllm_config` for one without settings; what counts of real ones: test_settings."""
+    monkeypatch.setattr(identity, "engine_settings", lambda vllm_config: {})
+    monkeypatch.setattr(identity, "config_text", lambda config: "" if isinstance(config, Model) else config_text(config))
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch):
+    accept_made_up_configurations(monkeypatch)
 
 
 def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", options=None, **changes) -> str:

@@ -16,7 +16,7 @@ from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata
 from kvbm_cxl.vllm_integration.save_job import SaveJob
 from pages import HEAD_SIZE, cpu_writer, empty, keys_and_values, plain_writer, written
-from test_identity import _vllm_config
+from test_identity import _vllm_config, accept_made_up_configurations
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
 
 LAYERS, TOKENS, BLOCKS = 2, 256, 16
@@ -42,6 +42,7 @@ class Rank:
         monkeypatch.setattr(worker, "writer_of", lambda *_: engine.writer)
         monkeypatch.setattr(worker, "replicas_of", lambda *_: engine.replicas)
         monkeypatch.setattr(identity, "attention_backend", lambda *_: engine.writer.name)
+        accept_made_up_configurations(monkeypatch)
         try:
             self.side.attach(dict(zip(engine.names, self.memory)))
         except ConfigError:
@@ -177,7 +178,8 @@ def test_every_engine_reads_what_every_other_one_published(engine, tp_size, bloc
     assert writer.counts() == {"published_blocks/stored": tp_size * TOKENS // 32, "bytes/published": block_bytes}
     for other, tokens in KINDS:
         reader = engine(tp_size=other, block_tokens=tokens, **STORED)
-        assert reader.load(1) == [set()] * other
+        failed = reader.load(1)
+        assert failed == [set()] * other, reader.counts()
         reader.assert_loaded(1)
         assert reader.counts()["bytes/pulled"] == block_bytes
     namespaces = [namespace for rank in writer.ranks for namespace in rank.side.handshake().namespaces[0]]
