@@ -7,7 +7,7 @@ import pytest
 from kvbm_cxl.vllm_integration import audited_hits
 from kvbm_cxl.vllm_integration.audited_hits import AuditedHits
 from kvbm_cxl.vllm_integration.groups import Shape
-from kvbm_cxl.vllm_integration.handover import prefill_params
+from kvbm_cxl.vllm_integration.handover import Expected, prefill_params
 from kvbm_cxl.vllm_integration.keys import block_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake, WorkerReport
 from kvbm_cxl.vllm_integration.stats import Tally
@@ -71,6 +71,14 @@ def test_a_request_is_chosen_once():
     assert [hits.limit(each, lookup, shape) for each in (first, third, third)] == [0, None, None], "asked again in later steps"
 
 
+def test_of_hand_overs_only_a_share_is_computed():
+    """Decode computes no token of the first ones, and they do not count among the other hits."""
+    hits, lookup, shape = AuditedHits(is_on=True), PinnedLookup(0, 100, 4, []), Shape.plain(BLOCK_TOKENS)
+    asked = [Tracked(request(f"r{number}", tokens(2)), expected=Expected(100, "there")) for number in range(600)]
+    assert [number for number, each in enumerate(asked, 1) if hits.limit(each, lookup, shape) is not None] == [256, 512]
+    assert _limits(hits, 9, lookup) == [1, 2, 4, 8]
+
+
 def test_what_holds_no_block_and_engines_that_do_not_compare():
     hits, lookup = AuditedHits(is_on=True), PinnedLookup(96, 100, 4, [])
     assert _limits(hits, 3, lookup) == [] and _limits(hits, 1, PinnedLookup(96, 112, 0, [])) == [1], "and does not count"
@@ -128,8 +136,10 @@ def test_a_preempted_request_begins_again(bench):
     assert full.keys == block_keys(asked, 3, 6) and full.found == 1
 
 
-def test_what_a_hand_over_promised_was_found(bench):
-    """Although it is computed: decode does not say that it misses something."""
+@pytest.mark.parametrize(("every", "pulled"), ((1, 0), (2, 100)))
+def test_what_a_hand_over_promised_was_found(bench, monkeypatch, every, pulled):
+    """Also where it is computed: decode does not say that it misses something."""
+    monkeypatch.setattr(audited_hits, "_EVERY", every)
     here = bench(producer=False)
     prefill = Bench(here.config.pool, consumer=False)
     first = request("p", tokens(100), prefill_params())
@@ -141,7 +151,7 @@ def test_what_a_hand_over_promised_was_found(bench):
     prefill.access.release()
     assert answer["kvbm_cxl"]["tokens"] == 100
     external, _, _ = here.admit(request("a", tokens(100), answer))
-    assert external == 0 and here.counts()["handovers/complete"] == 1
+    assert external == pulled and here.counts()["handovers/complete"] == 1
 
 
 def test_an_engine_that_only_reads_compares_and_publishes_nothing(bench):
