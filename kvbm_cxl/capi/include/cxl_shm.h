@@ -131,7 +131,8 @@ typedef struct cxl_shm_options {
     uint32_t flags;           /* CXL_SHM_OPEN_... */
     uint32_t slot;            /* with CXL_SHM_OPEN_SLOT */
     uint64_t timeout_ms;      /* deadline of the calls that take none; 0 = 30 000, more where suspect_ms asks for it: see join_timeout_ms */
-    uint64_t join_timeout_ms; /* deadline of joining and leaving; 0 = 3 suspect_ms + 5 000, at least 10 000: two managers may die one after the other */
+    uint64_t join_timeout_ms; /* deadline of joining and leaving; 0 = 3 suspect_ms + 5 000, at least 10 000: two managers may die one after
+                                 the other */
     uint64_t heartbeat_ms;    /* period of this host's heartbeat; 0 = 50. The same on every host */
     uint64_t suspect_ms;      /* silence after which a host is suspected; 0 = CXL_SUSPECT_MS of the environment, else 1 000. The same on
                                * every host, a multiple of heartbeat_ms */

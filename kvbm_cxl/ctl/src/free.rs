@@ -127,7 +127,8 @@ fn give_back(pool: &Pool, targets: &[Target], timeout_ms: u64) -> Result<Vec<(Bl
 }
 
 fn free_all(pool: &Pool, host: &Host, targets: &[Target], timeout_ms: u64) -> Result<Vec<(Block, String)>, Failure> {
-    let allocator = Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(timeout_ms), ..AllocConfig::default() })?;
+    let allocator =
+        Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(timeout_ms), ..AllocConfig::default() })?;
     let deadline = Instant::now() + Duration::from_millis(timeout_ms);
     let (mut waiting, mut asked): (Vec<&Target>, Vec<&Target>) = (targets.iter().collect(), Vec::new());
     loop {

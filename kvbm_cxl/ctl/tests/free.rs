@@ -74,7 +74,7 @@ fn memory_of_another_machine_stays_until_its_death_is_proven() {
     std::fs::remove_file(bench.file()).unwrap();
     std::fs::write(bench.file(), image).unwrap();
     bench.machine = "machine-b";
-    let (code, answer) = bench.json(&["free", &format!("{place:#x}"), "--timeout-ms", "300"]);
+    let (code, answer) = bench.json(&["free", &format!("{place:#x}"), "--timeout-ms", "10000"]);
     assert_eq!((code, freed(&answer).len()), (1, 0), "{answer:#}");
     assert!(answer["left"][0]["why"].as_str().unwrap().contains("machine"), "{answer:#}");
     let slot =

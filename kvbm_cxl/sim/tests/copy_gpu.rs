@@ -162,6 +162,39 @@ fn summed_on(platform: &str, dma: Dma, rule: Option<&'static str>, is_launch_los
     })
 }
 
+/// Two lists of one call, each after a stream of its own; `late` computes the bytes of both. Whether the other host finds those of the list
+/// that comes after it.
+fn comes_after_each(rule: Option<&'static str>, checksum: Checksum, late: usize) -> bool {
+    let fake = Fake::new(Kind::New);
+    let gpu = device::Gpu::open(fake.path(), 0);
+    let hosts = scenes::hosts(PLATFORM);
+    let engine = Without { engine: CudaEngine::open(&fake.config(), 0, hosts[0].clone()).unwrap(), rule };
+    let (memory, streams, bytes) = (gpu.memory(&scenes::pattern(5, 40_000)), [gpu.stream(), gpu.stream()], scenes::pattern(6, 40_000));
+    let blocks = [
+        scenes::Block { offset: 4096, pieces: vec![(128, 9000), (9500, 500)] },
+        scenes::Block { offset: 65_536, pieces: vec![(20_000, 12_345)] },
+    ];
+    fake.kernel(streams[late].handle, memory.address, &bytes);
+    let place = |stream: usize| LocalPlace::Gpu(OnGpu { device: 0, after: After::Stream(streams[stream].handle) });
+    let lists = [blocks[0].write_list(&memory, place(0)), blocks[1].write_list(&memory, place(1))];
+    let written = engine.publish_each(&*hosts[0], &lists, checksum);
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
+    fake.finish();
+    let mut found = vec![0; blocks[late].len_bytes()];
+    let mut list = ReadList::scatter(blocks[late].offset, [&mut found[..]]);
+    CpuEngine::new(CopyConfig::alone()).pull(&*hosts[1], &mut list, Checksum::Off).unwrap();
+    found == blocks[late].of(&bytes)
+}
+
+#[test]
+fn each_list_of_a_call_comes_after_the_work_of_its_own_stream() {
+    for checksum in [Checksum::Off, Checksum::Xxh3] {
+        assert!([0, 1].into_iter().all(|late| comes_after_each(None, checksum, late)), "{checksum:?}");
+        assert!(!comes_after_each(Some("copy.dma_after_one_stream"), checksum, 1), "{checksum:?}: nothing noticed its loss");
+        assert!(!comes_after_each(Some("copy.dma_before_callers_work"), checksum, 0), "{checksum:?}: nothing noticed its loss");
+    }
+}
+
 #[test]
 fn the_loss_of_a_step_of_a_kernels_checksum_is_noticed() {
     assert!(summed(None, false) && summed(None, true));

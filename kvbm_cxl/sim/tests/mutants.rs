@@ -33,6 +33,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.fetched_before_pin", "c17_gone_before_the_pin", Safety),
     ("cache.fetched_before_pins", "c17_gone_before_the_pins", Safety),
     ("cache.follows_chunks_of_others", "c15_chunk_comes_back_to_another_process", Safety),
+    ("cache.first_pin_unpublished", "c16_pinned_beside_another", Safety),
     ("cache.freed_before_hint_removed", "cache", Safety),
     ("cache.given_back_beside_others", "c22_given_back_beside_a_zombie", Safety),
     ("cache.given_back_unstamped", "c30_given_back_after_a_zombie", Safety),
@@ -64,6 +65,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.release_marks_evicting", "c23_releaser_dies", Safety),
     ("cache.release_no_scan", "c13_pinned_in_quarantine", Safety),
     ("cache.released_before_the_end", "c3_writing_of_a_zombie", Safety),
+    ("cache.released_beside_a_third", "damaged_line_of_claims_beside_a_zombie", Safety),
     ("cache.remove_writes_empty", "c9_others_are_still_found", Safety),
     ("cache.row_of_the_dead_is_kept", "c16_pinned_after_a_death", Safety),
     ("cache.stamp_not_compared", "c5_same_key_in_the_same_cell", Safety),
@@ -75,6 +77,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.torn_claim_is_cleared", "damaged_line_of_claims_written_anew", Safety),
     ("cache.torn_pins_are_none", "damaged_line_of_pins", Safety),
     ("cache.trust_several_claimants", "c14_stray_among_two_claimants", Safety),
+    ("cache.trusts_other_incarnations", "c32_stray_of_an_earlier_incarnation", Safety),
     ("cache.trusts_itself_beside_others", "c14_own_stray_beside_another_claimant", Safety),
     ("cancel_counts_as_repaired", "zombie", Safety),
     ("check_before_grant_read", "duel", Safety),
@@ -147,9 +150,9 @@ const RULES: &[(&str, &str, Breaks)] = &[
 ];
 /// Rules whose loss does no harm, with the reason.
 const HARMLESS: &[(&str, &str)] = &[];
-/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, tier.rs, witness.rs and, where a device takes
+/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, tier.rs, witness.rs, pins.rs and, where a device takes
 /// part, copy.rs, copy_gpu.rs and queued_gpu.rs.
-const ELSEWHERE: [&str; 8] = ["alloc.", "objects.", "locks.", "ring.", "tier.", "witness.", "copy.dma_", "stream."];
+const ELSEWHERE: [&str; 9] = ["alloc.", "objects.", "locks.", "ring.", "tier.", "witness.", "pins.", "copy.dma_", "stream."];
 /// Seeds per scenario after which a mutant has survived.
 const MAX_SEEDS: u64 = 1 << 14;
 

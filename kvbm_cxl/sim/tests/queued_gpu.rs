@@ -158,3 +158,41 @@ fn is_there_in_part(rule: Option<&'static str>) -> bool {
 fn the_loss_of_a_part_of_a_block_is_noticed() {
     assert!(!is_there_in_part(None) && is_there_in_part(Some("stream.part_missing")));
 }
+
+/// Three blocks in layers, of which an early part fails and the later ones do not end in time. Whether their cells stay out of use until the
+/// GPU is done with them.
+fn are_cells_kept(rule: Option<&'static str>) -> bool {
+    let scene = Scene::new(Kind::New, false, |cuda| cuda.timeout_ms = 60);
+    let gpu = Gpu::open(scene.fake.path(), 0);
+    let (memory, stream) = (gpu.memory(&bytes(9, LAYERED_BYTES)), gpu.stream());
+    let cache = &scene.caches[0];
+    drop(layers_of(cache, 0..3).unwrap());
+    cache.service_round().unwrap();
+    let free = cache.usage().free;
+    let mut layers = layers_of(cache, 0..3).unwrap();
+    scene.fake.fail("cuMemcpyBatchAsync_v2", 0, 1, 719);
+    scene.fake.fail("cuMemcpyAsync", 0, 100, 719);
+    // What becomes of it is told with the blocks.
+    let _ = queue_layer(&mut layers, &memory, 0, 0, on(&stream));
+    scene.fake.forgive();
+    scene.fake.hold(stream.handle, true);
+    scene.fake.kernel(stream.handle, memory.address, &bytes(10, 64));
+    for layer in 1..LAYERS.len() {
+        queue_layer(&mut layers, &memory, layer, 0, on(&stream)).unwrap();
+    }
+    drop_rule(rule);
+    let answers = end(&layers.finish().unwrap());
+    drop_rule(None);
+    assert!(answers.iter().all(|answer| answer != "Done"), "{answers:?}");
+    assert!(!cache.copy_engine().is_settled(0));
+    let is_kept = cache.usage().free == free - 3;
+    scene.fake.hold(stream.handle, false);
+    assert!(cache.copy_engine().is_settled(60_000));
+    is_kept
+}
+
+#[test]
+fn a_part_that_is_late_keeps_its_cells_whatever_failed_before() {
+    assert!(are_cells_kept(None), "cells that the GPU may still write to are given to others");
+    assert!(!are_cells_kept(Some("stream.late_part_forgotten")), "nothing noticed the loss of the rule");
+}

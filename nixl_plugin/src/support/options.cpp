@@ -26,7 +26,8 @@ constexpr uint64_t no_limit = UINT64_MAX;
 const Row rows[] = {
     {{"pool", "", "Devices of the pool, like /dev/dax0.0; empty = CXL_POOL of the environment."}, nullptr, 0, 0, &Options::pool},
     {{"timeout_ms", "10000",
-      "Longest wait for a peer, in milliseconds; where it is more than 10 s, also for the pool's manager. Else that wait follows from `CXL_SUSPECT_MS`."},
+      "Longest wait for a peer, in milliseconds; where it is more than 10 s, also for the pool's manager. Else that wait follows from "
+      "`CXL_SUSPECT_MS`."},
      &Options::timeout_ms,
      1,
      3600'000},

@@ -94,7 +94,9 @@ impl Inner {
         let rows = sorted.chunk_by(|a, b| a / CELLS_PER_PIN as u64 == b / CELLS_PER_PIN as u64);
         for group in rows {
             if let Err(error) = self.pin_row(group) {
-                self.unpin(&sorted[..done]);
+                if !mutant!("pins.rows_before_stay") {
+                    self.unpin(&sorted[..done]);
+                }
                 return Err(error);
             }
             done += group.len();
@@ -180,18 +182,22 @@ impl Inner {
                 let count = row.counts[place].load(Ordering::Relaxed);
                 let next = count.checked_add(1).filter(|_| self.write_note(cell, 1));
                 let Some(next) = next else {
-                    self.drop_counts(row, &cells[..done]);
+                    if !mutant!("pins.part_of_a_row_stays") {
+                        self.drop_counts(row, &cells[..done]);
+                    }
                     let advice = "unpin blocks, or pull with more processes";
                     return Err(Error::Full { what: "the pins of this process", limit: self.local.entries(0).len() as u64, advice });
                 };
                 let next = if mutant!("cache.pin_count_saturates") { next.min(15) } else { next };
                 row.counts[place].store(next, Ordering::Relaxed);
-                changed |= count == 0;
+                changed |= count == 0 && !mutant!("cache.first_pin_unpublished");
                 row.set_nibble(place, PinLine::PINNED | tick);
             }
             point!("cache.pin_counted");
             if changed && let Err(error) = self.publish_row(row, number, op.incarnation()) {
-                self.drop_counts(row, cells);
+                if !mutant!("pins.unpublished_row_stays") {
+                    self.drop_counts(row, cells);
+                }
                 return Err(error);
             }
             Ok(())

@@ -83,6 +83,30 @@ fn gone_before_a_pin(seed: u64, pin: fn(&Actor) -> Result<Option<Hold<'_>>>) -> 
     stage.run()
 }
 
+/// C16: a block is pinned whose line of pins is published already, for a neighbour.
+pub(super) fn pinned_beside_another(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut stage = Stage::new(seed, Shape { cells: 2, ..Shape::of(3) });
+    stage.role(OWNER, |me| {
+        me.publish(K)?;
+        me.publish(L)?;
+        me.say("both are there");
+        me.hear("both are pinned")?;
+        me.evict(K)?;
+        me.say("K was to go");
+        Ok(())
+    });
+    stage.role(READER, |me| {
+        me.hear("both are there")?;
+        let pins = [me.pin(L)?, me.pin(K)?];
+        me.expect(pins.iter().all(Option::is_some), "both can be pinned")?;
+        me.say("both are pinned");
+        me.hear("K was to go")?;
+        pins.into_iter().flatten().try_for_each(|pin| pin.read().map(drop))
+    });
+    stage.role(WARDEN, |me| me.hear("K was to go"));
+    stage.run()
+}
+
 /// C16: two processes of one host have pinned a block, and one gives its pin back.
 pub(super) fn pinned_by_two_processes(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape::of(3));

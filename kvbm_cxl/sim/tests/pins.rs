@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pins of a pull that fails: none of them stays. A process has room for 65,536 pins, which no simulated one fills.
+
+#[path = "../../pool/tests/cache/bench.rs"]
+#[allow(dead_code)] // The tests of the pool use the rest.
+mod bench;
+#[path = "../../pool/tests/common/load.rs"]
+mod load;
+
+use bench::{Bench, Member, SPACE, bytes, key};
+use cxl_pool::Error;
+use cxl_pool::cache::{BlockKey, Pinned, PublishRequest, Reserved};
+use cxl_pool::fault::{drop_rule, on_point};
+use cxl_pool::limits::MAX_PINS;
+use cxl_pool::media::{CELLS_PER_PIN, Region};
+use cxl_sim::names;
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Bytes of a block.
+const LEN_BYTES: usize = 40;
+/// Blocks that one call publishes.
+const BATCH: u64 = 512;
+
+/// A host with `count` blocks.
+fn with_blocks(count: u64) -> (Bench, Member) {
+    let bench = Bench::new(&[(64, count.max(4096))]);
+    let member = bench.member(1);
+    for start in (0..count).step_by(BATCH as usize) {
+        let numbers: Vec<u64> = (start..count.min(start + BATCH)).collect();
+        let request = |&number: &u64| PublishRequest { namespace: SPACE, key: key(number), parent: None, len_bytes: LEN_BYTES as u64 };
+        let mut reservations = Vec::new();
+        for (answer, number) in member.cache.reserve_all(&numbers.iter().map(request).collect::<Vec<_>>()).unwrap().into_iter().zip(numbers)
+        {
+            let Reserved::Cell(mut reservation) = answer else { panic!("block {number} was refused") };
+            reservation.fill([&bytes(number, LEN_BYTES)[..]]).unwrap();
+            reservations.push(reservation);
+        }
+        member.cache.commit_all(reservations).unwrap();
+    }
+    (bench, member)
+}
+
+fn keys(numbers: Range<u64>) -> Vec<BlockKey> {
+    numbers.map(key).collect()
+}
+
+/// Pins that stay of a call made without `rule`, which fails for want of room: in the middle of a row of pins, or in the second row.
+fn left_of_too_many(member: &Member, rule: Option<&'static str>, begins_elsewhere: bool) -> usize {
+    let cache = &member.cache;
+    let most = MAX_PINS as usize;
+    let mut pins: Vec<Pinned> = cache.pin_chain(SPACE, &keys(0..MAX_PINS)).unwrap();
+    assert_eq!((pins.len(), cache.pinned()), (most, most));
+    // Rows are by cell; the pins of the lowest cells go, so that there is room for some.
+    pins.sort_by_key(|pin| pin.cell());
+    let given_back: Vec<Pinned> = pins.drain(..4).collect();
+    assert!(given_back.iter().all(|pin| pin.cell() < CELLS_PER_PIN as u64));
+    let lowest: Vec<BlockKey> = given_back.iter().map(Pinned::key).collect();
+    Pinned::release_all(given_back);
+    let mut wanted = if begins_elsewhere { lowest[..3].to_vec() } else { Vec::new() };
+    wanted.extend(keys(MAX_PINS..MAX_PINS + 6));
+    drop_rule(rule);
+    let refused = cache.pin_chain(SPACE, &wanted);
+    drop_rule(None);
+    assert!(matches!(refused.as_ref().err(), Some(Error::Full { .. })), "{:?}", refused.map(|pins| pins.len()));
+    let left = cache.pinned() - pins.len();
+    Pinned::release_all(pins);
+    left
+}
+
+#[test]
+fn nothing_of_too_many_pins_stays() {
+    let (_bench, member) = with_blocks(MAX_PINS + 16);
+    for begins_elsewhere in [false, true] {
+        assert_eq!(left_of_too_many(&member, None, begins_elsewhere), 0);
+        assert_eq!(member.cache.pinned(), 0);
+    }
+    assert!(left_of_too_many(&member, Some("pins.part_of_a_row_stays"), false) > 0);
+    let (_bench, member) = with_blocks(MAX_PINS + 16);
+    assert!(left_of_too_many(&member, Some("pins.rows_before_stay"), true) > 0);
+}
+
+/// Pins that stay where their line cannot be published, since its memory is lost.
+fn left_unpublished(rule: Option<&'static str>) -> usize {
+    let (_bench, member) = with_blocks(3);
+    let cell = member.cache.pin(SPACE, key(1)).unwrap().map_or_else(|reason| panic!("{}", reason.text()), |pin| pin.cell());
+    let line = u64::from(member.host.slot()) * member.pool.layout().geometry().pin_lines() + cell / CELLS_PER_PIN as u64;
+    member.pool.faults().mark_poisoned(member.pool.layout().line_offset(Region::Pin, line).unwrap()).unwrap();
+    drop_rule(rule);
+    let refused = member.cache.pin(SPACE, key(1)).is_err();
+    drop_rule(None);
+    assert!(refused, "the line was published");
+    member.cache.pinned()
+}
+
+/// Pins that stay of blocks that went between the lookup and the pin, of a chain of three.
+fn left_of_what_went(rule: Option<&'static str>) -> usize {
+    let (_bench, member) = with_blocks(3);
+    let (cache, is_done) = (member.cache.clone(), Rc::new(Cell::new(false)));
+    on_point(Some(Rc::new(move |name| {
+        if name == "cache.pin" && !is_done.replace(true) {
+            assert!(cache.evict(SPACE, key(1)).unwrap());
+        }
+    })));
+    drop_rule(rule);
+    let pins = member.cache.pin_chain(SPACE, &keys(0..3)).unwrap();
+    drop_rule(None);
+    on_point(None);
+    assert_eq!(pins.len(), 1, "the chain ends where a block is gone");
+    Pinned::release_all(pins);
+    member.cache.pinned()
+}
+
+#[test]
+fn nothing_of_a_failed_pin_stays() {
+    assert_eq!((left_unpublished(None), left_of_what_went(None)), (0, 0));
+    assert!(left_unpublished(Some("pins.unpublished_row_stays")) > 0);
+    assert!(left_of_what_went(Some("pins.misses_stay")) > 0);
+}
+
+#[test]
+fn every_rule_of_pins_is_tried_here() {
+    let tried = ["pins.misses_stay", "pins.part_of_a_row_stays", "pins.rows_before_stay", "pins.unpublished_row_stays"];
+    let mut found = names::of_pool().expect("the pool's sources").mutants;
+    found.retain(|name| name.starts_with("pins."));
+    assert_eq!(found, tried);
+}
