@@ -36,6 +36,9 @@ r S=1 dmg=1 claims=3 crashes=1 rejoins=1 fences=0 old=1 drop=heal.claim_ignores_
 r S=1 dmg=1 claims=3 crashes=1 rejoins=1 fences=0 old=1 drop=heal.seat_forgets cap=30
 w(){ echo "== witness $*"; timeout 110 ./witnessmc "$@" crashes=2 rejoins=2 fences=2 | cut -c1-1500; }
 w shape=shared; w shape=nodes; w shape=twins; w shape=three; w shape=three kernels=2
+# holds on purpose: the code waits for no fence
+for shape in shared nodes twins "three kernels=2"; do w drop=not_fenced_first shape=$shape; done
+timeout 110 ./witnessmc drop=not_fenced_first shape=three
 w drop=gap_between_marks shape=shared
 w drop=not_retired shape=nodes
 w drop=not_read_again shape=nodes

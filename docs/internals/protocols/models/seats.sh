@@ -24,4 +24,6 @@ r drop=sessions_overlap nm=2 restarts=1 crashes=0
 # A seat for every slot: what holds, then each rule dropped.
 r(){ echo "== $*"; timeout 900 ./slotseatmc "$@" | cut -c1-1200; }
 r nm=2 claims=4 crashes=1 leaves=1
+r nm=3 claims=3 crashes=1
+r drop=seat_before_accept nm=3 claims=4 crashes=0
 for rule in accept_without_check left_before_resigned boot_seat_served_after_release collect_before_claim no_collect new_owner_forgets suspicion_is_proof; do r drop=$rule nm=2 claims=4 crashes=1 leaves=1 again=1 retries=1; done
