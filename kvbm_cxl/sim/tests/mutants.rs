@@ -99,6 +99,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("epochs_not_unique", "duel", Safety),
     ("evict.left_at_work", "reformat", Safety),
     ("failover.claim_keeps_its_time", "failover", Safety),
+    ("failover.duel_is_unrest", "failover", Safety),
     ("failover.patience_with_the_dead", "failover", Safety),
     ("failover.seats_wait_in_turn", "failover", Safety),
     ("failover.silence_counts_anew", "failover", Safety),
