@@ -61,7 +61,7 @@ fn run_with(seed: u64, replacements: usize) -> std::result::Result<Stats, Failur
         config.geometry.seats = random.pick(&[1, 2]);
         config.chances = Default::default();
         config.write_path = WritePath::OneUnit;
-        config.skewed_clocks = false;
+        (config.skewed_clocks, config.fair_schedule) = (false, true);
         config.max_steps = 3_000_000 + 400_000 * replacements as u64;
         config.max_time_ns = config.max_steps * 2_000;
     });
