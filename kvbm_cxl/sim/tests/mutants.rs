@@ -123,6 +123,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("join.no_prev_match", "rebind", Safety),
     ("join.prev_is_number", "rebind", Safety),
     ("join.suspicion_is_proof", "rebind", Safety),
+    ("left_before_resigned", "left_together", Safety),
     ("lines.any_incarnation", "reformat", Safety),
     ("manager_self_shortcut", "duel", Safety),
     ("no_collect", "duel", Safety),

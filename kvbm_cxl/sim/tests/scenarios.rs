@@ -48,6 +48,7 @@ scenarios! {
     damage_of_slot_seats: 300,
     replaced: 60,
     replaced_a_hundred_times: 4,
+    left_together: 60,
     stall: 1000,
     patience: 300,
     failover: 200,

@@ -454,7 +454,11 @@ pub(super) fn leave(inner: &Inner) -> Result<()> {
     let deadline_ns = inner.platform.now_ns() + inner.config.join_timeout_ms() * 1_000_000;
     // Before anything else, so that others need not wait for the role however long this process takes to leave, and while it counts as a
     // member: once the last one is gone the slot's seat may be another machine's. A closed process takes the role no more.
-    let result = inner.resign().and_then(|()| detach(inner, deadline_ns));
+    let is_late = mutant!("left_before_resigned");
+    let resigned = if is_late { Ok(()) } else { inner.resign() };
+    let result = resigned.and_then(|()| detach(inner, deadline_ns));
+    point!("leave.detached");
+    let result = if is_late { result.and_then(|()| inner.resign()) } else { result };
     if result.is_err() {
         inner.closed.store(false, Ordering::SeqCst);
         return result;

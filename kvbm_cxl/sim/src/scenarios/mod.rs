@@ -67,6 +67,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("damage_of_slot_seats", |seed| setup::over_slot_seats(damage::run_with_claimed_seats, seed)),
     ("replaced", replaced::run),
     ("replaced_a_hundred_times", replaced::run_long),
+    ("left_together", replaced::left_together),
     ("seats", seats::run),
     ("stall", stall::run),
     ("patience", patience::run),
