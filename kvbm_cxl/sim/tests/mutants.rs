@@ -100,6 +100,7 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("evict.left_at_work", "reformat", Safety),
     ("failover.claim_keeps_its_time", "failover", Safety),
     ("failover.duel_is_unrest", "failover", Safety),
+    ("failover.no_patience_with_the_slow", "failover_storm", Safety),
     ("failover.patience_with_the_dead", "failover", Safety),
     ("failover.seats_wait_in_turn", "failover", Safety),
     ("failover.silence_counts_anew", "failover", Safety),

@@ -52,6 +52,7 @@ scenarios! {
     stall: 1000,
     patience: 300,
     failover: 200,
+    failover_storm: 20,
     failover_rejoined: 100,
     sticky: 200,
     alloc: 200,

@@ -72,6 +72,7 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("stall", stall::run),
     ("patience", patience::run),
     ("failover", failover::run),
+    ("failover_storm", failover::storm),
     ("failover_rejoined", failover::rejoined),
     ("sticky", sticky::run),
     ("alloc", alloc::run),

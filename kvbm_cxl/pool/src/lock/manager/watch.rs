@@ -83,7 +83,7 @@ impl Watch {
     /// Of a manager that another seat took the role from. One that was slow was taken for dead, and meets the next ones with more patience;
     /// one that claimed at the same time as others was not.
     pub fn after_deposition(&self, was_slow: bool) -> Watch {
-        let more = u32::from(was_slow);
+        let more = u32::from(was_slow && !mutant!("failover.no_patience_with_the_slow"));
         Watch { unrest: (self.unrest + more).min(MAX_UNREST), ..Watch::default() }
     }
 
@@ -227,7 +227,8 @@ impl Inner {
         if let Some((slot, beat)) = watch.deposed
             && let Some(goes_on) = self.goes_on(watch, slot, beat)?
         {
-            watch.unrest = (watch.unrest + u32::from(goes_on)).min(MAX_UNREST);
+            let is_slow = goes_on && !mutant!("failover.no_patience_with_the_slow");
+            watch.unrest = (watch.unrest + u32::from(is_slow)).min(MAX_UNREST);
             watch.deposed = None;
         }
         let (epoch, beat) = newest.map_or((0, 0), |newest| (newest.epoch, newest.beat));
