@@ -101,7 +101,7 @@ impl PoolMemory {
     /// # Errors
     /// Those of the allocator and of the table of names.
     pub fn allocate(member: Arc<Member>, len_bytes: u64, name: Option<String>, kept: Option<bool>) -> Outcome<Self> {
-        // Nobody else can name the rest: it ends with its process.
+        // No other process can name the rest: it ends with its process.
         let kept = kept.unwrap_or(name.is_some());
         if name.is_some() && !kept {
             return Err(Failure::invalid("memory with a name is for others to find: it has to be kept"));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long publishes wait when the host that manages the pool leaves or loses its power (row 3 of docs/internals/faults.md, LOCKS.md 12.21)."""
+"""How long publishes wait when the host that manages the pool leaves or loses its power (row 3 of faults.md, LOCKS.md 12.21)."""
 
 import time
 
@@ -26,7 +26,7 @@ def names_of(rack, peers):
 @pytest.mark.parametrize("ends", [("leave", "leave"), ("kill", "kill"), ("kill", "leave"), ("leave", "kill")], ids="-".join)
 def test_publishes_go_on_when_the_manager_ends(racks, seed, ends):
     rack = racks.formatted(NAMESPACES, "ABC")
-    # Where nobody is killed no silence is ever waited for, however long that would be.
+    # Where no host is killed no silence is ever waited for, however long that would be.
     options = {"suspect_ms": SUSPECT_MS} if "kill" in ends else {}
     peers = dict(zip("ABC", rack.peers("ABC", **options), strict=True))
     for number, end in enumerate(ends):

@@ -85,7 +85,7 @@ pub enum Command {
     /// Give kept memory back that no process uses any more
     ///
     /// Memory that a program keeps outlives it: other processes may know it by its name or offset. Where they are gone too, nothing in the
-    /// pool tells, so a person decides. `cxlctl inspect blocks all` lists kept blocks with their names, offsets and sizes. The cache and its
+    /// pool tells, so a person decides. `cxlctl inspect blocks all` lists kept blocks with names, offsets and sizes. The cache and its
     /// blocks are not concerned. Memory that a process still uses is overwritten by its next owner.
     Free(FreeArgs),
     /// Check all metadata, and repair it when asked to

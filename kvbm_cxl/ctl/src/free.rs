@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cxlctl free`: kept memory whose programs are gone.
 //!
-//! What they stored may still lie in their machine's caches, from where it would be written back onto the memory's next owner. So a block is
+//! Their stores may still lie in their machine's caches, which would write them back onto the memory's next owner. So a block is
 //! given back by the host that has its chunk: the machine on which it was allocated, or a host that adopted it after a proof of death,
 //! which brought those caches out.
 

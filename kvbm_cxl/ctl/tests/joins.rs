@@ -194,7 +194,7 @@ fn places_that_are_used_up_are_an_error_and_a_repair_frees_them() {
     let (pool, places) = (bench.open(), bench.open().layout().geometry().places());
     for place in 0..places {
         pool.lines().publish(2 * place + 1, Splitter { closed: 1, ..Splitter::default() }).unwrap();
-        // Some died in an attempt, so that nobody has their place.
+        // Some died in an attempt, so that no machine has their place.
         let machine = if place % 3 == 0 { [0; 16] } else { [100 + place as u8; 16] };
         pool.lines().publish(place, Claimant { machine, ballot: 0, ..Claimant::default() }).unwrap();
     }

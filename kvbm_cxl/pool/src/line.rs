@@ -169,7 +169,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Brings every line of every region out of this machine's caches, whoever stored it.
+    /// Brings every line of every region out of this machine's caches, whichever host stored it.
     pub(crate) fn flush_regions(&self) -> Result<()> {
         for span in self.layout.spans().iter().filter(|span| span.lines > 0) {
             match self.memory.flush_range(span.offset, span.lines * LINE_BYTES as u64) {

@@ -90,7 +90,7 @@ pub trait Platform: Send + Sync {
         let _ = machine;
         Ok(true)
     }
-    /// Tries to take the lock of all processes with this one's witness: under it one of them at a time writes the lines of their place among
+    /// Tries to take the lock of all processes with this one's witness: under it one at a time writes the lines of their place among
     /// those that claim a seat. `None` when it is held.
     fn lock_place(&self) -> Result<Option<MachineLockGuard>> {
         Ok(Some(Box::new(())))

@@ -159,7 +159,7 @@ fn the_loss_of_a_part_of_a_block_is_noticed() {
     assert!(!is_there_in_part(None) && is_there_in_part(Some("stream.part_missing")));
 }
 
-/// Three blocks in layers, of which an early part fails and the later ones do not end in time. Whether their cells stay out of use until the
+/// Three blocks in layers: an early part fails, and the later ones do not end in time. Whether their cells stay out of use until the
 /// GPU is done with them.
 fn are_cells_kept(rule: Option<&'static str>) -> bool {
     let scene = Scene::new(Kind::New, false, |cuda| cuda.timeout_ms = 60);

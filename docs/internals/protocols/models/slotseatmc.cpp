@@ -12,7 +12,7 @@ static int nonce(const P&x,int m){return 1+m*4+x.gen;} static int mach(int n){re
 static bool owns(const P&x,int s){return !x.dead&&(x.jp==3||x.jp==4||x.jp==6)&&x.slot==s;}
 enum{LBOOT,LASK,LSEE,LCHK,LOWN,LID,LBACK,LRESIGN,LLEAVE,LRETRY,LSTART,LREAD,LCLAIM,LCOL,LADOPT,LFREE,LBIND,LDOWN,LCRASH,LAGAIN};
 static const char*LN[]={"claims the open seat","asks for a slot","sees its binding","checks a seat","OWNS the slot","publishes ID","gives the open seat back","resigns","LEFT","retry","starts a takeover","reads a seat","CLAIM","collect","ADOPT","may bind","BIND","steps down","CRASH","comes back"};
-// A write to seat k by machine m: nobody else may have the seat.
+// A write to seat k by machine m: no other machine may have the seat.
 static void wrote(S&n,int m,int k){ if(k==0){ if(n.boot!=m+1) n.bad=2; } else for(int o=0;o<NM;o++) if(o!=m&&owns(n.p[o],k-1)) n.bad=2; }
 template<class E> void gen(const S&s,E emit){
  for(int m=0;m<NM;m++){ const P&x=s.p[m]; if(x.dead){ if(s.again&&x.gen<3&&!D("none")){ S n=s; n.again--; u8 g=x.gen; n.p[m]=P{}; n.p[m].gen=g+1; n.bx[m]=Bx{}; emit(n,LAGAIN*4+m); } continue; }

@@ -207,7 +207,7 @@ impl Allocator {
         self.pop_spare().ok_or(Error::Full {
             what: "the pool",
             limit: self.layout().chunks() * self.layout().geometry().chunk_bytes,
-            advice: "free blocks, or use a larger pool; `cxlctl hosts` tells which hosts that hold some are silent, `cxlctl inspect blocks` \
+            advice: "free blocks, or use a larger pool; `cxlctl hosts` lists silent hosts, `cxlctl inspect blocks` \
                      what is kept, and `cxlctl free` gives back what no process uses any more",
         })
     }

@@ -95,7 +95,7 @@ impl HostConfig {
         Ok(HostConfig { suspect_ms, poll_us, ..config })
     }
 
-    /// Longest wait for a manager (for a lock, for a slot) where the caller gives none: the manager may be killed meanwhile and its successor,
+    /// Longest wait for a manager (for a lock, for a slot) where the caller gives none: the manager may be killed, and its successor,
     /// too, each of which costs half as much again as [`HostConfig::suspect_ms`] (LOCKS.md 12.21).
     pub fn default_timeout_ms(&self) -> u64 {
         self.suspect_ms.saturating_mul(3).saturating_add(SPARE_MS).max(LEAST_TIMEOUT_MS)

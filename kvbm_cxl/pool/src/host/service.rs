@@ -389,7 +389,7 @@ impl Inner {
     }
 
     /// Whether the calling thread, the service's, may rest for long: nothing is recalled from a host that holds nothing, and a manager has
-    /// nobody to tell of requests. Whoever changes that afterwards wakes the thread.
+    /// no host to notify of requests. A thread that changes that afterwards wakes this one.
     fn may_rest(&self) -> bool {
         // Before the look: what is not seen by it comes later, and finds the thread here.
         *held(&self.resting) = Some(std::thread::current());

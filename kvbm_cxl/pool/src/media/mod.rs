@@ -33,7 +33,7 @@
 //! | `Ask` | N | slot owner | cell owners | asked again |
 //! | `Splitter` | 2 x P | any machine (one write each, LOCKS.md 12.15) | machines without a place | never needed: a place more is lost |
 //! | `Claimant` | P | machine of place p | machines that claim a seat | blocks claims until an operator acts |
-//! | `SeatClaim` | P x K | machine of place p | machines that claim a seat | blocks claims of its seat until an operator acts |
+//! | `SeatClaim` | P x V | machine of place p | machines that claim a seat | blocks claims of its seat until an operator acts |
 //!
 //! K seats, P places for machines that claim one, N slots, L locks, C chunks, O object cells, M = ceil(L/320) lock-table records,
 //! B = chunk / 64 bytes; E cells, D cell chunks, H = max(8, ceil(E/2/S)) lines for each of S stripes. Behind the regions lie the cells,

@@ -23,7 +23,7 @@ const KILLED_NS: u64 = SUSPECT_MS * MS * 3 / 2;
 const LEFT_NS: u64 = 2 * HEARTBEAT_MS * MS;
 /// What the steps of a host may add, which in a world are taken one at a time.
 const STEPS_NS: u64 = 3 * MS / 2;
-/// Locks that the others want: one that the manager held, one that another host held, and one that nobody held.
+/// Locks that the others want: one that the manager held, one that another host held, and a free one.
 const LOCKS: [u32; 3] = [LOCK_TABLE, LOCK_OBJECTS, LOCK_CHUNKS];
 
 /// What a host is to do next.

@@ -492,7 +492,7 @@ pub fn run_among_joiners(seed: u64, planned: Option<Planned>) -> std::result::Re
     cluster.world.run()
 }
 
-/// W11: a container is killed where a silent host is waited for longer than the run takes. Its slot is another's all the same, and its lock.
+/// W11: a container is killed where the wait for a silent host exceeds the run. Its slot and its lock pass to another all the same.
 fn before_the_fence(seed: u64) -> std::result::Result<Stats, Failure> {
     let (mut cluster, hosts, mut config) = cluster(seed, 3, 1);
     config.suspect_ms = 1_000_000;

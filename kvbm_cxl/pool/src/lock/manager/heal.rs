@@ -71,10 +71,10 @@ impl Inner {
             return Ok(true);
         }
         if self.geometry().slot_of(seat).is_some() {
-            // Whoever has the slot next writes its identity line anew before a line of the seat.
+            // The next owner of the slot writes its identity line before a line of the seat.
             let identity = if_whole(self.lines.fetch::<Identity>(self.slot().into()))?;
             let is_its = self.find_seat() == Some(seat) && identity.is_none_or(|identity| identity.nonce == self.nonce());
-            return Ok(is_its && !mutant!("heal.claimed_seats_are_left"));
+            return Ok(is_its);
         }
         let claim = if_whole(claim::decided(&self.lines, seat))?;
         let is_its = claim.is_some_and(|claim| claim.generation != 0 && claim.session == self.segment.session());
@@ -191,7 +191,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What stands in for a fence row that nobody remembers: every incarnation that is bound counts as fenced.
+    /// What stands in for a fence row that no process remembers: every incarnation that is bound counts as fenced.
     fn careful_row(&self, line: usize) -> Result<FenceLine> {
         let mut row = FenceLine::default();
         for (place, fenced) in row.fenced.iter_mut().enumerate() {

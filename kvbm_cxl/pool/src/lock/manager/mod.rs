@@ -24,7 +24,7 @@ use hosts::HostView;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, TryLockError};
-use watch::Watch;
+use watch::ManagerWatch;
 
 /// The beat of a manager that gave the role up.
 const RESIGNED: u64 = u64::MAX;
@@ -43,7 +43,7 @@ pub(crate) struct Manager {
     /// The seat of this machine, once known.
     seat: Option<u64>,
     /// What this process sees of the manager in charge and of all hosts while it does not serve.
-    watch: Watch,
+    watch: ManagerWatch,
     /// Set while this process serves.
     active: Option<Active>,
     looked_at_ns: u64,

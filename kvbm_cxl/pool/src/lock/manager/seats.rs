@@ -123,7 +123,7 @@ impl Inner {
     }
 
     /// In pools whose slots have seats no member keeps one of the others, so a damaged line of one has no writer. It costs every host that
-    /// reads all seats, so whoever serves claims such a seat, writes its lines again and gives it back.
+    /// reads all seats, so the host that serves claims such a seat, writes its lines again and gives it back.
     pub(super) fn mend_claimed_seats(&self, manager: &mut Manager, now_ns: u64) -> Result<()> {
         if !self.geometry().slot_seats || now_ns < manager.mend_at_ns || mutant!("heal.open_seats_are_left") {
             return Ok(());

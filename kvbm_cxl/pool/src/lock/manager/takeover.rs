@@ -3,7 +3,7 @@
 
 use super::Active;
 use super::hosts::HostView;
-use super::watch::{Pulse, Watch};
+use super::watch::{ManagerWatch, Pulse};
 use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
 use crate::host::{FenceStatus, Inner};
@@ -49,7 +49,7 @@ impl Tagged for Binding {
 impl Inner {
     /// Claims the role for `seat`; `None` when another seat claimed a higher epoch meanwhile. What `watch` saw of the hosts goes on: the
     /// silence of a host that died with the manager is over by now.
-    pub(super) fn take_over(&self, seat: u64, watch: &Watch) -> Result<Option<Active>> {
+    pub(super) fn take_over(&self, seat: u64, watch: &ManagerWatch) -> Result<Option<Active>> {
         let geometry = *self.geometry();
         // M1
         let (mut seen, mut own_before) = (0, None);

@@ -18,7 +18,7 @@ use crate::media::{Identity, Seat, Summary};
 const MAX_UNREST: u32 = 6;
 /// Beats of one manager after which one doubling is taken back.
 const BEATS_TO_CALM: u64 = 64;
-/// Looks within a heartbeat while nobody serves.
+/// Looks within a heartbeat while no manager serves.
 const VACANT_LOOKS: u64 = 8;
 
 /// A host's heartbeat and the incarnation that it belongs to, and how long it has not moved.
@@ -66,7 +66,7 @@ impl SeatWatch {
 
 /// What a process that does not serve sees of the others.
 #[derive(Default)]
-pub(super) struct Watch {
+pub(super) struct ManagerWatch {
     /// `None` before the first look.
     seat: Option<SeatWatch>,
     /// By slot; none before the first look.
@@ -75,16 +75,16 @@ pub(super) struct Watch {
     unrest: u32,
     /// A host whose manager was taken for dead, and its heartbeat then: one that goes on was only slow.
     deposed: Option<(u32, (u32, u64))>,
-    /// Nobody serves, as of the last look.
+    /// No manager serves, as of the last look.
     is_vacant: bool,
 }
 
-impl Watch {
-    /// Of a manager that another seat took the role from. One that was slow was taken for dead, and meets the next ones with more patience;
-    /// one that claimed at the same time as others was not.
-    pub fn after_deposition(&self, was_slow: bool) -> Watch {
+impl ManagerWatch {
+    /// Of a manager that another seat took the role from. A slow one was taken for dead, and meets the next ones with more patience; one
+    /// that claimed at the same time as others was not.
+    pub fn after_deposition(&self, was_slow: bool) -> ManagerWatch {
         let more = u32::from(was_slow && !mutant!("failover.no_patience_with_the_slow"));
-        Watch { unrest: (self.unrest + more).min(MAX_UNREST), ..Watch::default() }
+        ManagerWatch { unrest: (self.unrest + more).min(MAX_UNREST), ..ManagerWatch::default() }
     }
 
     /// The epoch in charge, as last seen.
@@ -148,9 +148,9 @@ impl Inner {
         Ok(vacant_ns >= self.turn_ns(watch, rank, is_member, has_resigned))
     }
 
-    /// How long a role that nobody has is left to the `rank` machines that come before this one. The longest of it is part of what a
+    /// How long a vacant role is left to the `rank` machines that come before this one. The longest of it is part of what a
     /// failover may last, however many there are.
-    fn turn_ns(&self, watch: &Watch, rank: u64, is_member: bool, has_resigned: bool) -> u64 {
+    fn turn_ns(&self, watch: &ManagerWatch, rank: u64, is_member: bool, has_resigned: bool) -> u64 {
         let (heartbeat_ns, suspect_ns) = (self.config.heartbeat_ms * 1_000_000, self.config.suspect_ms * 1_000_000);
         // Twice the time in which the one before sees the same.
         let (step_ns, longest_ns) =
@@ -166,9 +166,9 @@ impl Inner {
     }
 
     /// Machines that live and whose turn comes before this one's: that of the seat in charge, where another process may take the role at
-    /// once; then those with seats, by seat; then those without, by slot; then those that join. `limit_ns`: who was silent for longer is not
+    /// once; then those with seats, by seat; then those without, by slot; then those that join. `limit_ns`: a host silent for longer is not
     /// waited for. All of it is from lines that every observer reads, so that no two have the same turn.
-    fn living_before(&self, watch: &Watch, newest: Option<&Newest>, limit_ns: u64) -> Result<u64> {
+    fn living_before(&self, watch: &ManagerWatch, newest: Option<&Newest>, limit_ns: u64) -> Result<u64> {
         let owners = self.owners_of_seats()?;
         let turn_of = |machine: [u8; 16], slot: u64| {
             let seat = owners.iter().position(|owner| *owner == Some(machine));
@@ -206,7 +206,7 @@ impl Inner {
     }
 
     /// Looks at every slot's heartbeat.
-    fn hear_hosts(&self, watch: &mut Watch, now_ns: u64) -> Result<()> {
+    fn hear_hosts(&self, watch: &mut ManagerWatch, now_ns: u64) -> Result<()> {
         let geometry = self.geometry();
         watch.pulses.resize(geometry.slots as usize, Pulse::since(now_ns));
         let firsts: Vec<u64> = (0..u64::from(geometry.slots)).map(|slot| slot * geometry.summary_lines()).collect();
@@ -223,7 +223,7 @@ impl Inner {
     }
 
     /// Notes who is in charge, and whether the role moved for no reason.
-    fn note_manager(&self, watch: &mut Watch, newest: Option<&Newest>, now_ns: u64) -> Result<()> {
+    fn note_manager(&self, watch: &mut ManagerWatch, newest: Option<&Newest>, now_ns: u64) -> Result<()> {
         if let Some((slot, beat)) = watch.deposed
             && let Some(goes_on) = self.goes_on(watch, slot, beat)?
         {
@@ -268,7 +268,7 @@ impl Inner {
 
     /// Whether a host whose manager was taken for dead goes on; `None` where nothing tells yet. One that died and came back is no reason
     /// for patience.
-    fn goes_on(&self, watch: &Watch, slot: u32, before: (u32, u64)) -> Result<Option<bool>> {
+    fn goes_on(&self, watch: &ManagerWatch, slot: u32, before: (u32, u64)) -> Result<Option<bool>> {
         let beat = watch.pulses[slot as usize].beat;
         if beat == before {
             return Ok(None);

@@ -308,7 +308,7 @@ pub(super) fn given_back_beside_a_zombie(seed: u64) -> std::result::Result<Stats
     stage.run()
 }
 
-/// C32: a stray of an incarnation that is over lies in a chunk without a claim, which the next incarnation of the same host claims, and dies
+/// C32: a stray of an earlier incarnation lies in a chunk without a claim, which the next incarnation of the same host claims, and dies
 /// before it has looked at the cells.
 pub(super) fn stray_of_an_earlier_incarnation(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(4) });
