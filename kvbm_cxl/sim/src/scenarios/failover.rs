@@ -218,7 +218,7 @@ pub fn storm(seed: u64) -> std::result::Result<Stats, Failure> {
             wait(&env, || stage.joined.get() == hosts);
             let claims = env.view(|view| view.visits("manager.claimed"));
             if claims >= CLAIMS {
-                stage.complaints.borrow_mut().push(format!("the role moved {claims} times: nobody is patient with the slow"));
+                stage.complaints.borrow_mut().push(format!("the role moved {claims} times: no host is patient with the slow"));
             }
             Ok(())
         });
