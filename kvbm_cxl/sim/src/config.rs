@@ -195,7 +195,7 @@ impl Mood {
                 WritePath::StoresAndFlush => true,
                 WritePath::BySeed => random.one_in(2),
             },
-            step_ns: if config.fair_schedule { random.pick(&[20, 100]) } else { random.pick(&[20, 100, 1000]) },
+            step_ns: if config.fair_schedule { 100 } else { random.pick(&[20, 100, 1000]) },
         }
     }
 }

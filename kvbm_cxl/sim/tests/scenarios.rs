@@ -47,7 +47,7 @@ scenarios! {
     rebind_over_slot_seats: 500,
     damage_of_slot_seats: 300,
     replaced: 60,
-    replaced_a_hundred_times: 4,
+    replaced_a_hundred_times: 2,
     left_together: 60,
     stall: 1000,
     patience: 300,
