@@ -116,6 +116,9 @@ pub struct WorldConfig {
     pub trace_events: usize,
     /// Whether the hosts' clocks run at different speeds (up to a factor of about 1.5 between two hosts).
     pub skewed_clocks: bool,
+    /// Whether every thread gets its share of the processor, and a round of a service takes little of a heartbeat: what a bound on a time
+    /// presumes.
+    pub fair_schedule: bool,
 }
 
 impl Default for WorldConfig {
@@ -140,6 +143,7 @@ impl Default for WorldConfig {
             // A seed that is replayed alone is wanted in full.
             trace_events: if std::env::var_os("SEED").is_some() { 1 << 20 } else { 200 },
             skewed_clocks: true,
+            fair_schedule: false,
         }
     }
 }
@@ -175,6 +179,7 @@ pub(crate) struct Mood {
 impl Mood {
     pub(crate) fn draw(config: &WorldConfig, random: &mut Random) -> Self {
         let schedule = match random.below(3) {
+            _ if config.fair_schedule => Schedule::Weighted { switch_one_in: random.pick(&[1, 1, 2, 4, 16]) },
             0 => Schedule::Priorities { demote_one_in: random.pick(&[10, 50, 200, 1000, 5000]) },
             _ => Schedule::Weighted { switch_one_in: random.pick(&[1, 1, 2, 4, 16, 64, 256]) },
         };
@@ -190,7 +195,7 @@ impl Mood {
                 WritePath::StoresAndFlush => true,
                 WritePath::BySeed => random.one_in(2),
             },
-            step_ns: random.pick(&[20, 100, 1000]),
+            step_ns: if config.fair_schedule { 100 } else { random.pick(&[20, 100, 1000]) },
         }
     }
 }

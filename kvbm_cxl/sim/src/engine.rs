@@ -278,7 +278,7 @@ impl Engine {
         let host = self.processes[process].host;
         let thread = self.threads.len();
         let priority = self.random.between(0, 1 << 20) as i64;
-        let weight = self.random.pick(&[1, 8, 64, 64, 64]);
+        let weight = if self.config.fair_schedule { 1 } else { self.random.pick(&[1, 8, 64, 64, 64]) };
         self.threads.push(Thread {
             name: name.into(),
             host,

@@ -451,11 +451,14 @@ pub(super) fn leave(inner: &Inner) -> Result<()> {
     if inner.closed.swap(true, Ordering::SeqCst) {
         return Err(Error::Closed);
     }
-    // This process serves no more from here on, however long it takes to leave.
-    let result = inner.resign().and_then(|()| {
-        let deadline_ns = inner.platform.now_ns() + inner.config.join_timeout_ms() * 1_000_000;
-        detach(inner, deadline_ns)
-    });
+    let deadline_ns = inner.platform.now_ns() + inner.config.join_timeout_ms() * 1_000_000;
+    // Before anything else, so that others need not wait for the role however long this process takes to leave, and while it counts as a
+    // member: once the last one is gone the slot's seat may be another machine's. A closed process takes the role no more.
+    let is_late = mutant!("left_before_resigned");
+    let resigned = if is_late { Ok(()) } else { inner.resign() };
+    let result = resigned.and_then(|()| detach(inner, deadline_ns));
+    point!("leave.detached");
+    let result = if is_late { result.and_then(|()| inner.resign()) } else { result };
     if result.is_err() {
         inner.closed.store(false, Ordering::SeqCst);
         return result;
@@ -477,8 +480,7 @@ fn detach(inner: &Inner, deadline_ns: u64) -> Result<()> {
     if service.lock(&asker, deadline_ns).is_none() {
         return Err(Error::Timeout { what: "a service round of this host to end".into(), timeout_ms: inner.config.join_timeout_ms() });
     }
-    // While this process counts as a member: once the last one is gone the slot's seat may be another machine's.
-    let result = inner.resign().and_then(|()| give_slot_up(inner));
+    let result = give_slot_up(inner);
     service.unlock(&*inner.platform);
     result
 }

@@ -197,6 +197,35 @@ fn hold(env: &Env, host: &Host, lock: u32, inside: bool) -> Result<()> {
     Ok(())
 }
 
+/// Managers that are slower than the time-out: each stands still right after its claim, so that the next one takes it for dead. Hosts grow
+/// patient after a few, and all get through.
+pub fn storm(seed: u64) -> std::result::Result<Stats, Failure> {
+    const CLAIMS: u64 = 24;
+    let mut cluster = cluster(seed);
+    for visit in 1..=CLAIMS {
+        let for_ns = cluster.random.between(3 * SUSPECT_MS / 2, 4 * SUSPECT_MS) * MS;
+        cluster.world.plan(at("manager.claimed", visit, None, Fault::PauseHost { for_ns }));
+    }
+    let (stage, hosts) = (Rc::new(Stage::default()), cluster.hosts.len());
+    for host in cluster.hosts.clone() {
+        let (config, stage) = (cluster.host_config.clone(), Rc::clone(&stage));
+        cluster.world.spawn(host, "main", move |env| {
+            let host = join(&env, &config)?;
+            for lock in LOCKS {
+                drop(host.acquire(lock, LONG_MS)?);
+            }
+            stage.joined.set(stage.joined.get() + 1);
+            wait(&env, || stage.joined.get() == hosts);
+            let claims = env.view(|view| view.visits("manager.claimed"));
+            if claims >= CLAIMS {
+                stage.complaints.borrow_mut().push(format!("the role moved {claims} times: no host is patient with the slow"));
+            }
+            Ok(())
+        });
+    }
+    cluster.run_without("V9", &stage.complaints)
+}
+
 /// A host comes back after a death, and the manager dies before the host was heard in its new life: its successor, which heard nothing of
 /// the host for long, does not take that for the silence of the new life.
 pub fn rejoined(seed: u64) -> std::result::Result<Stats, Failure> {

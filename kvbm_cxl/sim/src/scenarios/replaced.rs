@@ -6,12 +6,14 @@
 //! Checked: V1, V2 and V8 at every entry; no lock takes longer than [`LONGEST_WAITS`] times the silence after which a host is fenced; V9
 //! by the run's end, which every node has to come to.
 
+use super::directed::{MS, at};
 use super::history::{History, Shared};
 use super::setup::{Cluster, join};
 use crate::{Env, Failure, Fault, SimHost, Stats, WritePath};
 use cxl_pool::Result;
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::lock::LOCK_TABLE;
+use cxl_pool::media::Seat;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -61,7 +63,7 @@ fn run_with(seed: u64, replacements: usize) -> std::result::Result<Stats, Failur
         config.geometry.seats = random.pick(&[1, 2]);
         config.chances = Default::default();
         config.write_path = WritePath::OneUnit;
-        config.skewed_clocks = false;
+        (config.skewed_clocks, config.fair_schedule) = (false, true);
         config.max_steps = 3_000_000 + 400_000 * replacements as u64;
         config.max_time_ns = config.max_steps * 2_000;
     });
@@ -160,4 +162,60 @@ fn section(env: &Env, rack: &Rack, history: &Shared, config: &HostConfig, host: 
     drop(guard);
     env.platform().sleep_ns(200_000);
     Ok(())
+}
+
+/// What the processes of [`left_together`] share.
+#[derive(Default)]
+struct Departure {
+    joined: Cell<u32>,
+    left: Cell<u32>,
+}
+
+/// Both processes of a node leave at once, and the one that manages stands still on its way. When it goes on, another node has the slot
+/// and its seat: it writes there no more.
+pub fn left_together(seed: u64) -> std::result::Result<Stats, Failure> {
+    let mut cluster = Cluster::new(seed, 2, 1, |config, random| {
+        config.geometry.slot_seats = true;
+        config.geometry.seats = random.pick(&[1, 2]);
+        config.chances = Default::default();
+        config.write_path = WritePath::OneUnit;
+    });
+    cluster.host_config.seats.clear();
+    let for_ns = cluster.random.between(4, 20) * cluster.host_config.suspect_ms * MS;
+    let [leaves, comes]: [SimHost; 2] = [cluster.hosts[0], cluster.hosts[1]];
+    cluster.world.plan(at("leave.detached", 1, Some(leaves), Fault::PauseThread { for_ns }));
+    let (mut epochs, seats) = (vec![0; cluster.world.geometry().all_seats() as usize], cluster.world.geometry().all_seats());
+    cluster.world.check_always(move |view| {
+        for seat in 0..seats {
+            let (epoch, before) = (view.peek::<Seat>(seat).epoch, epochs[seat as usize]);
+            if epoch < before {
+                return Err(format!("V8: the epoch of seat {seat} went back from {before} to {epoch}: two machines write there"));
+            }
+            epochs[seat as usize] = epoch;
+        }
+        Ok(())
+    });
+    let scene = Rc::new(Departure::default());
+    for number in 0..3 {
+        let (scene, config) = (Rc::clone(&scene), cluster.host_config.clone());
+        cluster.world.spawn(if number < 2 { leaves } else { comes }, "main", move |env| {
+            let until = |is_so: &dyn Fn() -> bool| {
+                while !is_so() {
+                    env.platform().sleep_ns(MS / 20);
+                }
+            };
+            until(&|| scene.joined.get() == number);
+            let host = join(&env, &config)?;
+            scene.joined.set(number + 1);
+            match number {
+                0 => until(&|| scene.joined.get() == 2),
+                1 => until(&|| env.view(|view| view.visits_by(leaves, "leave.detached")) == 1),
+                _ => until(&|| scene.left.get() == 2),
+            }
+            host.leave()?;
+            scene.left.set(scene.left.get() + 1);
+            Ok(())
+        });
+    }
+    cluster.world.run()
 }

@@ -114,9 +114,10 @@ impl Inner {
                     Ok(busy)
                 }
                 None => {
-                    // Another seat took this manager for dead, and it was only slow: meet the next ones with more patience.
+                    let silent_ns = self.platform.now_ns().saturating_sub(active.beat_at_ns);
+                    let was_slow = silent_ns >= self.least_silence_ns() || mutant!("failover.duel_is_unrest");
                     manager.active = None;
-                    manager.watch = manager.watch.after_deposition();
+                    manager.watch = manager.watch.after_deposition(was_slow);
                     Ok(false)
                 }
             };

@@ -81,7 +81,7 @@ impl Inner {
         // M2
         point!("manager.before_claim");
         self.segment.header().seat_epoch.fetch_max(epoch, Ordering::AcqRel);
-        let beat = 1;
+        let (beat, beat_at_ns) = (1, self.platform.now_ns());
         self.lines.publish(seat, self.seat_line(seat, epoch, beat))?;
         point!("manager.claimed");
         // M3, strictly after M2
@@ -105,7 +105,7 @@ impl Inner {
             seat,
             epoch,
             beat,
-            beat_at_ns: now_ns,
+            beat_at_ns,
             grants,
             bindings,
             fences,

@@ -80,9 +80,11 @@ pub(super) struct ManagerWatch {
 }
 
 impl ManagerWatch {
-    /// Of a manager that another seat took for dead, and that was only slow: it meets the next ones with more patience.
-    pub fn after_deposition(&self) -> ManagerWatch {
-        ManagerWatch { unrest: (self.unrest + 1).min(MAX_UNREST), ..ManagerWatch::default() }
+    /// Of a manager that another seat took the role from. A slow one was taken for dead, and meets the next ones with more patience; one
+    /// that claimed at the same time as others was not.
+    pub fn after_deposition(&self, was_slow: bool) -> ManagerWatch {
+        let more = u32::from(was_slow && !mutant!("failover.no_patience_with_the_slow"));
+        ManagerWatch { unrest: (self.unrest + more).min(MAX_UNREST), ..ManagerWatch::default() }
     }
 
     /// The epoch in charge, as last seen.
@@ -119,13 +121,14 @@ impl Inner {
         self.note_manager(watch, newest.as_ref(), now_ns)?;
         let patience_ns = (self.config.suspect_ms * 1_000_000) << watch.unrest;
         let Some(seen) = &mut watch.seat else { return Ok(false) };
-        let still_ns = seen.silence.goes_on(now_ns, patience_ns);
-        let epoch = seen.epoch;
+        let (epoch, still_ns) = (seen.epoch, seen.silence.goes_on(now_ns, patience_ns));
         // The kernel's word that its processes have ended is as good as a resignation. It is asked for once the manager misses two beats.
         let missed_ns = still_ns.saturating_sub(2 * self.config.heartbeat_ms * 1_000_000);
-        let has_ended = missed_ns > 0 && newest.map_or(Ok(false), |newest| self.has_manager_ended(&newest))?;
-        let has_resigned = seen.beat == RESIGNED || has_ended;
-        let still_ns = if has_ended { missed_ns } else { still_ns };
+        let (has_resigned, still_ns) = match newest {
+            _ if seen.beat == RESIGNED => (true, still_ns),
+            Some(newest) if missed_ns > 0 && self.has_manager_ended(&newest)? => (true, missed_ns),
+            _ => (false, still_ns),
+        };
         let vacant_ns = if has_resigned { Some(still_ns) } else { still_ns.checked_sub(patience_ns + 1) };
         watch.is_vacant = epoch == 0 || vacant_ns.is_some();
         if epoch == 0 {
@@ -224,7 +227,8 @@ impl Inner {
         if let Some((slot, beat)) = watch.deposed
             && let Some(goes_on) = self.goes_on(watch, slot, beat)?
         {
-            watch.unrest = if goes_on { (watch.unrest + 1).min(MAX_UNREST) } else { watch.unrest };
+            let is_slow = goes_on && !mutant!("failover.no_patience_with_the_slow");
+            watch.unrest = (watch.unrest + u32::from(is_slow)).min(MAX_UNREST);
             watch.deposed = None;
         }
         let (epoch, beat) = newest.map_or((0, 0), |newest| (newest.epoch, newest.beat));
@@ -244,9 +248,18 @@ impl Inner {
         Ok(())
     }
 
+    /// A shorter silence of a manager is not what the role moved for, on the clock of any host.
+    pub(super) fn least_silence_ns(&self) -> u64 {
+        self.config.suspect_ms * 1_000_000 / 2
+    }
+
     /// Whether another machine is in charge than at the last look, and the one before was taken for dead.
     fn was_deposed(&self, before: &SeatWatch, newest: &Newest) -> Result<bool> {
         if before.epoch == 0 || before.epoch == newest.epoch || before.machine == newest.machine || before.beat == RESIGNED {
+            return Ok(false);
+        }
+        // Two that claimed at the same time: the first one was not silent.
+        if before.silence.lasted_ns() < self.least_silence_ns() && !mutant!("failover.duel_is_unrest") {
             return Ok(false);
         }
         // It may have resigned since.
