@@ -5,7 +5,7 @@ import ctypes
 import datetime
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +27,13 @@ class Packed:
 
 class Slots:
     __slots__ = ("tensor",)
+
+    def __init__(self, tensor) -> None:
+        self.tensor = tensor
+
+
+class Slot:
+    __slots__ = "tensor"
 
     def __init__(self, tensor) -> None:
         self.tensor = tensor
@@ -74,11 +81,16 @@ HOLDERS = {
     "dataclass": lambda tensor: Packed(tensor, torch.ones(2)),
     "object": lambda tensor: Method(tensor),
     "slots": Slots,
+    "slot": Slot,
+    "set": lambda tensor: {tensor},
     "closure": _closure,
     "closure of a closure": lambda tensor: _closure(Packed(tensor, torch.ones(1))),
     "default": _default,
     "keyword": _keyword,
     "partial": lambda tensor: partial(torch.matmul, other=tensor),
+    "argument of a partial": lambda tensor: partial(torch.matmul, tensor),
+    "function of a partial": lambda tensor: partial(_closure(tensor), 1),
+    "function of a method": lambda tensor: MethodType(_closure(tensor), 1),
     "method": lambda tensor: Method(tensor).apply,
     "module that is not registered": lambda tensor: [_outside(tensor)],
     "attribute of a parameter": _with_attribute,
@@ -133,6 +145,12 @@ def test_the_kv_cache_is_no_weight():
     assert fingerprint(layer) == before
     layer.scale += 1
     assert fingerprint(layer) != before
+    # Of any other module it is.
+    other = torch.nn.Module()
+    other.kv_cache = torch.zeros(100)
+    before = fingerprint(other)
+    other.kv_cache += 1
+    assert fingerprint(other) != before
 
 
 def test_what_adapters_add_is_not_the_models():
@@ -152,7 +170,11 @@ class CPUDNNLGEMMHandler:
     """Called as vLLM's handle of a weight in memory of oneDNN."""
 
 
-OPAQUE = (datetime.datetime_CAPI, CPUDNNLGEMMHandler(), ctypes.c_void_p(1), _closure(CPUDNNLGEMMHandler()))
+class ScriptObject:
+    """Called as torch's handle of an object of C++."""
+
+
+OPAQUE = (datetime.datetime_CAPI, CPUDNNLGEMMHandler(), ScriptObject(), ctypes.c_void_p(1), _closure(CPUDNNLGEMMHandler()))
 
 
 @pytest.mark.parametrize("handle", OPAQUE, ids=lambda handle: type(handle).__name__)
@@ -163,6 +185,46 @@ def test_a_handle_that_may_be_a_weight_means_that_nothing_is_known(handle, caplo
         fingerprint(model)
     assert WeightsInMemory(SimpleNamespace(get_model=lambda: model), Tally()).look() == UNKNOWN
     assert "cannot be looked into" in caplog.text
+
+
+def test_a_module_may_have_no_weight():
+    model = torch.nn.Sequential(torch.nn.LayerNorm(3, elementwise_affine=False), torch.nn.ReLU())
+    assert fingerprint(model)
+    # One that another module has as well, with a scale that is not used.
+    model.append(torch.nn.Linear(3, 3, bias=False))
+    model.append(torch.nn.Linear(3, 3, bias=False))
+    model[3].weight = model[2].weight
+    model[3].weight_scale = torch.nn.Parameter(torch.empty(0))
+    assert fingerprint(model)
+
+
+def test_a_walk_has_an_end(monkeypatch):
+    from kvbm_cxl.vllm_integration import held_tensors
+
+    model = torch.nn.Linear(3, 3)
+    model.held = held = []
+    for _ in range(3000):
+        held.append([])
+        held = held[0]
+    with pytest.raises(OpaqueWeight, match="without end"):
+        fingerprint(model)
+    monkeypatch.setattr(held_tensors, "_MAX_OBJECTS", 5)
+    model.held = [object() for _ in range(10)]
+    with pytest.raises(OpaqueWeight, match="without end"):
+        fingerprint(model)
+
+
+def test_what_a_weight_is_counts_as_its_bytes_do():
+    """The same bytes under another name, of another type, and in another shape."""
+    found, tensor = set(), torch.arange(1, 25, dtype=torch.float32)
+    views = (tensor.view(torch.int32), tensor.view(4, 6), tensor.view(6, 4), tensor.view(6, 4).t(), tensor.as_strided((3, 12), (6, 1)))
+    for held in (tensor, *views, tensor[:12], tensor[12:]):
+        found.add(fingerprint(_model("attribute", held)))
+    renamed = _model("attribute", tensor)
+    renamed[1].other = renamed[1].__dict__.pop("held")
+    assert len(found | {fingerprint(renamed)}) == 9
+    tensor[0] += 1
+    assert fingerprint(_model("attribute", tensor[12:])) in found, "what lies beside it does not count"
 
 
 def test_weights_that_were_removed_are_looked_for():
@@ -187,7 +249,9 @@ def test_a_weight_that_is_packed_out_of_sight_leaves_its_digest(monkeypatch):
 
     packed = []
     monkeypatch.setattr(_custom_ops, "create_onednn_mm", lambda weight, size: packed.append(weight) or CPUDNNLGEMMHandler())
+    monkeypatch.setattr(_custom_ops, "create_onednn_scaled_mm", lambda weight, *, scales: CPUDNNLGEMMHandler())
     weights.watch_packing()
+    once = _custom_ops.create_onednn_mm
     weights.watch_packing()
 
     def model(tensor) -> torch.nn.Module:
@@ -202,6 +266,10 @@ def test_a_weight_that_is_packed_out_of_sight_leaves_its_digest(monkeypatch):
     tensor[3, 3] += 1e-3
     assert fingerprint(model(tensor)) != before
     assert isinstance(getattr(_custom_ops.create_onednn_mm(tensor, 1), DIGEST_ATTRIBUTE), bytes)
+    assert _custom_ops.create_onednn_mm is once, "watched twice it is the same"
+    scaled = [_custom_ops.create_onednn_scaled_mm(tensor, scales=torch.full((2,), scale)) for scale in (1.0, 1.0, 2.0)]
+    first, second, third = (getattr(handle, DIGEST_ATTRIBUTE) for handle in scaled)
+    assert first == second != third
 
 
 def test_what_computing_fills_is_no_weight():

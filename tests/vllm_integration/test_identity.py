@@ -156,6 +156,9 @@ def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(tmp_pat
             (folder / name).write_text(content)
             seen.append(here())
     assert len(set(seen)) == 11
+    (folder / "modeling_own.py").rename(folder / "modeling_theirs.py")
+    seen.append(here())
+    assert len(set(seen)) == 12, "and their names do"
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json", "config.json"):
         (folder / name).write_text(name)
     (folder / "notes.txt").write_text("words")
@@ -170,6 +173,7 @@ def test_the_longest_prompt_decides_between_factors_of_longrope(monkeypatch):
         return _namespace(monkeypatch, max_model_len=length, hf_config=HfConfig(rope_parameters=rope))
 
     assert with_rope(4096, rope_type="longrope") != with_rope(8192, rope_type="longrope") == with_rope(8192, rope_type="longrope")
+    assert with_rope(4096, type="su") != with_rope(8192, type="su"), "its earlier name"
     assert with_rope(4096, rope_type="yarn") == with_rope(8192, rope_type="yarn")
 
 
@@ -243,6 +247,22 @@ def test_a_draft_model_is_part_of_the_groups_that_may_have_its_layers(monkeypatc
     others = [drafts("eagle", model="e"), drafts("eagle", hf_config=HfConfig(layers=2)), drafts("draft_model"), drafts("eagle", "dummy")]
     assert len({named(each)["draft"] for each in (*others, eagle)}) == 5
     assert named(drafts("draft_model"), is_draft=False), "vLLM does not say where its layers are"
+
+
+def test_backends_of_all_layers_and_their_instruction_sets_count(monkeypatch):
+    import vllm.config
+
+    def layer(name: str, **more) -> SimpleNamespace:
+        return SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: name), **more)
+
+    def named(*layers) -> str:
+        found = dict(enumerate(layers))
+        monkeypatch.setattr(vllm.config, "get_layers_from_vllm_config", lambda *_: found)
+        return identity.attention_backend(None, ())
+
+    vec, amx, other = layer("CPU_ATTN", isa="vec"), layer("CPU_ATTN", isa="amx"), layer("FLASH_ATTN")
+    assert len({named(vec), named(amx), named(other), named(vec, other), named(amx, other)}) == 5
+    assert named(vec, other, vec) == named(other, vec)
 
 
 def test_layer_numbers():

@@ -69,6 +69,37 @@ def test_every_byte_counts(tmp_path, name):
     assert len(seen | {_digest(folder)}) == 8
 
 
+def test_files_longer_than_a_piece_are_read_to_their_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_digests, "_READ_BYTES", 1000)
+    path = tmp_path / "file"
+    path.write_bytes(data := os.urandom(12_345))
+    assert FileDigests().of_file(path) == hashlib.sha256(data).digest()
+
+
+def test_digests_come_in_the_order_of_the_files(tmp_path):
+    paths = [tmp_path / str(number) for number in range(5)]
+    for path, size in zip(paths, (3, 500, 7, 90_000, 1)):
+        path.write_bytes(os.urandom(size))
+    assert FileDigests().of_files(paths) == [hashlib.sha256(path.read_bytes()).digest() for path in paths]
+
+
+def test_names_of_files_count(tmp_path):
+    """Whatever a loader makes of them, which reads the last one of two tensors of a name, say."""
+    folder = _model(tmp_path / "model", 1)
+    first = _digest(folder)
+    (folder / "model-0.safetensors").rename(folder / "model-2.safetensors")
+    second = _digest(folder)
+    (folder / "model-2.safetensors").rename(folder / "model-7.safetensors")
+    assert len({first, second, _digest(folder)}) == 3
+
+
+def test_a_folder_called_like_weights_is_none(tmp_path):
+    folder = _model(tmp_path / "model", 1)
+    first = _digest(folder)
+    (folder / "old.bin").mkdir()
+    assert _digest(folder) == first
+
+
 def test_a_model_may_be_one_file(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"1" * 100_000)
@@ -135,15 +166,26 @@ def test_a_change_of_one_byte_in_place_is_seen_although_size_and_time_are_as_bef
 def test_a_file_that_was_just_written_is_read_again(tmp_path, monkeypatch, state):
     monkeypatch.setattr(file_digests, "_FRESH_NS", 3_600_000_000_000)
     folder, read = _model(tmp_path / "model", 1), _count_reads(monkeypatch)
+    for path in folder.iterdir():  # As a copy that keeps the times of its source.
+        os.utime(path, ns=(10**18, 10**18))
     assert _digest(folder) == _digest(folder) and len(read) == 4
     assert all(not path.read_bytes() for path in (state / "file-digests").iterdir())
+
+
+def test_a_file_with_a_time_to_come_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_digests, "_FRESH_NS", 1)
+    folder, read = _model(tmp_path / "model", 1), _count_reads(monkeypatch)
+    for path in folder.iterdir():
+        os.utime(path, ns=(1 << 62, 1 << 62))
+    assert _digest(folder) == _digest(folder) and len(read) == 4
 
 
 def test_what_is_kept_is_believed_only_if_it_is_whole(tmp_path, monkeypatch, state):
     folder = _model(tmp_path / "model", 1)
     first = _digest(folder)
-    longer = lambda text: text.replace(b'"sha256": "', b'"sha256": "0')  # noqa: E731
-    for damage in (lambda text: text[:-9], lambda text: b"", lambda text: b"[]", longer):
+    longer = lambda text: text.replace(b'"sha256": "', b'"sha256": "00')  # noqa: E731
+    another = lambda text: text.replace(b".safetensors", b".safetensorz").replace(b'"sha256": "', b'"sha256": "00')[:-4] + b'"}'  # noqa: E731
+    for damage in (lambda text: text[:-9], lambda text: b"", lambda text: b"[]", longer, another):
         monkeypatch.setattr(model_files, "_digests", FileDigests())
         for path in (state / "file-digests").iterdir():
             path.write_bytes(damage(path.read_bytes()))
@@ -154,6 +196,34 @@ def test_a_state_directory_that_others_may_write_keeps_nothing(tmp_path, state):
     state.mkdir()
     state.chmod(0o777)
     assert state_folder() is None and _digest(_model(tmp_path / "model", 1)).startswith("weights:") and not list(state.iterdir())
+
+
+def test_a_state_directory_elsewhere_keeps_nothing(tmp_path, monkeypatch, state):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXL_STATE_DIR", "state")
+    assert state_folder() is None and not state.exists(), "not an absolute path"
+    monkeypatch.setenv("CXL_STATE_DIR", str(state))
+    (tmp_path / "target").mkdir()
+    state.symlink_to(tmp_path / "target")
+    assert state_folder() is None, "a link that somebody put there"
+    state.unlink()
+    state.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda mine=os.geteuid(): mine + 1)
+    assert state_folder() is None, "another user's"
+
+
+def test_a_link_in_the_place_of_a_result_is_not_followed(tmp_path):
+    path, target = tmp_path / "file", tmp_path / "target"
+    path.write_bytes(b"1" * 1000)
+    entry = state_folder() / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    entry.symlink_to(target)
+    assert FileDigests().of_file(path) == hashlib.sha256(b"1" * 1000).digest() and not target.exists()
+
+
+def test_results_are_this_users_alone(tmp_path, state):
+    (tmp_path / "file").write_bytes(b"1")
+    FileDigests().of_file(tmp_path / "file")
+    assert [path.stat().st_mode & 0o777 for path in (state / "file-digests").iterdir()] == [0o600]
 
 
 def test_results_are_kept_where_the_pool_has_its_state(tmp_path, state):
@@ -222,7 +292,13 @@ def test_files_of_the_hubs_cache_are_not_read(tmp_path, monkeypatch):
     read = _count_reads(monkeypatch)
     from_hub = _digest(snapshot)
     assert not read and from_hub == _digest(plain), "a copy elsewhere is the same model"
-    # Links of other places, and names that are no digests, are read.
+    # Links to other places, and names that are no digests, are read.
+    for number, place in enumerate(("models--owner--name/files/NAME", "owner--name/blobs/NAME", "models--owner--name/blobs/NAME.part")):
+        blob = tmp_path / "elsewhere" / place.replace("NAME", "ab" * 32)
+        blob.parent.mkdir(parents=True)
+        blob.write_bytes(place.encode())
+        (tmp_path / f"link{number}").symlink_to(blob)
+        assert FileDigests().of_file(tmp_path / f"link{number}") == hashlib.sha256(place.encode()).digest()
     shutil.copytree(snapshot, tmp_path / "links", symlinks=True)
     for path in list((tmp_path / "links").iterdir()):
         path.unlink()
@@ -244,6 +320,52 @@ def test_files_that_change_while_an_engine_loads_them_are_of_no_model(tmp_path, 
     assert len({first, *unknown}) == 3 and "shares blocks with itself alone" in caplog.text
     model_files.begin(config)
     assert model_files.weights_digest(folder) == model_files.weights_digest(folder) != first, "the next start"
+    (folder / "model-0.safetensors").unlink()
+    assert "unknown" in model_files.weights_digest(folder)
+
+
+def test_the_files_of_a_draft_model_are_watched_from_the_start_too(tmp_path):
+    folder, draft = _model(tmp_path / "model", 1), _model(tmp_path / "draft", 2)
+    models = [SimpleNamespace(model=str(each), revision=None) for each in (folder, draft)]
+    model_files.begin(SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=models[1]), model_config=models[0]))
+    os.utime(draft / "model-0.safetensors", ns=(1, 1))
+    assert "unknown" in model_files.weights_digest(draft) and "unknown" not in model_files.weights_digest(folder)
+
+
+def test_files_are_watched_from_the_first_question_on(tmp_path):
+    folder = _model(tmp_path / "model", 1)
+    assert "unknown" not in model_files.weights_digest(folder)
+    os.utime(folder / "model-0.safetensors", ns=(1, 1))
+    assert "unknown" in model_files.weights_digest(folder)
+
+
+def test_any_error_of_reading_is_raised(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(FileDigests, "of_files", fail)
+    with pytest.raises(ValueError, match="a defect"):
+        model_files.weights_digest(_model(tmp_path / "model", 1))
+
+
+def test_a_snapshot_of_the_hub_is_found_by_its_revision(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+    snapshot = tmp_path / "snapshots" / "0123abc"
+    found = {"v2": str(snapshot / "config.json"), "gone": object()}
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *names, revision: asked.append(names) or found.get(revision)
+    )
+    places = [model_files.place_of(SimpleNamespace(model="owner/name", revision=each)) for each in ("v2", "gone", None)]
+    assert places == [snapshot, None, None] and set(asked) == {("owner/name", "config.json")}
+    # Without files at hand the commit tells.
+    assert identity.fingerprint(SimpleNamespace(model="owner/name", revision="v2")) == "hub:owner/name@0123abc"
+
+
+def test_a_folder_without_weights_needs_a_name(tmp_path):
+    with pytest.raises(ConfigError, match="no weights"):
+        identity.fingerprint(SimpleNamespace(model=str(tmp_path), revision=None))
 
 
 def test_a_file_that_is_written_while_it_is_read_has_no_digest(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ import functools
 import os
 import subprocess
 import sys
+import threading
+import types
 import typing
 from pathlib import Path
 
@@ -221,10 +223,11 @@ def test_a_field_that_is_in_no_list_counts(counts, model):
     assert later(0) == later(0) != later(1)
 
 
-def test_versions_count_to_the_patch(monkeypatch):
+def test_versions_count_to_the_patch(counts, monkeypatch):
     import vllm
 
     before = settings.versions()
+    assert counts()["versions"] == before
     assert vllm.__version__ in before
     monkeypatch.setattr(vllm, "__version__", vllm.__version__ + ".post1")
     assert settings.versions() != before
@@ -257,10 +260,35 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Hashed:
+    """As configurations that say by themselves what counts."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def compute_hash(self) -> str:
+        return self.text
+
+
+class Called(Plain):
+    def __call__(self) -> None:
+        """What it does is not in its attributes."""
+
+
+class Saved(Plain):
+    """As a model's configuration."""
+
+    def to_dict(self) -> dict:
+        return vars(self)
+
+
 VALUES = (
     *(None, True, 1, 1.0, "1", b"1", [], [1], [[1]], {}, {1: 2}, {"1": 2}, {2: 1}, set(), {1}, Colour.RED, torch.float16, dict),
     *(float("nan"), functools.partial(dict, 1), functools.partial(dict, 2), Plain(a=1), Plain(a=2), torch.zeros(2)),
     *(torch.zeros(3), torch.ones(2), os.path.join),
+    # What is alike but for its type or its shape.
+    *("31", "RED", Path("a"), "a", {"a": 1}, torch.zeros(2, dtype=torch.int32), torch.zeros(1, 2), torch.zeros(2, 1)),
+    *(functools.partial(dict, a=1), functools.partial(dict, a=2), functools.partial(list, 1), Hashed("a"), Hashed("b")),
 )
 
 
@@ -288,7 +316,10 @@ def test_values_are_written_alike_in_every_process():
     assert len(outputs) == 1
 
 
-@pytest.mark.parametrize("value", (object(), lambda: 1, iter([]), open, sys, [object()]), ids=repr)
+WITHOUT_TEXT = (object(), lambda: 1, iter([]), open, sys, [object()], Called(a=1), threading.Event(), types.SimpleNamespace(a=1))
+
+
+@pytest.mark.parametrize("value", WITHOUT_TEXT, ids=lambda value: type(value).__name__)
 def test_a_value_without_a_stable_text_makes_the_namespace_its_own(value, caplog):
     if value is open or value is sys:
         value = value if value is sys else open(os.devnull)  # noqa: SIM115
@@ -296,6 +327,44 @@ def test_a_value_without_a_stable_text_makes_the_namespace_its_own(value, caplog
         settings.stable(value)
     texts = [settings.settled("a setting", lambda: settings.config_text(value)) for _ in range(2)]
     assert texts[0] != texts[1] and "shares blocks with itself alone" in caplog.text
+
+
+def test_a_value_too_large_or_too_deep_has_no_text(monkeypatch):
+    deep: list = []
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(settings.UnstableValue):
+        settings.stable(deep)
+    monkeypatch.setattr(settings, "_MAX_VALUES", 20)
+    with pytest.raises(settings.UnstableValue):
+        settings.stable([[] for _ in range(30)])
+
+
+def test_a_value_may_be_in_two_places():
+    twice = [1]
+    assert settings.stable([twice, twice, (twice,)]) == [[1], [1], [[1]]]
+
+
+def test_where_a_models_configuration_came_from_does_not_count():
+    def text(place: str, layers: int = 2) -> str:
+        return settings.config_text(Saved(_name_or_path=place, parts=[{"name_or_path": place, "layers": layers}]))
+
+    assert text("/here") == text("/there") != text("/here", 3)
+
+
+def test_a_file_of_scales_counts_by_its_content(tmp_path):
+    from vllm.config import MultiModalConfig
+
+    def text(name: str) -> str:
+        config = MultiModalConfig()
+        config.mm_encoder_fp8_scale_path = str(tmp_path / name)
+        return settings.config_text(config)
+
+    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
+        (tmp_path / name).write_text(content)
+    assert settings.config_text(MultiModalConfig()) == "" != text("a") == text("b") != text("c")
+    with pytest.raises(settings.UnstableValue, match="cannot be read"):
+        text("none")
 
 
 def test_a_value_within_itself_has_no_text():

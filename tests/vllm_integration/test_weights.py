@@ -78,6 +78,11 @@ def test_a_worker_answers_each_inquiry_once():
     assert seen.answer(2) and seen.latest != first and not seen.answered(3)
 
 
+def test_a_worker_that_cannot_look_says_so_each_time():
+    seen = WeightsInMemory(None, Tally())
+    assert seen.look() == UNKNOWN and seen.answer(1) and seen.answer(2)
+
+
 def _era(ranks: int = 1) -> Era:
     era = Era(Tally())
     era.handshake([START] * ranks)
@@ -119,6 +124,37 @@ def test_every_rank_is_waited_for_and_counts():
     assert _answer(era, START, OTHER) and era.name
     era.suspect("a test")
     assert _answer(era, OTHER, START) and era.name, "the same two fingerprints, of the other ranks"
+
+
+def test_ranks_answer_in_any_order():
+    era = _era()
+    era.handshake([START, OTHER])
+    era.suspect("a test")
+    inquiry = era.step(computes=False)
+    assert not era.answers(inquiry, {1: OTHER}) and not era.answers(inquiry, {0: START})
+    assert era.is_known and era.name == b"", "the fingerprints of the start"
+
+
+def test_answers_to_two_inquiries_do_not_make_one():
+    era = _era(ranks=2)
+    era.suspect("a test")
+    assert not _answer(era, START)
+    era.suspect("another")
+    assert not era.answers(era.step(computes=False), {1: START}) and not era.is_known, "what rank 0 said was about the first one"
+
+
+def test_one_rank_without_a_fingerprint_is_enough():
+    for start, now in (([START, UNKNOWN], [START, START]), ([START, START], [START, UNKNOWN])):
+        era = Era(Tally())
+        era.handshake(start)
+        era.suspect("a test")
+        assert _answer(era, *now) and era.name
+
+
+def test_nothing_is_asked_before_the_workers_are_known():
+    era = Era(Tally())
+    era.suspect("a test")
+    assert era.is_known and era.step(computes=False) == 0
 
 
 def test_an_answer_to_an_earlier_inquiry_is_none():
