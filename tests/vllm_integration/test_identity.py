@@ -152,6 +152,9 @@ def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(tmp_pat
             (folder / name).write_text(content)
             seen.append(here())
     assert len(set(seen)) == 11
+    (folder / "modeling_own.py").rename(folder / "modeling_theirs.py")
+    seen.append(here())
+    assert len(set(seen)) == 12, "and their names do"
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json", "config.json"):
         (folder / name).write_text(name)
     (folder / "notes.txt").write_text("words")

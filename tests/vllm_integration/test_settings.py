@@ -223,10 +223,11 @@ def test_a_field_that_is_in_no_list_counts(counts, model):
     assert later(0) == later(0) != later(1)
 
 
-def test_versions_count_to_the_patch(monkeypatch):
+def test_versions_count_to_the_patch(counts, monkeypatch):
     import vllm
 
     before = settings.versions()
+    assert counts()["versions"] == before
     assert vllm.__version__ in before
     monkeypatch.setattr(vllm, "__version__", vllm.__version__ + ".post1")
     assert settings.versions() != before

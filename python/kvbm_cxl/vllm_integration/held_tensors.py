@@ -94,7 +94,7 @@ class Walk:
             held = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
         else:
             held = _attributes(value)
-        if isinstance(value, partial) or not _is_without_weights(value if isinstance(value, FunctionType) else type(value)):
+        if not _is_without_weights(value if isinstance(value, FunctionType) else type(value)):
             if isinstance(digest := held.get(DIGEST_ATTRIBUTE), bytes):
                 yield path, digest
             elif _is_opaque(value, held):
