@@ -17,7 +17,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const POOL: &str = "FAILOVER_POOL";
-/// Begins the lines that children write.
+/// Ends the lines that children write; the test harness may have begun the line.
 const ANSWER: &str = "failover: ";
 const MACHINES: u8 = 4;
 /// Locks that the manager holds, and those that the others want.
@@ -92,7 +92,7 @@ impl Machine {
     }
 
     fn await_answer(&mut self) {
-        self.answers.find(|line| line.as_ref().unwrap().starts_with(ANSWER)).expect("the child answers").unwrap();
+        self.answers.find(|line| line.as_ref().unwrap().contains(ANSWER)).expect("the child answers").unwrap();
     }
 
     fn kill(&mut self) {
@@ -110,7 +110,7 @@ impl Drop for Machine {
 
 /// The machine of the seat in charge.
 fn manager(pool: &Pool) -> u8 {
-    let seats = u64::from(pool.layout().geometry().seats);
+    let seats = pool.layout().geometry().all_seats();
     let newest = (0..seats).map(|seat| pool.lines().fetch::<Seat>(seat).unwrap()).max_by_key(|seat| seat.epoch);
     newest.unwrap().machine[0]
 }

@@ -43,10 +43,10 @@ fn await_whole(member: &Member, region: Region, index: u64) {
 fn lines_each(member: &Member, region: Region) -> u64 {
     let geometry = *member.pool.layout().geometry();
     let owners = match region {
-        Region::Identity | Region::Summary | Region::Request => geometry.slots,
-        _ => geometry.seats,
+        Region::Identity | Region::Summary | Region::Request => geometry.slots.into(),
+        _ => geometry.all_seats(),
     };
-    member.pool.layout().span(region).lines / u64::from(owners)
+    member.pool.layout().span(region).lines / owners
 }
 
 fn publish_until_stored(member: &Member, number: u64) {

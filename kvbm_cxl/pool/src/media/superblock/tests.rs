@@ -89,7 +89,7 @@ fn each_kind_of_wrong_has_its_own_reason() {
         (vec![], "truncated"),
         (altered(&good, 8, &4u16.to_le_bytes()), "version 4.0 is newer"),
         (altered(&good, 8, &2u16.to_le_bytes()), "version 2.0 is older"),
-        (altered(&good, 56, &4u64.to_le_bytes()), "incompat bits 0x4"),
+        (altered(&good, 56, &8u64.to_le_bytes()), "incompat bits 0x8"),
         (altered(&good, 16, &[0; 16]), "UUID or incarnation is zero"),
         (altered(&good, 32, &[0; 8]), "UUID or incarnation is zero"),
         (altered(&good, 64, &[1; 8]), "layout"),
