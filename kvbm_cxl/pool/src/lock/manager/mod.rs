@@ -226,7 +226,10 @@ impl Inner {
             return Ok(());
         }
         active.standings[slot as usize].fenced = active.standings[slot as usize].fenced.max(incarnation);
-        self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
+        // Before it is published: a row that does not verify any more is written again from there.
+        if !mutant!("rows.fence_not_remembered") {
+            self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
+        }
         self.publish_row(active.seat, slot, &active.fences)
     }
 
@@ -257,7 +260,9 @@ impl Inner {
                 continue;
             };
             // One that is not known to have been is left for a manager that knows it.
-            if dead >= self.geometry().slots || active.bound(dead).is_none_or(|bound| incarnation > bound) {
+            let is_known = dead < self.geometry().slots
+                && active.bound(dead).is_some_and(|bound| incarnation <= bound || mutant!("rows.ends_of_the_unbound"));
+            if !is_known {
                 continue;
             }
             self.publish_fence(active, dead, incarnation)?;
