@@ -77,7 +77,6 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.torn_claim_is_cleared", "damaged_line_of_claims_written_anew", Safety),
     ("cache.torn_pins_are_none", "damaged_line_of_pins", Safety),
     ("cache.trust_several_claimants", "c14_stray_among_two_claimants", Safety),
-    ("cache.trusts_other_incarnations", "c32_stray_of_an_earlier_incarnation", Safety),
     ("cache.trusts_itself_beside_others", "c14_own_stray_beside_another_claimant", Safety),
     ("cancel_counts_as_repaired", "zombie", Safety),
     ("check_before_grant_read", "duel", Safety),

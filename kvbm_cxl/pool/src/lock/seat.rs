@@ -6,7 +6,7 @@ use crate::fault::mutant;
 use crate::host::Inner;
 use crate::line::{Lines, if_whole};
 use crate::lock::claim;
-use crate::media::{Binding, Seat};
+use crate::media::{Identity, Seat};
 
 /// The seat with the highest epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,17 +53,12 @@ impl Inner {
     /// Whether `seat` was given to no machine up to now: no line of it was ever written then, whatever it may hold.
     ///
     /// A claim that was accepted is in the copy of the place that made it, and in those of all that were accepted later: the copy with the
-    /// highest tag tells of it. A claim that is there and was not accepted only makes the answer no. The same holds for the binding of a
-    /// slot with a seat, in the copies of the managers.
+    /// highest tag tells of it. A claim that is there and was not accepted only makes the answer no. The owner of a slot publishes the
+    /// slot's identity before a line of the slot's seat: an identity that no incarnation wrote tells that the seat's lines are the format's.
     pub(crate) fn is_vacant(&self, seat: u64) -> Result<bool> {
         if let Some(slot) = self.geometry().slot_of(seat) {
-            let geometry = self.geometry();
-            let indexes: Vec<u64> = (0..geometry.all_seats()).map(|seat| seat * geometry.bindings() + u64::from(slot)).collect();
-            let mut copies: Vec<Result<Binding>> = Vec::with_capacity(indexes.len());
-            self.lines.fetch_many(&indexes, &mut copies)?;
-            return copies
-                .into_iter()
-                .try_fold(true, |is_vacant, copy| Ok(is_vacant & if_whole(copy)?.is_some_and(|copy| copy.incarnation == 0)));
+            let identity = if_whole(self.lines.fetch::<Identity>(slot.into()))?;
+            return Ok(identity.is_some_and(|identity| identity.incarnation == 0));
         }
         if self.config.seats.get(seat as usize).is_some_and(|machine| !machine.is_none()) {
             return Ok(false);

@@ -13,8 +13,9 @@ mod takeover;
 mod watch;
 
 use super::seat;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fault::{mutant, point};
+use crate::host::segment::state;
 use crate::host::{FenceStatus, Inner};
 use crate::limits::MAX_NUMBER;
 use crate::line::if_whole;
@@ -129,7 +130,14 @@ impl Inner {
         manager.looked_at_ns = now_ns.max(1);
         manager.seat = self.find_seat();
         if manager.seat.is_none() {
-            self.claim_seat(&mut manager, now_ns)?;
+            match self.claim_seat(&mut manager, now_ns) {
+                // The damaged line may be one of a seat without an owner, which this machine may mend before it has a seat.
+                Err(damage @ Error::BadLine { .. }) if self.state() == state::LIVE => {
+                    self.mend_claimed_seats(&mut manager, now_ns)?;
+                    return Err(damage);
+                }
+                other => other?,
+            };
         }
         let Some(seat) = manager.seat else { return Ok(false) };
         self.mend_claimed_seats(&mut manager, now_ns)?;
@@ -226,10 +234,7 @@ impl Inner {
             return Ok(());
         }
         active.standings[slot as usize].fenced = active.standings[slot as usize].fenced.max(incarnation);
-        // Before it is published: a row that does not verify any more is written again from there.
-        if !mutant!("rows.fence_not_remembered") {
-            self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
-        }
+        self.remember(&self.segment.header().fence_row, slot as usize, incarnation);
         self.publish_row(active.seat, slot, &active.fences)
     }
 
@@ -260,9 +265,7 @@ impl Inner {
                 continue;
             };
             // One that is not known to have been is left for a manager that knows it.
-            let is_known = dead < self.geometry().slots
-                && active.bound(dead).is_some_and(|bound| incarnation <= bound || mutant!("rows.ends_of_the_unbound"));
-            if !is_known {
+            if dead >= self.geometry().slots || active.bound(dead).is_none_or(|bound| incarnation > bound) {
                 continue;
             }
             self.publish_fence(active, dead, incarnation)?;
