@@ -77,7 +77,6 @@ const RULES: &[(&str, &str, Breaks)] = &[
     ("cache.torn_claim_is_cleared", "damaged_line_of_claims_written_anew", Safety),
     ("cache.torn_pins_are_none", "damaged_line_of_pins", Safety),
     ("cache.trust_several_claimants", "c14_stray_among_two_claimants", Safety),
-    ("cache.trusts_other_incarnations", "c32_stray_of_an_earlier_incarnation", Safety),
     ("cache.trusts_itself_beside_others", "c14_own_stray_beside_another_claimant", Safety),
     ("cancel_counts_as_repaired", "zombie", Safety),
     ("check_before_grant_read", "duel", Safety),
@@ -153,9 +152,9 @@ const RULES: &[(&str, &str, Breaks)] = &[
 ];
 /// Rules whose loss does no harm, with the reason.
 const HARMLESS: &[(&str, &str)] = &[];
-/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, tier.rs, witness.rs, pins.rs and, where a device takes
+/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, tier.rs, witness.rs, pins.rs, rows.rs and, where a device takes
 /// part, copy.rs, copy_gpu.rs and queued_gpu.rs.
-const ELSEWHERE: [&str; 9] = ["alloc.", "objects.", "locks.", "ring.", "tier.", "witness.", "pins.", "copy.dma_", "stream."];
+const ELSEWHERE: [&str; 10] = ["alloc.", "objects.", "locks.", "ring.", "rows.", "tier.", "witness.", "pins.", "copy.dma_", "stream."];
 /// Seeds per scenario after which a mutant has survived.
 const MAX_SEEDS: u64 = 1 << 14;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pins of a pull that fails: none of them stays. A process has room for 65,536 pins, which no simulated one fills.
+//! Pins of a pull that fails: none of them stays.
 
 #[path = "../../pool/tests/cache/bench.rs"]
 #[allow(dead_code)] // The tests of the pool use the rest.
@@ -8,10 +8,8 @@ mod bench;
 mod load;
 
 use bench::{Bench, Member, SPACE, bytes, key};
-use cxl_pool::Error;
 use cxl_pool::cache::{BlockKey, Pinned, PublishRequest, Reserved};
 use cxl_pool::fault::{drop_rule, on_point};
-use cxl_pool::limits::MAX_PINS;
 use cxl_pool::media::{CELLS_PER_PIN, Region};
 use cxl_sim::names;
 use std::cell::Cell;
@@ -44,41 +42,6 @@ fn with_blocks(count: u64) -> (Bench, Member) {
 
 fn keys(numbers: Range<u64>) -> Vec<BlockKey> {
     numbers.map(key).collect()
-}
-
-/// Pins that stay of a call made without `rule`, which fails for want of room: in the middle of a row of pins, or in the second row.
-fn left_of_too_many(member: &Member, rule: Option<&'static str>, begins_elsewhere: bool) -> usize {
-    let cache = &member.cache;
-    let most = MAX_PINS as usize;
-    let mut pins: Vec<Pinned> = cache.pin_chain(SPACE, &keys(0..MAX_PINS)).unwrap();
-    assert_eq!((pins.len(), cache.pinned()), (most, most));
-    // Rows are by cell; the pins of the lowest cells go, so that there is room for some.
-    pins.sort_by_key(|pin| pin.cell());
-    let given_back: Vec<Pinned> = pins.drain(..4).collect();
-    assert!(given_back.iter().all(|pin| pin.cell() < CELLS_PER_PIN as u64));
-    let lowest: Vec<BlockKey> = given_back.iter().map(Pinned::key).collect();
-    Pinned::release_all(given_back);
-    let mut wanted = if begins_elsewhere { lowest[..3].to_vec() } else { Vec::new() };
-    wanted.extend(keys(MAX_PINS..MAX_PINS + 6));
-    drop_rule(rule);
-    let refused = cache.pin_chain(SPACE, &wanted);
-    drop_rule(None);
-    assert!(matches!(refused.as_ref().err(), Some(Error::Full { .. })), "{:?}", refused.map(|pins| pins.len()));
-    let left = cache.pinned() - pins.len();
-    Pinned::release_all(pins);
-    left
-}
-
-#[test]
-fn nothing_of_too_many_pins_stays() {
-    let (_bench, member) = with_blocks(MAX_PINS + 16);
-    for begins_elsewhere in [false, true] {
-        assert_eq!(left_of_too_many(&member, None, begins_elsewhere), 0);
-        assert_eq!(member.cache.pinned(), 0);
-    }
-    assert!(left_of_too_many(&member, Some("pins.part_of_a_row_stays"), false) > 0);
-    let (_bench, member) = with_blocks(MAX_PINS + 16);
-    assert!(left_of_too_many(&member, Some("pins.rows_before_stay"), true) > 0);
 }
 
 /// Pins that stay where their line cannot be published, since its memory is lost.
@@ -121,7 +84,7 @@ fn nothing_of_a_failed_pin_stays() {
 
 #[test]
 fn every_rule_of_pins_is_tried_here() {
-    let tried = ["pins.misses_stay", "pins.part_of_a_row_stays", "pins.rows_before_stay", "pins.unpublished_row_stays"];
+    let tried = ["pins.misses_stay", "pins.unpublished_row_stays"];
     let mut found = names::of_pool().expect("the pool's sources").mutants;
     found.retain(|name| name.starts_with("pins."));
     assert_eq!(found, tried);

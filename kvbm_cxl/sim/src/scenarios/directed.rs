@@ -27,7 +27,7 @@ pub fn cluster(seed: u64, hosts: usize, seats: usize, slots: usize, write_path: 
         config.max_steps = 600_000;
         config.max_time_ns = 2_000 * MS;
     });
-    cluster.host_config.seats = reserved(cluster.hosts.iter().take(seats).map(|host| cluster.world.machine_id(*host)).collect());
+    cluster.host_config.seats = reserved(cluster.hosts.iter().take(seats).map(|host| cluster.world.machine_id(*host)).collect(), hosts);
     cluster.host_config.suspect_ms = SUSPECT_MS;
     cluster
 }

@@ -64,23 +64,25 @@ fn run_with(seed: u64, replacements: usize) -> std::result::Result<Stats, Failur
         config.chances = Default::default();
         config.write_path = WritePath::OneUnit;
         (config.skewed_clocks, config.fair_schedule) = (false, true);
-        config.max_steps = 3_000_000 + 400_000 * replacements as u64;
+        config.max_steps = 6_000_000 + 1_000_000 * replacements as u64;
         config.max_time_ns = config.max_steps * 2_000;
     });
     cluster.host_config.seats.clear();
     let (history, rack) = (History::shared(), Rc::new(Rack::default()));
-    let mut lost = 0;
+    // One node of the kernel that certifies deaths lives at any time, as one that keeps a host does on a real node.
+    let (mut lost, mut elsewhere) = (0, 0);
     let total = NODES + replacements;
     rack.sections.borrow_mut().resize(total, 0);
     for number in 0..total {
         let end = match cluster.random.below(6) {
             _ if number >= replacements => End::Leaves,
             0..3 => End::Killed,
-            3 => End::ComesBack,
-            4 if lost < LOST => End::Lost,
+            3 if elsewhere < NODES - 1 => End::ComesBack,
+            4 if lost < LOST && elsewhere < NODES - 1 => End::Lost,
             _ => End::Leaves,
         };
         lost += usize::from(end == End::Lost);
+        elsewhere = if matches!(end, End::ComesBack | End::Lost) { elsewhere + 1 } else { 0 };
         let host: SimHost = match end {
             _ if number == 0 => cluster.hosts[0],
             End::Killed | End::Leaves => cluster.world.add_container(cluster.hosts[0]),

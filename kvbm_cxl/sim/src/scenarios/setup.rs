@@ -26,6 +26,9 @@ pub struct Cluster {
     pub random: Random,
 }
 
+/// Hosts that found a pool with slots' seats by themselves in every run.
+const MOST_FOUNDERS: usize = 4;
+
 thread_local! {
     static SLOT_SEATS: Cell<bool> = const { Cell::new(false) };
 }
@@ -38,9 +41,13 @@ pub fn over_slot_seats(scenario: impl Fn(u64) -> std::result::Result<Stats, Fail
     result
 }
 
-/// The machines that seats are reserved for: those, or none in a run by [`over_slot_seats`].
-pub fn reserved(machines: Vec<MachineId>) -> Vec<MachineId> {
-    if SLOT_SEATS.get() { Vec::new() } else { machines }
+/// The machines that seats are reserved for: those; in a run of `hosts` by [`over_slot_seats`] none, or the first where hosts are many.
+pub fn reserved(machines: Vec<MachineId>, hosts: usize) -> Vec<MachineId> {
+    if !SLOT_SEATS.get() {
+        return machines;
+    }
+    // Many machines that found a pool at one moment may lose every place of a small one to each other.
+    machines.into_iter().take(usize::from(hosts > MOST_FOUNDERS)).collect()
 }
 
 /// Faults of a scenario, from none to many, decided by the seed.
@@ -89,7 +96,7 @@ impl Cluster {
         let seats = hosts.iter().take(named).map(|host| world.machine_id(*host)).collect::<Vec<MachineId>>();
         let host_config = HostConfig {
             slot: None,
-            seats: reserved(seats),
+            seats: reserved(seats, hosts.len()),
             join_timeout_ms: Some(200_000),
             heartbeat_ms: 1,
             suspect_ms: random.pick(&[3, 10]),

@@ -239,7 +239,7 @@ fn told_of(cell: u64, block: &Descriptor) -> Change {
 fn is_trusted(found: &Descriptor, claimants: &[Claimant]) -> bool {
     let stamp = Claimant { slot: found.owner, incarnation: found.incarnation, is_certain: true };
     match claimants {
-        [claimant] => stamp == *claimant || (mutant!("cache.trusts_other_incarnations") && stamp.slot == claimant.slot),
+        [claimant] => stamp == *claimant,
         several => mutant!("cache.trust_several_claimants") && several.contains(&stamp),
     }
 }

@@ -94,9 +94,7 @@ impl Inner {
         let rows = sorted.chunk_by(|a, b| a / CELLS_PER_PIN as u64 == b / CELLS_PER_PIN as u64);
         for group in rows {
             if let Err(error) = self.pin_row(group) {
-                if !mutant!("pins.rows_before_stay") {
-                    self.unpin(&sorted[..done]);
-                }
+                self.unpin(&sorted[..done]);
                 return Err(error);
             }
             done += group.len();
@@ -182,9 +180,7 @@ impl Inner {
                 let count = row.counts[place].load(Ordering::Relaxed);
                 let next = count.checked_add(1).filter(|_| self.write_note(cell, 1));
                 let Some(next) = next else {
-                    if !mutant!("pins.part_of_a_row_stays") {
-                        self.drop_counts(row, &cells[..done]);
-                    }
+                    self.drop_counts(row, &cells[..done]);
                     let advice = "unpin blocks, or pull with more processes";
                     return Err(Error::Full { what: "the pins of this process", limit: self.local.entries(0).len() as u64, advice });
                 };

@@ -308,54 +308,6 @@ pub(super) fn given_back_beside_a_zombie(seed: u64) -> std::result::Result<Stats
     stage.run()
 }
 
-/// C32: a stray of an earlier incarnation lies in a chunk without a claim, which the next incarnation of the same host claims, and dies
-/// before it has looked at the cells.
-pub(super) fn stray_of_an_earlier_incarnation(seed: u64) -> std::result::Result<Stats, Failure> {
-    let mut stage = Stage::new(seed, Shape { watch: Watch::PULLS, ..Shape::of(4) });
-    stage.role(Z, |me| {
-        zombie(me)?;
-        while is_refused(me.upkeep(1))? {
-            me.env.platform().sleep_ns(1_000_000);
-        }
-        me.say("Z is back");
-        me.hear("A has left")?;
-        me.stop_at("cache.claimed");
-        me.reserve(M)?;
-        me.expect(false, "Z dies with its claim")
-    });
-    stage.role(A, |me| {
-        adopter(me)?;
-        me.publish(L)?;
-        me.expect(me.evict(L)?, "no host has pinned L")?;
-        me.say("A needs it no more");
-        me.hear("Z is back")?;
-        me.leave()?;
-        me.say("A has left");
-        Ok(())
-    });
-    stage.role(R, |me| {
-        me.hear("Z is gone")?;
-        me.adopt()?;
-        me.upkeep(3)?;
-        me.pull(K)?;
-        me.say("R is done");
-        Ok(())
-    });
-    stage.role(WARDEN, |me| {
-        catch_zombie(me)?;
-        me.hear("A needs it no more")?;
-        me.let_go(Z);
-        me.hear("the stray is there")?;
-        me.revive(Z);
-        me.hear("A has left")?;
-        me.await_stop(Z)?;
-        me.kill(Z, None)?;
-        me.say("Z is gone");
-        me.hear("R is done")
-    });
-    stage.run()
-}
-
 /// C30: the only other claimant was a zombie, whose stray lies where there were other bytes since, and has ended. The chunk goes back with
 /// its claim, and is of use to the next host.
 pub(super) fn given_back_after_a_zombie(seed: u64) -> std::result::Result<Stats, Failure> {

@@ -83,7 +83,6 @@ pub const ALL: &[(&str, Scenario)] = &[
     ("c29_host_of_a_dead_filler_leaves", caches::left),
     ("c30_given_back_after_a_zombie", claims::given_back_after_a_zombie),
     ("c31_cold_copy_of_a_cell_that_goes", pull::cold_copy_of_a_cell_that_goes),
-    ("c32_stray_of_an_earlier_incarnation", claims::stray_of_an_earlier_incarnation),
     ("awaited_blocks", awaited::awaited),
     ("full_window_of_own_blocks", window::of_own_blocks),
     ("full_window_of_another_host", window::of_another_host),
