@@ -152,9 +152,9 @@ const RULES: &[(&str, &str, Breaks)] = &[
 ];
 /// Rules whose loss does no harm, with the reason.
 const HARMLESS: &[(&str, &str)] = &[];
-/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, tier.rs, witness.rs, pins.rs, rows.rs and, where a device takes
+/// Rules that are hunted in a test of their own: alloc.rs, objects.rs, ring.rs, tier.rs, witness.rs, pins.rs and, where a device takes
 /// part, copy.rs, copy_gpu.rs and queued_gpu.rs.
-const ELSEWHERE: [&str; 10] = ["alloc.", "objects.", "locks.", "ring.", "rows.", "tier.", "witness.", "pins.", "copy.dma_", "stream."];
+const ELSEWHERE: [&str; 9] = ["alloc.", "objects.", "locks.", "ring.", "tier.", "witness.", "pins.", "copy.dma_", "stream."];
 /// Seeds per scenario after which a mutant has survived.
 const MAX_SEEDS: u64 = 1 << 14;
 
