@@ -28,6 +28,8 @@ INSTRUCTION_EXCEPTIONS = {  # path -> why
 SHARED_FAULT_NAMES = {
     "check_before_grant_read": "the check moves: added before the read of the grant, left out after it",
     "check_then_write": "the check moves: added before the write of the record, left out after it",
+    "failover.duel_is_unrest": "the claimant that lost and an observer both judge a duel",
+    "failover.no_patience_with_the_slow": "the deposed manager and an observer both grow patient",
     "failover.seats_wait_in_turn": "how many seats come before this one, and how long each is waited for",
     "join.suspicion_is_proof": "the claimant and the manager each ask whether a slot is free",
     "no_incarnation": "requester and manager both compare it",

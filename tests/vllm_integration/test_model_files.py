@@ -184,7 +184,9 @@ def test_what_is_kept_is_believed_only_if_it_is_whole(tmp_path, monkeypatch, sta
     folder = _model(tmp_path / "model", 1)
     first = _digest(folder)
     longer = lambda text: text.replace(b'"sha256": "', b'"sha256": "00')  # noqa: E731
-    another = lambda text: text.replace(b".safetensors", b".safetensorz").replace(b'"sha256": "', b'"sha256": "00')[:-4] + b'"}'  # noqa: E731
+    def another(text):
+        return text.replace(b".safetensors", b".safetensorz").replace(b'"sha256": "', b'"sha256": "00')[:-4] + b'"}'
+
     for damage in (lambda text: text[:-9], lambda text: b"", lambda text: b"[]", longer, another):
         monkeypatch.setattr(model_files, "_digests", FileDigests())
         for path in (state / "file-digests").iterdir():
@@ -205,7 +207,7 @@ def test_a_state_directory_elsewhere_keeps_nothing(tmp_path, monkeypatch, state)
     monkeypatch.setenv("CXL_STATE_DIR", str(state))
     (tmp_path / "target").mkdir()
     state.symlink_to(tmp_path / "target")
-    assert state_folder() is None, "a link that somebody put there"
+    assert state_folder() is None, "a link in the place of the folder"
     state.unlink()
     state.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda mine=os.geteuid(): mine + 1)

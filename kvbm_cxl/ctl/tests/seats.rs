@@ -150,7 +150,7 @@ fn every_host_has_the_seat_of_its_slot_and_gives_the_claimed_one_back() {
 }
 
 #[test]
-fn whoever_lives_serves_when_all_that_came_before_were_killed() {
+fn the_host_that_lives_serves_when_all_before_it_were_killed() {
     let bench = Bench::formatted();
     // Each host serves before it is killed, and the last one lives on. In the end no host lives, and the next one joins all the same.
     let mut hosts: Vec<_> = ["machine-a", "machine-b", "machine-c", "machine-d"].map(|name| bench.host(name)).into();

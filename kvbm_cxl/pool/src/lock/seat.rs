@@ -54,7 +54,7 @@ impl Inner {
     ///
     /// A claim that was accepted is in the copy of the place that made it, and in those of all that were accepted later: the copy with the
     /// highest tag tells of it. A claim that is there and was not accepted only makes the answer no. The owner of a slot publishes the
-    /// slot's identity before a line of the slot's seat: an identity that no incarnation wrote tells that the seat's lines are the format's.
+    /// slot's identity before a line of the slot's seat: if no incarnation wrote the identity, the seat's lines are the format's.
     pub(crate) fn is_vacant(&self, seat: u64) -> Result<bool> {
         if let Some(slot) = self.geometry().slot_of(seat) {
             let identity = if_whole(self.lines.fetch::<Identity>(slot.into()))?;
