@@ -158,26 +158,23 @@ def expanded(part, environment):
     return shlex.split(environment.get(part[1:], "")) if part.startswith("$") else [part]
 
 
-def why_not(entry, environment):
-    """Why the program of an entry cannot run here, or None."""
-    if (variable := entry.get("given")) and not environment.get(variable):
-        return f"{variable}= names nothing"
-    if look := entry.get("look"):
-        looked = subprocess.run(look, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-        if looked.returncode:
-            return (looked.stdout.strip().splitlines() or [f"{shlex.join(look)} ends with {looked.returncode}"])[-1]
-    return None
+def why_not(look):
+    """Why a program cannot run on this machine, by the last line of the command `look`; None where it can."""
+    looked = subprocess.run(look, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if not looked.returncode:
+        return None
+    return (looked.stdout.strip().splitlines() or [f"{shlex.join(look)} ends with {looked.returncode}"])[-1]
 
 
 def run(name, entry, record):
     """Runs a benchmark; returns the exit status."""
     environment = dict(os.environ)
-    if "given" in entry and (reason := why_not(entry | {"look": None}, environment)):
-        return skip(name, reason)
+    if (variable := entry.get("given")) and not environment.get(variable):
+        return skip(name, f"{variable}= names nothing")
     needs, command = command_of(entry, environment)
     if needs and (status := subprocess.run(["make", "--no-print-directory", *needs], cwd=ROOT, check=False).returncode):
         return status
-    if reason := why_not(entry, environment):
+    if "look" in entry and (reason := why_not(entry["look"])):
         return skip(name, reason)
     environment |= {key: str(ROOT / value) for key, value in entry.get("environment", {}).items()}
     limit_s = entry.get("timeout_s", 600)

@@ -172,10 +172,11 @@ class Audit:
         places = [at for at, (key, outcome) in enumerate(zip(batch.keys, outcomes)) if outcome == "exists" and key in computed]
         if not places:
             return
+        chosen = self._chosen(places, is_wanted)
         if group is None:
-            self.tally.count("audited_blocks", "not_comparable", len(self._chosen(places, is_wanted)))
+            self.tally.count("audited_blocks", "not_comparable", len(chosen))
             return
-        for at in self._chosen(places, is_wanted):
+        for at in chosen:
             if not self.has_differed:
                 self._compare(group, batch.keys[at], batch.block_ids[at])
 

@@ -28,7 +28,9 @@ _WITHOUT_WEIGHTS = (
 # By class, attributes that computing fills.
 _FILLED = {"kv_cache": "AttentionLayerBase"}
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ModuleType, BuiltinFunctionType, range, slice)
-_MAX_OBJECTS, _MAX_DEPTH = 5_000_000, 40
+# As beginnings of a module's name with a point after it.
+_PACKAGES = tuple(name if name.endswith("_") else f"{name}." for name in _WITHOUT_WEIGHTS)
+_MAX_OBJECTS, _MAX_DEPTH = 5_000_000, 160
 
 
 class OpaqueWeight(RuntimeError):
@@ -63,7 +65,7 @@ class Walk:
 
         if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
-        if len(self._seen) >= _MAX_OBJECTS or depth > _MAX_DEPTH * 4:
+        if len(self._seen) >= _MAX_OBJECTS or depth > _MAX_DEPTH:
             raise OpaqueWeight(f"{path} is nested without end")
         self._seen[id(value)] = value
         if isinstance(value, torch.Tensor):
@@ -97,7 +99,7 @@ class Walk:
         if not _is_without_weights(value if isinstance(value, FunctionType) else type(value)):
             if isinstance(digest := held.get(DIGEST_ATTRIBUTE), bytes):
                 yield path, digest
-            elif _is_opaque(value, held):
+            elif _is_opaque(value):
                 raise OpaqueWeight(f"{path} ({type(value).__module__}.{type(value).__qualname__}) cannot be looked into")
             else:
                 yield from self._items(held, path, depth)
@@ -122,7 +124,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 def _is_without_weights(kind: Any) -> bool:
     """Whether a class or function is of a package whose objects hold no weights."""
-    return f"{kind.__module__}.".startswith(tuple(f"{name}." if not name.endswith("_") else name for name in _WITHOUT_WEIGHTS))
+    return f"{kind.__module__}.".startswith(_PACKAGES)
 
 
 def _base_of(module: "torch.nn.Module") -> "torch.nn.Module":
@@ -134,7 +136,7 @@ def _is_a(module: Any, name: str) -> bool:
     return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
-def _is_opaque(value: Any, held: Mapping[str, Any]) -> bool:
+def _is_opaque(value: Any) -> bool:
     """Whether an object is a handle of something that Python does not see: it may be a packed weight."""
     kind = type(value)
     return kind.__name__ in ("PyCapsule", "ScriptObject", "CPUDNNLGEMMHandler") or kind.__module__.startswith("ctypes")

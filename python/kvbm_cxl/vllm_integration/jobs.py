@@ -62,6 +62,10 @@ class _SaveUnderWay:
     """(request, step) that wait for this job."""
     is_given_up: bool = False
 
+    def is_of(self, requests: set[str]) -> bool:
+        """Whether one of these requests waits for it."""
+        return not requests.isdisjoint(request for request, _ in self.owners)
+
 
 @dataclass
 class Saves:
@@ -230,7 +234,7 @@ class Saves:
             self._wait(
                 lambda: not any(self._by_request[request] for request in wanted),
                 f"blocks of request {', '.join(sorted(wanted))} to be published",
-                lambda save: not wanted.isdisjoint(request for request, _ in save.owners),
+                lambda save: save.is_of(wanted),
             )
 
     def wait_blocks(self, block_ids: Iterable[int]) -> None:
@@ -251,15 +255,11 @@ class Saves:
     def wait_announced(self, requests: Iterable[str]) -> None:
         """Waits until every host can see what is under way for these requests. Raises `CopyTimeout`."""
         wanted = set(requests)
-
-        def concerns(save: _SaveUnderWay) -> bool:
-            return not wanted.isdisjoint(request for request, _ in save.owners)
-
         with self._changed:
             self._wait(
-                lambda: not any(map(concerns, self._without_cells.values())),
+                lambda: not any(save.is_of(wanted) for save in self._without_cells.values()),
                 f"cells for the blocks of request {', '.join(sorted(wanted))}",
-                concerns,
+                lambda save: save.is_of(wanted),
             )
 
     def busy(self, request: str) -> bool:

@@ -6,10 +6,10 @@ in several cells (`shards`), there is one for each. Errors, timing and counting 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
@@ -19,7 +19,6 @@ from .pool_access import PoolAccess
 if TYPE_CHECKING:
     from .devices import After
 
-_T = TypeVar("_T")
 # A block that is about to go when it is to be published ("busy") is tried again this often, from 1 ms on, each time twice as late.
 _BUSY_TRIES = 5
 
@@ -134,18 +133,13 @@ class CopyMover:
         """Fills blocks, on any thread, after `after`; None for each that was found and verified, else the reason why not. Those hold
         arbitrary bytes. Raises `CxlError`."""
 
-        def pull(layout: "kvbm_cxl.BlockLayout", at: list[int], ids: list[int]) -> list[str | None]:
-            wanted = [keys[index] for index in at]
-            return self.access.call(lambda cache: cache.pull_blocks(self.namespace, wanted, layout, ids, after=after))
-
-        return self._by_slice(block_ids, pull)
-
-    def _by_slice(self, block_ids: Sequence[int], move: Callable[["kvbm_cxl.BlockLayout", list[int], list[int]], list[_T]]) -> list[_T]:
-        """What `move` returns for each block, called once for each slice."""
-        found: dict[int, _T] = {}
+        reasons: dict[int, str | None] = {}
         for layout, at, ids in self._slices(block_ids):
-            found.update(zip(at, move(layout, at, ids)))
-        return [found[index] for index in range(len(block_ids))]
+            wanted = [keys[index] for index in at]
+            pulled = self.access.call(lambda cache: cache.pull_blocks(self.namespace, wanted, layout, ids, after=after))
+            reasons.update(zip(at, pulled))
+        # A block that no slice has is an error here, never a hit.
+        return [reasons[index] for index in range(len(block_ids))]
 
     def _slices(self, block_ids: Sequence[int]) -> Iterator[tuple["kvbm_cxl.BlockLayout", list[int], list[int]]]:
         """The layout of each slice with a block among these: their places in the list, and vLLM's numbers of them."""
