@@ -93,7 +93,7 @@ def format_pool(
 ) -> None:
     """Makes an empty pool with cells of a block. Raises GraphError.
 
-    announced: with cells for what routers are told of each block.
+    announced: with cells for descriptions of blocks, which routers receive.
     """
     arguments = ["format", "--slots", "32"]
     if block_bytes:

@@ -51,7 +51,7 @@ def kv_transfer_config(options: Options, role: str) -> dict:
     """How KV blocks travel, as vLLM's --kv-transfer-config."""
     if options.connector == "cxl":
         config = {"kv_connector": "CxlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-        # What is found is counted to the token: nothing of it is to be computed for the audit.
+        # The launcher verifies hits to the token, so no part of a hit is computed for the audit.
         extra = {"audit": False}
     else:
         config = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
