@@ -162,7 +162,13 @@ fn look_for_the_dead(env: &Env, host: &Host, scene: &Scene) -> Result<()> {
 
 /// W1: a container crashed. Another one on its machine states its end, through a seat of its own or the manager's.
 fn released(seed: u64) -> std::result::Result<Stats, Failure> {
-    let (mut cluster, hosts, config) = cluster(seed, 3, 1);
+    released_after(seed, None)
+}
+
+/// `suspect_ms`: that of all hosts, where it is not the usual one.
+fn released_after(seed: u64, suspect_ms: Option<u64>) -> std::result::Result<Stats, Failure> {
+    let (mut cluster, hosts, mut config) = cluster(seed, 3, 1);
+    config.suspect_ms = suspect_ms.unwrap_or(config.suspect_ms);
     let scene = Shared::default();
     let with = config.clone();
     play(&mut cluster, hosts[0], &scene, move |env, scene| takes_over(env, &with, scene));
@@ -494,13 +500,5 @@ pub fn run_among_joiners(seed: u64, planned: Option<Planned>) -> std::result::Re
 
 /// W11: a container is killed where the wait for a silent host exceeds the run. Its slot and its lock pass to another all the same.
 fn before_the_fence(seed: u64) -> std::result::Result<Stats, Failure> {
-    let (mut cluster, hosts, mut config) = cluster(seed, 3, 1);
-    config.suspect_ms = 1_000_000;
-    let scene = Shared::default();
-    let with = config.clone();
-    play(&mut cluster, hosts[0], &scene, move |env, scene| takes_over(env, &with, scene));
-    let with = config.clone();
-    play(&mut cluster, hosts[1], &scene, move |env, scene| stores_and_dies(env, &with, scene, 2));
-    play(&mut cluster, hosts[2], &scene, move |env, scene| looks_for_the_dead(env, &config, scene));
-    cluster.world.run()
+    released_after(seed, Some(1_000_000))
 }
