@@ -82,9 +82,9 @@ def _answer(value: Any) -> None:
 def main() -> None:
     import conftest  # What it sets in the environment comes before vLLM.
     from engines import engine
-    from kvbm_cxl.vllm_integration import worker
+    from kvbm_cxl.vllm_integration import saver
 
-    worker.LEAST_PATIENCE = conftest.PATIENT
+    saver.LEAST_PATIENCE = conftest.PATIENT
     arguments, options = json.loads(sys.argv[1])
     with engine(*arguments, **options) as running:
         _answer("ready")

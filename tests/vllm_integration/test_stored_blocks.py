@@ -10,11 +10,11 @@ from dataclasses import replace
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import identity, pool_access, worker
+from kvbm_cxl.vllm_integration import attachment, identity, pool_access, worker
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata
-from kvbm_cxl.vllm_integration.save_job import SaveJob
+from kvbm_cxl.vllm_integration.saver import SaveJob
 from pages import HEAD_SIZE, cpu_writer, empty, keys_and_values, plain_writer, written
 from test_identity import _vllm_config, accept_made_up_configurations
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
@@ -37,10 +37,10 @@ class Rank:
         cache_config = KVCacheConfig(engine.block_count, [], [KVCacheGroupSpec(engine.names, engine.spec)], kv_cache_layout="LBHNC")
         cache_config.kv_tp_replicas = engine.replicas if engine.is_mla else 1
         self.side = worker.WorkerSide(vllm_config, cache_config, engine.config, self.access)
-        monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (engine.tp_size, rank))
-        monkeypatch.setattr(worker, "shape_of", lambda *_: engine.shape)
-        monkeypatch.setattr(worker, "writer_of", lambda *_: engine.writer)
-        monkeypatch.setattr(worker, "replicas_of", lambda *_: engine.replicas)
+        monkeypatch.setattr(attachment.Attacher, "_ranks", lambda _: (engine.tp_size, rank))
+        monkeypatch.setattr(attachment, "shape_of", lambda *_: engine.shape)
+        monkeypatch.setattr(attachment, "writer_of", lambda *_: engine.writer)
+        monkeypatch.setattr(attachment, "replicas_of", lambda *_: engine.replicas)
         monkeypatch.setattr(identity, "attention_backend", lambda *_: engine.writer.name)
         accept_made_up_configurations(monkeypatch)
         try:
@@ -61,8 +61,8 @@ class Rank:
         self.side.before_overwrite(made)
         self.side.start_loads(made)
         self.side.save(made)
-        loaded = self.side.ended(set())[1]
-        return loaded, self.side.take_failed_blocks()
+        loaded = self.side.take_finished(set())[1]
+        return loaded, self.side.loader.take_failed_blocks()
 
 
 class Engine:
@@ -113,7 +113,7 @@ class Engine:
             rank.write(rank.memory, sequence)
             rank.run(self.step, saves=[blocks], complete={blocks.request_id})
         for rank in self.ranks:
-            rank.side._saves.wait([blocks.request_id])  # With `publish_behind` the steps end before them.
+            rank.side.saver.saves.wait([blocks.request_id])  # With `publish_behind` the steps end before them.
 
     def load(self, sequence: int, tokens: int = TOKENS, begin: int = 0) -> list[set[int]]:
         """The blocks of vLLM's that each rank could not fill."""

@@ -52,9 +52,6 @@ class ConnectorConfig:
     publish_behind: bool = True
     """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
     steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there."""
-    save_layers: bool = False
-    """On GPUs: blocks are published layer by layer, beside the forward pass that computes them, instead of whole behind it. They have no
-    checksums (`checksums` has to be false), and vLLM then runs piecewise CUDA graphs only."""
     handover_wait_ms: int = 50
     """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
     waits as long as prefill's host goes on, at most copy_timeout_ms."""
@@ -118,8 +115,6 @@ class ConnectorConfig:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
-        if self.save_layers and self.checksums:
-            raise ConfigError("CxlConnector: save_layers copies blocks in parts, without checksums; set checksums to false")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):
