@@ -27,7 +27,8 @@ class Bench:
     def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
         options = {"audit": False, **options}
-        monkeypatch.setattr(attachment, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
+        fields = {**NAMESPACE, "layout": "l"}
+        monkeypatch.setattr(attachment, "namespace_fields", lambda *given: {elsewhere: [fields for _ in given[-1].numbers]})
         monkeypatch.setattr(attachment.Attacher, "_ranks", lambda _: (replicas, rank))
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
         spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)

@@ -81,20 +81,17 @@ class Attacher:
 
     def attach(self, kv_caches: Mapping[str, "torch.Tensor"]) -> Attachment:
         """Takes the KV cache that vLLM made. Raises `ConfigError`, `GeometryError`."""
-        groups, devices_of, fields = [], set(), {}
+        groups, devices_of = [], set()
         shape = shape_of(self.vllm_config, self.kv_cache_config, self.config.stored_block_tokens)
         shards = self._shards(shape)
+        fields = namespace_fields(self.vllm_config, self.kv_cache_config, self.config, shape, shards)
         for group in shape.groups:
             if not group.layer_names:
                 groups.append(None)
                 continue
             tensors = cache_tensors(kv_caches, group.layer_names)
             devices_of.add(tensors[0][1].device)
-            of_group = [
-                namespace_fields(self.vllm_config, self.kv_cache_config, self.config, group, shards, number) for number in shards.numbers
-            ]
-            fields = fields or of_group[0]
-            groups.append(self._group(group, tensors, tuple(kvbm_cxl.Namespace(**each) for each in of_group)))
+            groups.append(self._group(group, tensors, tuple(kvbm_cxl.Namespace(**each) for each in fields[group.index])))
         if len(devices_of) != 1:
             raise GeometryError(f"the KV cache lies on several devices: {sorted(map(str, devices_of))}")
         if pool := self.access.pool:
@@ -103,7 +100,7 @@ class Attacher:
         device = devices_of.pop()
         if device.type == "cuda":
             open_gpu(self.access, device.index or 0)
-        return Attachment(groups, device, shards.publishes, facts_of(fields))
+        return Attachment(groups, device, shards.publishes, facts_of(next(iter(fields.values()))[0]))
 
     def _shards(self, shape: Shape) -> Shards:
         """Which heads this rank has, of all groups."""
