@@ -96,6 +96,18 @@ else:
         return own
 
     @pytest.fixture
+    def waits(monkeypatch):
+        """`waits(handover_ms=0, copy_ms=50)`: how long decode looks for blocks that do not come, and copies may take."""
+        from kvbm_cxl.vllm_integration import lookups, movers
+
+        def change(handover_ms: int | None = None, copy_ms: int | None = None) -> None:
+            for module, name, value in ((lookups, "HANDOVER_WAIT_MS", handover_ms), (movers, "COPY_TIMEOUT_MS", copy_ms)):
+                if value is not None:
+                    monkeypatch.setattr(module, name, value)
+
+        return change
+
+    @pytest.fixture
     def make_pool():
         """A function that makes pools in shared memory: `make_pool(size="64M", cells="512K:75%")` returns the path, and with the size of
         a device for its metadata, `metadata="32M"`, a name of both."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import kvbm_cxl
 import pytest
 from engines import BLOCK_BYTES, engine, flip_bytes, prompt
-from kvbm_cxl.vllm_integration.config import ConfigError
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.saver import SaveJob
 from vllm import SamplingParams
 

@@ -137,8 +137,9 @@ def _asked(here, name="a", seed=0):
     return request(name, tokens(96, seed), handover.Expected(96, str(here.namespaces[0])).to_params())
 
 
-def test_decode_waits_as_long_as_blocks_are_coming(schedulers):
-    here = schedulers(handover_wait_ms=0, ranks=2)
+def test_decode_waits_as_long_as_blocks_are_coming(schedulers, waits):
+    waits(handover_ms=0)
+    here = schedulers(ranks=2)
     asked = _asked(here)
     here.publish(asked, 4)
     here.publish(asked, 6, ranks=1)
@@ -153,8 +154,9 @@ def test_decode_waits_as_long_as_blocks_are_coming(schedulers):
     here.finish_load("a")
 
 
-def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers):
-    here = schedulers(handover_wait_ms=0)
+def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers, waits):
+    waits(handover_ms=0)
+    here = schedulers()
     asked = _asked(here)
     here.publish(asked, 4)
     coming, _ = _reserve(here, asked, 4, 6)
@@ -165,8 +167,9 @@ def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers):
     here.finish_load("a")
 
 
-def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers):
-    here = schedulers(handover_wait_ms=0)
+def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers, waits):
+    waits(handover_ms=0)
+    here = schedulers()
     asked = _asked(here)
     here.publish(asked, 3)
     coming, _ = _reserve(here, asked, 4, 6)
@@ -174,8 +177,9 @@ def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers):
     coming.release()
 
 
-def test_decode_waits_no_longer_than_copies_may_take(schedulers):
-    here = schedulers(handover_wait_ms=0, copy_timeout_ms=30)
+def test_decode_waits_no_longer_than_copies_may_take(schedulers, waits):
+    waits(handover_ms=0, copy_ms=30)
+    here = schedulers()
     asked = _asked(here)
     here.publish(asked, 4)
     coming, _ = _reserve(here, asked, 4, 6)

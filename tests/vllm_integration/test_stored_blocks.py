@@ -11,7 +11,8 @@ import kvbm_cxl
 import pytest
 import torch
 from kvbm_cxl.vllm_integration import attachment, identity, pool_access, worker
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata
 from kvbm_cxl.vllm_integration.saver import SaveJob
@@ -72,7 +73,7 @@ class Engine:
         self.tp_size, self.block_tokens, self.total_heads, self.order, self.is_mla = tp_size, block_tokens, total_heads, order, is_mla
         self.replicas, self.heads = max(tp_size // total_heads, 1), max(total_heads // tp_size, 1)
         self.block_count, self.content = BLOCKS * 32 // block_tokens * 2, 2 * HEAD_SIZE
-        self.config = ConnectorConfig.read({"pool": pool, "model_id": "m", "copy_timeout_ms": 60_000, "audit": False, **options})
+        self.config = ConnectorConfig.read({"pool": pool, "model_id": "m", "audit": False, **options})
         self.names = [f"model.layers.{layer}.self_attn.attn" for layer in range(LAYERS)]
         kind = MLAAttentionSpec if is_mla else FullAttentionSpec
         size = self.content if is_mla else HEAD_SIZE
@@ -278,10 +279,11 @@ def test_what_cannot_be_divided_is_refused_at_start(engine):
         engine(tp_size=1, stored_tp=3)
     recurrent = engine(tp_size=1, stored_tp=0)
     side, states = recurrent.ranks[0].side, Shape((recurrent.group, Group(0, ("states",), 32, Kind.STATE)), 32, 32)
-    assert side._shards(states).count == 1
-    side.config = replace(side.config, stored_tp=2)
+    attacher = attachment.Attacher(side.vllm_config, side.kv_cache_config, side.config, side.access, side.worker)
+    assert attacher._shards(states).count == 1
+    attacher.config = replace(side.config, stored_tp=2)
     with pytest.raises(ConfigError, match="states of recurrent layers cannot be divided"):
-        side._shards(states)
+        attacher._shards(states)
 
 
 def test_no_cell_for_one_of_a_block_is_no_block():

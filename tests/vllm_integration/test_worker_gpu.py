@@ -163,10 +163,11 @@ def test_a_copy_that_fails_is_an_outcome_and_the_next_goes_on(make):
 
 
 @pytest.mark.parametrize("ends", (True, False))
-def test_a_load_that_is_late_gives_no_block_away(make, monkeypatch, ends):
+def test_a_load_that_is_late_gives_no_block_away(make, monkeypatch, waits, ends):
     """The GPU may still write to its blocks."""
     monkeypatch.setenv("CXL_CUDA_TIMEOUT_MS", "100")
-    here = make(checksums=False, copy_timeout_ms=180_000 if ends else 300)
+    waits(copy_ms=180_000 if ends else 300)
+    here = make(checksums=False)
     here.run(saves=[Blocks("a", KEYS[:2], [0, 1])], complete={"a"})
     here.gpu.set("is_stuck", 1)
     here.run(loads=[Blocks("b", KEYS[:2], [4, 5])])

@@ -9,7 +9,8 @@ import kvbm_cxl
 import pytest
 import torch
 from kvbm_cxl.vllm_integration import attachment, loader, movers, pool_access, saver, worker
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata, WorkerReport
@@ -30,7 +31,7 @@ class Bench:
         fields = {**NAMESPACE, "layout": "l"}
         monkeypatch.setattr(attachment, "namespace_fields", lambda *given: {elsewhere: [fields for _ in given[-1].numbers]})
         monkeypatch.setattr(attachment.Attacher, "_ranks", lambda _: (replicas, rank))
-        config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
+        config = ConnectorConfig.read({"pool": pool, "publish_behind": False, **options})
         spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
         group = SimpleNamespace(layer_names=[f"layers.{layer}" for layer in range(LAYERS)], kv_cache_spec=spec)
         groups = [Group(at, (), TOKENS, Kind.FULL) for at in range(elsewhere)]
@@ -349,8 +350,9 @@ def test_released_requests_are_told_when_their_saves_are_over(bench, monkeypatch
     assert here.run(idle=True)[0] == set(), "told once"
 
 
-def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch):
-    here = bench(copy_timeout_ms=50)
+def test_a_copy_that_never_ends_stops_the_engine(bench, monkeypatch, waits):
+    waits(copy_ms=50)
+    here = bench()
     slow = Slow(here, monkeypatch)
     with pytest.raises(CopyTimeout, match="50 ms"):
         here.run(saves=[Blocks("a", KEYS[:1], [0])], complete={"a"})

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
 
+from ..options import ConfigError
 from .audit import Audit, GroupAudit, group_audit
-from .config import ConfigError, ConnectorConfig
+from .config import ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
 from .geometry import Cutter, GeometryError, Pieces, cache_tensors, cell_parts

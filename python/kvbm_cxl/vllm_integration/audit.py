@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import kvbm_cxl
 import torch
 
+from ..options import ConfigError
 from .block_difference import Difference, LayerRows, difference, limit_of, numbers_of, states_of
-from .config import ConfigError
 from .groups import Group
 from .identity import layer_number
 from .log import logger

@@ -12,13 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ..options import ConfigError
 from . import engine_watch, pool_access, second_level, support
-from .config import ConfigError, ConnectorConfig
+from .config import ConnectorConfig
 from .events import PoolEvents
+from .failures import ThreadError
 from .groups import shape_of
 from .keys import hasher_of
 from .log import logger
-from .failures import ThreadError
 from .metadata import StepMetadata, WorkerHandshake
 from .publisher import Outlet
 from .scheduler import SchedulerSide

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
+from . import movers
 from .adapters import LoadedAdapters
 from .config import ConnectorConfig
 from .failures import ThreadFailures, error_kind
@@ -200,7 +201,7 @@ class Loader:
         """A copy of a GPU that did not end in time may still write to its blocks, which vLLM would give away. Raises `CopyTimeout` where
         the end does not come."""
         try:
-            if self.access.call(lambda cache: cache.is_settled(timeout_ms=self.config.copy_timeout_ms)):
+            if self.access.call(lambda cache: cache.is_settled(timeout_ms=movers.COPY_TIMEOUT_MS)):
                 return
         except kvbm_cxl.CxlError as error:
             self.access.failures.report("waiting for the end of a copy", error, count=False)

@@ -17,13 +17,17 @@ from itertools import repeat
 import kvbm_cxl
 import torch
 
-from .config import ConfigError
+from ..options import ConfigError
 from .pool_access import PoolAccess
 
 After = torch.cuda.Event | None
 """What copies follow; None in the memory of a host."""
 # Before each try to reserve a cell. A block that another host is about to evict ("busy") is tried again.
 _BUSY_WAITS_S = (0, 0.001, 0.002, 0.004, 0.008)
+
+
+COPY_TIMEOUT_MS = 60_000
+"""Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
 
 
 class CopyTimeout(RuntimeError):

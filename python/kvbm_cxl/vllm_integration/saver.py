@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvbm_cxl
 
+from . import movers
 from .adapters import LoadedAdapters
 from .audit import FoundBlocks
 from .config import ConnectorConfig
@@ -383,7 +384,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         config = self.config
-        limits = (config.workers, config.max_inflight_bytes, config.copy_timeout_ms)
+        limits = (config.workers, config.max_inflight_bytes, movers.COPY_TIMEOUT_MS)
         self._suspect_s = self.access.pool.suspect_ms / 1000 if self.access.pool else 1.0
         self.saves = Saves(*limits, self.access.failures, self.access.bind_worker, self._suspect_s * LEAST_PATIENCE)
 
