@@ -41,7 +41,7 @@ class Consumer:
         keys, data = [key for _, key in places], [payload(name, 1000) for name in names]
         words = self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
         stored = [place for place, word in zip(places, words) if word == "stored"]
-        self.ledger.stored(stored, fresh - set(stored), lambda entries: self.balance.extend(entry.what for entry in entries))
+        self.ledger.record_stored(stored, fresh - set(stored), lambda entries: self.balance.extend(entry.what for entry in entries))
         return words
 
     def there(self):

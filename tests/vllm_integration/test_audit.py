@@ -9,9 +9,9 @@ import kvbm_cxl
 import pytest
 import test_stored_blocks
 import torch
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import audit
 from kvbm_cxl.vllm_integration.block_difference import Difference, LayerRows, difference, limit_of, numbers_of, states_of
-from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.groups import Group, Kind
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
 from kvbm_cxl.vllm_integration.token_places import PageWriter, rows_of_page

@@ -8,8 +8,8 @@ from typing import get_origin
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration import pool_access
 from kvbm_cxl.options import CACHE_OPTIONS, ConfigError, ThreadOptions
+from kvbm_cxl.vllm_integration import pool_access
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.tier import TierOptions
 

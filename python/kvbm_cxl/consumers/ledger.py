@@ -52,7 +52,7 @@ class Ledger:
             self._entries.update(fresh)
         return set(fresh)
 
-    def stored(self, places: Collection[Place], refused: Iterable[Place], told: Callable[[list[Entry]], None]) -> None:
+    def record_stored(self, places: Collection[Place], refused: Iterable[Place], told: Callable[[list[Entry]], None]) -> None:
         """The end of the stores of expected blocks: `told` gets those that the pool took and has not evicted since."""
         with self._lock:
             for place in refused:

@@ -86,7 +86,7 @@ class CxlL2Adapter(L2AdapterInterface):
         # What takes pins back and evicts, in order.
         self._later = ThreadPoolExecutor(1, "kvbm-cxl-lmcache-later")
         self._pins = Held()
-        self._ledger = Ledger(self._access, self._evicted)
+        self._ledger = Ledger(self._access, self._notify_evicted)
 
     def get_store_event_fd(self) -> int:
         return self._store_efd.fileno()
@@ -119,17 +119,17 @@ class CxlL2Adapter(L2AdapterInterface):
                 words = self._blocks.store(namespace, names, [memory_of(objects[place]) for place in places], sizes)
             finally:
                 stored = [(namespace, name) for name, word in zip(names, words, strict=True) if word == "stored"]
-                self._ledger.stored(stored, fresh - set(stored), self._stored)
+                self._ledger.record_stored(stored, fresh - set(stored), self._notify_stored)
             stored_bytes += sum(size for size, word in zip(sizes, words, strict=True) if word == "stored")
             failures.update(set(words) - HELD - SKIPPED)
         if failures:
             logger.warning("%d objects were not all stored: %s", len(keys), ", ".join(sorted(failures)))
         return L2StoreResult(not failures, stored_bytes)
 
-    def _stored(self, entries: list[Entry]) -> None:
+    def _notify_stored(self, entries: list[Entry]) -> None:
         self._notify_keys_stored([entry.what for entry in entries], [entry.len_bytes for entry in entries])
 
-    def _evicted(self, entries: list[Entry]) -> None:
+    def _notify_evicted(self, entries: list[Entry]) -> None:
         self._notify_keys_deleted([entry.what for entry in entries], [entry.len_bytes for entry in entries])
 
     # Lookups, each of which locks what it finds
@@ -210,7 +210,7 @@ class CxlL2Adapter(L2AdapterInterface):
             # Told here, before this returns. The pool tells it as well, of what is struck out by then.
             entries = self._ledger.take((namespace, name) for name, is_gone in zip(names, gone, strict=True) if is_gone)
             if entries:
-                self._evicted(entries)
+                self._notify_evicted(entries)
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> KeyListPage:
         """The keys that this server stored and the pool still has. The pool has no names of other servers' keys, only digests of them."""

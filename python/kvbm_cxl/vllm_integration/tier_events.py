@@ -41,7 +41,7 @@ class TierEvents:
             words = store()
         finally:
             stored = [place for place, word in zip(places, words, strict=True) if word == "stored"]
-            self._ledger.stored(stored, fresh - set(stored), lambda entries: self._add(entries, removed=False))
+            self._ledger.record_stored(stored, fresh - set(stored), lambda entries: self._add(entries, removed=False))
         return words
 
     def _add(self, entries: Sequence[Entry], removed: bool) -> None:

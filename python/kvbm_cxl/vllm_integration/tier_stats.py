@@ -50,7 +50,7 @@ class TierStats:
     _told: Counter[tuple[str, str]] = field(default_factory=Counter)
     _more: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def refused(self, count: int) -> None:
+    def count_refused(self, count: int) -> None:
         """Chunks that were not stored because it is unknown which weights they are of."""
         self._more["stored_chunks", "weights"] += count
 
