@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker knows once vLLM has made its KV cache: where blocks lie, under which namespaces, and what copies them."""
+"""A worker's KV cache, once vLLM has made it: the places of its blocks, their namespaces, and the movers that copy them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class AttachedGroup:
 
 @dataclass
 class Attachment:
-    """What is known once vLLM has made its KV cache."""
+    """The KV cache of a worker, ready to be copied from and to."""
 
     groups: list[AttachedGroup | None]
     """In the order of `Shape.groups`; None for a group of which this stage of the pipeline has no layer."""

@@ -56,10 +56,10 @@ class RequestState:
     shared_tokens: int = 0
     """Where a prefix ends that other requests have, too, and of which the pool may lack windows, or states: they are worth publishing."""
     next_blocks: dict[int, int] = field(default_factory=dict)
-    """For each KV cache group the block behind the last that was handed to them."""
+    """For each KV cache group the block after the last that was handed to them."""
     tail_saved: bool = False
     tail_is_fresh: bool = False
-    """No step since the tail was saved has added tokens behind it."""
+    """No step since the tail was saved has added tokens after it."""
     begun_s: float | None = None
     """When a step first computed tokens of it."""
     published: bool = False
