@@ -106,10 +106,6 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	$(STEP) 'S3 server and client (130 MB)' scripts/setup scripts/requirements/s3.lock .venv/s3
 	@touch $@
 
-.venv/perf-installed: scripts/requirements/perf.lock scripts/setup | .venv/installed
-	$(STEP) 'matplotlib' scripts/setup scripts/requirements/perf.lock
-	@touch $@
-
 .venv/etcd-installed: scripts/requirements/etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
 	$(STEP) 'protoc' scripts/setup scripts/requirements/etcd.lock
 	$(STEP) 'etcd' scripts/setup-etcd .venv/etcd

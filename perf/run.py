@@ -196,7 +196,7 @@ def run(name, entry, record):
         printed = "\n".join(done.stdout.rstrip().splitlines()[:-1]).strip().splitlines()
         kept = keep(name, command, ratios, printed, datetime.datetime.now(datetime.timezone.utc))
         print(f"perf: recorded in {kept}", file=sys.stderr)
-    return subprocess.run(entry["then"], cwd=ROOT, check=False).returncode if "then" in entry else 0
+    return 0
 
 
 def skip(name, reason):
