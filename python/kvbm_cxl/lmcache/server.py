@@ -38,7 +38,7 @@ _DELETE_TIMEOUT_S = 30.0
 @dataclass(frozen=True)
 class AdapterOptions(AdapterConfig):
     capacity_bytes: int = 0
-    """What LMCache takes for the capacity of the tier, if it is to evict by itself (`"eviction"`); 0: the pool alone evicts."""
+    """Capacity of the tier for LMCache's own eviction (`"eviction"`). 0: only the pool evicts."""
 
 
 class CxlL2AdapterConfig(L2AdapterConfigBase):
