@@ -104,12 +104,14 @@ def test_failures_record_nothing_and_fail(run, results, capfd):
 
 def test_arguments_follow_from_variables_and_files(run, monkeypatch, capfd):
     shows = "import os, sys; print(sys.argv[1:], os.environ['ALSO'][-5:]); print('RATIOS {\"a\": 1}')"
-    more = [{"variable": "SOME_WORDS", "run": ["--words", "$SOME_WORDS"]}, {"file": "no-such-file", "run": ["--file"]}]
-    more.append({"file": "README.md", "run": ["--readme"]})
-    monkeypatch.setenv("SOME_WORDS", "one 'two three'")
+    more = [{"variable": "SOME_ARGS", "run": ["--words", "$SOME_ARGS"]}, {"file": "no-such-file", "run": ["--file"]}]
+    more += [{"file": "README.md", "run": ["--readme"]}, {"variable": "SOME_FOLDER", "run": ["$SOME_FOLDER"]}]
+    monkeypatch.setenv("SOME_ARGS", "one 'two three'")
+    monkeypatch.setenv("SOME_FOLDER", "/a folder's name")
     assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
-    assert "['--words', 'one', 'two three', '--readme'] tests" in capfd.readouterr().out
-    monkeypatch.delenv("SOME_WORDS")
+    assert """['--words', 'one', 'two three', '--readme', "/a folder's name"] tests""" in capfd.readouterr().out
+    monkeypatch.delenv("SOME_ARGS")
+    monkeypatch.delenv("SOME_FOLDER")
     assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
     assert "['--readme'] tests" in capfd.readouterr().out
 

@@ -209,6 +209,25 @@ def test_every_host_of_compose_is_one_of_its_own_and_has_time_to_leave():
     assert not any("CXL_POOL" in services[name]["environment"] for name in ("prefill-nixl-ucx", "decode-nixl-ucx", "frontend"))
 
 
+def test_no_service_of_compose_has_what_it_does_not_need_and_every_server_comes_back():
+    services = of_compose()
+    jobs = {"format", "model", "initiator", "target"}
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"] and set(service.get("cap_add", ())) <= {"CHOWN", "DAC_OVERRIDE"}, name
+        assert service["security_opt"] == ["no-new-privileges:true"] and service["pids_limit"], name
+        assert service["read_only"] is not name.endswith("-gpu") and "mem_limit" in service, name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        assert service.get("restart") == (None if name in jobs else "unless-stopped"), name
+        assert service.get("user", "1000:1000") == "1000:1000" or name == "format", name
+
+
+def test_prometheus_finds_every_worker_of_compose_by_one_name():
+    jobs = yaml.safe_load((DEPLOY / "compose/prometheus.yaml").read_text())["scrape_configs"]
+    names = {name for job in jobs for found in job.get("dns_sd_configs", ()) for name in found["names"]}
+    workers = {name: service for name, service in of_compose().items() if name.startswith(("prefill", "decode"))}
+    assert len(workers) == 8 and all(service["networks"]["rack"]["aliases"] == sorted(names) for service in workers.values())
+
+
 def test_compose_gives_every_service_with_the_pool_the_devices_of_its_name():
     """Whatever else the name says: where on them the pool begins, and that one of them carries the metadata."""
     uses_pool = {name for name, service in of_compose().items() if "CXL_POOL" in service.get("environment", {})}

@@ -47,9 +47,10 @@ fn help_of(stat: Stat) -> String {
 
 /// Everything that is exported, as text; `cells` where the pool has any.
 pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &mut String) {
-    let mut out = Exposition::new(out);
     let superblock = pool.superblock();
     let (uuid, incarnation) = (uuid_text(superblock.uuid()), format!("{:#x}", superblock.incarnation()));
+    // A Prometheus may see several pools: nothing of one adds to another.
+    let mut out = Exposition::with_label(out, "pool", &uuid);
     let mut single = |name: &str, kind: Kind, help: &str, labels: &[(&str, &str)], value: u64| {
         out.family(name, kind, help);
         out.sample(name, "", labels, value);

@@ -55,8 +55,8 @@ impl Ledger {
         self.finals.len()
     }
 
-    /// Whether `value` is the earlier final value, or derives from it under no lower a grant. A value that was written earlier and is only seen now
-    /// was absent at a look.
+    /// Whether `value` is the earlier final value, or derives from it under no lower a grant. A value that was written earlier and is only
+    /// seen now was absent at a look.
     fn descends(&self, mut value: u64, from: &Final) -> bool {
         while value != from.value {
             match self.commits.get(&value) {

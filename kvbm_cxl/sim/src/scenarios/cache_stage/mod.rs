@@ -3,8 +3,8 @@
 //! taken for dead, and the thread let go again.
 //!
 //! Host [`WARDEN`] is the manager and directs: it waits until a thread has stopped, keeps the service of that thread's host from running
-//! until the host is fenced, tells the others to continue, and releases the zombie. What the scripts publish, pull and pin is checked as in the
-//! scenario by chance ([`super::cache_ledger`]).
+//! until the host is fenced, tells the others to continue, and releases the zombie. What the scripts publish, pull and pin is checked as in
+//! the scenario by chance ([`super::cache_ledger`]).
 
 mod actor;
 pub(super) mod halting;
