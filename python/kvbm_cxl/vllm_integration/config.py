@@ -114,7 +114,7 @@ class ConnectorConfig:
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
-            raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
+            raise ConfigError(f"CxlConnector: workers is {self.workers}; it takes 1 to 64")
         if self.save_layers and self.checksums:
             raise ConfigError("CxlConnector: save_layers copies blocks in parts, without checksums; set checksums to false")
         if not self.events_medium:
@@ -122,7 +122,7 @@ class ConnectorConfig:
         if bool(self.record_dir) != bool(self.record_salt):
             raise ConfigError("CxlConnector: record_dir and record_salt go together: a folder, and a secret for the ids there")
         if bool(self.l2) != (self.l2_max_bytes > 0):
-            raise ConfigError("CxlConnector: l2 and l2_max_bytes go together: where evicted blocks are kept, and how many bytes of them")
+            raise ConfigError("CxlConnector: l2 and l2_max_bytes go together: the store of evicted blocks, and its size limit")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
         if unknown := sorted(set(self.cache) - CACHE_OPTIONS):

@@ -101,7 +101,7 @@ class CxlTier(SecondaryTierManager):
         engine = tier_engine.engine_of_this_call()
         if engine and engine.vllm_config.lora_config is not None and not config.adapters_by_name:
             raise ConfigError(
-                f"{_WHO}: this engine has LoRA adapters, and a tier is told an adapter's name and path, not what is in it. Set option "
+                f"{_WHO}: this engine has LoRA adapters, and vLLM gives a tier their names and paths, not their content. Set option "
                 '"adapters_by_name" to true if no adapter is ever replaced under its name and path, on any host of the pool'
             )
         revision = engine.vllm_config.model_config.revision if engine else None
