@@ -68,7 +68,7 @@ def test_a_request_is_chosen_once():
     hits, lookup, shape = AuditedHits(is_on=True), PinnedLookup(0, 100, 4, []), Shape.plain(BLOCK_TOKENS)
     first, *_, third = asked = [Tracked(request(name, tokens(2))) for name in "abc"]
     assert [hits.limit(each, lookup, shape) for each in asked] == [0, 0, None]
-    assert [hits.limit(each, lookup, shape) for each in (first, third, third)] == [0, None, None], "asked again in later steps"
+    assert [hits.limit(each, lookup, shape) for each in (third, first, third)] == [None, 0, None], "asked again in later steps"
 
 
 def test_of_hand_overs_only_a_share_is_computed():
