@@ -36,9 +36,9 @@ class PoolOptions:
     """What error messages call the consumer."""
 
     pool: str = ""
-    """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
+    """The pool: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Default: CXL_POOL."""
     checksums: bool = True
-    """Blocks carry a checksum that is compared when they are loaded."""
+    """Store a checksum with each block and compare it on every load."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`),
     `register_at_start`, `register_bytes`, `register_required`."""
@@ -69,7 +69,7 @@ class AdapterOptions(PoolOptions):
     """The options of every adapter for another cache."""
 
     namespace: str = ""
-    """Whatever else tells blocks apart that the consumer does not say: the revision of the weights, the engine, a serializer."""
+    """Anything else that distinguishes blocks and that the engine does not report: revision of the weights, engine, serializer."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ThreadOptions(AdapterOptions):
     """Those of an adapter with threads of its own."""
 
     threads: int = number(2, 1, 64)
-    """Threads that copy, for each direction."""
+    """Copy threads for each direction."""
 
 
 def _check_names(has: str, given: Mapping[str, Any], known: Any) -> None:
@@ -91,4 +91,4 @@ def _check_value(is_value: str, value: Any, option: Any) -> None:
         raise ConfigError(f"{is_value}; it takes {_TYPE_WORDS[wanted]}")
     least, most = option.metadata.get("least"), option.metadata.get("most")
     if least is not None and (value < least or (most is not None and value > most)):
-        raise ConfigError(f"{is_value}; it must be {f'at least {least}' if most is None else f'{least} to {most}'}")
+        raise ConfigError(f"{is_value}; it {f'must be at least {least}' if most is None else f'takes {least} to {most}'}")

@@ -102,7 +102,7 @@ def test_names_tell_everything_apart():
         "unknown": ({"pool": "/dev/shm/none", "poll": 1}, "no option 'poll'; it has cache, checksums, namespace, pool, threads"),
         "of another type": ({"pool": "/dev/shm/none", "threads": "2"}, "threads is '2'; it takes an integer"),
         "number for a truth": ({"pool": "/dev/shm/none", "checksums": 1}, "checksums is 1; it takes true or false"),
-        "too many": ({"pool": "/dev/shm/none", "threads": 65}, "threads is 65; it must be 1 to 64"),
+        "too many": ({"pool": "/dev/shm/none", "threads": 65}, "threads is 65; it takes 1 to 64"),
         "none": ({}, 'has no pool: name it with option "pool"'),
         "of the cache": ({"pool": "/dev/shm/none", "cache": {"colour": 1}}, "cache has no option 'colour'"),
     }.values(),

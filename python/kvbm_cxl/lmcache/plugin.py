@@ -47,7 +47,7 @@ class PluginOptions(ThreadOptions):
     who: ClassVar[str] = _WHO
 
     replica: str = ""
-    """A partition of the pool's names that only engines with the same text share. Left out: all engines share one."""
+    """Partition of keys that engines with the same text share. Default: all engines share one."""
 
 
 class CxlStorageBackend(StoragePluginInterface):

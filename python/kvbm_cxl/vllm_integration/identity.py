@@ -36,7 +36,7 @@ _READ_FILES = frozenset(
 def namespace_fields(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, shape: Shape, shards: Shards
 ) -> dict[int, list[dict[str, Any]]]:
-    """Arguments of `kvbm_cxl.Namespace` for each KV cache group of this pipeline stage, by the group's index: one for each shard, that of
+    """Arguments of `kvbm_cxl.Namespace` for each KV cache group of this pipeline stage, by the group's index. One for each shard: those of
     an engine whose blocks are such cells."""
     model, engine = config.model_id or fingerprint(vllm_config.model_config, vllm_config.load_config), engine_fields(vllm_config)
     found = {}
@@ -168,7 +168,7 @@ def fingerprint(model: "ModelConfig", load_config: Any = None) -> str:
         return f"hub:{model.model}@{place.name}"
     raise ConfigError(
         f"CxlConnector cannot tell which weights {model.model!r} has (load format {load_format}): they are neither in a folder nor in the "
-        'Hugging Face cache. Give the model a name of your own with kv_connector_extra_config {"model_id": "..."}, a new one for each '
+        'Hugging Face cache. Name them with kv_connector_extra_config {"model_id": "..."}, a new one for each '
         "version of the weights"
     )
 
