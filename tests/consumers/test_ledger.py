@@ -36,13 +36,13 @@ class Consumer:
             self.balance.remove(entry.what)
 
     def store(self, names):
-        places = [(SPACE, key_of(name)) for name in names]
-        fresh = self.ledger.expect((place, Entry(name, 1000)) for place, name in zip(places, names))
-        keys, data = [key for _, key in places], [payload(name, 1000) for name in names]
-        words = self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
-        stored = [place for place, word in zip(places, words) if word == "stored"]
-        self.ledger.record_stored(stored, fresh - set(stored), lambda entries: self.balance.extend(entry.what for entry in entries))
-        return words
+        entries = {(SPACE, key_of(name)): Entry(name, 1000) for name in names}
+        keys, data = [key for _, key in entries], [payload(name, 1000) for name in names]
+
+        def publish():
+            return self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
+
+        return self.ledger.store(entries, publish, lambda stored: self.balance.extend(entry.what for entry in stored))
 
     def there(self):
         found = self.access.call(lambda cache: cache.has(SPACE, [key for _, key in PLACES]))

@@ -9,6 +9,7 @@ the pool is opened again as soon as it can be.
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from lmcache.lmcache_native import Bitmap
@@ -111,15 +112,9 @@ class CxlL2Adapter(L2AdapterInterface):
         for namespace, places in by_namespace(namespaces):
             names = [key_of(keys[place].chunk_hash) for place in places]
             sizes = [objects[place].get_size() for place in places]
-            fresh = self._ledger.expect(
-                ((namespace, name), Entry(keys[place], size)) for name, place, size in zip(names, places, sizes, strict=True)
-            )
-            words = ["failed"] * len(names)
-            try:
-                words = self._blocks.store(namespace, names, [memory_of(objects[place]) for place in places], sizes)
-            finally:
-                stored = [(namespace, name) for name, word in zip(names, words, strict=True) if word == "stored"]
-                self._ledger.record_stored(stored, fresh - set(stored), self._notify_stored)
+            memory = [memory_of(objects[place]) for place in places]
+            entries = {(namespace, name): Entry(keys[place], size) for name, place, size in zip(names, places, sizes, strict=True)}
+            words = self._ledger.store(entries, partial(self._blocks.store, namespace, names, memory, sizes), self._notify_stored)
             stored_bytes += sum(size for size, word in zip(sizes, words, strict=True) if word == "stored")
             failures.update(set(words) - HELD - SKIPPED)
         if failures:

@@ -171,7 +171,8 @@ class SchedulerSide:
         return True
 
     def take_stats(self) -> CxlStats | None:
-        self.access.failures.count_in(self.tally)
+        for reason, count in self.access.failures.take_counts().items():
+            self.tally.count("thread_errors", reason, count)
         if self.recording:
             self.recording.count_in(self.tally)
         if self.second:

@@ -60,24 +60,13 @@ class TierStats:
 
     def take(self) -> OffloadingConnectorStats:
         """What was counted since the last call. Of the scheduler's thread."""
-        stats, failures = OffloadingConnectorStats(), _Failures()
-        self.blocks.access.failures.count_in(failures)
+        stats = OffloadingConnectorStats()
         told = self.blocks.counts()
         now = self._more + Counter({(name, word): count for call, name in _CALLS.items() for word, count in told[call].items()})
         for (name, word), count in (now - self._told).items():
             stats.increase_counter(TIER_PREFIX + name, count, (word,))
-        for reason, count in failures.counts.items():
+        for reason, count in self.blocks.access.failures.take_counts().items():
             stats.increase_counter(TIER_PREFIX + "thread_errors", count, (reason,))
         stats.set_gauge(TIER_PREFIX + "pool_is_open", int(self.blocks.access.pool is not None))
         self._told = now
         return stats
-
-
-@dataclass
-class _Failures:
-    """Takes what `ThreadFailures.count_in` tells."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def count(self, name: str, reason: str, count: int = 1) -> None:
-        self.counts[reason] += count

@@ -120,7 +120,8 @@ class WorkerSide:
         return report
 
     def take_stats(self) -> CxlStats | None:
-        self.access.failures.count_in(self.tally)
+        for reason, count in self.access.failures.take_counts().items():
+            self.tally.count("thread_errors", reason, count)
         if self.second:
             self.second.count_in(self.tally)
         return self.tally.take()
