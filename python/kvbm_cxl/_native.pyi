@@ -270,24 +270,6 @@ class Queued:
     def hold(self, stream: _GpuStream | int) -> None:
         """Has a stream come after the copies: work that it is given from here on may write the memory of a publish anew."""
 
-class QueuedLayers:
-    """Blocks of a GPU that are published layer by layer: what queue_layers returns. What is not finished is given up when this is dropped, or
-    the cache is closed."""
-
-    def queue(self, layout: BlockLayout, block_ids: Iterable[int], *, after: _GpuStream | _GpuEvent) -> None:
-        """Copies the next part of each block, from block_ids[i] of the layout of that part, behind what a stream was given before, or an
-        event; returns at once. Parts are multiples of 64 bytes, but for the last one. Memory as for queue_publish. Raises InvalidError, DeviceError: then
-        release it."""
-
-    def finish(self) -> Queued:
-        """Has the blocks committed when all parts have arrived. Raises InvalidError when one is missing: nothing is published then."""
-
-    def release(self) -> None:
-        """Gives up what is not finished."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exception: object) -> None: ...
-
 class Event:
     """What happened to a block of this process.
 
@@ -487,20 +469,6 @@ class Cache:
         raises FullError; InvalidError where it never fits. Where a CPU has a part in the copies (the pool is not registered, or checksums
         are on and no kernel takes them) the call waits for them. Raises as publish_blocks for what keeps it from beginning.
         """
-
-    def queue_layers(
-        self,
-        ns: Namespace,
-        keys: Iterable[bytes],
-        len_bytes: int,
-        device: int,
-        *,
-        parents: Iterable[bytes | None] | None = None,
-        wait_ms: int | None = None,
-    ) -> QueuedLayers:
-        """Reserves cells for blocks of len_bytes on GPU `device`, whose parts are queued one after the other, each when the work that computes
-        it is on its stream: the copies of one layer go on beside the computation of the next. Such blocks have no checksum. Bound, waits
-        and errors are those of queue_publish."""
 
     def queue_pull(
         self,

@@ -177,7 +177,7 @@ fn check_apart(parts: &[Part], block_count: usize) -> PyResult<()> {
 ///
 /// # Errors
 /// `InvalidError` for what is neither, and for an event that was never recorded.
-pub fn after_of(object: &Bound<'_, PyAny>) -> PyResult<After> {
+fn after_of(object: &Bound<'_, PyAny>) -> PyResult<After> {
     if object.hasattr("cuda_stream")? {
         return Ok(After::Stream(object.getattr("cuda_stream")?.extract()?));
     }

@@ -9,9 +9,8 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `connector` | the class that vLLM makes in its scheduler and in each worker |
 | `scheduler` | the scheduler's side, over `lookups` (pins what is cached), `saving` (orders what is published) and `corrupt_blocks` |
 | `block_names` | the namespaces and keys of a request's blocks |
-| `worker` | saves after a step, loads beside it |
-| `save_job` | one batch of blocks on its way into the pool |
-| `movers` | how blocks get into the pool and back: copied, or published where they lie |
+| `worker` | the worker's side, over `attachment` (where blocks lie), `loader` and `saver` |
+| `movers` | how blocks get into the pool and back |
 | `keys` | what blocks are called: vLLM's hashes, and our own for the last, partly filled block |
 | `identity` | the namespace: what else shapes the bytes of a block |
 | `settings`, `harmless_settings` | the engine's configuration in it, and what of it shapes no block |
@@ -23,7 +22,6 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `tracked` | what the scheduler's side remembers of a request |
 | `diagnosis` | why nothing is found |
 | `geometry` | where the bytes of a block lie in vLLM's tensors |
-| `jobs` | threads that copy, with bounds |
 | `failures` | errors of background threads: logged, counted, the last one kept |
 | `pool_access` | one pool per process, opened once, opened again after it was lost |
 | `stats` | counters for vLLM and Prometheus |

@@ -40,6 +40,8 @@ _AGAIN_S = (2, 5, 10, 20, 40, 80)
 # A router that starts later knows every block after this time: all of them are announced again, a few in each round.
 _REFRESH_S = 300.0
 _END_S = 10
+# How often an engine finds out what has changed in the pool.
+PERIOD_S = 0.5
 
 
 def stored_event(description: Description, medium: str) -> "KVCacheEvent":
@@ -151,7 +153,7 @@ class PoolEvents:
         began_s, again_s = time.monotonic(), list(_AGAIN_S)
         pause_s, refreshed_s = 0.0, began_s
         while not self._ending.wait(pause_s):
-            pause_s = self._config.events_period_ms / 1000
+            pause_s = PERIOD_S
             if self._is_cleared:
                 # The first time is late enough for vLLM's own event, which this thread's must not overtake.
                 self._is_cleared, began_s, again_s = False, time.monotonic(), list(_AGAIN_S)

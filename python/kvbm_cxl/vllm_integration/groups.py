@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from .config import ConfigError
+from ..options import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

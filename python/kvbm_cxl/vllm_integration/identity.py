@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError, ConnectorConfig
+from ..options import ConfigError
+from .config import ConnectorConfig
 from .groups import Group, Kind, Shape, specs_of
 from .model_files import files_of, place_of, weights_digest
 from .settings import config_text, digest, engine_settings, settled, versions

@@ -126,7 +126,3 @@ def encode(value: Any) -> bytes:
 def _sized(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
-
-def parents(first: bytes | None, keys: Sequence[bytes]) -> list[bytes | None]:
-    """The parent of each key of a chain whose first key follows `first`."""
-    return [first, *keys[:-1]] if keys else []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler's side tells the workers each step, and what they tell it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -33,6 +33,21 @@ class Blocks:
     """Leading blocks that the request did not compute: they were in the pool, or in vLLM's own prefix cache."""
     only_audited: bool = False
     """They are compared with those of the pool, and not published."""
+
+    def pieces(self, count: int) -> "list[Blocks]":
+        """The same blocks, at most `count` each, for several threads."""
+        size, total = max(count, 1), len(self.keys)
+        if total <= size:
+            return [self]
+        return [
+            replace(
+                self,
+                keys=self.keys[start : start + size],
+                block_ids=self.block_ids[start : start + size],
+                parent=self.keys[start - 1] if start else self.parent,
+            )
+            for start in range(0, total, size)
+        ]
 
 
 @dataclass

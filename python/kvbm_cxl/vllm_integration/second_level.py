@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from kvbm_cxl.l2 import Demoter, Level2, open_store
 
+from ..options import ConfigError
 from .block_names import BlockNames
-from .config import ConfigError, ConnectorConfig
+from .config import ConnectorConfig
 from .groups import Kind, Shape
 from .pool_access import PoolAccess
 from .stats import Tally

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError
+from ..options import ConfigError
 
 if TYPE_CHECKING:
     import torch

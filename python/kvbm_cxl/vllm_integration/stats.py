@@ -18,13 +18,8 @@ PREFIX = "vllm:kvbm_cxl_"
 COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "published_blocks": (
         "outcome",
-        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed", "no_lock", "timeout", "lost"),
+        ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
-    ),
-    "saved_layers": (
-        "queued",
-        ("within", "behind"),
-        "With save_layers: parts of blocks queued on the GPU within the step that computed them, or after it.",
     ),
     "audited_blocks": (
         "result",

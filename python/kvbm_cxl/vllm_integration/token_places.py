@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from .config import ConfigError
+from ..options import ConfigError
 from .geometry import Pieces
 
 if TYPE_CHECKING:
