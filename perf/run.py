@@ -154,7 +154,7 @@ def command_of(entry, environment):
 
 
 def expanded(part, environment):
-    """The words that stand for an argument. `$NAME` is one word, as a path with spaces is; `$NAME_ARGS` holds several, as a shell reads them."""
+    """The words that stand for an argument. `$NAME` is one word, whatever it holds; `$NAME_ARGS` has several, as a shell reads them."""
     if not part.startswith("$"):
         return [part]
     value = environment.get(part[1:], "")

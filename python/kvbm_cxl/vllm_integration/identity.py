@@ -36,8 +36,8 @@ _READ_FILES = frozenset(
 def namespace_fields(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, shape: Shape, shards: Shards
 ) -> dict[int, list[dict[str, Any]]]:
-    """Arguments of `kvbm_cxl.Namespace` for each KV cache group of this pipeline stage, by the group's index: one for each shard, that of an
-    engine whose blocks are such cells."""
+    """Arguments of `kvbm_cxl.Namespace` for each KV cache group of this pipeline stage, by the group's index. One for each shard: those of
+    an engine whose blocks are such cells."""
     model, engine = config.model_id or fingerprint(vllm_config.model_config, vllm_config.load_config), engine_fields(vllm_config)
     found = {}
     for group in shape.groups:
