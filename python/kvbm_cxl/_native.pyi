@@ -268,7 +268,7 @@ class Queued:
         ended, too: done() tells."""
 
     def hold(self, stream: _GpuStream | int) -> None:
-        """Has a stream come after the copies: work that it is given from here on may write the memory of a publish anew."""
+        """Makes a stream wait for the copies: its later work may overwrite the memory of a publish."""
 
 class Event:
     """What happened to a block of this process.

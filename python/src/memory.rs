@@ -22,7 +22,7 @@ struct Block {
     name: Option<String>,
     /// The name still stands for it.
     is_named: AtomicBool,
-    /// It is given back, or about to be: no view of it can be made. What is not given back stays for others, under its name.
+    /// It is given back, or about to be: no view of it can be made. Memory that is not freed stays for others, under its name.
     is_freed: AtomicBool,
 }
 

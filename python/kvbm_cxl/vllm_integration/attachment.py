@@ -53,7 +53,7 @@ class AttachedGroup:
 
 @dataclass
 class Attachment:
-    """What is known once vLLM has made its KV cache."""
+    """Facts that are known once vLLM has made its KV cache."""
 
     groups: list[AttachedGroup | None]
     """In the order of `Shape.groups`; None for a group of which this stage of the pipeline has no layer."""

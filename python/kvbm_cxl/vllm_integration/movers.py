@@ -132,7 +132,7 @@ class CopyMover:
             reserved.cells.release()
 
     def publish(self, batch: PublishBatch, reservations: list[_Reserved] | None, after: After = None) -> list[str]:
-        """Publishes these blocks, on any thread, beside the next steps and after `after`. `reservations`: what `announce` returned, if it
+        """Publishes these blocks, on any thread, during the next steps and after `after`. `reservations`: what `announce` returned, if it
         was called. The outcome of each: stored, exists, busy, no_cell, no_hint, over_quota. Raises `CxlError`."""
         outcomes = [""] * len(batch.keys)
         for reserved in self.announce(batch) if reservations is None else reservations:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's side: copies between the KV cache and the pool.
 
-`attachment` says where blocks lie, `loader` brings them from the pool, and `saver` publishes them, all beside the forward pass. Whatever
+`attachment` says where blocks lie, `loader` brings them from the pool, and `saver` publishes them, all during the forward pass. Whatever
 goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
 """
 
@@ -60,7 +60,7 @@ class WorkerSide:
         attacher = Attacher(self.vllm_config, self.kv_cache_config, self.config, self.access, self.worker)
         attachment = attacher.attach(kv_caches)
         if self.config.audit:
-            # Loads under way may bring what is not this engine's.
+            # Running loads may bring blocks that are not this engine's.
             attachment.audit = Audit(self.access, self.tally, attachment.facts, self.loader.loads.fail_all)
         self.attachment = attachment
         self.saver.clears_first = clears_first(self.vllm_config, self.kv_cache_config)
@@ -90,7 +90,7 @@ class WorkerSide:
         self.saver.before_overwrite(orders)
 
     def start_loads(self, orders: StepMetadata) -> None:
-        """Begins a step, and the loads that run beside it."""
+        """Begins a step, and the loads that run during it."""
         self._orders, self.saver.begun_s = orders, time.monotonic()
         if orders.loads and self.attachment:
             self.loader.load(self.attachment, orders)
