@@ -183,7 +183,7 @@ fn after_of(object: &Bound<'_, PyAny>) -> PyResult<After> {
     }
     if object.hasattr("cuda_event")? {
         return match object.getattr("cuda_event")?.extract::<Option<u64>>()? {
-            None | Some(0) => Err(invalid("the event was never recorded: record it behind what the copy comes after")),
+            None | Some(0) => Err(invalid("the event was never recorded: record it after the work that the copy must follow")),
             Some(event) => Ok(After::Event(event)),
         };
     }
