@@ -68,7 +68,7 @@ keys! {
     kv_kib_per_token = "model.kv_kib_per_token", Some(128.0), 0.001 to 1e5, Real, "KV of a token; 128: 32 layers, 8 heads of 128, 2 bytes";
     tokens_per_s = "model.prefill_tokens_per_s", Some(10_000.0), 0.001 to 1e9, Real, "tokens that an instance computes in a second";
     fixed_ms = "model.fixed_ms", Some(0.0), 0.0 to 1e6, Real, "fixed time of a prefill";
-    overhead_ms = "model.overhead_ms", Some(0.0), 0.0 to 1e6, Real, "time of a request outside the instances: frontend, decode's first step";
+    overhead_ms = "model.overhead_ms", Some(0.0), 0.0 to 1e6, Real, "time outside the instances: frontend, decode's first step";
     attention_tokens = "model.attention_tokens", Some(0.0), 0.0 to 1e9, Real, "context length that doubles a token's time; 0: never";
     dram_read_gb_s = "dram.read_gb_s", Some(50.0), 0.001 to 1e5, Real, "own DRAM to accelerators";
     dram_write_gb_s = "dram.write_gb_s", Some(50.0), 0.001 to 1e5, Real, "accelerators to own DRAM";
