@@ -3,9 +3,10 @@
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.consumers.config import AdapterConfig
 from kvbm_cxl.consumers.ledger import Entry, Ledger
 from kvbm_cxl.consumers.names import key_of, namespace_of
+from kvbm_cxl.options import ThreadOptions
+from kvbm_cxl.vllm_integration import pool_access
 from peers import payload, until
 
 SPACE = namespace_of("test", model="tiny")
@@ -15,7 +16,7 @@ PLACES = [(SPACE, key_of(name)) for name in NAMES]
 
 @pytest.fixture
 def access(pool):
-    access = AdapterConfig(pool).acquire("a test")
+    access = pool_access.acquire(ThreadOptions(pool))
     yield access
     access.release()
 
@@ -101,19 +102,19 @@ def test_names_tell_everything_apart():
         "unknown": ({"pool": "/dev/shm/none", "poll": 1}, "no option 'poll'; it has cache, checksums, namespace, pool, threads"),
         "of another type": ({"pool": "/dev/shm/none", "threads": "2"}, "threads is '2'; it takes an integer"),
         "number for a truth": ({"pool": "/dev/shm/none", "checksums": 1}, "checksums is 1; it takes true or false"),
-        "too many": ({"pool": "/dev/shm/none", "threads": 65}, "threads is 65; it takes 1 to 64"),
+        "too many": ({"pool": "/dev/shm/none", "threads": 65}, "threads is 65; it must be 1 to 64"),
         "none": ({}, 'has no pool: name it with option "pool"'),
         "of the cache": ({"pool": "/dev/shm/none", "cache": {"colour": 1}}, "cache has no option 'colour'"),
     }.values(),
 )
 def test_options_are_checked(options, said):
     with pytest.raises(ValueError) as refused:
-        AdapterConfig.read("an adapter", options, {})
+        ThreadOptions.read(options, {})
     assert said in str(refused.value) and str(refused.value).startswith("an adapter")
 
 
 def test_a_pool_that_cannot_be_used_says_what_to_do(tmp_path):
     with pytest.raises(ValueError) as refused:
-        AdapterConfig(f"{tmp_path}/none").acquire("an adapter")
+        pool_access.acquire(ThreadOptions(f"{tmp_path}/none"))
     assert "an adapter cannot use pool" in str(refused.value) and "cxlctl format" in str(refused.value)
     assert isinstance(refused.value.__cause__, kvbm_cxl.CxlError)

@@ -147,7 +147,7 @@ class Driven:
         ended = self._run(self._empty_step())
         while asked.request_id not in ended:
             ended |= self._run(self._empty_step())
-        assert not self.worker.take_failed_blocks() and not self.worker.take_failed_requests()
+        assert not self.worker.loader.take_failed_blocks() and not self.worker.loader.failed_requests()
         return found, tables
 
     def _empty_step(self):
@@ -157,7 +157,7 @@ class Driven:
         self.worker.before_overwrite(orders)
         self.worker.start_loads(orders)
         self.worker.save(orders)
-        _, loaded = self.worker.ended(set())
+        _, loaded = self.worker.take_finished(set())
         return loaded
 
     def close(self) -> None:

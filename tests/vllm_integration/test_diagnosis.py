@@ -75,8 +75,9 @@ def test_a_fact_that_one_side_does_not_tell_is_no_difference():
     assert differences({"namespace": "n", "of_a_later_version": "x"}, {"namespace": "n", "seed": "s"}) == {}
 
 
-def test_blocks_that_should_be_there_and_are_not(bench, caplog):  # noqa: F811
-    here = bench(handover_wait_ms=0)
+def test_blocks_that_should_be_there_and_are_not(bench, waits, caplog):  # noqa: F811
+    waits(handover_ms=0)
+    here = bench()
     for name, has_facts in (("a", True), ("b", True), ("c", False)):
         asked = request(name, tokens(100, ord(name)))
         facts = here.side.names.facts(here.side._track(asked))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import engine, prompt
-from kvbm_cxl.vllm_integration import handover, worker
+from kvbm_cxl.vllm_integration import handover, saver
 
 # So long that a machine that is slow fences no host.
 SUSPECT_MS, LOCK_TIMEOUT_MS = 6000, 30_000
@@ -67,7 +67,7 @@ def managed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options", ({}, {"publish_behind": False}), ids=("behind", "before"))
 def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, patience, options):
     pool, manager = managed
-    monkeypatch.setattr(worker, "LEAST_PATIENCE", patience)
+    monkeypatch.setattr(saver, "LEAST_PATIENCE", patience)
     seed = iter(range(100, 1000))
 
     def asks(count: int, running, **sampling) -> list[float]:
@@ -87,7 +87,7 @@ def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, 
         took = asks(6, running) + asks(4, running, **ASKED) + asks(2, running)
         patience_s = SUSPECT_MS / 1000 * patience
         assert max(took) < 2 * usual_s + patience_s + SPARE_S and max(took) < LOCK_TIMEOUT_MS / 1000, (usual_s, took)
-        saves = running.worker_side._saves
+        saves = running.worker_side.saver.saves
         assert saves.is_held_up
         running.settle()
         counted = running.counted()

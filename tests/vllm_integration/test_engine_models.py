@@ -58,7 +58,7 @@ def test_a_flipped_byte_of_any_group_is_never_served(folder, make_pool, group, p
         running.settle()
         running.llm.reset_prefix_cache()
         side = running.scheduler_side
-        size = running.worker_side._attached.groups[group].block_bytes
+        size = running.worker_side.attachment.groups[group].block_bytes
         (key, payload) = _a_block(running, asked, group, size)
         flip_bytes(pool, payload, [size // 3])
         running.counted()

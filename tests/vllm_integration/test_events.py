@@ -27,6 +27,12 @@ CELLS = "1K:20%,512K:50%"
 PATIENCE_S = 20
 
 
+@pytest.fixture(autouse=True)
+def period(monkeypatch):
+    """Rounds follow one another faster than those of an engine."""
+    monkeypatch.setattr(events_module, "PERIOD_S", 0.02)
+
+
 def namespace(rank: int = 0) -> kvbm_cxl.Namespace:
     return kvbm_cxl.Namespace(
         model="m", dtype="d", layer_count=1, kv_head_count=1, head_size=8, block_tokens=BLOCK_TOKENS, layout="l", tp_rank=rank, tp_size=2
@@ -55,7 +61,7 @@ class Host:
 
     def __init__(self, pool: str, number: int, ranks: int = 1, **options) -> None:
         # Other options are another pool of this process, and so another process as far as the pool can tell.
-        self.config = ConnectorConfig.read({"pool": pool, "cache": {"remembered_keys": 1000 + number}, "events_period_ms": 20, **options})
+        self.config = ConnectorConfig.read({"pool": pool, "cache": {"lock_timeout_ms": 10_000 + number}, **options})
         self.access = pool_access.acquire(self.config)
         self.namespaces = [namespace(rank) for rank in range(ranks)]
         self.tally = Tally()

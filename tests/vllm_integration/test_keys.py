@@ -6,7 +6,7 @@ import sys
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration.keys import block_key, block_keys, encode, named, parents, tail_key
+from kvbm_cxl.vllm_integration.keys import block_key, block_keys, encode, named, tail_key
 from requests_of_vllm import BLOCK_TOKENS, request, tokens
 
 
@@ -106,11 +106,6 @@ def test_encoding_tells_values_apart():
     assert len({encode(value) for value in values}) == len(values)
     with pytest.raises(TypeError, match="no encoding for float"):
         encode(1.5)
-
-
-def test_parents():
-    assert parents(b"p", [b"a", b"b", b"c"]) == [b"p", b"a", b"b"]
-    assert parents(None, [b"a"]) == [None] and parents(b"p", []) == []
 
 
 def test_weights_and_adapters_are_part_of_a_key():

@@ -189,10 +189,11 @@ def test_a_tail_is_looked_up_where_another_engine_published_it(bench, length):
 
 
 @pytest.mark.parametrize("length", (100, 7))
-def test_a_tail_is_published_for_a_hand_over_alone(bench, length):
+def test_a_tail_is_published_for_a_hand_over_alone(bench, waits, length):
+    waits(handover_ms=0)
     expected = handover.Expected(length, str(_namespace(0))).to_params()
     for roles, params, tails in (({}, None, 0), ({}, expected, 0), ({}, handover.prefill_params(), 1), ({"consumer": False}, None, 1)):
-        here, asked = bench(handover_wait_ms=0, **roles), request("a", tokens(length), params)
+        here, asked = bench(**roles), request("a", tokens(length), params)
         _begin(here, asked)
         saves = _run(here, asked, length).saves
         assert sum(len(save.keys) for save in saves if not save.tail_tokens) == length // BLOCK_TOKENS
@@ -421,9 +422,10 @@ def test_a_preempted_request_comes_back_by_way_of_the_pool(bench):
     assert not _run(here, asked, 6).saves
 
 
-def test_decode_waits_a_little_for_what_prefill_announced(bench):
+def test_decode_waits_a_little_for_what_prefill_announced(bench, waits):
     """Blocks that a third host was publishing when prefill found them "exists"."""
-    here = bench(handover_wait_ms=400)
+    waits(handover_ms=400)
+    here = bench()
     asked = request("a", tokens(100), handover.Expected(100, str(here.namespaces[0])).to_params())
     here.publish(asked, 4)
     assert here.side.matched(asked, 0) == (None, False) and here.pinned == 0

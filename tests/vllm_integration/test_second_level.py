@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 from kvbm_cxl.vllm_integration import pool_access, second_level
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape
 from kvbm_cxl.vllm_integration.keys import block_keys
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 from kvbm_cxl.vllm_integration import handover, pool_access
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Shape, shape_of
 from kvbm_cxl.vllm_integration.keys import Rehashed, block_keys, hasher_of, tail_key
 from kvbm_cxl.vllm_integration.metadata import WorkerHandshake
@@ -141,9 +142,10 @@ def test_a_prompt_that_ends_with_a_slice_is_found_whole(bench):
     assert large.admit(large.request("d", prompt))[0] == 64
 
 
-def test_a_hand_over_to_larger_blocks_waits_for_no_more_than_they_can_find(bench):
+def test_a_hand_over_to_larger_blocks_waits_for_no_more_than_they_can_find(bench, waits):
     """With a draft the reader has the last block of a match computed again, and prefill said more."""
-    small, large, prompt = bench(16), bench(64, handover_wait_ms=60_000), tokens(150)
+    waits(handover_ms=60_000)
+    small, large, prompt = bench(16), bench(64), tokens(150)
     large.side.names.shape = replace(large.side.names.shape, drops_last=True)
     asked = small.request("a", prompt, params=handover.prefill_params())
     saves = small.compute(asked, 0, 150, list(range(100, 110)))

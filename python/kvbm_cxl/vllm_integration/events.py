@@ -2,7 +2,7 @@
 """KV events of pool blocks, in vLLM's classes, for routers that count prefixes.
 
 Every engine announces all blocks of its namespaces, those of other engines included: to a router each worker has them, at the price of
-the tier that `events_medium` names. A thread finds out what is there (`announcer`); the forward path never waits for it.
+the tier that `events_medium` names. A thread finds the pool's blocks (`announcer`); the forward path never waits for it.
 """
 
 import threading
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Blocks that were ordered to be published and of which nothing is heard yet. One that is forgotten is described when it is published again.
 _MAX_ORDERED = 1 << 16
-# Events that wait for a step. Beyond, rounds wait as well: what changes meanwhile is told then.
+# Events that wait for a step. Beyond, rounds wait as well and report later changes then.
 _MAX_WAITING = 1 << 13
 _MAX_BATCH = 256
 # Of the thread's time, rounds take at most one part in so many.
@@ -40,6 +40,8 @@ _AGAIN_S = (2, 5, 10, 20, 40, 80)
 # A router that starts later knows every block after this time: all of them are announced again, a few in each round.
 _REFRESH_S = 300.0
 _END_S = 10
+# Interval at which an engine looks for changes in the pool.
+PERIOD_S = 0.5
 
 
 def stored_event(description: Description, medium: str) -> "KVCacheEvent":
@@ -151,7 +153,7 @@ class PoolEvents:
         began_s, again_s = time.monotonic(), list(_AGAIN_S)
         pause_s, refreshed_s = 0.0, began_s
         while not self._ending.wait(pause_s):
-            pause_s = self._config.events_period_ms / 1000
+            pause_s = PERIOD_S
             if self._is_cleared:
                 # The first time is late enough for vLLM's own event, which this thread's must not overtake.
                 self._is_cleared, began_s, again_s = False, time.monotonic(), list(_AGAIN_S)
@@ -167,7 +169,7 @@ class PoolEvents:
                 announcer.refresh(part)
                 news = announcer.round(published) if self.are_readable else announcer.withdraw()
                 self._hand_over(news)
-            except Exception as error:  # A router that knows less routes less well; the next round goes on.
+            except Exception as error:  # A router that knows less routes less well; the next round continues.
                 self._access.failures.report("a round of KV events of the pool", error)
                 continue
             took_s = time.thread_time() - started_s

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import kvbm_cxl
 
+from . import movers
 from .audited_hits import AuditedHits
 from .awaited import Awaited
 from .block_names import BlockNames
@@ -28,6 +29,9 @@ from .tracked import PinnedLookup, Tracked
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
+
+# How long decode looks for blocks that prefill says it publishes and the pool does not know yet.
+HANDOVER_WAIT_MS = 50
 
 
 @dataclass
@@ -55,7 +59,7 @@ class Lookups:
     _loads: list[Blocks] = field(default_factory=list)
 
     def matched(self, tracked: Tracked, computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded during the
         forward pass. None: ask again in the next step.
         """
         request = tracked.request
@@ -163,13 +167,13 @@ class Lookups:
         if tracked.expected is None or tracked.first_lookup_s is None or lookup.tokens >= tracked.expected.tokens:
             return False
         waited_ms = (time.monotonic() - tracked.first_lookup_s) * 1000
-        if waited_ms < self.config.handover_wait_ms:
+        if waited_ms < HANDOVER_WAIT_MS:
             return True
         return waited_ms < self._longest_wait_ms(tracked.expected) and Awaited(self.access, self.names, tracked, lookup).all_come()
 
     def _longest_wait_ms(self, expected: Expected) -> int:
         """No longer than it takes to compute the prompt, but long enough to find out whether prefill's host lives."""
-        pool, most_ms = self.access.pool, self.config.copy_timeout_ms
+        pool, most_ms = self.access.pool, movers.COPY_TIMEOUT_MS
         if expected.computed_ms is None or pool is None:
             return most_ms
         return min(most_ms, max(expected.computed_ms, pool.suspect_ms))
@@ -234,7 +238,7 @@ class Lookups:
                 self.reasons.absent(tracked.request.request_id, tracked.expected.tokens, bool(tracked.expected.facts))
 
     def take_loads(self) -> list[Blocks]:
-        """The loads of the step that was just scheduled. What was looked up and not allocated is unpinned."""
+        """The loads of the step that was just scheduled. Blocks looked up and not allocated are unpinned."""
         for tracked in list(self._unallocated.values()):
             self.unpin(tracked)
         loads, self._loads = self._loads, []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from .config import ConfigError
+from ..options import ConfigError
 from .geometry import Pieces
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _written(page: torch.Tensor, writer: PageWriter, numbers: torch.Tensor, bloc
     tokens, heads, content = numbers.shape
     sizes = {1: heads, 2: tokens // blocks, 3: page.shape[3]}
     order = _physical(page)
-    # Logical dimensions of what lies in memory in the order of the page's.
+    # Logical dimensions in the order of the page's memory.
     back = [0, *(1 + order.index(dim) for dim in (1, 2, 3))]
     slots = torch.arange(tokens, dtype=torch.int64, device=page.device)
     seen, highest = [], page.shape[1] * page.shape[2] * content
