@@ -129,18 +129,11 @@ def test_a_benchmark_that_cannot_run_says_why_and_is_no_failure(run, monkeypatch
     assert run("print('RATIOS {\"a\": 1}')", needs=["no-such-target"]) == 2
 
 
-def test_a_picture_is_drawn_after_the_run(run, tmp_path):
-    drawn = tmp_path / "drawn"
-    then = [sys.executable, "-c", f"open({str(drawn)!r}, 'w')"]
-    assert run("print('no ratios')", then=then) == 1 and not drawn.exists()
-    assert run("print('RATIOS {\"a\": 1}')", then=then) == 0 and drawn.exists()
-
-
 def test_every_program_of_the_table_is_there():
     known = perf.programs()
     makefile = (tidy.ROOT / "Makefile").read_text()
     for name, entry in known.items():
-        assert set(entry) <= {"about", "needs", "run", "with", "given", "look", "then", "environment", "timeout_s"}, name
+        assert set(entry) <= {"about", "needs", "run", "with", "given", "look", "environment", "timeout_s"}, name
         files = [word for word in entry["run"] if word.startswith(("perf/", "scripts/", "tests/")) and word != "perf"]
         assert all((tidy.ROOT / file).exists() for file in files), name
         needs, _ = perf.command_of(entry, {})

@@ -167,7 +167,7 @@ def fingerprint(model: "ModelConfig", load_config: Any = None) -> str:
         return f"hub:{model.model}@{place.name}"
     raise ConfigError(
         f"CxlConnector cannot tell which weights {model.model!r} has (load format {load_format}): they are neither in a folder nor in the "
-        'Hugging Face cache. Give the model a name of your own with kv_connector_extra_config {"model_id": "..."}, a new one for each '
+        'Hugging Face cache. Name them with kv_connector_extra_config {"model_id": "..."}, a new one for each '
         "version of the weights"
     )
 
