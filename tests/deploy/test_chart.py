@@ -156,7 +156,7 @@ def test_services_and_monitors_choose_the_pods_that_they_mean():
 def test_dashboards_and_alerts_are_those_of_the_checkout():
     objects = charts.render(monitoring={"enabled": True})
     data = charts.of_kind(objects, "ConfigMap")["data"]
-    files = {path.name: path.read_text() for path in (charts.ROOT / "deploy" / "dashboards").glob("*.json")}
+    files = {path.name: path.read_text() for path in (charts.CHART / "dashboards").glob("*.json")}
     assert {name: json.loads(text) for name, text in data.items()} == {name: json.loads(text) for name, text in files.items()} and files
     assert charts.of_kind(objects, "PrometheusRule")["spec"]["groups"]
 

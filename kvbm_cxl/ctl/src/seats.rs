@@ -158,18 +158,17 @@ fn chosen(known: &Survey, args: &ReleaseArgs) -> Result<Vec<(u16, MachineId, Mac
     }
     meant
         .into_iter()
-        .map(|seat| match (seat.machine, seat.session) {
-            _ if seat.slot.is_some() => Err(Failure::usage(format!(
-                "seat {} belongs to slot {}: `cxlctl hosts declare-dead` gives both to another machine",
-                seat.seat,
-                seat.slot.unwrap_or(0)
+        .map(|seat| match (seat.slot, seat.machine, seat.session) {
+            (Some(slot), ..) => Err(Failure::usage(format!(
+                "seat {} belongs to slot {slot}: `cxlctl hosts declare-dead` gives both to another machine",
+                seat.seat
             ))),
             _ if seat.is_fixed => Err(Failure::new(
                 Exit::Refused,
                 format!("seat {} is reserved by the format for its machine for ever: only a new format gives it away", seat.seat),
             )),
             _ if seat.is_over => Err(Failure::usage(format!("seat {} is released already", seat.seat))),
-            (Some(machine), Some(session)) => Ok((seat.seat, machine, session)),
+            (None, Some(machine), Some(session)) => Ok((seat.seat, machine, session)),
             _ => Err(Failure::usage(format!("seat {} is free: no machine has it", seat.seat))),
         })
         .collect()

@@ -179,7 +179,7 @@ resourceClaims:
 - {{ include "kvbm-cxl.transfer" . | squote }}
 {{- end }}
 
-{{/* The pod of an engine, in Dynamo's graph or beside it: (dict "root" $ "role" "prefill" "command" [...] "args" "..." "container" "main" "ports" "..."). */}}
+{{/* The pod of an engine, in Dynamo's graph or alone: (dict "root" $ "role" "prefill" "command" [...] "args" "..." "container" "main" "ports" "..."). */}}
 {{- define "kvbm-cxl.enginePod" -}}
 {{- $root := .root }}
 {{- $worker := index $root.Values .role }}

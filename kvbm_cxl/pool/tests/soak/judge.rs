@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The last host: states who is dead, takes every cell over, fills the whole cache and empties it. What does not come back is a leak.
 
+use crate::leases::host_config;
 use crate::parent::PATIENCE;
 use crate::payload::{self, CELL_BYTES};
-use crate::worker::host_config;
 use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Published, Pulled, chain};
 use cxl_pool::fsck::{self, Severity};
 use cxl_pool::host::{Host, HostConfig};

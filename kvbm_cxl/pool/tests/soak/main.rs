@@ -7,6 +7,8 @@
 //! alone must be able to own, fill and empty every cell. `SOAK_SECONDS` sets how long each soak lasts, `SOAK_SEED` which one.
 
 mod judge;
+#[path = "../common/leases.rs"]
+mod leases;
 mod log;
 mod operate;
 mod parent;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A child process: one process of one host, with threads that use the cache and one that watches over them.
 
+use crate::leases::host_config;
 use crate::log::Log;
 use crate::operate::{Counts, Operator};
 use crate::payload::{Names, Random};
 use cxl_pool::cache::policy::PolicyKind;
 use cxl_pool::cache::{Cache, CacheConfig};
 use cxl_pool::device::PoolSpec;
-use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::host::Host;
 use cxl_pool::metrics::{Label, MissReason};
 use cxl_pool::pool::{OpenOptions, Pool};
 use cxl_pool::{Error, Result};
@@ -37,18 +38,6 @@ const TIMEOUT_MS: u64 = 20_000;
 /// Publications and hits of a start after the storm that show that it gets on.
 const CALM_STORED: u64 = 16;
 const CALM_HITS: u64 = 16;
-
-/// The hosts' timings: short leases, so that a stop of a second is far beyond one.
-pub fn host_config() -> HostConfig {
-    HostConfig {
-        join_timeout_ms: Some(30_000),
-        heartbeat_ms: 10,
-        suspect_ms: 200,
-        poll_us: 500,
-        idle_release_ms: 2_000,
-        ..HostConfig::default()
-    }
-}
 
 /// How a start uses the cache: policies and checksums take turns.
 pub fn cache_config(start: u64, names: &Names) -> CacheConfig {

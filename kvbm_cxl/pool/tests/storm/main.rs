@@ -5,6 +5,8 @@
 //! Nothing may hang, no byte may be wrong, no count may be lost or doubled, and the pool has to check clean afterwards. `STORM_SECONDS`
 //! sets how long each storm rages, `STORM_SEED` which one.
 
+#[path = "../common/leases.rs"]
+mod leases;
 mod log;
 mod parent;
 mod worker;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The parent: makes the pool, starts the hosts, strikes them, and judges what is left.
 
+use crate::leases;
 use crate::log::{self, Summary};
 use crate::worker::{self, COUNTER};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea, audit};
@@ -107,7 +108,7 @@ impl<'s> Field<'s> {
         }
         let options = FormatOptions { chunk_bytes: 256 << 10, slots: 8, locks: 16, objects: 128, ..FormatOptions::default() };
         let pool = Pool::format(&PoolSpec::parse(&self.spec).unwrap(), &options).unwrap();
-        let host = pool.join(worker::host_config()).unwrap();
+        let host = pool.join(leases::host_config()).unwrap();
         let service = host.serve().unwrap();
         let allocator = Allocator::attach(&host, LocalArea::of(&host).unwrap(), AllocConfig::default()).unwrap();
         let block = allocator.alloc(64).unwrap();
@@ -253,7 +254,7 @@ impl<'s> Field<'s> {
         assert!(doubled.is_empty(), "counted twice: {doubled:?}");
 
         let pool = Pool::open(&PoolSpec::parse(&self.spec).unwrap(), &OpenOptions::default()).unwrap();
-        let host = pool.join(worker::host_config()).unwrap();
+        let host = pool.join(leases::host_config()).unwrap();
         let service = host.serve().unwrap();
         let objects = Objects::new(&host);
         let counter = objects.get(COUNTER, 10_000).unwrap();

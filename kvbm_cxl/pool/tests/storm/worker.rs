@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A child process: one process of one host.
 
+use crate::leases::host_config;
 use crate::log::{self, Event};
 use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea};
 use cxl_pool::device::PoolSpec;
-use cxl_pool::host::{Host, HostConfig};
+use cxl_pool::host::Host;
 use cxl_pool::lock::FIRST_USER_LOCK;
 use cxl_pool::objects::{Object, Objects};
 use cxl_pool::pool::{OpenOptions, Pool};
@@ -31,18 +32,6 @@ pub const COUNTER: &[u8] = b"counter";
 const TIMEOUT_MS: u64 = 20_000;
 /// Objects that one start of a child publishes at most at a time.
 const MOST_OBJECTS: usize = 8;
-
-/// The hosts' timings: short leases, so that a stop of a second is far beyond one.
-pub fn host_config() -> HostConfig {
-    HostConfig {
-        join_timeout_ms: Some(30_000),
-        heartbeat_ms: 10,
-        suspect_ms: 200,
-        poll_us: 500,
-        idle_release_ms: 2_000,
-        ..HostConfig::default()
-    }
-}
 
 struct Worker {
     host: Host,

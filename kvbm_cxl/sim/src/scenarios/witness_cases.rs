@@ -39,7 +39,7 @@ const REST_NS: u64 = 20_000;
 /// Longer than a silent host is waited for, in nanoseconds.
 const LONG_NS: u64 = 200_000_000;
 
-/// What has happened so far.
+/// Events so far.
 #[derive(Default)]
 struct Scene {
     joined: Cell<u32>,
@@ -134,7 +134,7 @@ fn next_owner(env: &Env, host: &Host, scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Joins, and takes what is released.
+/// Joins, and takes released slots.
 fn takes_over(env: &Env, config: &HostConfig, scene: &Scene) -> Result<()> {
     let host = join(env, config)?;
     count(scene);
@@ -162,7 +162,13 @@ fn look_for_the_dead(env: &Env, host: &Host, scene: &Scene) -> Result<()> {
 
 /// W1: a container crashed. Another one on its machine states its end, through a seat of its own or the manager's.
 fn released(seed: u64) -> std::result::Result<Stats, Failure> {
-    let (mut cluster, hosts, config) = cluster(seed, 3, 1);
+    released_after(seed, None)
+}
+
+/// `suspect_ms`: that of all hosts, where it is not the usual one.
+fn released_after(seed: u64, suspect_ms: Option<u64>) -> std::result::Result<Stats, Failure> {
+    let (mut cluster, hosts, mut config) = cluster(seed, 3, 1);
+    config.suspect_ms = suspect_ms.unwrap_or(config.suspect_ms);
     let scene = Shared::default();
     let with = config.clone();
     play(&mut cluster, hosts[0], &scene, move |env, scene| takes_over(env, &with, scene));
@@ -172,7 +178,7 @@ fn released(seed: u64) -> std::result::Result<Stats, Failure> {
     cluster.world.run()
 }
 
-/// W1 with a sibling beside the container that asks, while `planned` strikes at the host that it is about: it starts again, and goes on.
+/// W1 with a sibling of the requesting container, while `planned` strikes at the host that it is about: it starts again, and continues.
 pub fn run_with(seed: u64, planned: Planned) -> std::result::Result<Stats, Failure> {
     let (mut cluster, hosts, config) = cluster(seed, 3, 1);
     cluster.world.plan(planned);
@@ -231,7 +237,7 @@ fn comes_back(seed: u64) -> std::result::Result<Stats, Failure> {
     cluster.world.run()
 }
 
-/// Fails if a host that lives, and goes on as `host`, is stated dead.
+/// Fails if a living host, which continues as `host`, is stated dead.
 fn must_not_be_dead(env: &Env, host: &Host) {
     let (slot, incarnation) = (usize::from(host.slot()), host.incarnation());
     let lines = env.lines();
@@ -494,13 +500,5 @@ pub fn run_among_joiners(seed: u64, planned: Option<Planned>) -> std::result::Re
 
 /// W11: a container is killed where the wait for a silent host exceeds the run. Its slot and its lock pass to another all the same.
 fn before_the_fence(seed: u64) -> std::result::Result<Stats, Failure> {
-    let (mut cluster, hosts, mut config) = cluster(seed, 3, 1);
-    config.suspect_ms = 1_000_000;
-    let scene = Shared::default();
-    let with = config.clone();
-    play(&mut cluster, hosts[0], &scene, move |env, scene| takes_over(env, &with, scene));
-    let with = config.clone();
-    play(&mut cluster, hosts[1], &scene, move |env, scene| stores_and_dies(env, &with, scene, 2));
-    play(&mut cluster, hosts[2], &scene, move |env, scene| looks_for_the_dead(env, &config, scene));
-    cluster.world.run()
+    released_after(seed, Some(1_000_000))
 }

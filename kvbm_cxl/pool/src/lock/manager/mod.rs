@@ -13,7 +13,7 @@ mod takeover;
 mod watch;
 
 use super::seat;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fault::{mutant, point};
 use crate::host::segment::state;
 use crate::host::{FenceStatus, Inner};
@@ -129,18 +129,14 @@ impl Inner {
         }
         manager.looked_at_ns = now_ns.max(1);
         manager.seat = self.find_seat();
+        // First, since a damaged line of a seat without an owner may be what keeps a member from the seat of its slot.
+        if manager.seat.is_some() || self.state() == state::LIVE {
+            self.mend_claimed_seats(&mut manager, now_ns)?;
+        }
         if manager.seat.is_none() {
-            match self.claim_seat(&mut manager, now_ns) {
-                // The damaged line may be one of a seat without an owner, which this machine may mend before it has a seat.
-                Err(damage @ Error::BadLine { .. }) if self.state() == state::LIVE => {
-                    self.mend_claimed_seats(&mut manager, now_ns)?;
-                    return Err(damage);
-                }
-                other => other?,
-            };
+            self.claim_seat(&mut manager, now_ns)?;
         }
         let Some(seat) = manager.seat else { return Ok(false) };
-        self.mend_claimed_seats(&mut manager, now_ns)?;
         self.learn_rows(seat)?;
         self.publish_deaths_beside_manager(&mut manager, seat)?;
         // Only the process with the machine's lock on the role may write: the first one takes it where there is something to mend.

@@ -156,10 +156,7 @@ impl Inner {
             line = Seat { session, generation, state: Seat::RELEASED, ..line };
         }
         self.rewrite_rows(seat)?;
-        let epoch = match if_whole(self.lines.fetch::<Seat>(seat))? {
-            Some(found) => found.epoch,
-            None => self.highest_tag_of(seat)?,
-        };
+        let epoch = self.found_in_seat(seat)?.epoch;
         self.lines.publish(seat, Seat { epoch, beat: beat_at_rest(epoch), ..line })?;
         self.damage.healed();
         point!("manager.open_seat_mended");
@@ -216,17 +213,20 @@ impl Inner {
         Ok(Attempt::Lost)
     }
 
+    /// The line of a seat; of one that does not verify the epoch by the seat's own tags, as of a seat that claims anew: nothing that it
+    /// claimed above them was served.
+    fn found_in_seat(&self, seat: u64) -> Result<Seat> {
+        if let Some(found) = if_whole(self.lines.fetch::<Seat>(seat))? {
+            return Ok(found);
+        }
+        let epoch = self.highest_tag_of(seat)?;
+        Ok(Seat { epoch, beat: beat_at_rest(epoch), ..Seat::default() })
+    }
+
     /// C7: this session's first write to a line of its seat. What the session before wrote there stays: the lines of a seat are its memory.
     fn sit_down(&self, seat: u64, generation: u32) -> Result<()> {
         let header = self.segment.header();
-        let found = match if_whole(self.lines.fetch::<Seat>(seat))? {
-            Some(found) => found,
-            // As a seat that claims anew; nothing that it claimed above its tags was served.
-            None => {
-                let epoch = self.highest_tag_of(seat)?;
-                Seat { epoch, beat: beat_at_rest(epoch), ..Seat::default() }
-            }
-        };
+        let found = self.found_in_seat(seat)?;
         // The rows known before are of another seat, or of another session in this one.
         header.rows_of_seat.store(0, Ordering::Release);
         header.seat_epoch.store(found.epoch, Ordering::Release);
