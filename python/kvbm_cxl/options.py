@@ -40,8 +40,8 @@ class PoolOptions:
     checksums: bool = True
     """Store a checksum with each block and compare it on every load."""
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`),
-    `register_at_start`, `register_bytes`, `register_required`."""
+    """Options of the pool's cache: `policy`, `low_water_percent`, `high_water_percent`, `quotas`, `lock_timeout_ms`, `copy`; for GPUs `dma`
+    (`cached`, `uncached`), `register_at_start`, `register_bytes`, `register_required`."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Self:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of a GPU that go on beside their caller, in the order of its streams.
+//! Copies of GPU blocks that run while the caller continues, in the order of its streams.
 
 use crate::blocks::STORED;
 use crate::cache::{OpenCache, WHAT};
@@ -14,7 +14,7 @@ use cxl_pool::metrics::RefusalReason;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// What was queued, with what its memory is of: kept until the end, whatever the program keeps.
+/// Queued copies with the owners of their memory: kept until the end, whatever the program keeps.
 pub struct Kept {
     queued: queued::Queued,
     _layout: Py<BlockLayout>,

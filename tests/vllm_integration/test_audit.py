@@ -9,9 +9,9 @@ import kvbm_cxl
 import pytest
 import test_stored_blocks
 import torch
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import audit
 from kvbm_cxl.vllm_integration.block_difference import Difference, limit_of
-from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration.groups import Group, Kind
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
 from kvbm_cxl.vllm_integration.stats import Tally

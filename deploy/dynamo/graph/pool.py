@@ -21,7 +21,7 @@ TIMEOUT_S = 60
 PAGE = 4096
 # A pool of our own has room for a few of the longest prompts, whatever the model.
 MIN_POOL_BYTES, POOL_BLOCKS = 1 << 30, 128
-# For what routers are told of each block: with blocks of 200 KiB or more enough for all of them.
+# For block descriptions for routers: enough for all blocks of 200 KiB or more.
 DESCRIPTION_CELLS = "2K:1%"
 BLOCK_PERCENT = 75
 

@@ -58,7 +58,7 @@ def prompts(graph) -> list[str]:
 
 
 def ask(graph, prompt: str) -> Asked:
-    """Asks while no other client does, so that what is counted meanwhile is this request's."""
+    """Asks while no other client does, so that all counts belong to this request."""
     before = counters.read(graph)
     answer = graph.ask(prompt, length(graph).max_tokens)
     after = counters.wait_settled(graph, before)
@@ -94,7 +94,7 @@ def describe(asked: Asked) -> list[str]:
 
 
 def verify(graph, round_: list[Asked], expected: list[str]) -> list[str]:
-    """What was not as it has to be; nothing where all was."""
+    """Deviations from the expected counts; empty if there are none."""
     wrong = []
 
     def has_to_be(what: str, is_: object, wanted: object) -> None:

@@ -10,6 +10,6 @@
 | `tasks` | work on threads, each piece of which ends exactly once |
 | `ledger` | what this process stored and the pool still has, for consumers that count bytes or list keys |
 
-An adapter never lets a failure of the pool out: a store that fails is refused, a load that fails is a miss, and the consumer goes on
+An adapter never lets a failure of the pool out: a store that fails is refused, a load that fails is a miss, and the consumer continues
 without the pool until it can be opened again.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process stored and the pool still has: the consumer is told when the pool evicts it.
+"""Blocks that this process stored and the pool still has; the consumer hears of their eviction.
 
-Evictions of this process's blocks are told by the pool as they happen. After a loss of events, or of the pool, the ledger looks again.
+The pool reports evictions of this process's blocks as they happen. After a loss of events, or of the pool, the ledger looks again.
 Blocks of other processes, and those of an earlier life of this one, are not in it.
 """
 
@@ -35,9 +35,9 @@ class Ledger:
     gone: Callable[[list[Entry]], None]
     _entries: dict[Place, Entry] = field(default_factory=dict)
     _stored: set[Place] = field(default_factory=set)
-    """Those that were told as stored. The others are about to be."""
+    """Those reported as stored. The others are about to be."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while the consumer is told, so that it hears of no eviction before the store."""
+    """Held during the report, so that the consumer hears of no eviction before the store."""
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Ledger:
             with self._lock:
                 for place in fresh.keys() - set(took):
                     self._entries.pop(place, None)
-                # A block that was evicted and stored again before the pool told of it was told as stored already.
+                # A block that was evicted and stored again before the pool reported it was reported as stored already.
                 there = [place for place in took if place in self._entries and place not in self._stored]
                 self._stored.update(there)
                 if there:
@@ -66,7 +66,7 @@ class Ledger:
         return words
 
     def take(self, places: Iterable[Place]) -> list[Entry]:
-        """Strikes blocks out; returns those that were told as stored."""
+        """Removes blocks; returns those that were reported as stored."""
         taken = []
         with self._lock:
             for place in places:
@@ -77,12 +77,12 @@ class Ledger:
         return taken
 
     def entries(self) -> list[Entry]:
-        """What was told as stored, oldest first."""
+        """Blocks reported as stored, oldest first."""
         with self._lock:
             return [entry for place, entry in self._entries.items() if place in self._stored]
 
     def close(self) -> None:
-        """Ends the thread. What is in the pool stays there."""
+        """Ends the thread. Blocks stay in the pool."""
         self._closed.set()
         self._thread.join()
 

@@ -51,6 +51,6 @@ class Health:
                 return
             self._failures += 1
             if self._failures >= _FAILURES:
-                # The next call decides anew: it is one failure away from a longer pause.
+                # The next call decides: one more failure makes the pause longer.
                 self._paused_until, self._failures = time.monotonic() + self._pause_s, _FAILURES - 1
                 self._pause_s = min(self._pause_s * 2, _PAUSE_LAST_S)

@@ -31,7 +31,7 @@ _BATCH = 8
 _PROMOTIONS = 256
 # A listing takes at most this part of a thread's time.
 _LISTING_PART = 0.1
-# What was promoted and finds no room in the pool is tried again, so often and for so long; and for a time afterwards nothing is.
+# A promoted block without room in the pool is tried again, this often and this long; afterwards promotions pause for a time.
 _ROOM_AGAIN_S, _ROOM_S, _NO_ROOM_S = 0.02, 0.5, 10.0
 # An error that repeats is logged again after this time.
 _LOG_AGAIN_S = 60.0
@@ -311,7 +311,7 @@ class Level2:
         self._count(f"dropped_{name}")
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, and `objects`, `object_bytes`, `queued_bytes` now; docs/operating/l2.md tells what each means."""
+        """Counts so far, and `objects`, `object_bytes`, `queued_bytes` now; docs/operating/l2.md explains each."""
         with self._lock:
             counts = dict(self._counts)
             queued_bytes = self._queued_bytes

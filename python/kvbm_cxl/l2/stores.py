@@ -98,7 +98,7 @@ class LocalStore:
         try:
             file = open(unfinished, "xb", buffering=0)
         except FileNotFoundError:
-            # Never on what lies below the file system that was meant, once that is gone.
+            # Never on the folder below a file system that is no longer mounted.
             self._check_mount()
             target.parent.mkdir(parents=True, exist_ok=True)
             file = open(unfinished, "xb", buffering=0)

@@ -178,7 +178,7 @@ class CxlStorageBackend(StoragePluginInterface):
         return len(pins)
 
     async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
-        """The same. What is pinned stays so until `batched_get_non_blocking` of the same lookup has loaded it."""
+        """The same. Blocks stay pinned until `batched_get_non_blocking` of the same lookup has loaded it."""
         if not pin:
             return await asyncio.to_thread(self.batched_contains, keys)
         pins = await asyncio.to_thread(self._pin_leading, keys)

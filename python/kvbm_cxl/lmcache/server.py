@@ -2,7 +2,7 @@
 """The L2 adapter of LMCache's multi-process server.
 
 LMCache's controllers give tasks and take results; threads of the adapter's own do the work. The pool evicts by itself, and the adapter
-tells LMCache of it. A pool that is lost is a cache without hits: the server goes on, its status says that the adapter is not healthy, and
+tells LMCache of it. A pool that is lost is a cache without hits: the server continues, its status says that the adapter is not healthy, and
 the pool is opened again as soon as it can be.
 """
 
@@ -195,14 +195,14 @@ class CxlL2Adapter(L2AdapterInterface):
         try:
             self._later.submit(self._delete, keys).result(_DELETE_TIMEOUT_S)
         except TimeoutError:  # LMCache's thread of evictions does not expect an error.
-            logger.warning("the deletion of %d objects takes longer than %d s; it continues", len(keys), _DELETE_TIMEOUT_S)
+            logger.warning("the deletion of %d objects takes longer than %d s, and continues", len(keys), _DELETE_TIMEOUT_S)
 
     def _delete(self, keys: list[ObjectKey]) -> None:
         namespaces = [self._namespaces.to_look_in(key, ()) for key in keys]
         for namespace in {one for some in namespaces for one in some}:
             names = [key_of(key.chunk_hash) for key, some in zip(keys, namespaces, strict=True) if namespace in some]
             gone = self._blocks.evict(namespace, names)
-            # Told here, before this returns. The pool tells it as well, of what is struck out by then.
+            # Reported before this returns. The pool reports it as well, of entries that are removed by then.
             entries = self._ledger.take((namespace, name) for name, is_gone in zip(names, gone, strict=True) if is_gone)
             if entries:
                 self._notify_evicted(entries)

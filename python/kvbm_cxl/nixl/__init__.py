@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the CXL backend available to the NIXL that is installed, beside the backends that NIXL brings.
+"""Makes the CXL backend available to the installed NIXL, in addition to NIXL's own.
 
     import kvbm_cxl.nixl
 

@@ -32,7 +32,7 @@ Slot = tuple[bool, str, str]
 
 @dataclass
 class _Image:
-    """What is of interest in a shared library: where its symbols are, and what the loader writes to which word."""
+    """The relevant parts of a shared library: addresses of its symbols, and the words that the loader writes."""
 
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     words: dict[int, str] = field(default_factory=dict)

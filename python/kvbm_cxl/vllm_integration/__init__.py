@@ -7,7 +7,7 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | module | what it does |
 |---|---|
 | `connector` | the class that vLLM makes in its scheduler and in each worker |
-| `scheduler` | the scheduler's side, over `lookups` (pins what is cached), `saving` (orders what is published) and `corrupt_blocks` |
+| `scheduler` | the scheduler's side, over `lookups` (pins cached blocks), `saving` (orders publishes) and `corrupt_blocks` |
 | `block_names` | the namespaces and keys of a request's blocks |
 | `worker` | the worker's side, over `attachment` (where blocks lie), `loader` and `saver` |
 | `movers` | how blocks get into the pool and back |
@@ -29,7 +29,7 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `dynamo_protocol` | Dynamo's side of the hand-over |
 | `tier`, `tier_names`, `tier_engine`, `tier_stats`, `tier_events` | no part of the connector: the pool as a tier of vLLM's own offloading |
 
-Options of `kv_connector_extra_config`: `config.ConnectorConfig`. What shapes a block and how it is told apart: docs/reference/vllm.md.
+Options of `kv_connector_extra_config`: `config.ConnectorConfig`. What shapes a block and how keys cover it: docs/reference/vllm.md.
 """
 
 import sys

@@ -3,7 +3,7 @@
 
 vLLM's hashes name an adapter by its name and path, so that an adapter whose files are replaced, or another one of the same name on another
 host, would meet the blocks of the first. A worker digests the files of every adapter as it loads them, and tells the scheduler's side,
-which makes the digest part of the keys of requests with it. It is the digest of what is in memory: files that change afterwards, or while
+which makes the digest part of the keys of requests with it. It is the digest of the loaded adapter: files that change afterwards, or while
 they are read, do not belong to it. An adapter without a digest (its files are gone, it was loaded from tensors) shares nothing.
 
 A request with an adapter that the workers have not told of waits one step, in which they load it.
@@ -100,7 +100,7 @@ class LoadedAdapters:
             return None, None, UNKNOWN
         try:
             folder = Path(get_adapter_absolute_path(request.lora_path))
-        except Exception as error:  # A hub that does not answer, a path that is none: loading says what is wrong with it.
+        except Exception as error:  # A hub that does not answer, a path that does not exist: loading reports it.
             logger.info("adapter %r: %s", request.lora_name, error)
             return None, None, UNKNOWN
         before = _states(folder)

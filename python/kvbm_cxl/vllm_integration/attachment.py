@@ -53,7 +53,7 @@ class AttachedGroup:
 
 @dataclass
 class Attachment:
-    """The KV cache of a worker, ready to be copied from and to."""
+    """Facts that are known once vLLM has made its KV cache."""
 
     groups: list[AttachedGroup | None]
     """In the order of `Shape.groups`; None for a group of which this stage of the pipeline has no layer."""

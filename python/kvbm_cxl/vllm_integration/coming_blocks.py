@@ -16,7 +16,7 @@ _ASKED = 64
 
 @dataclass
 class ComingBlocks:
-    """The blocks between what was found and what prefill said, of every group on every rank."""
+    """The blocks that prefill announced and the lookup did not find, of every group on every rank."""
 
     access: PoolAccess
     names: BlockNames

@@ -2,7 +2,7 @@
 """KV events of pool blocks, in vLLM's classes, for routers that count prefixes.
 
 Every engine announces all blocks of its namespaces, those of other engines included: to a router each worker has them, at the price of
-the tier that `events_medium` names. A thread finds out what is there (`announcer`); the forward path never waits for it.
+the tier that `events_medium` names. A thread finds the pool's blocks (`announcer`); the forward path never waits for it.
 """
 
 import threading
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Blocks that were ordered to be published and of which nothing is heard yet. One that is forgotten is described when it is published again.
 _MAX_ORDERED = 1 << 16
-# Events that wait for a step. Beyond, rounds wait as well: what changes meanwhile is told then.
+# Events that wait for a step. Beyond, rounds wait as well and report later changes then.
 _MAX_WAITING = 1 << 13
 _MAX_BATCH = 256
 # Of the thread's time, rounds take at most one part in so many.
@@ -40,7 +40,7 @@ _AGAIN_S = (2, 5, 10, 20, 40, 80)
 # A router that starts later knows every block after this time: all of them are announced again, a few in each round.
 _REFRESH_S = 300.0
 _END_S = 10
-# How often an engine finds out what has changed in the pool.
+# Interval at which an engine looks for changes in the pool.
 PERIOD_S = 0.5
 
 
@@ -169,7 +169,7 @@ class PoolEvents:
                 announcer.refresh(part)
                 news = announcer.round(published) if self.are_readable else announcer.withdraw()
                 self._hand_over(news)
-            except Exception as error:  # A router that knows less routes less well; the next round goes on.
+            except Exception as error:  # A router that knows less routes less well; the next round continues.
                 self._access.failures.report("a round of KV events of the pool", error)
                 continue
             took_s = time.thread_time() - started_s

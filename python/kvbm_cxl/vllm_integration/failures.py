@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the connector's background threads: logged, counted by reason, and the last one kept.
 
-A background thread has no caller that an exception could reach. It reports here instead, and goes on. The counts leave with the stats of
+A background thread has no caller that an exception could reach. It reports here instead, and continues. The counts leave with the stats of
 the process's next connector that is asked for them, as `thread_errors`.
 """
 

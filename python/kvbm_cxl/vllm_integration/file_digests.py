@@ -135,7 +135,7 @@ def _hub_digest(path: Path) -> bytes | None:
 
 @dataclass
 class _Entry:
-    """What is kept of one file, and the lock of the process that reads it."""
+    """The stored digest of one file, and the lock of the process that reads it."""
 
     path: Path
     state: State

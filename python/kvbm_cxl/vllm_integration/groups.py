@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache groups of a model, and which of their blocks a prefix needs.
 
-vLLM gives layers of one kind one block table: a group. What a group needs to go on behind a prefix depends on its kind: full attention
+vLLM gives layers of one kind one block table: a group. What a group needs to continue a prefix depends on its kind: full attention
 every block of the prefix, a sliding window or a chunk the last few, recurrent layers the one block with the state at its end. So a prefix
 is cached when every group has what it needs, and only that is published, pinned and pulled. The rules are those of vLLM's own managers
 (`get_num_skipped_tokens`, `find_longest_cache_hit`); a test holds them against these.
@@ -66,7 +66,7 @@ class Group:
         return max(tokens - 1, 0) if self.kind is Kind.STATE else 0
 
     def needed_blocks(self, tokens: int) -> range:
-        """The blocks that are needed to go on behind `tokens` tokens. The last one may be filled in part. They begin with one of vLLM's:
+        """The blocks that are needed to continue after `tokens` tokens. The last one may be filled in part. They begin with one of vLLM's:
         vLLM serves that to other requests as a whole."""
         return range(self.first_needed(tokens), -(-tokens // self.block_tokens))
 
@@ -101,7 +101,7 @@ class Shape:
     drops_last: bool = False
     """Speculative layers want the last block of a match computed again."""
     ends_with_blocks: bool = False
-    """A prefix cannot end within a block: layers keep several tokens in one state, or what lies between two states where no other engine
+    """A prefix cannot end within a block: layers keep several tokens in one state, or tokens between two states where no other engine
     finds it."""
     slack_tokens: int = 0
     """Tokens before a window that are published with it: engines with other blocks end prefixes, and begin windows, at other places."""
@@ -199,7 +199,7 @@ class Shape:
         if group.kind is Kind.FULL:
             return list(range(begin // group.block_tokens, stop))
         found: set[int] = set()
-        # vLLM lets go of what lies before a window when the step that computes its end begins.
+        # vLLM frees blocks before a window when the step that computes its end begins.
         ahead = min(end + self.slack_tokens, prompt_tokens)
         dropped = self.align_tokens if self.drops_last else 0
         shared = shared_tokens + dropped if shared_tokens else 0
@@ -317,7 +317,7 @@ def _kind_of_layer(spec: "KVCacheSpec") -> tuple[Kind, int]:
     if isinstance(spec, SlidingWindowSpec):
         return Kind.WINDOW, spec.sliding_window + spec.extra_retained_tokens
     others = (HiddenStateCacheSpec, RSWASpec, SinkFullAttentionSpec)
-    # Where a prompt's tokens see those behind them, vLLM says so here, and turns its own prefix caching off.
+    # With bidirectional attention vLLM says so here, and turns its own prefix caching off.
     if isinstance(spec, FullAttentionSpec) and not isinstance(spec, others) and not spec.non_causal:
         return Kind.FULL, 0
     raise ConfigError(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
-# Files beside the weights that vLLM reads, and those of them that shape no block: what makes tokens of texts is in the tokens.
+# Files other than weights that vLLM reads, and those that shape no block: tokens cover the tokenizer.
 _SIDE_FILES = ("*.json", "*.py")
 _NOT_OF_BLOCKS = ("tokenizer*", "vocab*", "special_tokens*", "added_tokens*", "generation_config*", "chat_template*", "*.index.json")
 # Formats by which vLLM reads weights from the files of the model's folder, or makes them up. Others may read anything.
@@ -143,7 +143,7 @@ def model_config_digest(model: "ModelConfig") -> str:
 
 
 def side_files_digest(model: "ModelConfig") -> str:
-    """A digest of the small files beside the weights: quantization, scales, processors of images, code. vLLM knows them by name.
+    """A digest of the small files next to the weights: quantization, scales, processors of images, code. vLLM knows them by name.
 
     Empty where there are none at hand. config.json is left out: what of it is used is in the model's configuration.
     """

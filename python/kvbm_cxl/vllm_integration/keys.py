@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 Hasher = Callable[["Request"], Sequence[bytes]]
-"""Hashes of a request's full blocks behind those that it has."""
+"""Hashes of a request's full blocks after those that it has."""
 
 KEY_BYTES = 16
 _TAIL_DOMAIN, _NAMED_DOMAIN, _GROUP_DOMAIN = b"vllm prompt tail\0", b"vllm weights and adapter\0", b"vllm cache group\0"
@@ -90,7 +90,7 @@ def of_group(key: bytes, position: int) -> bytes:
 
 
 def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:
-    """What vLLM would hash beside the tokens of such a block."""
+    """Extra keys that vLLM would hash with the tokens of such a block."""
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     # It walks the images of a prompt from the one named; the first is right for any block, only slower.
@@ -99,7 +99,7 @@ def _extra_keys(request: "Request", start: int, stop: int) -> tuple[Any, ...]:
 
 
 def event_extra_keys(request: "Request", start: int, stop: int) -> list[Any] | None:
-    """What vLLM's events say of such a block beside its tokens."""
+    """Fields of vLLM's events for such a block besides its tokens."""
     from vllm.v1.core.kv_cache_utils import to_event_extra_keys
 
     extra = _extra_keys(request, start, stop)

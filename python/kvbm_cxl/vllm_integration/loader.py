@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker's loads: blocks on their way out of the pool, during the forward pass.
+"""The worker's loads: copies out of the pool during the forward pass.
 
 vLLM schedules a request when its load is over. Threads copy; in a step that computes nothing the engine's own thread copies as well, since
 it would only wait for the others. A block that does not come is reported to vLLM, which computes it.
@@ -104,7 +104,7 @@ class Loads:
                     self._changed.notify_all()
 
     def cancel(self, requests: Iterable[str]) -> None:
-        """Skips jobs of these requests that have not begun; the loads end as others do."""
+        """Cancels the loads of these requests that have not begun; they end as loads do."""
         with self._changed:
             for request in requests:
                 if load := self._loads.get(request):
@@ -131,7 +131,7 @@ class Loads:
         return done
 
     def close(self) -> None:
-        """Ends all loads."""
+        """Ends the running loads."""
         with self._changed:
             for load in self._loads.values():
                 load.is_cancelled = True
@@ -140,7 +140,7 @@ class Loads:
 
 @dataclass
 class Loader:
-    """Turns orders into loads, and reports their ends to vLLM. Called by the worker's thread."""
+    """Turns orders into loads, and their ends into reports for vLLM. Called by the worker's thread."""
 
     config: ConnectorConfig
     access: PoolAccess

@@ -59,7 +59,7 @@ class Lookups:
     _loads: list[Blocks] = field(default_factory=list)
 
     def match(self, tracked: RequestState, computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded during the
         forward pass. None: ask again in the next step.
         """
         request = tracked.request
@@ -238,7 +238,7 @@ class Lookups:
                 self.reasons.absent(tracked.request.request_id, tracked.expected.tokens, bool(tracked.expected.facts))
 
     def take_loads(self) -> list[Blocks]:
-        """The loads of the step that was just scheduled. What was looked up and not allocated is unpinned."""
+        """The loads of the step that was just scheduled. Blocks looked up and not allocated are unpinned."""
         for tracked in list(self._unallocated.values()):
             self.unpin(tracked)
         loads, self._loads = self._loads, []

@@ -176,7 +176,7 @@ def _open(spec: str, options: dict[str, Any]) -> _Opened:
 def acquire(config: PoolOptions, *, must_open: bool = True) -> PoolAccess:
     """The pool of `config`, opened if this process has it not open yet. Every call needs a `release`.
 
-    `must_open` False: a pool that cannot be opened now is no `ConfigError` but one that is lost, unless its options are what is wrong.
+    `must_open` False: a pool that cannot be opened now counts as lost, unless its options are wrong, which raises `ConfigError`.
     """
     options = {**config.cache, "checksums": config.checksums}
     key = _registry_key(config.pool, options)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side: a record of requests, as salted ids of their blocks, for `cxlctl record` and `cxl-plan`.
 
-A request is entered once, when vLLM admits it, with what was found of it by then; what is handed to the workers to be published follows.
+A request is entered once, when vLLM admits it, with the tokens found by then; blocks given to the workers to publish follow.
 Of the groups of a model the first one is recorded, and of its workers the first one's names: the others have the same blocks.
 """
 
@@ -30,7 +30,7 @@ class Recording:
 
     @classmethod
     def begin(cls, config: ConnectorConfig, names: BlockNames, failures: ThreadFailures) -> "Recording | None":
-        """A record as the options say; None where they say none, or where there can be no file: the engine goes on without one."""
+        """A record as the options say; None if they name none, or no file can be made: the engine continues without one."""
         if not config.record_dir:
             return None
         block_tokens = names.shape.groups[0].block_tokens

@@ -156,7 +156,7 @@ class Saves:
     patience_s: float = 1.0
     """Longest wait for cells. Jobs that have none by then are given up."""
     is_held_up: bool = False
-    """Locks of the pool time out: new jobs are given up at once, until a probe gets a lock."""
+    """The pool's locks do not come: new saves are dropped at once, until a probe finds that they come again."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _by_key: dict[bytes, _SaveUnderWay] = field(default_factory=dict)
     _by_block: Counter[int] = field(default_factory=Counter)
@@ -291,7 +291,7 @@ class Saves:
                 raise CopyTimeout(f"CxlConnector waited {self.timeout_ms} ms for {what}: the pool does not answer; see `cxlctl doctor`")
 
     def give_up_late(self, late_s: float) -> None:
-        """Gives up jobs without cells once the first of them has waited for `late_s`. No step waits for them, but vLLM keeps their
+        """Drops blocks without cells if the first of these jobs has waited for so long. No step waits for them, but vLLM keeps their
         blocks."""
         with self._changed:
             since_s = self._announcing_s
@@ -325,7 +325,7 @@ class Saves:
             self._wait(lambda: not self._by_key, "all blocks to be published", lambda _: True)
 
     def wait_announced(self, requests: Iterable[str]) -> None:
-        """Waits until every host sees the saves of these requests coming. Raises `CopyTimeout`."""
+        """Waits until every host can see the running saves of these requests. Raises `CopyTimeout`."""
         with self._changed:
             if wanted := self._by_request.keys() & set(requests):
                 self._wait(
@@ -351,7 +351,7 @@ class Saves:
                 self._changed.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends all saves, and takes no more."""
+        """Waits for the running saves, and takes no more."""
         self._ending.set()
         self._announcer.shutdown(wait=True)
         self._pool.shutdown(wait=True)
@@ -374,7 +374,7 @@ class Saver:
     _waiting: set[str] = field(default_factory=set)
     """Released requests for which a save is still under way."""
     _tails: dict[str, list[int]] = field(default_factory=dict)
-    """vLLM's blocks with each request's tail that is published, or on its way, with no token after it yet."""
+    """vLLM's blocks with each request's tail that is published, or about to be, with no token after it yet."""
     _states: list[int] = field(default_factory=list)
     """vLLM's blocks with the states that the last step had published."""
     _stored: Counter[bytes] = field(default_factory=Counter)

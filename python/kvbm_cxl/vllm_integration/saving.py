@@ -247,7 +247,7 @@ def taken_blocks(output: "SchedulerOutput", loads: list[Blocks], shape: Shape) -
 
 
 def _runs(blocks: list[int]) -> Iterable[tuple[int, int]]:
-    """Stretches of numbers without a gap: first, and behind the last."""
+    """Stretches of numbers without a gap: first, and one past the last."""
     start = 0
     for at in range(1, len(blocks) + 1):
         if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:

@@ -3,7 +3,7 @@
 
 A request's way: `matched` looks up the longest cached prefix and pins it (`lookups`); `allocated` turns the pinned lookup into a load;
 `step` hands loads and saves to the workers; `report` ends loads and unpins; `finished` keeps blocks that are still being read (`saving`).
-What was looked up but not allocated is unpinned at the end of the step and looked up again, so that pins only wait for copies, never for
+Blocks looked up but not allocated are unpinned at the end of the step and looked up again, so that pins only wait for copies, never for
 memory. A request whose prefix is being loaded for another one waits for that: vLLM then has the blocks itself, once. While it is not known
 which weights or which adapter the workers have in memory (`block_names`), requests wait, and nothing is published.
 """
@@ -92,7 +92,7 @@ class SchedulerSide:
     # A request's way
 
     def match(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded beside the
+        """Tokens beyond `computed_tokens` (whole blocks that vLLM has itself) that can be loaded, and that they are loaded during the
         forward pass. None: ask again in the next step.
         """
         return self.lookups.match(self._track(request), computed_tokens)
@@ -165,7 +165,7 @@ class SchedulerSide:
         self.names.local_reset()
 
     def reset(self) -> bool:
-        """vLLM resets the connector's cache: weights may have changed in place. What is in the pool stays there, under names that this
+        """vLLM resets the connector's cache: weights may have changed in place. Blocks stay in the pool, under names that this
         engine uses again only with the same weights in memory."""
         self.names.era.suspect("a reset of the connector")
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second level behind the pool, as the connectors of a process use it: what is about to be evicted is kept, and comes back on a hit.
+"""The second level below the pool, for the connectors of a process: blocks about to be evicted are kept, and come back on a hit.
 
 Workers keep copies of the blocks that they published, before their evictor takes them. A lookup that ends before the prompt does has what
 continues it brought back, once for each request, and the request waits in vLLM's queue until that has ended, at most `l2_wait_ms`; what
@@ -56,7 +56,7 @@ class SecondLevel:
         return True
 
     def brings(self, tracked: RequestState, lookup: PinnedLookup, names: BlockNames) -> bool:
-        """Has the blocks behind what was found of a request brought back, the first time that it is asked; whether any come."""
+        """Brings back the blocks after the found prefix of a request, at its first call; returns whether any come."""
         if tracked.was_promoted or lookup.tail_tokens:
             return False
         tracked.was_promoted = True
@@ -67,7 +67,7 @@ class SecondLevel:
         return tracked.promotion is not None
 
     def count_in(self, tally: Tally) -> None:
-        """Moves what was counted since the last call into `tally`, whichever connector of the process asks."""
+        """Moves the counts since the last call into `tally`, whichever connector of the process asks."""
         counted: Counter[str] = Counter()
         for name, count in self.level.counts().items():
             outcome = _OUTCOMES.get(name) or next((to for begin, to in _BEGINNINGS.items() if name.startswith(begin)), None)

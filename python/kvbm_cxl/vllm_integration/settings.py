@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's configuration as part of its namespace: all of it but for what is known to shape no block (`harmless_settings`).
+"""The engine's configuration as part of its namespace: all of it except fields known to shape no block (`harmless_settings`).
 
 A value that equals the default of its field is left out: the version of vLLM, which is in the namespace as well, implies it. Every other
 one is written down in a form that is equal in every process. A value without such a form makes the namespace this engine's own.

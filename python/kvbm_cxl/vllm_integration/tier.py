@@ -119,7 +119,7 @@ class CxlTier(SecondaryTierManager):
         self._stores: Tasks[_Done] = Tasks("tier-store", config.threads, begin=self._access.bind_worker)
         self._loads: Tasks[_Done] = Tasks("tier-load", config.threads, begin=self._access.bind_worker)
         self._failed: dict[str, set[OffloadKey]] = {}
-        """By request, until it ends: chunks whose load failed. A lookup that went on saying that they are there would have the request ask
+        """By request, until it ends: chunks whose load failed. A lookup that still reported them would make the request ask
         for them again without end."""
         self._events = None
         if config.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
@@ -218,7 +218,7 @@ class CxlTier(SecondaryTierManager):
         return self._stats.take()
 
     def shutdown(self) -> None:
-        """Ends what is under way, and lets go of vLLM's memory, which it then unmaps. The chunks stay in the pool."""
+        """Ends running jobs, and releases vLLM's memory, which vLLM then unmaps. The chunks stay in the pool."""
         if self._layout is None:
             return
         self._stores.close()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV events of a tier: chunks that this engine stored in the pool, and those of them that the pool evicted.
 
-Of chunks that other engines stored there are none: their evictions would not be told to this engine, so routers would believe in them for
+Of chunks that other engines stored there are none: this engine would not hear of their evictions, so routers would believe in them for
 ever. CxlConnector's events tell of all blocks of its pool.
 """
 

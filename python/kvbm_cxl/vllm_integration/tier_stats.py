@@ -59,7 +59,7 @@ class TierStats:
         self._more["looked_up_chunks", "hit" if found else "miss"] += 1
 
     def take(self) -> OffloadingConnectorStats:
-        """What was counted since the last call. Of the scheduler's thread."""
+        """Counts since the last call. Called by the scheduler's thread."""
         stats = OffloadingConnectorStats()
         told = self.blocks.counts()
         now = self._more + Counter({(name, word): count for call, name in _CALLS.items() for word, count in told[call].items()})

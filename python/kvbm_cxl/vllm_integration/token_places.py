@@ -105,7 +105,7 @@ def _write_page(page: torch.Tensor, writer: PageWriter, numbers: torch.Tensor, b
     tokens, heads, content = numbers.shape
     sizes = {1: heads, 2: tokens // blocks, 3: page.shape[3]}
     order = _physical(page)
-    # Logical dimensions of what lies in memory in the order of the page's.
+    # Logical dimensions in the order of the page's memory.
     back = [0, *(1 + order.index(dim) for dim in (1, 2, 3))]
     slots = torch.arange(tokens, dtype=torch.int64, device=page.device)
     seen, highest = [], page.shape[1] * page.shape[2] * content

@@ -4,8 +4,8 @@
 vLLM replaces weights in place: `reload_weights`, the weight-transfer API of RL loops, sleep level 2 with a reload, methods of a worker
 extension. It tells a connector of none of them, and its default reset of the prefix cache does not reach the connector. So the scheduler's
 side watches (`engine_watch`) for anything that may have changed weights, and has every worker take a fingerprint of its weights at the
-start of the next step, before anything of the pool is looked up or published. Equal fingerprints: the pool goes on as before. Another
-one becomes part of every key. None to be had: this engine's keys become random, so that it shares no block.
+start of the next step, before anything of the pool is looked up or published. Equal fingerprints: sharing continues as before. Another
+one becomes part of every key. No fingerprint: this engine's keys become random, so that it shares no block.
 
 The fingerprint has every byte of every tensor that the model holds, packed or plain (`held_tensors`). On a GPU its kernels sum up the
 bytes, so that only sums come to the host. A weight that cannot be read means that there is no fingerprint.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Workers answer in the next step. Where no answer arrives, the engine shares nothing until one does, instead of holding up requests.
 _PATIENCE_S = 30.0
 _MAX_THREADS = 16
-# Words that a GPU sums up at a time, in 8 bytes each: memory that it has beside weights and KV cache. Odd numbers without a pattern.
+# Words that a GPU sums up at a time, in 8 bytes each: memory in addition to weights and KV cache. Odd numbers without a pattern.
 _PIECE_WORDS = 4 << 20
 _SPREAD, _STEP = 0x1E3779B97F4A7C15, 0x5851F42D4C957F2D
 UNKNOWN = b""
@@ -53,7 +53,7 @@ def _whole(found: Mapping[str, bytes], without: Iterable[str]) -> bytes:
 
 
 def unnamed_tensors(model: "torch.nn.Module") -> set[str]:
-    """Where a model holds tensors that are not in its state: packed weights, and what is no weight."""
+    """Where a model holds tensors that are not in its state: packed weights, and other tensors."""
     named = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return {path for path, tensor in Walk().tensors(model) if id(tensor) not in named}
 

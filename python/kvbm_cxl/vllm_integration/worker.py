@@ -60,7 +60,7 @@ class WorkerSide:
         attacher = Attacher(self.vllm_config, self.kv_cache_config, self.config, self.access, self.worker)
         attachment = attacher.attach(kv_caches)
         if self.config.audit:
-            # Loads under way may bring what is not this engine's.
+            # Running loads may bring blocks that are not this engine's.
             attachment.audit = Audit(self.access, self.tally, attachment.facts, self.loader.loads.fail_all)
         self.attachment = attachment
         self.saver.clears_first = clears_first(self.vllm_config, self.kv_cache_config)
