@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PERF = ROOT / "perf"
 HEADING = """# Latest figures
 
-The latest recorded run of each benchmark on each machine. `make perf-NAME RECORD=1` writes a record and this page. What each ratio means:
-[README](README.md). Compare ratios of one machine only. The record has all ratios and what the program printed.
+The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md).
+Compare ratios of one machine only. The record has all ratios and the output.
 
 | benchmark | machine | main ratios | recorded | commit |
 |---|---|---|---|---|
@@ -154,7 +154,7 @@ def command_of(entry, environment):
 
 
 def expanded(part, environment):
-    """The words that stand for an argument. `$NAME` is one word, as a path with spaces is; `$NAME_ARGS` holds several, as a shell reads them."""
+    """The words that stand for an argument. `$NAME` is one word, whatever it holds; `$NAME_ARGS` has several, as a shell reads them."""
     if not part.startswith("$"):
         return [part]
     value = environment.get(part[1:], "")
