@@ -91,4 +91,4 @@ def _check_value(is_value: str, value: Any, option: Any) -> None:
         raise ConfigError(f"{is_value}; it takes {_TYPE_WORDS[wanted]}")
     least, most = option.metadata.get("least"), option.metadata.get("most")
     if least is not None and (value < least or (most is not None and value > most)):
-        raise ConfigError(f"{is_value}; it must be {f'at least {least}' if most is None else f'{least} to {most}'}")
+        raise ConfigError(f"{is_value}; it {f'must be at least {least}' if most is None else f'takes {least} to {most}'}")

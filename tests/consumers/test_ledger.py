@@ -36,13 +36,13 @@ class Consumer:
             self.balance.remove(entry.what)
 
     def store(self, names):
-        places = [(SPACE, key_of(name)) for name in names]
-        fresh = self.ledger.expect((place, Entry(name, 1000)) for place, name in zip(places, names))
-        keys, data = [key for _, key in places], [payload(name, 1000) for name in names]
-        words = self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
-        stored = [place for place, word in zip(places, words) if word == "stored"]
-        self.ledger.stored(stored, fresh - set(stored), lambda entries: self.balance.extend(entry.what for entry in entries))
-        return words
+        entries = {(SPACE, key_of(name)): Entry(name, 1000) for name in names}
+        keys, data = [key for _, key in entries], [payload(name, 1000) for name in names]
+
+        def publish():
+            return self.access.call(lambda cache: cache.publish_all(SPACE, keys, data))
+
+        return self.ledger.store(entries, publish, lambda stored: self.balance.extend(entry.what for entry in stored))
 
     def there(self):
         found = self.access.call(lambda cache: cache.has(SPACE, [key for _, key in PLACES]))
@@ -102,7 +102,7 @@ def test_names_tell_everything_apart():
         "unknown": ({"pool": "/dev/shm/none", "poll": 1}, "no option 'poll'; it has cache, checksums, namespace, pool, threads"),
         "of another type": ({"pool": "/dev/shm/none", "threads": "2"}, "threads is '2'; it takes an integer"),
         "number for a truth": ({"pool": "/dev/shm/none", "checksums": 1}, "checksums is 1; it takes true or false"),
-        "too many": ({"pool": "/dev/shm/none", "threads": 65}, "threads is 65; it must be 1 to 64"),
+        "too many": ({"pool": "/dev/shm/none", "threads": 65}, "threads is 65; it takes 1 to 64"),
         "none": ({}, 'has no pool: name it with option "pool"'),
         "of the cache": ({"pool": "/dev/shm/none", "cache": {"colour": 1}}, "cache has no option 'colour'"),
     }.values(),

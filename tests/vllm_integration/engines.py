@@ -14,8 +14,8 @@ from kvbm_cxl.vllm_integration import CONNECTOR_NAME, register
 from kvbm_cxl.vllm_integration.groups import Kind
 from kvbm_cxl.vllm_integration.handover import prefill_params
 from kvbm_cxl.vllm_integration.keys import block_key, tail_key
-from kvbm_cxl.vllm_integration.saver import SaveJob
 from kvbm_cxl.vllm_integration.loader import Loader
+from kvbm_cxl.vllm_integration.saver import SaveJob
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown, get_kv_transfer_group, has_kv_transfer_group
 from vllm.model_executor.models import registry
 

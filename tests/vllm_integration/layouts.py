@@ -129,7 +129,7 @@ class Driven:
             for group in self.shape.groups
             if group.kind is Kind.STATE
         ]
-        self.scheduler.matched(asked, 0)
+        self.scheduler.match(asked, 0)
         output = SchedulerOutput.make_empty()
         output.num_scheduled_tokens, output.total_num_scheduled_tokens = {asked.request_id: tokens}, tokens
         offloads = {asked.request_id: states} if states else {}
@@ -141,9 +141,9 @@ class Driven:
 
     def load(self, asked: Request) -> tuple[int, tuple[list[int], ...]]:
         """Finds and loads a prompt: how many tokens, and where."""
-        found, _ = self.scheduler.matched(asked, 0)
+        found, _ = self.scheduler.match(asked, 0)
         tables = self.tables(found)
-        self.scheduler.allocated(asked, SimpleNamespace(get_block_ids=lambda: tables), found)
+        self.scheduler.note_allocation(asked, SimpleNamespace(get_block_ids=lambda: tables), found)
         ended = self._run(self._empty_step())
         while asked.request_id not in ended:
             ended |= self._run(self._empty_step())

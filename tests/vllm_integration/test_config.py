@@ -8,8 +8,8 @@ from typing import get_origin
 
 import kvbm_cxl
 import pytest
-from kvbm_cxl.vllm_integration import pool_access
 from kvbm_cxl.options import CACHE_OPTIONS, ConfigError, ThreadOptions
+from kvbm_cxl.vllm_integration import pool_access
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.tier import TierOptions
 
@@ -89,8 +89,8 @@ def test_defaults_and_environment():
         ({"pool": 7}, "pool is 7; it takes a text"),
         ({"pool": "p", "checksums": 1}, "checksums is 1; it takes true or false"),
         ({"pool": "p", "workers": True}, "workers is True; it takes an integer"),
-        ({"pool": "p", "workers": 0}, "workers is 0; it must be 1 to 64"),
-        ({"pool": "p", "workers": 65}, "workers is 65; it must be 1 to 64"),
+        ({"pool": "p", "workers": 0}, "workers is 0; it takes 1 to 64"),
+        ({"pool": "p", "workers": 65}, "workers is 65; it takes 1 to 64"),
         ({"pool": "p", "max_inflight_bytes": 0}, "max_inflight_bytes is 0; it must be at least 1"),
         ({"pool": "p", "record_dir": "d"}, "record_dir and record_salt go together"),
         ({"pool": "p", "record_salt": "s"}, "record_dir and record_salt go together"),

@@ -347,13 +347,13 @@ def test_a_schedulers_blocks_become_events_of_all_engines(hosts, begun):
     told, elsewhere = begun(one), begun(other)
     asked = request("asked", tokens(3 * BLOCK_TOKENS + 5), lora_request=LoRARequest("adapter", 4, "/nowhere"), cache_salt="salt")
     blocks = list(map(bytes, asked.block_hashes))
-    told.ordered(asked, 0, 3, BLOCK_TOKENS)
+    told.note_order(asked, 0, 3, BLOCK_TOKENS)
     one.publish([SimpleNamespace(block_hash=block) for block in blocks])
     keys = [block_key(block) for block in blocks]
     # A rank is missing.
-    told.stored({keys[0]: 2, keys[1]: 1, keys[2]: 2}, 2)
+    told.note_stored({keys[0]: 2, keys[1]: 1, keys[2]: 2}, 2)
     first = taken(told, 2)
-    told.stored({keys[1]: 1}, 2)
+    told.note_stored({keys[1]: 1}, 2)
     assert [event.block_hashes for event in first + taken(told, 1)] == [[int.from_bytes(blocks[at][-8:])] for at in (0, 2, 1)]
     found = {event.block_hashes[0]: event for event in taken(elsewhere, 3)}
     assert all(isinstance(event, BlockStored) and event.medium == "DISK" for event in found.values())
@@ -430,7 +430,7 @@ def test_without_small_cells_nothing_is_told(make_pool, begun, caplog_vllm):
     host = Host(make_pool(), 1)
     events = begun(host)
     assert events._thread is None and len(caplog_vllm) == 1 and "cells" in caplog_vllm[0]
-    events.ordered(request("asked", tokens(64)), 0, 4, BLOCK_TOKENS)
+    events.note_order(request("asked", tokens(64)), 0, 4, BLOCK_TOKENS)
     assert events.take() == [] and not events._ordered
     host.access.release()
 

@@ -18,10 +18,7 @@ from kvbm_cxl.vllm_integration.stats import Tally
 
 
 def _counted(reporting: ThreadFailures) -> dict[str, int]:
-    tally = Tally()
-    reporting.count_in(tally)
-    stats = tally.take()
-    return stats.data["counters"] if stats else {}
+    return {f"thread_errors/{reason}": count for reason, count in reporting.take_counts().items() if count}
 
 
 def _lost() -> kvbm_cxl.CxlError:

@@ -145,7 +145,7 @@ def test_decode_waits_as_long_as_blocks_are_coming(schedulers, waits):
     here.publish(asked, 6, ranks=1)
     coming, layout = _reserve(here, asked, 4, 6, namespace=1)
     for _ in range(5):
-        assert here.side.matched(asked, 0) == (None, False) and here.pinned == 0
+        assert here.side.match(asked, 0) == (None, False) and here.pinned == 0
         here.side.step(Scheduled())
         time.sleep(0.01)
     assert coming.publish(layout, range(2)) == ["stored"] * 2
@@ -160,7 +160,7 @@ def test_decode_takes_what_there_is_once_the_rest_is_given_up(schedulers, waits)
     asked = _asked(here)
     here.publish(asked, 4)
     coming, _ = _reserve(here, asked, 4, 6)
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     coming.release()
     assert here.admit(asked)[0] == 64
     assert here.counts()["handovers/short"] == 1
@@ -173,7 +173,7 @@ def test_decode_does_not_wait_beyond_a_block_that_does_not_come(schedulers, wait
     asked = _asked(here)
     here.publish(asked, 3)
     coming, _ = _reserve(here, asked, 4, 6)
-    assert here.side.matched(asked, 0) == (48, True)
+    assert here.side.match(asked, 0) == (48, True)
     coming.release()
 
 
@@ -183,7 +183,7 @@ def test_decode_waits_no_longer_than_copies_may_take(schedulers, waits):
     asked = _asked(here)
     here.publish(asked, 4)
     coming, _ = _reserve(here, asked, 4, 6)
-    assert here.side.matched(asked, 0) == (None, False)
+    assert here.side.match(asked, 0) == (None, False)
     time.sleep(0.05)
-    assert here.side.matched(asked, 0) == (64, True)
+    assert here.side.match(asked, 0) == (64, True)
     coming.release()

@@ -10,8 +10,8 @@ from dataclasses import replace
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import attachment, identity, pool_access, worker
 from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration import attachment, identity, pool_access, worker
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata

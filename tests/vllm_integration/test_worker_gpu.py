@@ -8,8 +8,8 @@ import fake_gpu
 import pytest
 import torch
 from kvbm_cxl.vllm_integration import loader, saver
-from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from kvbm_cxl.vllm_integration.metadata import Blocks
+from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from test_worker_side import BLOCKS, CONTENT, HEADS, KEYS, LAYERS, TOKENS, Bench
 
 PAGE_BYTES = HEADS * TOKENS * CONTENT * 4

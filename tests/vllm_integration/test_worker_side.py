@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 import torch
-from kvbm_cxl.vllm_integration import attachment, loader, movers, pool_access, saver, worker
 from kvbm_cxl.options import ConfigError
+from kvbm_cxl.vllm_integration import attachment, loader, movers, pool_access, saver, worker
 from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Kind, Shape
-from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from kvbm_cxl.vllm_integration.metadata import Blocks, StepMetadata, WorkerReport
+from kvbm_cxl.vllm_integration.movers import CopyTimeout
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 2, 12, 2, 16, 32

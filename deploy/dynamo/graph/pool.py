@@ -6,6 +6,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,17 +28,14 @@ BLOCK_PERCENT = 75
 
 def cxlctl_path() -> Path:
     """The command line: of the installed package, or of the last build. Raises GraphError."""
-    try:
-        import kvbm_cxl
+    with suppress(ImportError, FileNotFoundError):
+        from kvbm_cxl import programs
 
-        places = [Path(kvbm_cxl.__file__).parent / "bin" / "cxlctl"]
-    except ImportError:
-        places = []
-    places.append(ROOT / "target" / "release" / "cxlctl")
-    for place in places:
-        if place.is_file():
-            return place
-    raise GraphError(f"no cxlctl at {' or '.join(map(str, places))}: run `make build`")
+        return programs.cxlctl_path()
+    built = ROOT / "target" / "release" / "cxlctl"
+    if built.is_file():
+        return built
+    raise GraphError(f"no cxlctl at {built}, nor in a package kvbm_cxl: run `make build`")
 
 
 def cxlctl(spec: str, *arguments: str, environment: dict | None = None) -> str:

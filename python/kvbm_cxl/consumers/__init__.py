@@ -4,7 +4,6 @@
 
 | module | what it does |
 |---|---|
-| `config` | the options that every adapter has, checked |
 | `names` | namespaces out of fields, keys of 16 bytes out of any |
 | `blocks` | stores, loads, pins and evictions of many blocks; each failure becomes a word for one block, and is counted |
 | `pins` | pins that this process holds, by what the consumer calls a block |

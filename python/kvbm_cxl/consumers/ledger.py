@@ -44,24 +44,26 @@ class Ledger:
         self._thread = threading.Thread(target=self._listen, name="kvbm-cxl-ledger", daemon=True)
         self._thread.start()
 
-    def expect(self, entries: Iterable[tuple[Place, Entry]]) -> set[Place]:
-        """Writes down blocks that are about to be stored; returns those that were not in it. Before the store, so that an eviction right
-        after it finds them."""
+    def store(self, entries: dict[Place, Entry], store: Callable[[], list[str]], stored: Callable[[list[Entry]], None]) -> list[str]:
+        """Runs the store of blocks, which returns a word for each. `stored` gets those that the pool took and has not evicted since. They
+        are written down before the store, so that an eviction right after it finds them."""
         with self._lock:
-            fresh = {place: entry for place, entry in entries if place not in self._entries}
+            fresh = {place: entry for place, entry in entries.items() if place not in self._entries}
             self._entries.update(fresh)
-        return set(fresh)
-
-    def stored(self, places: Collection[Place], refused: Iterable[Place], told: Callable[[list[Entry]], None]) -> None:
-        """The end of the stores of expected blocks: `told` gets those that the pool took and has not evicted since."""
-        with self._lock:
-            for place in refused:
-                self._entries.pop(place, None)
-            # A block that was evicted and stored again before the pool reported it was reported as stored already.
-            there = [place for place in places if place in self._entries and place not in self._stored]
-            self._stored.update(there)
-            if there:
-                told([self._entries[place] for place in there])
+        words = ["failed"] * len(entries)
+        try:
+            words = store()
+        finally:
+            took = [place for place, word in zip(entries, words, strict=True) if word == "stored"]
+            with self._lock:
+                for place in fresh.keys() - set(took):
+                    self._entries.pop(place, None)
+                # A block that was evicted and stored again before the pool reported it was reported as stored already.
+                there = [place for place in took if place in self._entries and place not in self._stored]
+                self._stored.update(there)
+                if there:
+                    stored([self._entries[place] for place in there])
+        return words
 
     def take(self, places: Iterable[Place]) -> list[Entry]:
         """Removes blocks; returns those that were reported as stored."""

@@ -36,14 +36,14 @@ class Health:
         try:
             yield
         except FileNotFoundError:
-            self._ended(me, failed=False)
+            self._record(me, failed=False)
             raise
         except BaseException:
-            self._ended(me, failed=True)
+            self._record(me, failed=True)
             raise
-        self._ended(me, failed=time.monotonic() - began > self._slow_s)
+        self._record(me, failed=time.monotonic() - began > self._slow_s)
 
-    def _ended(self, me: int, *, failed: bool) -> None:
+    def _record(self, me: int, *, failed: bool) -> None:
         with self._lock:
             self._under_way.pop(me, None)
             if not failed:

@@ -72,7 +72,7 @@ class Index:
             self._used_s.pop(name, None)
             self._remove(name)
 
-    def used(self, name: BlockName) -> None:
+    def note_use(self, name: BlockName) -> None:
         """An object was promoted, and the store has noted that if it does."""
         with self._lock:
             if name in self._bytes_of:

@@ -173,7 +173,7 @@ class CxlStorageBackend(StoragePluginInterface):
         """How many leading chunks are there; with `pin` these are pinned."""
         if not pin:
             return leading(self._find(keys, self._blocks.has))
-        pins = self._pinned(keys)
+        pins = self._pin_leading(keys)
         self._pins.add(zip(keys, pins, strict=False))
         return len(pins)
 
@@ -181,12 +181,12 @@ class CxlStorageBackend(StoragePluginInterface):
         """The same. Blocks stay pinned until `batched_get_non_blocking` of the same lookup has loaded it."""
         if not pin:
             return await asyncio.to_thread(self.batched_contains, keys)
-        pins = await asyncio.to_thread(self._pinned, keys)
+        pins = await asyncio.to_thread(self._pin_leading, keys)
         with self._lock:
             self._looked_up.setdefault(lookup_id, []).extend(pins)
         return len(pins)
 
-    def _pinned(self, keys: list[CacheEngineKey]) -> list["kvbm_cxl.Pins"]:
+    def _pin_leading(self, keys: list[CacheEngineKey]) -> list["kvbm_cxl.Pins"]:
         """Pins of the leading chunks that are there."""
         found = self._find(keys, self._blocks.pin)
         count = leading(found)
@@ -211,7 +211,7 @@ class CxlStorageBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         """Each chunk in memory of LMCache's, which the caller gives back; None for a miss."""
-        objects = self._allocated(len(keys))
+        objects = self._allocate(len(keys))
         first, *others = self._stretches(list(zip(keys, objects, strict=False)), len(objects)) or [[]]
         with self._lock:
             tasks = None if self._closed else [self._loads.submit(self._load, some) for some in others]
@@ -236,7 +236,7 @@ class CxlStorageBackend(StoragePluginInterface):
         _give_back(one for one in loaded[count:] if one)
         return loaded[:count]
 
-    def _allocated(self, count: int) -> list[MemoryObj]:
+    def _allocate(self, count: int) -> list[MemoryObj]:
         """Memory for as many full chunks as there is room for. Where there is none, stores that are under way will give theirs back."""
         objects: list[MemoryObj] = []
         try:
@@ -295,7 +295,7 @@ class CxlStorageBackend(StoragePluginInterface):
 
     def clear(self) -> int:
         """Evicts every chunk under the names that this engine has met, also those that others stored. Their tokens are not known: 0."""
-        for namespace in self._chunks.known():
+        for namespace in self._chunks.known_namespaces():
             self._blocks.clear(namespace)
         return 0
 

@@ -9,6 +9,7 @@ the pool is opened again as soon as it can be.
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from lmcache.lmcache_native import Bitmap
@@ -86,7 +87,7 @@ class CxlL2Adapter(L2AdapterInterface):
         # What takes pins back and evicts, in order.
         self._later = ThreadPoolExecutor(1, "kvbm-cxl-lmcache-later")
         self._pins = Held()
-        self._ledger = Ledger(self._access, self._evicted)
+        self._ledger = Ledger(self._access, self._notify_evicted)
 
     def get_store_event_fd(self) -> int:
         return self._store_efd.fileno()
@@ -111,25 +112,19 @@ class CxlL2Adapter(L2AdapterInterface):
         for namespace, places in by_namespace(namespaces):
             names = [key_of(keys[place].chunk_hash) for place in places]
             sizes = [objects[place].get_size() for place in places]
-            fresh = self._ledger.expect(
-                ((namespace, name), Entry(keys[place], size)) for name, place, size in zip(names, places, sizes, strict=True)
-            )
-            words = ["failed"] * len(names)
-            try:
-                words = self._blocks.store(namespace, names, [memory_of(objects[place]) for place in places], sizes)
-            finally:
-                stored = [(namespace, name) for name, word in zip(names, words, strict=True) if word == "stored"]
-                self._ledger.stored(stored, fresh - set(stored), self._stored)
+            memory = [memory_of(objects[place]) for place in places]
+            entries = {(namespace, name): Entry(keys[place], size) for name, place, size in zip(names, places, sizes, strict=True)}
+            words = self._ledger.store(entries, partial(self._blocks.store, namespace, names, memory, sizes), self._notify_stored)
             stored_bytes += sum(size for size, word in zip(sizes, words, strict=True) if word == "stored")
             failures.update(set(words) - HELD - SKIPPED)
         if failures:
             logger.warning("%d objects were not all stored: %s", len(keys), ", ".join(sorted(failures)))
         return L2StoreResult(not failures, stored_bytes)
 
-    def _stored(self, entries: list[Entry]) -> None:
+    def _notify_stored(self, entries: list[Entry]) -> None:
         self._notify_keys_stored([entry.what for entry in entries], [entry.len_bytes for entry in entries])
 
-    def _evicted(self, entries: list[Entry]) -> None:
+    def _notify_evicted(self, entries: list[Entry]) -> None:
         self._notify_keys_deleted([entry.what for entry in entries], [entry.len_bytes for entry in entries])
 
     # Lookups, each of which locks what it finds
@@ -210,7 +205,7 @@ class CxlL2Adapter(L2AdapterInterface):
             # Reported before this returns. The pool reports it as well, of entries that are removed by then.
             entries = self._ledger.take((namespace, name) for name, is_gone in zip(names, gone, strict=True) if is_gone)
             if entries:
-                self._evicted(entries)
+                self._notify_evicted(entries)
 
     def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> KeyListPage:
         """The keys that this server stored and the pool still has. The pool has no names of other servers' keys, only digests of them."""

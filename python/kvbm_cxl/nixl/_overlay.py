@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._errors import NixlError
-from ._installed import Installation
+from ._installation import Installation
 from ._plugin import NAME, plugin_path
 
 

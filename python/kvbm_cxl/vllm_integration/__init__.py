@@ -19,7 +19,7 @@ prefix, pulls them by key (TraCT sections 4.2 and 4.3). Nothing connects the two
 | `held_tensors` | every tensor that a model holds in memory |
 | `weights`, `engine_watch` | weights that are replaced while the engine runs: noticed, and told apart by a fingerprint |
 | `adapters` | LoRA adapters by content |
-| `tracked` | what the scheduler's side remembers of a request |
+| `request_state` | what the scheduler's side remembers of a request |
 | `diagnosis` | why nothing is found |
 | `geometry` | where the bytes of a block lie in vLLM's tensors |
 | `failures` | errors of background threads: logged, counted, the last one kept |

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import bounded
+from . import limits
 from .file_digests import FileDigests, State, state_of
 from .log import logger
 from .stats import Tally
@@ -112,7 +112,7 @@ class LoadedAdapters:
         return folder, before, hashlib.sha256(files + how).digest()[:16]
 
     def _note(self, adapter_id: int, content: bytes) -> None:
-        if len(self._loaded) >= bounded.MAX_REMEMBERED:
+        if len(self._loaded) >= limits.MAX_REMEMBERED:
             there = self._manager.list_adapters() if self._manager is not None else ()
             self._loaded = {known: digest for known, digest in self._loaded.items() if known in there}
         self._loaded[adapter_id] = self._changed[adapter_id] = content
@@ -187,7 +187,7 @@ class KnownAdapters:
         if len(found) > 1 or UNKNOWN in found:
             if request.lora_name not in self._warned:
                 self._warned[request.lora_name] = None
-                bounded.trim(self._warned)
+                limits.trim(self._warned)
                 self.tally.count("adapters", "unknown")
                 logger.warning(
                     "CxlConnector: adapter %r (%s) is known by name alone: its files cannot be read, changed while they were, differ "
@@ -201,7 +201,7 @@ class KnownAdapters:
     def may_publish(self, request: "LoRARequest", content: bytes) -> bool:
         """Whether new blocks may be published: not while vLLM may have blocks itself that another adapter of this name computed."""
         name = request.lora_name, request.lora_path
-        if len(self._local) >= bounded.MAX_REMEMBERED and name not in self._local:
+        if len(self._local) >= limits.MAX_REMEMBERED and name not in self._local:
             return False  # None of these may be forgotten before the reset, and there is no room to remember this one.
         if self._local.setdefault(name, content) != content:
             if name not in self._mixed:
@@ -231,7 +231,7 @@ class KnownAdapters:
         wanted, self._wanted = self._wanted, {}
         return list(wanted.values())
 
-    def told(self, by_rank: Mapping[int, Mapping[int, bytes]]) -> set[int]:
+    def learn(self, by_rank: Mapping[int, Mapping[int, bytes]]) -> set[int]:
         """What workers say, by rank, then by the adapter's number. Returns adapters that are others than before."""
         replaced = set()
         for adapter_id in {each for adapters in by_rank.values() for each in adapters}:
@@ -242,7 +242,7 @@ class KnownAdapters:
                 before = {}
             self._told.pop(adapter_id, None)
             self._told[adapter_id] = {**before, **now}
-            while len(self._told) > bounded.MAX_REMEMBERED:
+            while len(self._told) > limits.MAX_REMEMBERED:
                 oldest = next(iter(self._told))
                 del self._told[oldest]
                 self._sure.discard(oldest)

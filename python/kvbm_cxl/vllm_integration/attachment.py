@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker knows once vLLM has made its KV cache: where blocks lie, under which namespaces, and what copies them."""
+"""A worker's KV cache, once vLLM has made it: the places of its blocks, their namespaces, and the movers that copy them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

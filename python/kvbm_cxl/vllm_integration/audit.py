@@ -178,7 +178,7 @@ class Audit:
         places = [at for at, (key, outcome) in enumerate(zip(batch.keys, outcomes)) if outcome == "exists" and key in computed]
         if not places:
             return
-        chosen = self._chosen(places, is_wanted)
+        chosen = self._choose(places, is_wanted)
         if group is None:
             self.tally.count("audited_blocks", "not_comparable", len(chosen))
             return
@@ -186,7 +186,7 @@ class Audit:
             if not self.has_differed:
                 self._compare(group, batch.keys[at], batch.block_ids[at])
 
-    def _chosen(self, places: list[int], is_wanted: bool) -> list[int]:
+    def _choose(self, places: list[int], is_wanted: bool) -> list[int]:
         with self._lock:
             first, self._seen = self._seen, self._seen + len(places)
         if is_wanted:

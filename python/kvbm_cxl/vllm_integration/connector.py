@@ -162,7 +162,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         engine_watch.watch_resets(kv_cache_manager, self._scheduler)
         if events := self._scheduler.events:
-            engine_watch.watch_cleared(kv_cache_manager, events.cleared)
+            engine_watch.watch_cleared(kv_cache_manager, events.note_cleared)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerHandshake]) -> None:
         self._scheduler.handshake(metadata)
@@ -171,10 +171,10 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             events.begin(self._scheduler.namespaces, cell_bytes, self._scheduler.shape.groups[0].block_tokens)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._scheduler.matched(request, num_computed_tokens)
+        return self._scheduler.match(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks, num_external_tokens)
+        self._scheduler.note_allocation(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         return self._scheduler.step(scheduler_output)
@@ -183,10 +183,10 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.report(connector_output)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request)
+        return self._scheduler.finish(request)
 
     def request_finished_all_groups(self, request: "Request", block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.finished(request)
+        return self._scheduler.finish(request)
 
     def reset_cache(self) -> bool:
         return self._scheduler.reset()

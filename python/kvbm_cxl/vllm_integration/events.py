@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import kvbm_cxl
 
 from .announcer import Announcer, RoundChanges
-from .bounded import trim
 from .config import ConnectorConfig
 from .descriptions import Description, description_bytes
 from .keys import block_key, event_extra_keys
+from .limits import trim
 from .log import logger
 from .pool_access import PoolAccess
 from .publisher import Outlet
@@ -105,7 +105,7 @@ class PoolEvents:
         announcer = Announcer(self._access, namespaces, block_tokens, self._tally)
         self._thread = self._access.failures.start_thread("kvbm-cxl-events", "KV events of the pool", lambda: self._run(announcer))
 
-    def ordered(self, request: "Request", first: int, stop: int, block_tokens: int) -> None:
+    def note_order(self, request: "Request", first: int, stop: int, block_tokens: int) -> None:
         """Blocks `first` to `stop` of a request are about to be published."""
         if self._thread is None:
             return
@@ -123,7 +123,7 @@ class PoolEvents:
             )
         trim(self._ordered, _MAX_ORDERED)
 
-    def stored(self, stored: Mapping[bytes, int], workers: int) -> None:
+    def note_stored(self, stored: Mapping[bytes, int], workers: int) -> None:
         """Workers have these keys in the pool now, so many each."""
         for key, count in stored.items():
             count += self._counts.pop(key, 0)
@@ -133,7 +133,7 @@ class PoolEvents:
                 self._published.append(description)
         trim(self._counts, _MAX_ORDERED)
 
-    def cleared(self) -> None:
+    def note_cleared(self) -> None:
         """Routers are about to forget all blocks of this engine: vLLM has announced that its own are gone."""
         self._is_cleared = True
 

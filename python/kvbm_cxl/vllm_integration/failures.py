@@ -10,12 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from .log import logger
-
-if TYPE_CHECKING:
-    from .stats import Tally
 
 # An error that repeats is logged again after this time.
 _LOG_AGAIN_S = 60.0
@@ -87,9 +82,8 @@ class ThreadFailures:
         except Exception as error:
             self.report(doing, error)
 
-    def count_in(self, tally: "Tally") -> None:
-        """Moves the counts since the last call into `tally`."""
+    def take_counts(self) -> Counter[str]:
+        """Errors since the last call, by reason."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
-        for reason, count in counts.items():
-            tally.count("thread_errors", reason, count)
+        return counts

@@ -65,7 +65,7 @@ class Group:
             return tokens // self.reach_tokens * self.reach_tokens
         return max(tokens - 1, 0) if self.kind is Kind.STATE else 0
 
-    def needed(self, tokens: int) -> range:
+    def needed_blocks(self, tokens: int) -> range:
         """The blocks that are needed to continue after `tokens` tokens. The last one may be filled in part. They begin with one of vLLM's:
         vLLM serves that to other requests as a whole."""
         return range(self.first_needed(tokens), -(-tokens // self.block_tokens))
@@ -180,7 +180,7 @@ class Shape:
             tokens = most_tokens - 1
         if tokens <= 0:
             return None
-        needed = tuple(group.needed(tokens) for group in self.groups)
+        needed = tuple(group.needed_blocks(tokens) for group in self.groups)
         for group, run, blocks in zip(self.groups, runs, needed):
             stop = blocks.stop + group.slices if group.is_draft else blocks.stop
             if blocks and (stop > len(run) or run[stop - 1] < stop - blocks.start):
@@ -237,7 +237,7 @@ def shape_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", stored
     """The shape of an engine's KV cache, in blocks as they lie in the pool; `stored_block_tokens` 0: those of vLLM. Raises `ConfigError`
     for groups whose blocks cannot be shared, or not in such blocks."""
     shape = _shape_of_vllm(vllm_config, kv_cache_config)
-    return _sliced(shape, stored_block_tokens) if stored_block_tokens else shape
+    return _slice_shape(shape, stored_block_tokens) if stored_block_tokens else shape
 
 
 def _shape_of_vllm(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Shape:
@@ -263,7 +263,7 @@ def _ends_with_blocks(kv_cache_config: "KVCacheConfig") -> bool:
     return any(not spec.prefix_cacheable or spec.tokens_per_state > 1 for spec in specs)
 
 
-def _sliced(shape: Shape, tokens: int) -> Shape:
+def _slice_shape(shape: Shape, tokens: int) -> Shape:
     """The same with blocks of `tokens` tokens in the pool."""
     if shape.has_states:
         raise ConfigError("CxlConnector: states of recurrent layers cannot be divided by tokens; leave stored_block_tokens out")

@@ -16,7 +16,7 @@ from ..options import ConfigError
 from .config import ConnectorConfig
 from .groups import Group, Kind, Shape, specs_of
 from .model_files import files_of, place_of, weights_digest
-from .settings import config_text, digest, engine_settings, settled, versions
+from .settings import config_text, digest, engine_settings, text_or_random, versions
 from .shards import Shards, cut_spec
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _draft(vllm_config: "VllmConfig", config: ConnectorConfig, group: Group) -> 
         return {}
     load_config = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
     name = config.model_id or fingerprint(draft, load_config)
-    settings = digest(settled("the configuration of the draft model", partial(config_text, speculative)))
+    settings = digest(text_or_random("the configuration of the draft model", partial(config_text, speculative)))
     return {"draft": f"{speculative.method}/{name}/{model_config_digest(draft)}/{settings}"}
 
 
@@ -132,12 +132,12 @@ def loading(vllm_config: "VllmConfig", of_ranks: int = 0) -> str:
     how = made_up if load_format == "dummy" else "files"
     # An adapter for the quantized weights, for one, is named there.
     more = getattr(vllm_config.load_config, "model_loader_extra_config", None)
-    return f"{how}/{digest(settled('--model-loader-extra-config', partial(config_text, more)))}" if more else how
+    return f"{how}/{digest(text_or_random('--model-loader-extra-config', partial(config_text, more)))}" if more else how
 
 
 def model_config_digest(model: "ModelConfig") -> str:
     """A digest of the model's configuration as it is used, overrides such as RoPE scaling included, and of the engine's options for it."""
-    text = settled("the configuration of the model", lambda: config_text(model.hf_config) + config_text(model))
+    text = text_or_random("the configuration of the model", lambda: config_text(model.hf_config) + config_text(model))
     # LongRoPE has two sets of factors; the longest prompt that an engine takes decides which one it uses for all.
     return digest(text + (f"/{model.max_model_len}" if "longrope" in text or '"su"' in text else ""))
 

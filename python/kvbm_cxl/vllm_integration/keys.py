@@ -79,7 +79,7 @@ def tail_key(request: "Request", block_tokens: int) -> bytes | None:
     return chain_key(parent, request.all_token_ids[start:stop], _TAIL_DOMAIN + encode(_extra_keys(request, start, stop)))
 
 
-def named(key: bytes, weights: bytes, adapter: bytes) -> bytes:
+def name_variant(key: bytes, weights: bytes, adapter: bytes) -> bytes:
     """The key of the same block as computed with an adapter, and with weights that replaced those of the start; empty for neither."""
     return chain_key(None, [], _NAMED_DOMAIN + encode((weights, adapter, key))) if weights or adapter else key
 
@@ -110,11 +110,11 @@ def event_extra_keys(request: "Request", start: int, stop: int) -> list[Any] | N
 def encode(value: Any) -> bytes:
     """Bytes of nested tuples of texts, byte strings and numbers, that can be read back and so are never equal for two values."""
     if isinstance(value, str):
-        return b"s" + _sized(value.encode("utf-8", "surrogatepass"))
+        return b"s" + _with_length(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, bytes):
-        return b"b" + _sized(value)
+        return b"b" + _with_length(value)
     if isinstance(value, int):
-        return b"i" + _sized(str(int(value)).encode())
+        return b"i" + _with_length(str(int(value)).encode())
     if value is None:
         return b"n"
     if isinstance(value, Iterable):
@@ -123,6 +123,6 @@ def encode(value: Any) -> bytes:
     raise TypeError(f"no encoding for {type(value).__name__} in the hash of a block")
 
 
-def _sized(data: bytes) -> bytes:
+def _with_length(data: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data
 

@@ -8,7 +8,7 @@ in between could be others than those in memory: the model is unknown then.
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

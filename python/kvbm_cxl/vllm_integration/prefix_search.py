@@ -9,7 +9,7 @@ from .block_names import BlockNames
 from .corrupt_blocks import CorruptBlocks
 from .groups import Hit, Kind
 from .pool_access import PoolAccess
-from .tracked import PinnedLookup, Tracked
+from .request_state import PinnedLookup, RequestState
 
 
 @dataclass
@@ -21,7 +21,7 @@ class PrefixSearch:
     access: PoolAccess
     names: BlockNames
     corrupt: CorruptBlocks
-    tracked: Tracked
+    tracked: RequestState
     computed_tokens: int
     """Tokens that vLLM has: a multiple of the shape's alignment."""
     with_tail: bool

@@ -14,8 +14,8 @@ from .config import ConnectorConfig
 from .failures import ThreadFailures
 from .log import logger
 from .metadata import Blocks
+from .request_state import RequestState
 from .stats import Tally
-from .tracked import Tracked
 
 _OUTCOMES = ("written", "dropped", "failed")
 
@@ -44,7 +44,7 @@ class Recording:
         logger.info("kvbm-cxl: requests are recorded in %s", recorder.path)
         return cls(names, recorder)
 
-    def admitted(self, tracked: Tracked, found_tokens: int) -> None:
+    def record_request(self, tracked: RequestState, found_tokens: int) -> None:
         """vLLM admitted a request that has `found_tokens` without computing them."""
         if not (self._names.namespaces and self._names.era.is_known):
             return
@@ -52,7 +52,7 @@ class Recording:
         keys = self._names.keys(tracked, 0, prompt_tokens // self._names.shape.groups[0].block_tokens)
         self._recorder.asked(self._names.namespaces[0], keys, prompt_tokens, found_tokens)
 
-    def published(self, saves: Iterable[Blocks]) -> None:
+    def record_publish(self, saves: Iterable[Blocks]) -> None:
         """Blocks were handed to the workers to be published."""
         keys = [key for save in saves if save.group == 0 and not save.tail_tokens and not save.is_state for key in save.keys]
         if keys and self._names.namespaces:

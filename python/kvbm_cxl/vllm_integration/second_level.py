@@ -18,8 +18,8 @@ from .block_names import BlockNames
 from .config import ConnectorConfig
 from .groups import Kind, Shape
 from .pool_access import PoolAccess
+from .request_state import PinnedLookup, RequestState
 from .stats import Tally
-from .tracked import PinnedLookup, Tracked
 
 # Counts of a level by what the connector calls them: its names, or beginnings of them.
 _OUTCOMES = {"demoted": "demoted", "promoted": "promoted", "trimmed": "trimmed", "errors": "failed"}
@@ -46,7 +46,7 @@ class SecondLevel:
             if self._demoter is None:
                 self._demoter = Demoter(self.access.call, self.level)
 
-    def is_coming(self, tracked: Tracked) -> bool:
+    def is_coming(self, tracked: RequestState) -> bool:
         """Whether blocks of a request are on their way back, and it waits for them."""
         if tracked.promotion is None:
             return False
@@ -55,7 +55,7 @@ class SecondLevel:
             return False
         return True
 
-    def brings(self, tracked: Tracked, lookup: PinnedLookup, names: BlockNames) -> bool:
+    def brings(self, tracked: RequestState, lookup: PinnedLookup, names: BlockNames) -> bool:
         """Brings back the blocks after the found prefix of a request, at its first call; returns whether any come."""
         if tracked.was_promoted or lookup.tail_tokens:
             return False

@@ -111,7 +111,7 @@ class CxlTier(SecondaryTierManager):
         self._fields = chunk_fields(offloading_spec, config.model_id, revision, self.block_size_bytes)
         self._fields |= {"extra": config.namespace, "engine": engine.fields() if engine else {}}
         self._weights = tier_engine.Weights(engine)
-        self._namespace = self._named()
+        self._namespace = self._name_chunks()
         self._access = acquire(config, must_open=False)
         self._blocks = Blocks(self._access)
         self._layout: "kvbm_cxl.BlockLayout | None" = kvbm_cxl.BlockLayout.of_tensors([primary_kv_view])
@@ -126,7 +126,7 @@ class CxlTier(SecondaryTierManager):
             self._events = TierEvents(self._access, self.tier_type, self.medium, self.locality)
         self._says_that_nothing_fits = True
 
-    def _named(self) -> "kvbm_cxl.Namespace":
+    def _name_chunks(self) -> "kvbm_cxl.Namespace":
         return namespace_of("vllm-tier", **self._fields, weights=self._weights.name.hex())
 
     # Lookups
@@ -150,7 +150,7 @@ class CxlTier(SecondaryTierManager):
     def submit_store(self, job_metadata: TransferJob) -> None:
         keys, rows = _chunks(job_metadata)
         if not self._weights.are_named():
-            self._stats.refused(len(keys))
+            self._stats.count_refused(len(keys))
             self._stores.end(job_metadata.job_id, _Done(False))
             return
         namespace = self._namespace
@@ -203,7 +203,7 @@ class CxlTier(SecondaryTierManager):
         self._loads.drain()
         # vLLM drains a tier when it empties its primary one.
         if self._weights.primary_was_reset():
-            self._namespace = self._named()
+            self._namespace = self._name_chunks()
 
     # What vLLM is told
 

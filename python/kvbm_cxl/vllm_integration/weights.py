@@ -52,7 +52,7 @@ def _whole(found: Mapping[str, bytes], without: Iterable[str]) -> bytes:
     return total.digest()[:16]
 
 
-def unnamed(model: "torch.nn.Module") -> set[str]:
+def unnamed_tensors(model: "torch.nn.Module") -> set[str]:
     """Where a model holds tensors that are not in its state: packed weights, and other tensors."""
     named = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     return {path for path, tensor in Walk().tensors(model) if id(tensor) not in named}
@@ -133,15 +133,15 @@ def watch_packing() -> None:
 
 def _leaving_digest(pack: Any) -> Any:
     @wraps(pack)
-    def packed(*arguments: Any, **named: Any) -> Any:
+    def pack_and_digest(*arguments: Any, **named: Any) -> Any:
         handler, total = pack(*arguments, **named), hashlib.sha256()
         for each in (*arguments, *(value for _, value in sorted(named.items()))):
             total.update(tensor_digest(each) if hasattr(each, "untyped_storage") else repr(each).encode())
         setattr(handler, DIGEST_ATTRIBUTE, total.digest())
         return handler
 
-    setattr(packed, DIGEST_ATTRIBUTE, True)
-    return packed
+    setattr(pack_and_digest, DIGEST_ATTRIBUTE, True)
+    return pack_and_digest
 
 
 def worker_of_this_call() -> Any | None:
@@ -182,14 +182,14 @@ class WeightsInMemory:
     def before_warm_up(self) -> None:
         """The model is loaded, and vLLM is about to compute with it for the first time."""
         if self.worker is not None:
-            self._unnamed = self._read(lambda model: digests(model, unnamed(model)))
+            self._unnamed = self._read(lambda model: digests(model, unnamed_tensors(model)))
 
     def look(self) -> bytes:
         """The fingerprint now, `UNKNOWN` where it cannot be taken. The first one comes after warming up, and before any request."""
         started_s = time.perf_counter()
         found = self._read(digests) if self.worker is not None else None
         if found and self._unnamed is not None:
-            before, now = self._unnamed, self._read(unnamed) or ()
+            before, now = self._unnamed, self._read(unnamed_tensors) or ()
             self._filled = {path for path in now if before.get(path) != found.get(path)}
         self._unnamed = None
         self.latest = UNKNOWN if found is None else _whole(found, self._filled)
@@ -210,7 +210,7 @@ class WeightsInMemory:
         self._answered, before = inquiry, self.latest
         return self.look() != before or self.latest == UNKNOWN
 
-    def answered(self, inquiry: int) -> bool:
+    def has_answered(self, inquiry: int) -> bool:
         return 0 < inquiry <= self._answered
 
 
@@ -239,7 +239,7 @@ class Era:
     def handshake(self, fingerprints: Iterable[bytes]) -> None:
         """The fingerprints of all workers at start, in the order of their ranks."""
         all_ranks = list(fingerprints)
-        self._ranks, self._start = len(all_ranks), combined(all_ranks)
+        self._ranks, self._start = len(all_ranks), combine(all_ranks)
 
     @property
     def is_known(self) -> bool:
@@ -283,7 +283,7 @@ class Era:
         self._answers.update(by_rank)
         if len(self._answers) < self._ranks:
             return False
-        return self._conclude(combined([self._answers[rank] for rank in sorted(self._answers)]))
+        return self._conclude(combine([self._answers[rank] for rank in sorted(self._answers)]))
 
     def isolate(self) -> bool:
         """The pool's blocks are not those of this engine: its keys become random, and stay so. True: they were not before."""
@@ -319,7 +319,7 @@ class Era:
         return changed
 
 
-def combined(fingerprints: list[bytes]) -> bytes:
+def combine(fingerprints: list[bytes]) -> bytes:
     """One fingerprint of those of all ranks."""
     if not fingerprints or UNKNOWN in fingerprints:
         return UNKNOWN

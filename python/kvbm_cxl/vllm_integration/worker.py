@@ -113,14 +113,15 @@ class WorkerSide:
         report = WorkerReport(self.saver.done_step(), *self.loader.take_report(), self.saver.take_stored())
         report.has_differed = self.attachment is not None and self.attachment.audit is not None and self.attachment.audit.has_differed
         rank = getattr(self.worker, "rank", 0)
-        if self._orders and self.weights.answered(self._orders.inquiry):
+        if self._orders and self.weights.has_answered(self._orders.inquiry):
             report.inquiry, report.weights = self._orders.inquiry, {rank: self.weights.latest}
         if adapters := self.adapters.take_changed():
             report.adapters = {rank: adapters}
         return report
 
     def take_stats(self) -> CxlStats | None:
-        self.access.failures.count_in(self.tally)
+        for reason, count in self.access.failures.take_counts().items():
+            self.tally.count("thread_errors", reason, count)
         if self.second:
             self.second.count_in(self.tally)
         return self.tally.take()

@@ -38,7 +38,7 @@ class PinnedLookup:
 
 
 @dataclass
-class Tracked:
+class RequestState:
     """The state of a request until it is finished."""
 
     request: "Request"
