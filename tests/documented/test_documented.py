@@ -6,7 +6,7 @@ from blocks import ROOT, Block, blocks, pages, problem
 from walk import Given, can_walk, walk
 
 # A tiny model with random weights, and a thread for each process of vLLM: what a machine of two cores serves.
-MODEL = f"""export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1
+MODEL = f"""export OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 TORCHDYNAMO_DISABLE=1
 MODEL=$(PYTHONPATH={ROOT}/deploy/dynamo python -c 'import pathlib, tiny_model; print(tiny_model.tiny_model(pathlib.Path("models").absolute()))')
 export PYTHONPATH={ROOT}/deploy/dynamo/cpu_harness
 """
