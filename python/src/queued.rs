@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of a GPU that go on beside their caller, in the order of its streams.
+//! Copies of GPU blocks that run while the caller continues, in the order of its streams.
 
 use crate::blocks::STORED;
 use crate::cache::{OpenCache, WHAT};
@@ -14,16 +14,16 @@ use cxl_pool::metrics::RefusalReason;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// What was queued, with what its memory is of: kept until the end, whatever the program keeps.
+/// Queued copies with the owners of their memory: kept until the end, whatever the program keeps.
 pub struct Kept {
     queued: queued::Queued,
-    _layouts: Vec<Py<BlockLayout>>,
+    _layout: Py<BlockLayout>,
 }
 
 impl Kept {
-    /// Of memory of these layouts.
-    pub fn new(queued: queued::Queued, layouts: Vec<Py<BlockLayout>>) -> Self {
-        Kept { queued, _layouts: layouts }
+    /// Of memory of this layout.
+    pub fn new(queued: queued::Queued, layout: Py<BlockLayout>) -> Self {
+        Kept { queued, _layout: layout }
     }
 
     /// Whether it may go: the GPU does nothing of it any more.
@@ -41,7 +41,7 @@ pub fn stream_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// Where the blocks of a call lie, which come after this.
-pub fn on_gpu(layout: &BlockLayout, after: After) -> PyResult<OnGpu> {
+fn on_gpu(layout: &BlockLayout, after: After) -> PyResult<OnGpu> {
     match layout.gpu() {
         Some(device) => Ok(OnGpu { device, after }),
         None => Err(invalid("the blocks lie in the host's memory: no stream of a GPU orders their copies")),
@@ -77,7 +77,7 @@ impl Call {
             // the stream is there, is what the documentation of the Python functions demands. The same below.
             Ok(unsafe { open.cache()?.queue_publish(&requests, on, wait_ms, |at| places.ranges(ids[at])) }?)
         })?;
-        Queued::new(py, queued, vec![layout], handle, true)
+        Queued::new(py, queued, layout, handle, true)
     }
 
     /// Queues a pull.
@@ -91,7 +91,7 @@ impl Call {
             // SAFETY: as above; no block is named twice.
             Ok(unsafe { open.cache()?.queue_pull(namespace, keys, on, wait_ms, |at, _| places.ranges(ids[at])) }?)
         })?;
-        Queued::new(py, queued, vec![layout], handle, false)
+        Queued::new(py, queued, layout, handle, false)
     }
 }
 
@@ -104,15 +104,15 @@ pub struct Queued {
 }
 
 impl Queued {
-    /// Of blocks in memory of these layouts.
+    /// Of blocks in memory of this layout.
     pub fn new(
         py: Python<'_>,
         queued: queued::Queued,
-        layouts: Vec<Py<BlockLayout>>,
+        layout: Py<BlockLayout>,
         handle: &Arc<OpenHandle<OpenCache>>,
         is_publish: bool,
     ) -> PyResult<Queued> {
-        let kept = Kept::new(queued.clone(), layouts);
+        let kept = Kept::new(queued.clone(), layout);
         let timeout_ms = py.detach(|| -> Outcome<u64> {
             let open = handle.hold()?;
             open.remember_queued(kept);

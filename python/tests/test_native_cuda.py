@@ -311,48 +311,6 @@ def test_what_cannot_be_queued_is_refused(gpu, pool, monkeypatch):
     gpu.library.fake_finish()
 
 
-def test_blocks_are_published_layer_by_layer(gpu, pool):
-    keys, part_bytes = chain(COUNT), 1536
-    blocks = [payload(key, PARTS * part_bytes) for key in keys]
-    stream = gpu.stream()
-    addresses = [gpu.allocate(bytes(COUNT * part_bytes)) for _ in range(PARTS)]
-    layers = [BlockLayout([(address, part_bytes, part_bytes)], COUNT, device="cuda") for address in addresses]
-    with pool.cache(checksums=False) as cache:
-        cache.open_gpu(0)
-        gpu.set("is_stuck", 1)
-        queued = cache.queue_layers(NS, keys, PARTS * part_bytes, 0)
-        for part, (address, layer) in enumerate(zip(addresses, layers, strict=True)):
-            for place, block in enumerate(blocks):
-                gpu.kernel(stream, address + place * part_bytes, block[part * part_bytes : (part + 1) * part_bytes])
-            queued.queue(layer, range(COUNT), after=stream if part else gpu.event(stream))
-        ended = queued.finish()
-        assert not ended.done() and cache.presence(NS, keys) == ["coming"] * COUNT
-        with pytest.raises(ClosedError):
-            queued.finish()
-        gpu.set("is_stuck", 0)
-        assert ended.wait() == ["stored"] * COUNT
-        into = bytearray(PARTS * part_bytes)
-        for key, block in zip(keys, blocks, strict=True):
-            assert cache.pull(NS, key, into)
-            assert into == block
-        # What is not whole, or not finished, is given up.
-        others = chain(3, seed=5)
-        short = cache.queue_layers(NS, others[:1], PARTS * part_bytes, 0)
-        short.queue(layers[0], [0], after=stream)
-        with pytest.raises(InvalidError, match="all of its parts"):
-            short.finish()
-        with cache.queue_layers(NS, others[1:2], PARTS * part_bytes, 0) as released:
-            released.queue(layers[0], [0], after=stream)
-        kept = cache.queue_layers(NS, others[2:], PARTS * part_bytes, 0)
-        kept.queue(layers[0], [0], after=stream)
-    # Closing has given up the last of them.
-    with pytest.raises(ClosedError):
-        kept.finish()
-    with pool.cache(checksums=False) as cache:
-        assert cache.presence(NS, others) == ["absent"] * 3
-    gpu.library.fake_finish()
-
-
 @pytest.mark.parametrize("machine", [None, "another"], ids=["one-host", "two-hosts"])
 def test_what_a_killed_process_had_queued_is_given_back(driver, spec, peer, machine):
     keys = chain(COUNT)

@@ -44,7 +44,7 @@ def test_it_runs_to_its_end(driver, tmp_path):
     assert "every byte is right by piece, batch, kernel, bounce, summed" in done.stdout and "another process has every byte" in done.stdout
     ratios = json.loads(done.stdout.splitlines()[-1].removeprefix("RATIOS "))
     assert len(ratios) > 50 and all(value > 0 for value in ratios.values())
-    assert {"step_publish_waited_over_layers", "step_pull_waited_over_queued", "queue_call_share"} <= set(ratios)
+    assert {"step_publish_waited_over_queued", "step_pull_waited_over_queued", "queue_call_share"} <= set(ratios)
     assert {"pull_128x20k_piece_over_kernel", "publish_16384x160_bounce_over_summed", "pool_over_pinned_to_gpu"} <= set(ratios)
     assert not (tmp_path / "pool").exists()
 

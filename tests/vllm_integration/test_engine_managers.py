@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engines import engine, prompt
-from kvbm_cxl.vllm_integration import handover, worker
+from kvbm_cxl.vllm_integration import handover, saver
 
 # So long that the engine, which has a seat as well, does not take the manager's place before the requests of the test have ended.
 SUSPECT_MS, LOCK_TIMEOUT_MS = 120_000, 30_000
@@ -68,7 +68,7 @@ def managed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options", ({}, {"publish_behind": False}), ids=("behind", "before"))
 def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, options):
     pool, manager = managed
-    monkeypatch.setattr(worker, "LEAST_PATIENCE", PATIENCE_S * 1000 / SUSPECT_MS)
+    monkeypatch.setattr(saver, "LEAST_PATIENCE", PATIENCE_S * 1000 / SUSPECT_MS)
     seed = iter(range(100, 1000))
 
     def asks(count: int, running, **sampling) -> list[float]:
@@ -87,7 +87,7 @@ def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, 
         manager.stop()
         took = asks(6, running) + asks(4, running, **ASKED) + asks(2, running)
         assert max(took) < 2 * usual_s + PATIENCE_S + SPARE_S and max(took) < LOCK_TIMEOUT_MS / 1000, (usual_s, took)
-        saves = running.worker_side._saves
+        saves = running.worker_side.saver.saves
         assert saves.is_held_up
         running.settle()
         counted = running.counted()

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import kvbm_cxl
 import pytest
 import torch
+from kvbm_cxl.options import ConfigError
 from kvbm_cxl.vllm_integration import identity, support
-from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
+from kvbm_cxl.vllm_integration.config import ConnectorConfig
 from kvbm_cxl.vllm_integration.groups import Group, Shape, kind_of
 from kvbm_cxl.vllm_integration.settings import config_text
 from kvbm_cxl.vllm_integration.shards import shards_of

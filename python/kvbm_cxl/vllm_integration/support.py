@@ -4,7 +4,7 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigError
+from ..options import ConfigError
 from .groups import specs_of
 
 if TYPE_CHECKING:
@@ -38,15 +38,6 @@ def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
         yield "KV scales calculated at run time (--calculate-kv-scales): each engine would give the same bytes another meaning"
     if cache.prefix_caching_hash_algo not in _HASHES:
         yield f"--prefix-caching-hash-algo {cache.prefix_caching_hash_algo}: use {' or '.join(_HASHES)}"
-
-
-def check_save_layers(vllm_config: "VllmConfig") -> None:
-    """Raises `ConfigError` for an engine in which a layer may not be computed for all tokens of a step when it calls the connector."""
-    instead = "blocks could be published before they are computed; leave save_layers out"
-    if vllm_config.parallel_config.use_ubatching:
-        raise ConfigError(f"CxlConnector: with microbatches (--enable-dbo, --ubatch-size) a layer is computed in parts, so that {instead}")
-    if vllm_config.speculative_config is not None:
-        raise ConfigError(f"CxlConnector: with speculative decoding draft layers are computed several times in a step, so that {instead}")
 
 
 def caches_states(kv_cache_config: "KVCacheConfig") -> bool:

@@ -227,7 +227,7 @@ impl Inner {
     fn sit_down(&self, seat: u64, generation: u32) -> Result<()> {
         let header = self.segment.header();
         let found = self.found_in_seat(seat)?;
-        // Of another seat, or of another session in this one.
+        // The rows known before are of another seat, or of another session in this one.
         header.rows_of_seat.store(0, Ordering::Release);
         header.seat_epoch.store(found.epoch, Ordering::Release);
         header.seat_generation.store(generation, Ordering::Release);
