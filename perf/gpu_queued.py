@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks in the order of a stream: published when a step has been waited for, behind its stream, and layer by layer beside it. **It has
-never run on a GPU.** Used by gpu.py.
+"""Blocks in the order of a stream: published when a step has been waited for, and behind its stream. Used by gpu.py.
 
 A step computes the pages of its blocks layer by layer: memory of the GPU is set again and again, the page last.
 `step_publish_waited_over_queued` is the time of a step with its publish that waits for the step first, by that with `queue_publish`; above
-1 the latter is faster. `..._over_layers` is the same for `queue_layers`, `step_pull_waited_over_queued` for a pull and a step behind it.
+1 the latter is faster. `step_pull_waited_over_queued` is the same for a pull and a step behind it.
 `queue_call_share` is the part of a step with its publish that the call takes of the caller's time.
 """
 
@@ -30,7 +29,6 @@ class Step:
         self.stream = SimpleNamespace(cuda_stream=bench.gpu.stream.value)
         self.addresses = [self.gpu.allocate(count * PAGE_BYTES) for _ in range(layers)]
         self.work = self.gpu.allocate(work_bytes)
-        self.by_layer = [kvbm_cxl.BlockLayout([(at, PAGE_BYTES, PAGE_BYTES)], count, device="cuda:0") for at in self.addresses]
         self.layout = kvbm_cxl.BlockLayout([(at, PAGE_BYTES, PAGE_BYTES) for at in self.addresses], count, device="cuda:0")
         self.block_bytes, self.number = layers * PAGE_BYTES, 0
 
@@ -67,12 +65,6 @@ class Step:
 def _publish(way, cache, ns, keys, step):
     """Computes and publishes the blocks; the seconds of the caller's call, where there is one that returns at once."""
     ids = range(step.count)
-    if way == "layers":
-        with cache.queue_layers(ns, keys, step.block_bytes, 0) as queued:
-            for layer in range(step.layers):
-                step.compute(layer)
-                queued.queue(step.by_layer[layer], ids, after=step.stream)
-            return queued.finish().wait(), 0.0
     step.compute_all()
     if way == "waited":
         step.gpu.wait()
@@ -101,7 +93,7 @@ def measure(bench, ns, say):
     divide = bench.said.divide
     step = Step(bench, max(2, LAYERS // divide), max(2, COUNT // divide), max(4096, WORK_BYTES // divide**3))
     bench.format(step.block_bytes)
-    times, ways = {}, ("waited", "queued", "layers")
+    times, ways = {}, ("waited", "queued")
     with kvbm_cxl.Pool(bench.spec) as pool, pool.cache(checksums=False) as cache:
         cache.open_gpu(0)
         for number in range(bench.said.rounds + 1):
@@ -118,18 +110,17 @@ def measure(bench, ns, say):
                 if number:  # The first round opens the engine, and touches the memory.
                     times.setdefault(("publish", way), []).append(took_s)
                     times.setdefault(("call", way), []).append(call_s)
-                if way != "layers":
-                    for layer in range(step.layers):
-                        step.gpu.write(step.addresses[layer], bytes(step.count * PAGE_BYTES))
-                    start = time.perf_counter()
-                    found = _pull(way, cache, ns, keys, step)
-                    if number:
-                        times.setdefault(("pull", way), []).append(time.perf_counter() - start)
-                    pages = [step.gpu.read(address, step.count * PAGE_BYTES) for address in step.addresses]
-                    for block, miss in enumerate(found):
-                        at = block * PAGE_BYTES
-                        if miss is not None or b"".join(page[at : at + PAGE_BYTES] for page in pages) != step.block(block):
-                            raise SystemExit(f"a block that was pulled {way} is wrong: nothing that was timed counts")
+                for layer in range(step.layers):
+                    step.gpu.write(step.addresses[layer], bytes(step.count * PAGE_BYTES))
+                start = time.perf_counter()
+                found = _pull(way, cache, ns, keys, step)
+                if number:
+                    times.setdefault(("pull", way), []).append(time.perf_counter() - start)
+                pages = [step.gpu.read(address, step.count * PAGE_BYTES) for address in step.addresses]
+                for block, miss in enumerate(found):
+                    at = block * PAGE_BYTES
+                    if miss is not None or b"".join(page[at : at + PAGE_BYTES] for page in pages) != step.block(block):
+                        raise SystemExit(f"a block that was pulled {way} is wrong: nothing that was timed counts")
                 cache.evict_all(ns, keys)
     medians = {key: statistics.median(found) for key, found in times.items()}
     rates = (f"{way} {1e3 * medians['publish', way]:.2f} ms" for way in ways)
@@ -137,7 +128,6 @@ def measure(bench, ns, say):
     step.free()
     return {
         "step_publish_waited_over_queued": medians["publish", "waited"] / medians["publish", "queued"],
-        "step_publish_waited_over_layers": medians["publish", "waited"] / medians["publish", "layers"],
         "step_pull_waited_over_queued": medians["pull", "waited"] / medians["pull", "queued"],
         "queue_call_share": medians["call", "queued"] / medians["publish", "queued"],
     }

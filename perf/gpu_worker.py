@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The worker's side of CxlConnector over tensors of a GPU, as vLLM drives it, without vLLM. **It has never run on a GPU.** Used by gpu.py.
+"""The worker's side of CxlConnector over tensors of a GPU, as vLLM drives it, without vLLM. Used by gpu.py.
 
-    python3 gpu_worker.py --device cpu      on a machine without a GPU, to try the program: blocks layer by layer are left out there
+    python3 gpu_worker.py --device cpu      on a machine without a GPU, to try the program
 
 A step computes the pages of its blocks layer by layer with kernels of PyTorch, has them published, and ends. Another worker's side loads
-them to other places, and every byte is compared. `worker_step_whole_over_layers` is the time from the start of a step until its blocks are
-in the pool when they are published whole behind it, by that of `save_layers`; `worker_step_summed_over_whole` is what checksums cost.
+them to other places, and every byte is compared. `worker_step_summed_over_whole` is the time from the start of a step until its blocks are
+in the pool with checksums, by that without.
 Where vLLM is not installed, the few classes that the package takes from it are made here.
 """
 
@@ -31,7 +31,6 @@ LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 8, 64, 8, 16, 256
 WAYS = {
     "summed": {"checksums": True},
     "whole": {"checksums": False},
-    "layers": {"checksums": False, "save_layers": True},
 }
 
 
@@ -82,7 +81,7 @@ class Side:
         self.side = worker.WorkerSide(None, cache, config, self.access)
         self.memory = torch.zeros((LAYERS, BLOCKS, HEADS, TOKENS, CONTENT), dtype=torch.bfloat16, device=device)
         self.side.attach(dict(zip(names, self.memory)))
-        self.names, self.step = names, 0
+        self.step = 0
 
     def orders(self, **orders):
         from kvbm_cxl.vllm_integration.metadata import StepMetadata
@@ -97,11 +96,10 @@ class Side:
         step = self.orders(saves=[Blocks("a", keys, block_ids)], complete={"a"})
         self.side.before_overwrite(step)
         self.side.start_loads(step)
-        for layer, name in enumerate(self.names):
+        for layer in range(LAYERS):
             for _ in range(4):
                 values[0] @ values[0]
             self.memory[layer, block_ids] = values[1][layer]
-            self.side.layer_computed(name)
         self.side.save(step)
         self.side.ended(set())
 
@@ -138,11 +136,10 @@ def measure(spec, device, rounds, say=print, go_on=lambda: None):
 
     block_bytes = LAYERS * HEADS * TOKENS * CONTENT * 2
     kvbm_cxl.format_pool(spec, cells=f"{block_bytes}:75%", force=True)
-    ways = {way: options for way, options in WAYS.items() if device != "cpu" or way != "layers"}
     random, times, number = torch.Generator(device=device).manual_seed(7), {}, 0
     matrix = torch.ones((64, 64) if device == "cpu" else (4096, 4096), dtype=torch.bfloat16, device=device)
     count = BLOCKS // 2
-    for way, options in ways.items():
+    for way, options in WAYS.items():
         with closing(Side(spec, device, options)) as here, closing(Side(spec, device, options)) as there:
             for turn in range(rounds + 1):
                 go_on()
@@ -164,10 +161,7 @@ def measure(spec, device, rounds, say=print, go_on=lambda: None):
     medians = {way: statistics.median(found) for way, found in times.items()}
     rates = (f"{way} {1e3 * median:.2f} ms" for way, median in medians.items())
     say(f"a step of the worker with {count} blocks of {block_bytes >> 10} KiB: {', '.join(rates)}")
-    ratios = {"worker_step_summed_over_whole": medians["summed"] / medians["whole"]}
-    if "layers" in medians:
-        ratios["worker_step_whole_over_layers"] = medians["whole"] / medians["layers"]
-    return ratios
+    return {"worker_step_summed_over_whole": medians["summed"] / medians["whole"]}
 
 
 def main():

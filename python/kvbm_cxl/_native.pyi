@@ -270,24 +270,6 @@ class Queued:
     def hold(self, stream: _GpuStream | int) -> None:
         """Has a stream come after the copies: work that it is given from here on may write the memory of a publish anew."""
 
-class QueuedLayers:
-    """Blocks of a GPU that are published layer by layer: what queue_layers returns. What is not finished is given up when this is dropped, or
-    the cache is closed."""
-
-    def queue(self, layout: BlockLayout, block_ids: Iterable[int], *, after: _GpuStream | _GpuEvent) -> None:
-        """Copies the next part of each block, from block_ids[i] of the layout of that part, behind what a stream was given before, or an
-        event; returns at once. Parts are multiples of 64 bytes, but for the last one. Memory as for queue_publish. Raises InvalidError, DeviceError: then
-        release it."""
-
-    def finish(self) -> Queued:
-        """Has the blocks committed when all parts have arrived. Raises InvalidError when one is missing: nothing is published then."""
-
-    def release(self) -> None:
-        """Gives up what is not finished."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exception: object) -> None: ...
-
 class Event:
     """What happened to a block of this process.
 
@@ -443,7 +425,7 @@ class Cache:
 
         Blocks of a GPU are copied by the GPU on a stream of ours, behind what the stream `after` was given, or what the event `after` was
         recorded behind, and the call returns when that has ended; None = the caller has seen the end of whatever wrote them. Raises
-        NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after CXL_CUDA_TIMEOUT_MS (10 s).
+        NotFoundError when there is no CUDA driver, DeviceError ("gpu") when the GPU fails, TimeoutError_ after 10 s.
         """
 
     def reserve_blocks(
@@ -483,24 +465,10 @@ class Cache:
         before (a stream as torch's, or its number: CUstream); the blocks are committed when they have ended, by a thread of the cache.
 
         Until then the memory is not written, but by work of streams that Queued.hold has ordered. The bytes under way have a bound
-        (CXL_CUDA_QUEUED_BYTES); a call above it waits for earlier ones at most wait_ms (None = as long as calls of the pool may take), then
+        (256 MiB); a call above it waits for earlier ones at most wait_ms (None = as long as calls of the pool may take), then
         raises FullError; InvalidError where it never fits. Where a CPU has a part in the copies (the pool is not registered, or checksums
         are on and no kernel takes them) the call waits for them. Raises as publish_blocks for what keeps it from beginning.
         """
-
-    def queue_layers(
-        self,
-        ns: Namespace,
-        keys: Iterable[bytes],
-        len_bytes: int,
-        device: int,
-        *,
-        parents: Iterable[bytes | None] | None = None,
-        wait_ms: int | None = None,
-    ) -> QueuedLayers:
-        """Reserves cells for blocks of len_bytes on GPU `device`, whose parts are queued one after the other, each when the work that computes
-        it is on its stream: the copies of one layer go on beside the computation of the next. Such blocks have no checksum. Bound, waits
-        and errors are those of queue_publish."""
 
     def queue_pull(
         self,
@@ -520,7 +488,7 @@ class Cache:
         """
 
     def open_gpu(self, device: int) -> GpuReach:
-        """Opens a GPU, by its number in CUDA, before the first block of it, and registers the pool for it if register_at_start: that may
+        """Opens a GPU, by its number in CUDA, before the first block of it, and registers the pool for it: that may
         take minutes, and copies may be made meanwhile. Raises NotFoundError (no driver, too old, or no such GPU), DeviceError."""
 
     def is_settled(self, timeout_ms: int = 0) -> bool:
@@ -670,9 +638,7 @@ class Pool:
         remembered_keys: int | None = None,
         copy: str | None = None,
         dma: Literal["cached", "uncached"] | None = None,
-        register_at_start: bool | None = None,
         register_bytes: int | None = None,
-        register_required: bool | None = None,
     ) -> Cache:
         """Opens the cache of this process; one at a time for each Pool.
 
@@ -683,9 +649,9 @@ class Pool:
         "engine=cpu,workers=3".
 
         Of GPUs, where None is what the environment says (CXL_CUDA_...): dma: "uncached" leaves out the flushes around a GPU's copies,
-        which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_at_start: open_gpu registers the
-        pool with the driver, of which register_bytes from its beginning (0: all). register_required: open_gpu raises DeviceError where
-        that is refused; otherwise blocks go through pinned buffers.
+        which is right only where the pool's memory is uncacheable on this host and DDIO is off. register_bytes: how much of the pool, from
+        its beginning, open_gpu registers with the driver (all); copies register the rest when they first need it. What the driver refuses
+        goes through pinned buffers.
 
         Raises InvalidError (no cells in the pool, or numbers that cannot be), ExistsError, FencedError.
         """

@@ -6,7 +6,6 @@ use crate::cold::ColdBlock;
 use crate::events::Events;
 use crate::failure::{Failure, Outcome, invalid};
 use crate::handle::{End, OpenHandle, drop_detached, held};
-use crate::layers::{LayerSet, QueuedLayers};
 use crate::layout::BlockLayout;
 use crate::local::{Local, Ranges, Use};
 use crate::member::Member;
@@ -16,7 +15,7 @@ use crate::pins::{PinSet, Pins};
 use crate::queued::{Call, Kept, Queued, stream_of};
 use crate::reservations::{Reservations, ReservedSet};
 use crate::watch::Watch;
-use cxl_pool::cache::{CacheConfig, Presence, PublishRequest, Pulled, Upkeep};
+use cxl_pool::cache::{CacheConfig, Presence, Pulled, Upkeep};
 use cxl_pool::copy::LocalPlace;
 use cxl_pool::copy::cuda::Reach;
 use cxl_pool::metrics::MissReason;
@@ -39,8 +38,6 @@ pub struct OpenCache {
     reservations: Mutex<Vec<Weak<ReservedSet>>>,
     /// What goes on beside its caller, and the layouts of its memory.
     queued: Mutex<Vec<Kept>>,
-    /// What it publishes layer by layer.
-    layers: Mutex<Vec<Weak<LayerSet>>>,
     /// Addresses of the pool in this process.
     pub pool: Range<usize>,
     /// Told when it is closed.
@@ -64,7 +61,6 @@ impl OpenCache {
             pins: Mutex::default(),
             reservations: Mutex::default(),
             queued: Mutex::default(),
-            layers: Mutex::default(),
             pool,
             end: Arc::default(),
             member,
@@ -93,13 +89,6 @@ impl OpenCache {
         reservations.push(Arc::downgrade(set));
     }
 
-    /// Remembers blocks that are published layer by layer, so that closing can give them up.
-    pub fn remember_layers(&self, set: &Arc<LayerSet>) {
-        let mut layers = held(&self.layers);
-        layers.retain(|known| known.strong_count() > 0);
-        layers.push(Arc::downgrade(set));
-    }
-
     /// Keeps what was queued until it has ended, and lets go of what has.
     pub fn remember_queued(&self, kept: Kept) {
         let mut queued = held(&self.queued);
@@ -114,8 +103,6 @@ impl OpenCache {
 impl Drop for OpenCache {
     fn drop(&mut self) {
         held(&self.reservations).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
-        let layers: Vec<Kept> = held(&self.layers).drain(..).filter_map(|set| set.upgrade()).filter_map(|set| set.release()).collect();
-        held(&self.queued).extend(layers);
         held(&self.pins).drain(..).filter_map(|set| set.upgrade()).for_each(|set| set.release());
         self.upkeep = None;
         let closed = self.cache.take().map_or(Ok(()), cxl_pool::Cache::close);
@@ -457,30 +444,6 @@ impl Cache {
         let ids = layout.get().block_ids(block_ids, wanted.len(), Use::Read)?;
         let call = Call { namespace: ns.0, layout: layout.clone().unbind(), ids, stream: stream_of(stream)?, wait_ms };
         call.publish(py, self.handle()?, &wanted)
-    }
-
-    #[pyo3(signature = (ns, keys, len_bytes, device, *, parents=None, wait_ms=None))]
-    #[allow(clippy::too_many_arguments)] // As above.
-    fn queue_layers(
-        &self,
-        py: Python<'_>,
-        ns: &Namespace,
-        keys: &Bound<'_, PyAny>,
-        len_bytes: u64,
-        device: u32,
-        parents: Option<&Bound<'_, PyAny>>,
-        wait_ms: Option<u64>,
-    ) -> PyResult<QueuedLayers> {
-        let (namespace, wanted) = (ns.0, chained_keys_of(keys, parents)?);
-        let request = |&(key, parent): &_| PublishRequest { namespace, key, parent, len_bytes };
-        let requests: Vec<PublishRequest> = wanted.iter().map(request).collect();
-        let set = self.call(py, |open| {
-            let wait_ms = wait_ms.unwrap_or(open.member.timeout_ms());
-            let set = Arc::new(LayerSet::new(open.cache()?.queue_layers(&requests, device, wait_ms)?));
-            open.remember_layers(&set);
-            Ok(set)
-        })?;
-        Ok(QueuedLayers::new(set, self.handle()?.clone(), requests.len()))
     }
 
     #[pyo3(signature = (ns, keys, layout, block_ids, *, stream, wait_ms=None))]

@@ -12,7 +12,6 @@ mod events;
 mod failure;
 mod format;
 mod handle;
-mod layers;
 mod layout;
 mod local;
 mod logging;
@@ -41,7 +40,6 @@ mod _native {
     #[pymodule_export]
     use crate::format::{format_pool, pool_info};
     #[pymodule_export]
-    use crate::layers::QueuedLayers;
     #[pymodule_export]
     use crate::layout::BlockLayout;
     #[pymodule_export]

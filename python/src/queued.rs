@@ -17,15 +17,10 @@ use std::sync::Arc;
 /// What was queued, with what its memory is of: kept until the end, whatever the program keeps.
 pub struct Kept {
     queued: queued::Queued,
-    _layouts: Vec<Py<BlockLayout>>,
+    _layout: Py<BlockLayout>,
 }
 
 impl Kept {
-    /// Of memory of these layouts.
-    pub fn new(queued: queued::Queued, layouts: Vec<Py<BlockLayout>>) -> Self {
-        Kept { queued, _layouts: layouts }
-    }
-
     /// Whether it may go: the GPU does nothing of it any more.
     pub fn has_ended(&self) -> bool {
         self.queued.poll().is_some()
@@ -41,7 +36,7 @@ pub fn stream_of(object: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// Where the blocks of a call lie, which come after this.
-pub fn on_gpu(layout: &BlockLayout, after: After) -> PyResult<OnGpu> {
+fn on_gpu(layout: &BlockLayout, after: After) -> PyResult<OnGpu> {
     match layout.gpu() {
         Some(device) => Ok(OnGpu { device, after }),
         None => Err(invalid("the blocks lie in the host's memory: no stream of a GPU orders their copies")),
@@ -77,7 +72,7 @@ impl Call {
             // the stream is there, is what the documentation of the Python functions demands. The same below.
             Ok(unsafe { open.cache()?.queue_publish(&requests, on, wait_ms, |at| places.ranges(ids[at])) }?)
         })?;
-        Queued::new(py, queued, vec![layout], handle, true)
+        Queued::new(py, queued, layout, handle, true)
     }
 
     /// Queues a pull.
@@ -91,7 +86,7 @@ impl Call {
             // SAFETY: as above; no block is named twice.
             Ok(unsafe { open.cache()?.queue_pull(namespace, keys, on, wait_ms, |at, _| places.ranges(ids[at])) }?)
         })?;
-        Queued::new(py, queued, vec![layout], handle, false)
+        Queued::new(py, queued, layout, handle, false)
     }
 }
 
@@ -104,15 +99,15 @@ pub struct Queued {
 }
 
 impl Queued {
-    /// Of blocks in memory of these layouts.
-    pub fn new(
+    /// Of blocks in memory of this layout.
+    fn new(
         py: Python<'_>,
         queued: queued::Queued,
-        layouts: Vec<Py<BlockLayout>>,
+        layout: Py<BlockLayout>,
         handle: &Arc<OpenHandle<OpenCache>>,
         is_publish: bool,
     ) -> PyResult<Queued> {
-        let kept = Kept::new(queued.clone(), layouts);
+        let kept = Kept { queued: queued.clone(), _layout: layout };
         let timeout_ms = py.detach(|| -> Outcome<u64> {
             let open = handle.hold()?;
             open.remember_queued(kept);

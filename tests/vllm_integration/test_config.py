@@ -30,9 +30,7 @@ CACHE_VALUES = {
     "remembered_keys": ("4096", '"many"'),
     "copy": ('"engine=cpu,workers=2"', '"engine=magic"'),
     "dma": ('"cached"', '"fast"'),
-    "register_at_start": ("false", '"no"'),
     "register_bytes": ("1048576", "-1"),
-    "register_required": ("true", "1.5"),
 }
 
 

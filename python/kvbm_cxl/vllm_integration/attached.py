@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from .audit import GroupAudit
 from .groups import blocks_of
-from .layer_saves import Layers
 from .movers import Mover
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ class AttachedGroup:
     """Blocks in the pool that make one of vLLM's."""
     audit: GroupAudit | None = None
     """What compares its blocks; None where that cannot be done."""
-    layers: Layers | None = None
-    """Where blocks are published layer by layer."""
 
     @property
     def block_bytes(self) -> int:

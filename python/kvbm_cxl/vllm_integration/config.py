@@ -13,7 +13,7 @@ class ConfigError(ValueError):
 
 CACHE_OPTIONS = frozenset(
     ("policy", "low_water_percent", "high_water_percent", "quotas", "lock_timeout_ms", "service_ms", "upkeep_ms", "remembered_keys", "copy")
-    + ("dma", "register_at_start", "register_bytes", "register_required")
+    + ("dma", "register_bytes")
 )
 """What `cache` may hold: the keywords of `Pool.cache`, but for the one that the connector has itself."""
 
@@ -52,9 +52,6 @@ class ConnectorConfig:
     publish_behind: bool = True
     """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
     steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there."""
-    save_layers: bool = False
-    """On GPUs: blocks are published layer by layer, beside the forward pass that computes them, instead of whole behind it. They have no
-    checksums (`checksums` has to be false), and vLLM then runs piecewise CUDA graphs only."""
     handover_wait_ms: int = 50
     """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
     waits as long as prefill's host goes on, at most copy_timeout_ms."""
@@ -87,8 +84,8 @@ class ConnectorConfig:
     l2_wait_ms: int = 1000
     """Longest wait of a request for blocks that come back from the second level."""
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`),
-    `register_at_start`, `register_bytes`, `register_required`."""
+    """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`) and
+    `register_bytes`."""
 
     @classmethod
     def read(cls, extra: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> "ConnectorConfig":
@@ -118,8 +115,6 @@ class ConnectorConfig:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
             raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
-        if self.save_layers and self.checksums:
-            raise ConfigError("CxlConnector: save_layers copies blocks in parts, without checksums; set checksums to false")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):

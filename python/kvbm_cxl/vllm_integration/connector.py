@@ -55,8 +55,6 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("CxlConnector does not announce blocks to routers that lie in the pool in smaller ones (stored_block_tokens)")
             config = replace(config, events=False)
         support.check(vllm_config, kv_cache_config)
-        if config.save_layers:
-            support.check_save_layers(vllm_config)
         second_level.check(config, shape)
         self._is_hybrid = len(kv_cache_config.kv_cache_groups) > 1
         self._access = pool_access.acquire(config)
@@ -102,11 +100,6 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             worker = worker_of_this_call()
             self._worker = WorkerSide(vllm_config, kv_cache_config, config, self._access, worker=worker, second=self._second)
 
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """With `save_layers` layers call the connector, which whole graphs would leave out."""
-        return bool(extra_config.get("save_layers"))
-
     @property
     def requires_kv_delivery(self) -> bool:
         """False: a request that was preempted after its last step has its blocks in the pool; that step waited for them."""
@@ -144,8 +137,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for: requests run when they are loaded. A block that is read while it is loaded may turn out to be a miss."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: "AttentionMetadata", **kwargs: Any) -> None:
-        """With `save_layers` the layer's part of the step's blocks goes to the pool beside the next layers."""
-        self._worker.layer_computed(layer_name)
+        """Nothing: blocks are published whole, behind the step."""
 
     def wait_for_save(self) -> None:
         self._worker.save(self._get_connector_metadata())

@@ -22,13 +22,8 @@ def mark(device: torch.device) -> "After":
     if device.type == "cpu":
         return None
     event = torch.cuda.Event()
-    event.record(stream(device))
+    event.record(torch.cuda.current_stream(device))
     return event
-
-
-def stream(device: torch.device) -> "torch.cuda.Stream":
-    """The stream of this thread's work."""
-    return torch.cuda.current_stream(device)
 
 
 def check(device: torch.device) -> str:

@@ -99,11 +99,6 @@ class Saves:
         self._announcer = ThreadPoolExecutor(1, "kvbm-cxl-announce", self.begin)
         self._ending = threading.Event()
 
-    def has_room(self, len_bytes: int) -> bool:
-        """Whether `submit` takes a job of so many bytes without waiting for others."""
-        with self._changed:
-            return self._is_room(len_bytes)
-
     def _is_room(self, len_bytes: int) -> bool:
         return self._bytes == 0 or self._bytes + len_bytes <= self.max_bytes
 

@@ -120,15 +120,6 @@ class CopyMover:
                 outcomes[place] = outcome
         return outcomes
 
-    def busy_again(self, batch: PublishBatch, outcomes: list[str], after: "After" = None) -> list[str]:
-        """The outcomes of a batch whose cells were reserved before, after another try of those that were about to go then: by now they
-        may have."""
-        busy = [place for place, outcome in enumerate(outcomes) if outcome == "busy"]
-        again = self.publish(batch.at(busy), None, after) if busy else []
-        for place, outcome in zip(busy, again):
-            outcomes[place] = outcome
-        return outcomes
-
     def pull(self, keys: Sequence[bytes], block_ids: Sequence[int], after: "After" = None) -> list[str | None]:
         """Fills blocks, on any thread, after `after`; None for each that was found and verified, else the reason why not. Those hold
         arbitrary bytes. Raises `CxlError`."""

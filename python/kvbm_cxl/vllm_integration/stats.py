@@ -21,11 +21,6 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "other_adapter", "not_computed", "no_lock", "timeout", "lost"),
         "Blocks handed to the pool.",
     ),
-    "saved_layers": (
-        "queued",
-        ("within", "behind"),
-        "With save_layers: parts of blocks that were given to the GPU within the step that computed them, or behind it.",
-    ),
     "audited_blocks": (
         "result",
         ("same", "different", "absent", "not_comparable"),

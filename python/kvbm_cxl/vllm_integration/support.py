@@ -40,15 +40,6 @@ def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
         yield f"--prefix-caching-hash-algo {cache.prefix_caching_hash_algo}: use {' or '.join(_HASHES)}"
 
 
-def check_save_layers(vllm_config: "VllmConfig") -> None:
-    """Raises `ConfigError` for an engine in which a layer may not be computed for all tokens of a step when it calls the connector."""
-    instead = "blocks could be published before they are computed; leave save_layers out"
-    if vllm_config.parallel_config.use_ubatching:
-        raise ConfigError(f"CxlConnector: with microbatches (--enable-dbo, --ubatch-size) a layer is computed in parts, so that {instead}")
-    if vllm_config.speculative_config is not None:
-        raise ConfigError(f"CxlConnector: with speculative decoding draft layers are computed several times in a step, so that {instead}")
-
-
 def caches_states(kv_cache_config: "KVCacheConfig") -> bool:
     """Whether vLLM keeps the states of recurrent layers at the ends of blocks; true for models without any. Where it does not, no prefix
     of such a model can be gone on with."""

@@ -4,8 +4,8 @@
 Loads run on threads, beside the forward pass; vLLM schedules a request when its load is over. In a step that computes nothing the engine's
 own thread copies as well, since it would only wait for the others. Saves are handed to threads when a step has computed their blocks, and
 chunks of a long prompt are published while the next chunk is computed. Only the step that completes a prompt for a decode worker waits for
-them, with `publish_behind` until every host sees them coming. Layer by layer (`layer_saves`, for GPUs and by option) hides the last chunk's
-copy as well; a CPU would only take turns between the copy and the computation, and hooks within the forward pass rule out whole graphs.
+them, with `publish_behind` until every host sees them coming. Copying layer by layer beside
+the computation of later layers was slower on a GPU, and hooks within the forward pass rule out whole graphs.
 
 Whatever goes wrong with a copy is an outcome of its blocks: a save that is counted, a load that is reported to vLLM.
 """
@@ -29,11 +29,10 @@ from .config import ConfigError, ConnectorConfig
 from .diagnosis import facts_of
 from .failures import error_kind
 from .geometry import Cutter, GeometryError, Pieces, cache_tensors, cell_parts
-from .groups import Group, Kind, Shape, shape_of, specs_of
+from .groups import Group, Shape, shape_of, specs_of
 from .identity import namespace_fields
 from .jobs import CopyTimeout, Loads, Saves
 from .keys import parents
-from .layer_saves import LayerJob, Layers, LayerSaves
 from .log import logger
 from .metadata import Blocks, StepMetadata, WorkerHandshake, WorkerReport
 from .movers import PublishBatch, mover_for
@@ -59,8 +58,6 @@ _SAVE_JOB_BYTES = 8 << 20
 # The same of loads: a load is of use only when it is complete, and the pool's own threads share the work of each. An engine without
 # computation is held up by one of these, some milliseconds.
 _LOAD_JOB_BYTES = 16 << 20
-# The same of blocks that are published layer by layer: all layers of each are queued by one call, and with one wait for the end.
-_LAYER_JOB_BYTES = 32 << 20
 # Outcomes after which every host can pull a block.
 _THERE = ("stored", "exists")
 # Of the silence after which a host is suspected: so long a step waits for cells at least. It waits longer where it computed for longer, so
@@ -110,7 +107,6 @@ class WorkerSide:
         self._suspect_s = self.access.pool.suspect_ms / 1000 if self.access.pool else 1.0
         self._saves.patience_s = self._suspect_s * LEAST_PATIENCE
         self._loads = Loads(self.config.workers, self.access.failures, self.access.bind_worker)
-        self._layer_saves = LayerSaves()
         self._weights = WeightsInMemory(self.worker, self.tally)
         self._adapters = LoadedAdapters(getattr(getattr(self.worker, "model_runner", None), "lora_manager", None))
 
@@ -195,7 +191,6 @@ class WorkerSide:
             namespaces[0],
             self.config.pool,
         )
-        layers = self._layers(group, tensors, len(namespaces) * group.slices) if self.config.save_layers else None
         audit = None
         if self.config.audit:
             spec = self.kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
@@ -203,7 +198,7 @@ class WorkerSide:
         if audit is not None:
             cells = self._cells(group, audit.scratch, 1, len(namespaces))
             audit.read_by(mover_for(self.access, list(zip(namespaces, cells))), namespaces[0])
-        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, audit, layers)
+        return AttachedGroup(tuple(namespaces), mover, cell_bytes, group.slices, audit)
 
     def _cells(
         self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", block_count: int, shards: int
@@ -220,16 +215,6 @@ class WorkerSide:
             )
             for of_shard in cell_parts(tensors, block_count, shards, group.slices, self._cut_page(shards))
         ]
-
-    def _layers(self, group: Group, tensors: "list[tuple[str, torch.Tensor]]", cells: int) -> Layers | None:
-        """Where blocks are published layer by layer; None, with the reason in the log, for a group whose blocks are published whole."""
-        device = tensors[0][1].device
-        if device.type != "cuda":
-            raise ConfigError(f"CxlConnector: save_layers is for GPUs, and the KV cache lies on {device}; leave it out")
-        layers = Layers.of(tensors, self.kv_cache_config.num_blocks, device) if cells == 1 and group.kind is not Kind.STATE else None
-        if layers is None:
-            logger.warning("CxlConnector publishes blocks of group %d whole, not layer by layer: they cannot be cut by layers", group.index)
-        return layers
 
     def _cut_page(self, shards: int) -> Cutter:
         """How pages are cut, asked once for each kind of layer."""
@@ -290,7 +275,6 @@ class WorkerSide:
         attached = self._attached
         if attached is None:
             return
-        self._begin_layers(attached, orders)
         if not orders.loads:
             return
         after = devices.mark(attached.device)
@@ -301,25 +285,6 @@ class WorkerSide:
         for request_id, of_request in jobs.items():
             # The last one's: by then all others are on their way.
             self._loads.submit(request_id, of_request, here=orders.idle and request_id == last)
-
-    def _begin_layers(self, attached: Attached, orders: StepMetadata) -> None:
-        """Takes on blocks that this step computes and that are published layer by layer. Those for which there is no room yet are published
-        behind the step: waiting now would keep it from computing."""
-        # Of a step that did not come to its end.
-        self._layer_saves.end(None, lambda _: "not_computed")
-        for blocks in orders.saves if attached.publishes else ():
-            group = attached.groups[blocks.group]
-            if group is None or group.layers is None or blocks.only_audited or not self._has_adapter(blocks):
-                continue
-            if self._saves.has_room(len(blocks.keys) * group.block_bytes):
-                for piece in _pieces(blocks, _LAYER_JOB_BYTES // group.block_bytes):
-                    job = self._save_job(group, piece, None, self._audit_of(group, blocks, orders), group.layers)
-                    if self._saves.submit((piece.request_id, orders.step), job):
-                        self._layer_saves.begin(blocks, job)
-
-    def layer_computed(self, layer_name: str) -> None:
-        """The step's computation of a layer is queued."""
-        self._layer_saves.queue(layer_name, lambda: devices.stream(self._attached.device))
 
     def _load_jobs(self, attached: Attached, blocks: Blocks, after: "devices.After") -> list[tuple[list[int], Callable[[], set[int]]]]:
         group = attached.groups[blocks.group]
@@ -388,13 +353,9 @@ class WorkerSide:
             return
         if orders.saves and attached.publishes:
             after = devices.mark(attached.device)
-            # First: the room that others wait for may be theirs.
-            ended = self._layer_saves.end(after, lambda blocks: None if self._has_adapter(blocks) else "other_adapter")
-            begun = set(map(id, ended))
             # The next step waits for states: the copies of other blocks do not stand before them.
             for blocks in sorted(orders.saves, key=lambda blocks: not blocks.is_state):
-                has_begun = id(blocks) in begun
-                if not has_begun and not self._has_adapter(blocks):
+                if not self._has_adapter(blocks):
                     self.tally.count("published_blocks", "other_adapter", len(blocks.keys))
                     continue
                 group = attached.groups[blocks.group]
@@ -405,7 +366,7 @@ class WorkerSide:
                 if blocks.is_state:
                     self._states += group.of_vllm(blocks.block_ids)
                 audit = self._audit_of(group, blocks, orders)
-                for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes) if not has_begun else ():
+                for piece in _pieces(blocks, _SAVE_JOB_BYTES // group.block_bytes):
                     self._saves.submit((piece.request_id, orders.step), self._save_job(group, piece, after, audit))
         if self._clears_first:
             self._saves.wait_all()
@@ -427,15 +388,12 @@ class WorkerSide:
         blocks: Blocks,
         after: "devices.After",
         audit: "AuditOfBatch | None" = None,
-        layers: Layers | None = None,
     ) -> SaveJob:
-        """layers: a `LayerJob`."""
         batch = PublishBatch(blocks.keys, blocks.block_ids, parents(blocks.parent, blocks.keys))
         record = partial(self._saved, group.block_bytes)
         if blocks.only_audited:
             return SaveJob(FoundBlocks(), batch, group.block_bytes, after, lambda _: None, self.access.failures, group.slices, audit)
-        of_all = (group.mover, batch, group.block_bytes, after, record, self.access.failures, group.slices, audit)
-        return LayerJob(*of_all, layers=layers, count=partial(self.tally.count, "saved_layers")) if layers else SaveJob(*of_all)
+        return SaveJob(group.mover, batch, group.block_bytes, after, record, self.access.failures, group.slices, audit)
 
     def _saved(self, block_bytes: int, saved: SaveOutcome) -> None:
         """Counts what a job published, on the job's thread."""
@@ -504,7 +462,6 @@ class WorkerSide:
 
     def close(self) -> None:
         """Ends all copies."""
-        self._layer_saves.end(None, lambda _: "closed")
         self._saves.close()
         self._loads.close()
 
