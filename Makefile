@@ -9,13 +9,13 @@ STORM_SECONDS ?= 600
 SOAK_SECONDS ?= 3600
 FUZZ_SECONDS ?= 180
 RECORD ?= 0
-# Versions of NIXL beside 1.4.1 that the plugin is tested with; WHEELS=1.4.1 tests with one alone. Rounds of kills in `make test-nixl-kills`.
+# Versions of NIXL beside 1.4.1 that the plugin is tested with; WHEELS=1.4.1 tests with one alone. Rounds of kills in `make test-nixl`.
 NIXL_OTHERS := 1.3.2 1.5.1
 WHEELS ?= 1.4.1 $(NIXL_OTHERS)
-ROUNDS ?= 200
-# Where NIXL is checked out, for `make test-upstream-nixl-python`; the wheel that it runs with (empty: nearest to the version stated there).
+ROUNDS ?= 20
+# Where NIXL is checked out, for `make test-upstream`; the wheel that it runs with (empty: nearest to the version stated there).
 NIXL_CHECKOUT ?=
-# The gtest binary of NIXL's own build, for `make test-upstream-nixl-gtest`.
+# The gtest binary of NIXL's own build, for `make test-upstream`.
 NIXL_GTEST ?=
 NIXL_WHEEL ?=
 # Where Dynamo is checked out, whose schemas `make test-deploy` then takes; the images that `make images` builds.
@@ -57,7 +57,7 @@ export JOBS FUZZ_SECONDS PYTEST_ADDOPTS
 
 .PHONY: help
 help: ## List the targets
-	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [RECORD=1]'
+	@echo 'make TARGET [JOBS=2] [SEEDS=10000] [STORM_SECONDS=600] [SOAK_SECONDS=3600] [FUZZ_SECONDS=180] [ROUNDS=200] [RECORD=1]'
 	@scripts/help $(firstword $(MAKEFILE_LIST))
 
 ## Try it
@@ -68,7 +68,7 @@ demo: build ## Two processes as two hosts on one pool: one publishes data blocks
 
 .PHONY: serve
 serve: serve-ready $(if $(filter etcd,$(DISCOVERY))$(filter lab,$(HOSTS)),build-member) \
-	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
+	$(if $(filter namespaces,$(HOSTS)),build-lab) $(if $(filter lab,$(HOSTS)),setup-lab) ## A Dynamo graph of vLLM workers on one pool, and a question that shows where each block came from. ONCE=1 verifies and ends; PREFILL=1 DECODE=1 CONNECTOR=cxl|nixl-cxl|nixl-ucx MODEL= POOL= ROUTER=least-loaded|round-robin|kv DISCOVERY=file|etcd HOSTS=processes|namespaces|lab PORT=0
 	@.venv/serve/bin/python deploy/dynamo/serve.py --prefill $(PREFILL) --decode $(DECODE) --connector $(CONNECTOR) --router $(ROUTER) \
 		--discovery $(DISCOVERY) --hosts $(HOSTS) --port $(PORT) --model '$(MODEL)' --pool '$(POOL)' $(if $(filter 1,$(ONCE)),--once)
 
@@ -79,7 +79,7 @@ tools:
 	$(STEP) 'tools' scripts/tools
 
 .PHONY: setup
-setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetch the crates; setup-NAME adds what optional suites need, NAME: nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross
+setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetch the crates; setup-NAME adds what optional suites need, NAME: nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross lab
 	$(STEP) 'crates' cargo fetch --locked -q
 
 .venv/installed: scripts/requirements/base.lock scripts/setup
@@ -104,10 +104,6 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 
 .venv/s3/installed: scripts/requirements/s3.lock scripts/setup | .venv/installed
 	$(STEP) 'S3 server and client (130 MB)' scripts/setup scripts/requirements/s3.lock .venv/s3
-	@touch $@
-
-.venv/perf-installed: scripts/requirements/perf.lock scripts/setup | .venv/installed
-	$(STEP) 'matplotlib' scripts/setup scripts/requirements/perf.lock
 	@touch $@
 
 .venv/etcd-installed: scripts/requirements/etcd.lock scripts/setup scripts/setup-etcd | .venv/installed
@@ -162,7 +158,7 @@ setup: tools .venv/installed ## Make .venv from the pinned and hashed lock, fetc
 	@touch $@
 
 # What optional suites and benchmarks need; those fetch it themselves, but where a download is large or may be refused.
-SETUPS := nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross
+SETUPS := nixl serve etcd lmcache kvcr sglang deploy s3 gpu aiperf ucx cross lab
 SETUP_nixl := .venv/nixl-installed $(NIXL_OTHERS:%=.venv/nixl-%/installed)
 SETUP_serve := .venv/serve-installed
 SETUP_etcd := .venv/etcd-installed
@@ -175,12 +171,10 @@ SETUP_gpu := .venv/gpu/installed
 SETUP_aiperf := .venv/aiperf/installed
 SETUP_ucx := .venv/ucx/installed
 SETUP_cross := .venv/cross/installed
+SETUP_lab := .venv/lab/ready build-lab
 .PHONY: $(SETUPS:%=setup-%)
 .SECONDEXPANSION:
 $(SETUPS:%=setup-%): setup-%: $$(SETUP_$$*)
-
-.PHONY: lab
-lab: .venv/lab/ready build-lab ## Set up the lab: virtual hosts on one emulated CXL memory (Debian packages, unpacked, not installed); scripts/lab uses it
 
 .PHONY: build-lab
 build-lab: build
@@ -210,7 +204,7 @@ build: ## Build the release programs, the C API libraries and the Python extensi
 
 # With the programs: cargo would unify other features for the C interface alone, and build it anew whenever the two take turns.
 .PHONY: build-plugin
-build-plugin: build ## Build the NIXL plugin, target/nixl_plugin/libplugin_CXL.so, and libcxl_malloc.so beside it
+build-plugin: build
 	$(STEP) 'NIXL plugin' scripts/nixl-plugin target/nixl_plugin shipped -DKVBM_CXL_TESTS=OFF
 
 # All of the plugin that is compiled without the pool's library, which is only linked.
@@ -250,10 +244,6 @@ images: setup-deploy serve-ready ## Build the images of deploy/images that need 
 packages: build .venv/nfpm/installed ## Make kvbm-cxl-tools as deb and rpm in target/packages: cxlctl, cxl-bench, cxl-plan, udev rule, systemd unit, manual pages
 	$(STEP) 'packages' scripts/packages .venv/nfpm/nfpm target/packages
 
-.PHONY: install-capi
-install-capi: build ## Install the C interface under PREFIX
-	$(STEP) 'install the C interface' scripts/install-capi $(PREFIX)
-
 .PHONY: fmt
 fmt: .venv/installed ## Format Rust, C and C++
 	$(STEP) 'rustfmt' cargo fmt --all
@@ -262,7 +252,7 @@ fmt: .venv/installed ## Format Rust, C and C++
 ## Checks before a merge
 
 .PHONY: test
-test: lint test-rust test-sim test-tidy test-lab-itself test-python test-examples test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
+test: lint test-rust test-sim test-tidy test-python test-examples test-nixl test-connector-logic test-serve ## Everything that must pass before a change is merged
 
 .PHONY: lint
 lint: .venv/installed ## Formatting, clippy, links of the documentation
@@ -284,25 +274,18 @@ test-sim: ## Simulated hosts: scenarios, crash points, mutants
 test-tidy: .venv/installed ## House rules and documents (pytest)
 	$(STEP) 'pytest' .venv/bin/python -m pytest -q tests/test_*.py
 
-.PHONY: test-lab-itself
-test-lab-itself: build-lab python-extension .venv/installed ## The lab's own parts, without virtual hosts (seconds)
-	$(STEP) 'pytest, lab without virtual hosts' .venv/bin/python -m pytest -q tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
-
 .PHONY: test-python
-test-python: build python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes
-	$(STEP) 'pytest, Python package' .venv/bin/python -m pytest -q python/tests/test_native_*.py
-
-.PHONY: test-l2-s3
-test-l2-s3: build python-extension .venv/s3/installed ## The second level on an S3 server, which `make setup-s3` installs
-	$(STEP) 'pytest, second level on S3' env PYTHONPATH=.venv/s3 .venv/bin/python -m pytest -q -rs python/tests/test_native_l2_s3.py
+test-python: build build-lab python-extension .venv/nixl-installed .venv/l2-installed ## The Python package over the pool, in one and two processes, on S3 after `make setup-s3`; the lab's own parts
+	$(STEP) 'pytest, Python package' env PYTHONPATH=$(wildcard .venv/s3) .venv/bin/python -m pytest -q -rs python/tests/test_native_*.py \
+		tests/lab/test_lab_itself.py tests/lab/test_fork_server.py
 
 .PHONY: test-examples
 test-examples: build build-plugin python-extension .venv/nixl-installed ## The programs under examples/, but those of vLLM
 	$(STEP) 'pytest, examples' .venv/bin/python -m pytest -q tests/examples
 
 .PHONY: test-nixl
-test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes
-	$(STEP) 'pytest, NIXL' $(NIXL_PYTEST) python/tests tests/nixl --ignore-glob='*/test_native_*'
+test-nixl: build build-plugin setup-nixl ## The NIXL plugin under real NIXL wheels, in two and three processes; peers killed and stopped at random points, ROUNDS times
+	$(STEP) 'pytest, NIXL' env NIXL_ROUNDS=$(ROUNDS) $(NIXL_PYTEST) python/tests tests/nixl --ignore-glob='*/test_native_*'
 
 .PHONY: test-connector-logic
 test-connector-logic: serve-ready ## The vLLM connector's logic, without an engine
@@ -327,23 +310,13 @@ test-nixl-sanitizers: build ## The same under ASan and UBSan, and under TSan
 	$(STEP) 'TSan build' scripts/nixl-plugin target/nixl_tsan all -DKVBM_CXL_SANITIZE=thread
 	$(STEP) 'ctest, TSan' scripts/nixl-ctest target/nixl_tsan
 
-.PHONY: test-nixl-kills
-test-nixl-kills: build-plugin setup-nixl ## Peers killed and stopped at random points, ROUNDS times
-	$(STEP) 'NIXL, $(ROUNDS) kills and stops' env NIXL_ROUNDS=$(ROUNDS) $(NIXL_PYTEST) tests/nixl/test_deaths.py
-
-.PHONY: test-upstream-nixl
-test-upstream-nixl: build-plugin setup-nixl ## The tests of the nixl-sys crate with our plugin in the place of UCX
+.PHONY: test-upstream
+test-upstream: build-plugin setup-nixl ## NIXL's own tests with our plugin: the crate nixl-sys; its Python tests of NIXL_CHECKOUT=/path; its gtests, NIXL_GTEST=/path of the binary; NIXL_WHEEL=1.5.1
 	$(STEP) 'tests of nixl-sys' scripts/upstream-nixl
-
-.PHONY: test-upstream-nixl-python
-test-upstream-nixl-python: $(if $(NIXL_CHECKOUT),build-plugin setup-nixl) ## NIXL's own Python tests with our plugin and with UCX; NIXL_CHECKOUT=/path of a checkout of NIXL, NIXL_WHEEL=1.5.1
 	$(if $(NIXL_CHECKOUT),$(STEP) "NIXL's Python tests" env PYTHONPATH=tests/nixl .venv/bin/python tests/nixl/upstream_suite.py \
-		'$(NIXL_CHECKOUT)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's Python tests: SKIPPED, no test was run: name a checkout of NIXL with NIXL_CHECKOUT=")
-
-.PHONY: test-upstream-nixl-gtest
-test-upstream-nixl-gtest: $(if $(NIXL_GTEST),build-plugin setup-nixl) ## NIXL's own gtests with our plugin in the place of UCX and with UCX; NIXL_GTEST=/path of the binary, NIXL_WHEEL=1.4.1
+		'$(NIXL_CHECKOUT)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's Python tests: skipped: name a checkout of NIXL with NIXL_CHECKOUT=")
 	$(if $(NIXL_GTEST),$(STEP) "NIXL's gtests" env PYTHONPATH=tests/nixl:tests .venv/bin/python tests/nixl/upstream_gtest.py \
-		'$(NIXL_GTEST)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's gtests: SKIPPED, no test was run: name the gtest binary of NIXL's build with NIXL_GTEST=")
+		'$(NIXL_GTEST)' $(NIXL_WHEEL:%=--wheel %),@echo "== NIXL's gtests: skipped: name the gtest binary of NIXL's build with NIXL_GTEST=")
 
 .PHONY: test-member
 test-member: build-member build ## Hosts whose slots are leased in etcd: leases that run out, an etcd that goes away
@@ -376,32 +349,22 @@ test-consumers: build build-plugin python-extension .venv/installed $(if $(wildc
 
 # KVBM's 360 crates are no part of `make test` or .ci/run: a workspace of its own, built in target/tier (8 minutes the first time, on two free cores).
 .PHONY: test-tier
-test-tier: .venv/nixl-installed ## The KVBM tier: KVBM's own leaders in two processes, prefill killed at every step, ranks, layouts, a router (a minute once built)
+test-tier: build-plugin .venv/nixl-installed ## The KVBM tier: KVBM's own leaders in two processes, prefill killed at every step, ranks, layouts, a router; KVBM's own tests with our plugin (minutes once built)
 	$(STEP) 'rustfmt, tier' scripts/tier fmt --check
 	$(STEP) 'clippy, tier' scripts/tier clippy $(CARGO_FLAGS) --features faults,router --all-targets -- -D warnings
 	$(STEP) 'cargo test, tier' scripts/tier test $(CARGO_FLAGS) --features faults,router
-
-.PHONY: test-upstream-kvbm
-test-upstream-kvbm: build-plugin .venv/nixl-installed ## The tests of KVBM's crates with our plugin in the place of UCX, on ordinary memory and on a pool (a minute once built)
 	$(STEP) "tests of KVBM's crates" env JOBS=$(JOBS) scripts/upstream-kvbm
 
 .PHONY: test-lab
-test-lab: lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks and NIXL on real /dev/dax (8 minutes)
+test-lab: setup-lab python-extension build-plugin .venv/nixl-installed ## Virtual hosts with emulated CXL memory: pool, cache, locks, NIXL and the KVBM tier on real /dev/dax (10 minutes)
+	$(STEP) 'tests of the tier, as a program' sh -c 'mkdir -p target/tier && scripts/tier-program >target/tier/lab-program'
 	$(STEP) 'pytest, lab' .venv/bin/python -m pytest -q tests/lab
 
-.PHONY: test-lab-tier
-test-lab-tier: lab python-extension .venv/nixl-installed ## The KVBM tier on two virtual hosts: prefill on one and decode on the other, prefill's host loses power in a put (minutes once built)
-	$(STEP) 'tests of the tier, as a program' sh -c 'mkdir -p target/tier && scripts/tier-program >target/tier/lab-program'
-	$(STEP) 'pytest, the tier on two hosts' .venv/bin/python -m pytest -q tests/lab/test_tier.py
-
-.PHONY: test-lab-smoke
-test-lab-smoke: lab python-extension ## Two hosts exchange blocks and survive three faults (a minute)
-	$(STEP) 'pytest, two hosts' .venv/bin/python -m pytest -q -m smoke tests/lab
-
 # Continuous integration calls this: a machine that cannot have the lab passes, and says what it did not test.
-.PHONY: test-lab-if-possible
-test-lab-if-possible: ## The short tests of the lab where it can be set up; elsewhere the reason
-	@if $(MAKE) --no-print-directory .venv/lab/ready; then $(MAKE) --no-print-directory test-lab-smoke; \
+.PHONY: test-lab-smoke
+test-lab-smoke: python-extension ## Two virtual hosts exchange blocks and survive three faults (a minute); where the lab cannot be set up, the reason
+	@if $(MAKE) --no-print-directory setup-lab; then \
+		$(STEP) 'pytest, two hosts' .venv/bin/python -m pytest -q -m smoke tests/lab; \
 	else echo '   NOT TESTED: virtual hosts, because the lab cannot be set up here (see above)'; fi
 
 .PHONY: test-aarch64
@@ -422,10 +385,6 @@ nightly: ## SEEDS seeds per simulator scenario, long storms, fuzzing, and every 
 .PHONY: soak
 soak: ## The prefix cache under kills, stops and comings and goings for SOAK_SECONDS
 	$(SOAK)
-
-.PHONY: fuzz
-fuzz: ## Every fuzz target for FUZZ_SECONDS
-	$(STEP) 'fuzz targets' scripts/fuzz
 
 ## Performance: each prints ratios against a baseline of the same run; RECORD=1 keeps them
 

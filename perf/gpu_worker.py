@@ -71,7 +71,7 @@ class Side:
         names = [f"layers.{layer}" for layer in range(LAYERS)]
         group = SimpleNamespace(layer_names=names, kv_cache_spec=SimpleNamespace(num_kv_heads=HEADS))
         cache = SimpleNamespace(kv_cache_groups=[group], num_blocks=BLOCKS, kv_tp_replicas=1)
-        worker.namespace_fields = lambda *_: {"model": "worker", **fields}
+        worker.namespace_fields = lambda *_: {0: [{"model": "worker", **fields}]}
         worker.shape_of = lambda *_: Shape((Group(0, tuple(names), TOKENS, Kind.FULL),), TOKENS, TOKENS)
         worker.WorkerSide._ranks = lambda _: (1, 0)
         # A loaded machine may take long for a lock, and every block has to be there.

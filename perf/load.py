@@ -145,7 +145,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, metavar="LOAD", help=f"offered loads {RATES}")
     parser.add_argument("--families", type=int, default=12, help="beginnings in common (12)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write load.csv there, which load_plot.py draws")
     said = parser.parse_args(arguments)
     if said.requests < 2 or said.families < 1 or min(said.rates) <= 0 or len(set(said.rates)) < len(said.rates):
         parser.error("at least two requests and one family, and rates above 0, each once")
@@ -165,8 +164,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"prefill alone, {connector}: " + ", ".join(f"{tokens} tokens {seconds * 1e3:.0f} ms" for tokens, seconds in took.items()))
     print()
     print("\n".join(load_runs.table(runs)))
-    if said.write:
-        load_runs.write(said.write / "load.csv", runs)
     print("RATIOS " + json.dumps(load_runs.ratios(runs)))
     return 0
 

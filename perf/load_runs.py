@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run of `perf/load.py` is: one system, one offered load. Its figures, its parts, as lines of a table and of a file, and ratios."""
 
-import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from openloop import Seen, Served, Wrong, percentile
 
@@ -19,7 +17,6 @@ GROUPS = {"waiting": ("wait",), "computing": ("compute", "decode"), "moving": ("
 PERCENTS = (50, 90, 99)
 # More than this part of the time counted twice is an error of the counting.
 TOLERANCE = 0.05
-FIELDS = ("system", "offered", "what", "request", "tokens", "value")
 
 
 @dataclass(frozen=True)
@@ -132,22 +129,6 @@ def table(runs: Sequence[Run]) -> list[str]:
 
 def _row(cells: Sequence) -> str:
     return f"| {' | '.join(map(str, cells))} |"
-
-
-def write(path: Path, runs: Sequence[Run]) -> None:
-    """A line for each value of each run: `ttft_s` of each request, parts, and the others. Seconds."""
-    with path.open("w", newline="") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(FIELDS)
-        for run in runs:
-            whole = {"offered_per_s": run.offered_per_s, "achieved_per_s": run.achieved_per_s, "found": run.found_share}
-            whole |= {"mean_s": run.mean_s} | {f"p{percent}_s": percentile(run.ttft_s, percent) for percent in PERCENTS}
-            whole |= {f"part {name}": seconds for name, seconds in run.parts.items()}
-            whole |= {f"beside {name}": seconds for name, seconds in run.beside.items()}
-            for what, value in whole.items():
-                lines.writerow((run.system, run.offered, what, "", "", f"{value:.6f}"))
-            for number, (tokens, each) in enumerate(zip(run.tokens, run.requests, strict=True)):
-                lines.writerow((run.system, run.offered, "ttft_s", number, tokens, f"{each.ttft_s:.6f}"))
 
 
 def ratios(runs: Sequence[Run]) -> dict[str, float]:

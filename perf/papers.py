@@ -59,37 +59,9 @@ def table(paper, rows):
     return "\n".join(lines) + "\n", ratios
 
 
-def draw(path):
-    """What the CXL-SSD paper draws in its figure 2, simulated; returns nothing."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "kvbm-cxl", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot
-
-    sizes = (1, 2, 3, 4, 5, 6, 7, 8)
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    for ahead in (0, 1, 2, 4, 8, 31):
-        name = {0: "none", 31: "whole chunk"}.get(ahead, str(ahead))
-        left.plot(sizes, [simulated.nand(gib, ahead) for gib in sizes], marker="o", markersize=3, label=name)
-    left.set(yscale="log", xlabel="working set, GiB", ylabel="MB/s retrieved", title="CXL-SSD, pages read ahead (simulated)")
-    left.legend(title="pages ahead")
-    rates = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-    for system, name in (("none", "no cache"), ("own", "own DRAM, 48 GB"), ("pool", "pool, 48 GB")):
-        right.plot(rates, [simulated.workload("A", rate)[system]["ttft"]["mean_s"] for rate in rates], marker="o", markersize=3, label=name)
-    right.set(yscale="log", xlabel="requests a second", ylabel="mean time to the first token, s", title="TraCT, workload A (simulated)")
-    right.legend()
-    for panel in (left, right):
-        panel.grid(True, which="major", color="#dcdcdc")
-        panel.set_axisbelow(True)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write PAPERS.md and papers.svg there")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write PAPERS.md there")
     asked = parser.parse_args()
     if not simulated.PLAN.is_file():
         sys.exit(f"{simulated.PLAN} is not there: run `make build`")
@@ -100,9 +72,7 @@ def main():
         parts.append(text)
         ratios |= found
     if asked.write:
-        draw(asked.write / "papers.svg")
-        picture = "![What simulated devices give](papers.svg)\n"
-        (asked.write / "PAPERS.md").write_text("\n".join([(HERE / "paper/heading.txt").read_text(), picture, *parts]))
+        (asked.write / "PAPERS.md").write_text("\n".join([(HERE / "paper/heading.txt").read_text(), *parts]))
     print(f"RATIOS {json.dumps({name: round(ratio, 4) for name, ratio in ratios.items()})}")
 
 

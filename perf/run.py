@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PERF = ROOT / "perf"
 HEADING = """# Latest figures
 
-The latest recorded run of each benchmark on each machine. `make perf-NAME RECORD=1` writes a record and this page. What each ratio means:
-[README](README.md). Compare ratios of one machine only. The record has all ratios and what the program printed.
+The latest recorded run of each benchmark on each machine; `make perf-NAME RECORD=1` adds one. [What each ratio means](README.md). Compare ratios of
+one machine only. The record has all ratios and the output.
 
 | benchmark | machine | main ratios | recorded | commit |
 |---|---|---|---|---|
@@ -154,8 +154,11 @@ def command_of(entry, environment):
 
 
 def expanded(part, environment):
-    """The words that stand for an argument: a variable may hold several."""
-    return shlex.split(environment.get(part[1:], "")) if part.startswith("$") else [part]
+    """The words that stand for an argument. `$NAME` is one word, whatever it holds; `$NAME_ARGS` has several, as a shell reads them."""
+    if not part.startswith("$"):
+        return [part]
+    value = environment.get(part[1:], "")
+    return shlex.split(value) if part.endswith("_ARGS") else [value]
 
 
 def why_not(look):
@@ -196,7 +199,7 @@ def run(name, entry, record):
         printed = "\n".join(done.stdout.rstrip().splitlines()[:-1]).strip().splitlines()
         kept = keep(name, command, ratios, printed, datetime.datetime.now(datetime.timezone.utc))
         print(f"perf: recorded in {kept}", file=sys.stderr)
-    return subprocess.run(entry["then"], cwd=ROOT, check=False).returncode if "then" in entry else 0
+    return 0
 
 
 def skip(name, reason):

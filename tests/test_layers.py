@@ -2,6 +2,8 @@
 """The modules of the pool use those below them: over the checkout, and shown to fail on sources made up for it."""
 
 import re
+import subprocess
+import sys
 
 import layers
 import pytest
@@ -35,6 +37,12 @@ def test_every_module_is_in_one_layer_and_the_page_says_the_same():
     modules = re.findall(r"^(?:pub )?mod (\w+);", tidy.read(layers.ROOT_FILE), re.MULTILINE)
     assert sorted(name for layer in LAYERS for name in layer) == sorted(modules)
     assert layers.stated(tidy.read(layers.PAGE)) == LAYERS
+
+
+def test_the_picture_shows_the_layers():
+    command = [sys.executable, tidy.ROOT / "scripts/layers", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_sources_are_read(sources):

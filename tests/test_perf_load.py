@@ -95,8 +95,9 @@ def counted(name, what):
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
-    """Runs the program over graphs that `spoil` what they do: its status, its last line, its complaint, its file."""
+def run(monkeypatch, capsys):
+    """Runs the program over graphs that `spoil` what they do: its status, its last line, its complaint, its runs."""
+    ratios = load_runs.ratios
 
     def run(spoil=None, requests=6):
         @contextlib.contextmanager
@@ -105,10 +106,12 @@ def run(monkeypatch, tmp_path, capsys):
 
         monkeypatch.setattr(load, "opened", opened)
         # At these loads times are a part of a second.
-        status = load.main(["--requests", str(requests), "--rates", "60", "20", "40", "--write", str(tmp_path)])
+        runs = []
+        monkeypatch.setattr(load_runs, "ratios", lambda found: ratios(runs.extend(found) or found))
+        status = load.main(["--requests", str(requests), "--rates", "60", "20", "40"])
         said = capsys.readouterr()
         last = said.out.rpartition("\n")[0].rpartition("\n")[2]
-        return SimpleNamespace(status=status, last=last, complaint=said.err, file=tmp_path / "load.csv")
+        return SimpleNamespace(status=status, last=last, complaint=said.err, runs=runs)
 
     return run
 
@@ -172,23 +175,15 @@ def test_percentiles_are_values_that_were_met():
 def test_parts_add_up(run):
     done = run()
     assert done.status == 0 and done.complaint == ""
-    lines = [line.split(",") for line in done.file.read_text().splitlines()]
-    assert lines[0] == list(load_runs.FIELDS)
-    values = {(line[0], line[1], line[2]): float(line[5]) for line in lines[1:] if not line[3]}
-    keys = {key[:2] for key in values}
-    assert len(keys) == 9
-    for system, offered in keys:
-        got = {part: values[system, offered, f"part {part}"] for part in PARTS}
-        mean_s = values[system, offered, "mean_s"]
-        assert sum(got.values()) == pytest.approx(mean_s, abs=1e-5)
-        late_s = mean_s - TTFT_S
-        assert got == pytest.approx(PARTS | {"rest": PARTS["rest"] + late_s}, abs=1e-5) and late_s >= 0
-        assert {name: values[system, offered, f"beside {name}"] for name in BESIDE} == pytest.approx(BESIDE, abs=1e-5)
-        times = [float(line[5]) for line in lines if line[:3] == [system, offered, "ttft_s"]]
-        assert len(times) == 6 and statistics.mean(times) == pytest.approx(mean_s, abs=1e-5)
-        assert values[system, offered, "p99_s"] == pytest.approx(max(times), abs=1e-5)
-        # Of what came a second time all but a token was there.
-        assert (values[system, offered, "found"] > 0.99) == (system == load_runs.AGAIN)
+    assert len({(each.system, each.offered) for each in done.runs}) == len(done.runs) == 9
+    for each in done.runs:
+        assert sum(each.parts.values()) == pytest.approx(each.mean_s, abs=1e-5)
+        late_s = each.mean_s - TTFT_S
+        assert each.parts == pytest.approx(PARTS | {"rest": PARTS["rest"] + late_s}, abs=1e-5) and late_s >= 0
+        assert each.beside == pytest.approx(BESIDE, abs=1e-5)
+        assert len(each.ttft_s) == 6 and statistics.mean(each.ttft_s) == pytest.approx(each.mean_s, abs=1e-5)
+        # The second time, the pool has every token but the last.
+        assert (each.found_share > 0.99) == (each.system == load_runs.AGAIN)
     ratios = json.loads(done.last.removeprefix("RATIOS "))
     assert all(value > 0 for value in ratios.values())
     assert {"ttft_mean_ucx_over_pool_middle", "answered_ucx_over_again_highest"} <= set(ratios)
@@ -222,7 +217,7 @@ def test_more_time_than_passed_is_an_error_of_the_counting():
 )
 def test_what_is_wrong_is_not_timed(run, spoil, complaint):
     done = run(spoil)
-    assert done.status == 1 and complaint in done.complaint and not done.last.startswith("RATIOS") and not done.file.exists()
+    assert done.status == 1 and complaint in done.complaint and not done.last.startswith("RATIOS") and not done.runs
 
 
 def run_of(system, offered, seconds, compute_s=0.5):
@@ -257,8 +252,8 @@ def test_the_first_graph_says_what_a_load_is(run, monkeypatch):
     monkeypatch.setattr(load, "alone", lambda asked, prompts: next(times))
     done = run()
     assert done.status == 0
-    asked = {line.split(",")[5] for line in done.file.read_text().splitlines() if ",60.0,offered_per_s," in line}
-    assert len(asked) == 1 and float(asked.pop()) > 60 / 0.05 / 10, "the same times for all"
+    asked = {each.offered_per_s for each in done.runs if each.offered == 60}
+    assert len(asked) == 1 and asked.pop() > 60 / 0.05 / 10, "the same times for all"
 
 
 def test_prompts_alone_have_to_be_computed(run, monkeypatch):
@@ -276,16 +271,3 @@ def test_prompts_alone_have_to_be_computed(run, monkeypatch):
 def test_what_makes_no_sense_is_refused(arguments):
     with pytest.raises(SystemExit):
         load.main(arguments)
-
-
-def test_the_picture_has_every_system_and_part(run, tmp_path):
-    pytest.importorskip("matplotlib")
-    import load_plot
-
-    drawn = load_plot.figure(run().file)
-    curves, over, bars, parts, throughput = drawn.axes
-    assert [len(panel.get_lines()) for panel in (curves, over, throughput)] == [3, 6, 4]
-    for panel, count, whole in ((bars, 6, 1e3 * TTFT_S), (parts, 9, 1)):
-        assert len(panel.containers) == len(PARTS) and all(len(each) == count for each in panel.containers)
-        assert sum(each[0].get_height() for each in panel.containers) == pytest.approx(whole, rel=0.3)
-    assert load_plot.steps([3.0, 1.0]) == ([1.0, 1.0, 3.0], [0, 0.5, 1])

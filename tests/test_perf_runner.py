@@ -104,12 +104,14 @@ def test_failures_record_nothing_and_fail(run, results, capfd):
 
 def test_arguments_follow_from_variables_and_files(run, monkeypatch, capfd):
     shows = "import os, sys; print(sys.argv[1:], os.environ['ALSO'][-5:]); print('RATIOS {\"a\": 1}')"
-    more = [{"variable": "SOME_WORDS", "run": ["--words", "$SOME_WORDS"]}, {"file": "no-such-file", "run": ["--file"]}]
-    more.append({"file": "README.md", "run": ["--readme"]})
-    monkeypatch.setenv("SOME_WORDS", "one 'two three'")
+    more = [{"variable": "SOME_ARGS", "run": ["--words", "$SOME_ARGS"]}, {"file": "no-such-file", "run": ["--file"]}]
+    more += [{"file": "README.md", "run": ["--readme"]}, {"variable": "SOME_FOLDER", "run": ["$SOME_FOLDER"]}]
+    monkeypatch.setenv("SOME_ARGS", "one 'two three'")
+    monkeypatch.setenv("SOME_FOLDER", "/a folder's name")
     assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
-    assert "['--words', 'one', 'two three', '--readme'] tests" in capfd.readouterr().out
-    monkeypatch.delenv("SOME_WORDS")
+    assert """['--words', 'one', 'two three', '--readme', "/a folder's name"] tests""" in capfd.readouterr().out
+    monkeypatch.delenv("SOME_ARGS")
+    monkeypatch.delenv("SOME_FOLDER")
     assert run(shows, **{"with": more, "environment": {"ALSO": "tests"}}) == 0
     assert "['--readme'] tests" in capfd.readouterr().out
 
@@ -127,18 +129,11 @@ def test_a_benchmark_that_cannot_run_says_why_and_is_no_failure(run, monkeypatch
     assert run("print('RATIOS {\"a\": 1}')", needs=["no-such-target"]) == 2
 
 
-def test_a_picture_is_drawn_after_the_run(run, tmp_path):
-    drawn = tmp_path / "drawn"
-    then = [sys.executable, "-c", f"open({str(drawn)!r}, 'w')"]
-    assert run("print('no ratios')", then=then) == 1 and not drawn.exists()
-    assert run("print('RATIOS {\"a\": 1}')", then=then) == 0 and drawn.exists()
-
-
 def test_every_program_of_the_table_is_there():
     known = perf.programs()
     makefile = (tidy.ROOT / "Makefile").read_text()
     for name, entry in known.items():
-        assert set(entry) <= {"about", "needs", "run", "with", "given", "look", "then", "environment", "timeout_s"}, name
+        assert set(entry) <= {"about", "needs", "run", "with", "given", "look", "environment", "timeout_s"}, name
         files = [word for word in entry["run"] if word.startswith(("perf/", "scripts/", "tests/")) and word != "perf"]
         assert all((tidy.ROOT / file).exists() for file in files), name
         needs, _ = perf.command_of(entry, {})

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A named block of pool memory that every host finds, changed under a lock that excludes other hosts.
  *
- *     make install-capi
+ *     make build && scripts/install-capi PREFIX
  *     cc examples/c/greeting.c -Itarget/install/include -Ltarget/install/lib -lcxl_shm -o greeting
  *     CXL_POOL=/dev/shm/kv LD_LIBRARY_PATH=target/install/lib ./greeting
  */

@@ -52,12 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "nixl-plugin-dir",
         help="print a folder for NIXL_PLUGIN_DIR with NIXL's plugins and CXL",
         description="Makes a folder of links to NIXL's own plugins and to CXL, and prints it: NIXL_PLUGIN_DIR=$(kvbm-cxl nixl-plugin-dir). "
-        "Programs that can be changed need none of it: they call kvbm_cxl.nixl.enable().",
+        "Python programs can call kvbm_cxl.nixl.enable() instead.",
     )
     folder.add_argument("--into", type=Path, metavar="DIR", help="make it below this folder instead of the user's cache")
-    folder.add_argument("--bare", action="store_true", help="print the folder that holds CXL alone: NIXL then has no other backend")
+    folder.add_argument("--bare", action="store_true", help="print the folder with CXL only: NIXL then has no other backend")
     folder.set_defaults(run=_plugin_dir)
-    checked = commands.add_parser("nixl-check", help="tell whether the plugin fits the installed NIXL, and load it")
+    checked = commands.add_parser("nixl-check", help="check whether the plugin fits the installed NIXL, and load it")
     checked.set_defaults(run=_check)
     bench = commands.add_parser(
         "nixlbench",
@@ -67,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     bench.add_argument("--initiator", required=True, metavar="HOST", help="the host that prints the figures; the other connects to it")
     bench.add_argument("--port", type=int, default=12345, help="of the initiator; default %(default)s")
-    bench.add_argument("--memory", choices=("pool", "heap"), default="pool", help="where nixlbench's buffers lie; default %(default)s")
+    bench.add_argument("--memory", choices=("pool", "heap"), default="pool", help="memory of nixlbench's buffers; default %(default)s")
     bench.add_argument("--name", default="Mooncake", help="of a backend that it knows, for the plugin; default %(default)s")
     bench.add_argument("--into", type=Path, metavar="DIR", help="make the folder of plugins below this one, and leave it")
     bench.add_argument("--wait-s", type=float, default=60, help="for the initiator; default %(default)s")
     bench.add_argument("binary", type=Path, help="the program nixlbench")
-    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="options of nixlbench, behind --")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="options of nixlbench, after --")
     bench.set_defaults(run=_nixlbench)
     options = parser.parse_args(arguments)
     try:

@@ -3,7 +3,7 @@
 
 use crate::failure::Outcome;
 use crate::member::Member;
-use cxl_pool::media::Identity;
+use cxl_pool::media::{Identity, uuid_text};
 use cxl_pool::metrics::stats::{HostStats, Stat, read_all};
 use cxl_pool::metrics::{Exposition, Kind, Seconds};
 use pyo3::prelude::*;
@@ -23,7 +23,8 @@ fn is_of_now(member: &Member, host: &HostStats) -> bool {
 pub fn of_pool(member: &Member) -> Outcome<String> {
     let hosts: Vec<HostStats> = read_all(member.pool.lines())?.into_iter().filter(|host| is_of_now(member, host)).collect();
     let mut text = String::new();
-    let mut out = Exposition::new(&mut text);
+    let uuid = uuid_text(member.pool.superblock().uuid());
+    let mut out = Exposition::with_label(&mut text, "pool", &uuid);
     for stat in Stat::ALL {
         let is_time = *stat == Stat::LockWaitNs;
         let suffix = if stat.kind() == Kind::Counter { "_total" } else { "" };

@@ -352,7 +352,7 @@ def test_metrics_are_those_of_the_text(cache, pool):
     page = (pools.ROOT / "docs" / "operating" / "metrics.md").read_text()
     assert all(f"`{name}`" in page for name in counted if not name.endswith(("_count", "_sum")))
     deadline = time.monotonic() + 240
-    while 'cxl_pool_host_published_blocks_total{slot="0"} 3\n' not in (text := pool.prometheus()):
+    while f'cxl_pool_host_published_blocks_total{{pool="{pool.uuid}",slot="0"}} 3\n' not in (text := pool.prometheus()):
         assert time.monotonic() < deadline, "the upkeep tells the pool of it about twice a second"
         time.sleep(0.05)
     families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

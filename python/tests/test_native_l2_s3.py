@@ -27,8 +27,8 @@ from second_level import (
     until,
 )
 
-s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: make test-l2-s3 installs it, and moto")
-pytest.importorskip("moto.server", reason="moto is not installed: make test-l2-s3 installs it, and s3fs")
+s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: make setup-s3 test-python installs it, and moto")
+pytest.importorskip("moto.server", reason="moto is not installed: make setup-s3 test-python installs it, and s3fs")
 
 URL = "s3://kvbm-cxl/a/folder"
 SERVER = """

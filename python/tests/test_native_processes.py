@@ -126,7 +126,7 @@ def test_counters_are_of_the_life_that_a_host_has_now(spec, peer, tmp_path, monk
         first = peer("other")
         first("publish", "tiny", 0, 3, 1000)
         slot, incarnation = first("slot"), first("incarnation")
-        sample = f'cxl_pool_host_published_blocks_total{{slot="{slot}"}} 3\n'
+        sample = f'cxl_pool_host_published_blocks_total{{pool="{pool.uuid}",slot="{slot}"}} 3\n'
         deadline = time.monotonic() + 240
         while sample not in pool.prometheus():
             assert time.monotonic() < deadline, "a host tells of what it counted"

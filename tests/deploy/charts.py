@@ -6,10 +6,13 @@ without one a schema that is put together here from what Dynamo documents of v1b
 Prometheus operator: the fields that the chart uses.
 """
 
+import contextlib
 import functools
 import json
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 import jsonschema
@@ -51,10 +54,17 @@ def values(**changes):
     return said
 
 
-def render(release=RELEASE, **changes):
-    """Every object of the chart with these values. Raises helm's error where they are refused."""
-    with helm().Chart.load(str(CHART)) as chart:
-        files = chart.render(values(**changes), name=release, namespace="serving")
+def render(release=RELEASE, namespace="serving", version=None, **changes):
+    """Every object of the chart with these values, or of a chart of another version. Raises helm's error where they are refused."""
+    with contextlib.ExitStack() as ends:
+        folder = CHART
+        if version:
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory())) / CHART.name
+            shutil.copytree(CHART, folder)
+            about = folder / "Chart.yaml"
+            about.write_text(re.sub(r"^(appVersion|version): .*$", rf'\1: "{version}"', about.read_text(), flags=re.MULTILINE))
+        chart = ends.enter_context(helm().Chart.load(str(folder)))
+        files = chart.render(values(**changes), name=release, namespace=namespace)
     return [found for name, text in sorted(files.items()) if name.endswith(".yaml") for found in yaml.safe_load_all(text) if found]
 
 
@@ -74,6 +84,8 @@ def pods(found):
     """(name, pod template) of every pod that an object makes."""
     if found["kind"] in ("Deployment", "DaemonSet", "Job"):
         yield found["metadata"]["name"], found["spec"]["template"]
+    if found["kind"] == "Pod":
+        yield found["metadata"]["name"], found
     if found["kind"] == "DynamoGraphDeployment":
         for component in found["spec"]["components"]:
             yield component["name"], component["podTemplate"]

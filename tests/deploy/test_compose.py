@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -134,6 +135,24 @@ def running(env, profile):
         assert not graph.docker(*what, "--quiet", "--filter", f"name={graph.name}").strip()
 
 
+def documented_requests():
+    """Bodies of the requests that the pages send to this graph."""
+    pages = [charts.ROOT / "docs/start/kubernetes.md", charts.ROOT / "deploy/README.md"]
+    return [json.loads(body) for page in pages for body in re.findall(r"curl http://127\.0\.0\.1:8000/v1/completions .*-d '([^']*)'", page.read_text())]
+
+
+# Each kind of sampling that vLLM has code of its own for.
+KINDS = [
+    {"temperature": 1.0, "seed": 3},
+    {"top_p": 0.5, "top_k": 5, "min_p": 0.1},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    {"logprobs": 3},
+    {"n": 2},
+    {"logit_bias": {"5": 10.0}},
+    {"min_tokens": 4, "stop": ["q"]},
+]
+
+
 def prompt(seed):
     """About 500 tokens: four blocks, the last one not full."""
     choose = random.Random(seed)
@@ -174,10 +193,26 @@ def test_a_graph_answers_the_same_after_its_decode_worker_was_killed(docker_env)
 
         graph.until(scraped, WAIT_S, "Prometheus does not see the workers")
         for where, expression in test_dashboards.expressions():
-            query = expression.replace("$__rate_interval", "1m")
+            query = test_dashboards.asked(expression, address, "1m")
             answer = test_dashboards.ask(address, "/api/v1/query", query=query)["result"]
             if not where.startswith("alert") and where not in test_dashboards.MAY_BE_EMPTY:
                 assert answer, f"{where}: nothing for {query}"
+
+        # One client's request of any kind ends no engine.
+        requests = documented_requests()
+        assert requests, "no page shows a request"
+        for body in [*requests, *({"model": "model", "prompt": prompt(3), "max_tokens": 8, **kind} for kind in KINDS)]:
+            answer = graph.open("/v1/completions", body)
+            assert all(choice["text"] for choice in answer["choices"]), body
+        restarts = [graph.docker("inspect", "--format", "{{.RestartCount}}", graph.container(each)).strip() for each in ("prefill", "decode")]
+        assert restarts == ["0", "0"]
+
+        # What ends in good order comes back, too.
+        graph.docker("exec", graph.container("frontend"), "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
+        graph.until(lambda: graph.docker("inspect", "--format", "{{.RestartCount}}", graph.container("frontend")).strip() == "1", WAIT_S, "frontend")
+        text, _, _ = graph.until(lambda: graph.ask(prompt(1)), READY_TIMEOUT_S, "no answer after the frontend was started again")
+        assert text == first
+        assert len(graph.compose("logs", "prometheus").splitlines()) < 100
 
         # A worker that is stopped leaves the pool, within the time that vLLM gives its engine.
         graph.compose("stop", "prefill", "decode")

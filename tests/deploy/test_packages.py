@@ -107,6 +107,56 @@ def test_the_unit_is_one_that_systemd_takes(unpacked):
     assert not wrong, said.stderr
 
 
+def test_the_unit_has_no_right_that_it_does_not_need(unpacked):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze here")
+    judge = ["systemd-analyze", "security", "--offline=true", unpacked / UNIT]
+    said = subprocess.run(judge, capture_output=True, text=True)
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", said.stdout)
+    if not exposure:
+        pytest.skip(f"this systemd-analyze judges no files: {said.stderr.strip()}")
+    assert float(exposure[1]) < 3, said.stdout
+    unit = (unpacked / UNIT).read_text()
+    (user,) = re.findall(r"^User=(.+)$", unit, re.MULTILINE)
+    users = (unpacked / "usr/lib/sysusers.d/kvbm-cxl.conf").read_text()
+    assert user != "root" and f"u {user} " in users and f"m {user} cxl" in users
+    # The keeper proves deaths by looking at processes.
+    assert not re.search(r"^Protect(Proc|Subset)=", unit, re.MULTILINE)
+
+
+def test_scripts_of_the_packages_restart_and_stop_the_keeper(packages, tmp_path):
+    """What dpkg runs, with programs that write down how they were called. A machine that systemd does not run has no keeper to restart."""
+    subprocess.run(["dpkg-deb", "-e", only(packages, "*.deb"), tmp_path / "control"], check=True)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("systemctl", "udevadm", "systemd-sysusers"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/calls\n')
+        (programs / name).chmod(0o755)
+    running = tmp_path / "systemd"
+    running.mkdir()
+
+    def calls(script, *arguments):
+        text = (tmp_path / "control" / script).read_text().replace("/run/systemd/system", str(running))
+        (tmp_path / "calls").write_text("")
+        env = {"PATH": f"{programs}:/usr/bin:/bin"}
+        subprocess.run(["sh", "-c", text, script, *arguments], check=True, env=env, timeout=60)
+        return (tmp_path / "calls").read_text()
+
+    installed = calls("postinst", "configure")
+    assert "systemd-sysusers kvbm-cxl.conf" in installed and "udevadm trigger" in installed
+    assert installed.rstrip().endswith("systemctl try-restart kvbm-cxl-host.service")
+    assert "disable --now kvbm-cxl-host" in calls("prerm", "remove")
+    assert calls("prerm", "upgrade", "0.2.0") == ""
+    running.rmdir()
+    assert calls("postinst", "configure") == "systemd-sysusers kvbm-cxl.conf\n" and calls("prerm", "remove") == ""
+
+
+def test_the_chart_is_an_archive_that_helm_takes(packages):
+    archive = only(packages, "kvbm-cxl-[0-9]*.tgz")
+    with charts.helm().Chart.load(str(archive)) as chart:
+        assert any(name.endswith("NOTES.txt") for name in chart.render({}, name="rack", namespace="serving"))
+
+
 def test_deb_and_rpm_ask_for_the_c_library_of_the_programs(packages):
     needed = subprocess.run(["objdump", "-T", ROOT / "target/release/cxlctl"], capture_output=True, text=True, check=True).stdout
     newest = max(tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", needed))

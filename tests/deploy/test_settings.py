@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chart, kustomize component, Compose, files of deploy/host, scripts for nodes and launcher say the same to the same process."""
+"""Chart, Compose, files of deploy/host, scripts for nodes and launcher say the same to the same process."""
 
 import configparser
 import json
@@ -171,23 +171,18 @@ def test_planes_of_dynamo_are_the_same(tmp_path):
 def keepers():
     """Every `cxlctl host` that deploy/ starts: name -> (command, environment, seconds that it has to leave)."""
     chart = charts.of_kind(charts.render(release="kvbm-cxl"), "DaemonSet")["spec"]["template"]["spec"]
-    plain = yaml.safe_load((DEPLOY / "host/daemonset.yaml").read_text())["spec"]["template"]["spec"]
     compose = of_compose()["host"]
-    found = {
-        name: (spec["containers"][0]["command"], charts.environment(spec["containers"][0]), spec["terminationGracePeriodSeconds"])
-        for name, spec in (("chart", chart), ("daemonset", plain))
+    (container,) = chart["containers"]
+    return {
+        "chart": (container["command"], charts.environment(container), chart["terminationGracePeriodSeconds"]),
+        "compose": (compose["command"], compose["environment"], int(compose["stop_grace_period"].removesuffix("s"))),
     }
-    found["compose"] = (compose["command"], compose["environment"], int(compose["stop_grace_period"].removesuffix("s")))
-    return found
 
 
 def test_keepers_are_the_same_program_with_the_same_identity_and_time_to_leave():
-    found = keepers()
-    for name, (command, said, grace_s) in found.items():
+    for name, (command, said, grace_s) in keepers().items():
         assert command == ["cxlctl", "host", "--ready-file", "/tmp/ready"], name
         assert grace_s == 120 and said["CXL_STATE_DIR"] == "/run/kvbm-cxl" and said["CXL_MACHINE_ID"].endswith("/host"), name
-    chart, plain = found["chart"][1], found["daemonset"][1]
-    assert {name: chart[name] for name in plain} == plain
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read(DEPLOY / "host/kvbm-cxl-host.service")
@@ -207,6 +202,25 @@ def test_every_host_of_compose_is_one_of_its_own_and_has_time_to_leave():
         assert service["environment"]["CXL_COPY"] == "engine=auto", name
     services = of_compose()
     assert not any("CXL_POOL" in services[name]["environment"] for name in ("prefill-nixl-ucx", "decode-nixl-ucx", "frontend"))
+
+
+def test_no_service_of_compose_has_what_it_does_not_need_and_every_server_comes_back():
+    services = of_compose()
+    jobs = {"format", "model", "initiator", "target"}
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"] and set(service.get("cap_add", ())) <= {"CHOWN", "DAC_OVERRIDE"}, name
+        assert service["security_opt"] == ["no-new-privileges:true"] and service["pids_limit"], name
+        assert service["read_only"] is not name.endswith("-gpu") and "mem_limit" in service, name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        assert service.get("restart") == (None if name in jobs else "unless-stopped"), name
+        assert service.get("user", "1000:1000") == "1000:1000" or name == "format", name
+
+
+def test_prometheus_finds_every_worker_of_compose_by_one_name():
+    jobs = yaml.safe_load((DEPLOY / "compose/prometheus.yaml").read_text())["scrape_configs"]
+    names = {name for job in jobs for found in job.get("dns_sd_configs", ()) for name in found["names"]}
+    workers = {name: service for name, service in of_compose().items() if name.startswith(("prefill", "decode"))}
+    assert len(workers) == 8 and all(service["networks"]["rack"]["aliases"] == sorted(names) for service in workers.values())
 
 
 def test_compose_gives_every_service_with_the_pool_the_devices_of_its_name():
@@ -251,34 +265,3 @@ def test_versions_are_those_of_the_checkout():
     dynamo = re.search(r"^ai-dynamo==(.*?) ", (charts.ROOT / "scripts/requirements/serve.lock").read_text() + " ", re.MULTILINE)[1].strip()
     assert said["runtimeVersion"] == dynamo
     assert f"ARG DYNAMO_VERSION={dynamo}\n" in (DEPLOY / "images/worker-gpu.Dockerfile").read_text()
-
-
-def test_the_component_adds_to_a_graph_what_the_chart_gives():
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl here, which builds kustomizations")
-    folder = DEPLOY / "kustomize"
-    done = subprocess.run(["kubectl", "kustomize", folder / "example"], capture_output=True, text=True, timeout=60, check=True)
-    graph = yaml.safe_load(done.stdout)
-    assert not charts.problems(graph)
-    chart = charts.of_kind(charts.render(release="cxl-pool"), "DynamoGraphDeployment")
-    mine, theirs = ({each["type"]: each for each in found["spec"]["components"]} for found in (graph, chart))
-    assert mine["frontend"] == yaml.safe_load((folder / "example/graph.yaml").read_text())["spec"]["components"][0]
-    for role in ("prefill", "decode"):
-        (ours,), (chart_s,) = (found[role]["podTemplate"]["spec"]["containers"] for found in (mine, theirs))
-        assert transfer(ours["args"]) == transfer(chart_s["args"])
-        assert options(ours["args"])["--shutdown-timeout"] == options(chart_s["args"])["--shutdown-timeout"]
-        assert {name: value for name, value in charts.environment(chart_s).items() if name != "HF_HOME"} == charts.environment(ours)
-        assert ours["resources"]["limits"] == chart_s["resources"]["limits"]
-        volumes = [volume for found in (mine, theirs) for volume in found[role]["podTemplate"]["spec"]["volumes"]]
-        paths = [volume["hostPath"] for volume in volumes if "hostPath" in volume]
-        assert len(paths) == 2 and paths[0] == paths[1]
-
-
-def test_the_component_refuses_a_graph_of_another_order(tmp_path):
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl here, which builds kustomizations")
-    shutil.copytree(DEPLOY / "kustomize", tmp_path / "kustomize")
-    graph = tmp_path / "kustomize/example/graph.yaml"
-    graph.write_text(graph.read_text().replace("type: prefill", "type: decode", 1))
-    done = subprocess.run(["kubectl", "kustomize", tmp_path / "kustomize/example"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0 and "/spec/components/1/type" in done.stderr

@@ -52,12 +52,12 @@ def reason_to_skip(mode):
     missing = [path for path in (AGENT, CXLCTL, ROOT / "target/release/libcxl_shm.so") if not path.is_file()]
     missing += [] if list((ROOT / "python/kvbm_cxl").glob("_native.*so")) else ["the Python extension"]
     if missing:
-        return f"no {missing[0]}: `make lab python-extension` builds it"
+        return f"no {missing[0]}: `make setup-lab python-extension` builds it"
     if mode == NAMESPACES:
         return None
     if platform.machine() != "x86_64":
         return f"the lab's virtual machines are x86_64, this machine is {platform.machine()}"
-    return None if (FOLDER / "initrd.gz").is_file() else "the lab is not set up: `make lab` does it"
+    return None if (FOLDER / "initrd.gz").is_file() else "the lab is not set up: `make setup-lab` does it"
 
 
 def lab_of_namespaces(hosts, folder):

@@ -107,7 +107,7 @@ def test_a_virtual_host_on_the_ethernet_has_a_card_and_an_address(prepared):
 
 
 def test_without_a_setup_one_is_told_how_to_make_it(tmp_path):
-    with pytest.raises(LabError, match="`make lab` sets it up"):
+    with pytest.raises(LabError, match="`make setup-lab` sets it up"):
         machine(tmp_path).command(tmp_path)
 
 

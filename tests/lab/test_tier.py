@@ -10,7 +10,7 @@ import pytest
 from cxl_lab import ROOT
 from rack import CALL_TIMEOUT_S
 
-# What `make test-lab-tier` writes: the program, and where its libraries are.
+# What `make test-lab` writes: the program, and where its libraries are.
 PROGRAM = ROOT / "target" / "tier" / "lab-program"
 # Cells of the program's blocks of 3 KiB.
 CELLS = "4K:60%"
@@ -31,7 +31,7 @@ class Tier:
 
     def __init__(self, rack, name, task):
         if not PROGRAM.is_file():
-            pytest.skip(f"no {PROGRAM}: `make test-lab-tier` builds it")
+            pytest.skip(f"no {PROGRAM}: `make test-lab` builds it")
         program, libraries = PROGRAM.read_text().split()
         environment = {
             "TIER_CHILD_TASK": task,

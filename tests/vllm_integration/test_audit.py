@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of the pool are compared with what was computed: how far is far, which blocks, and what follows."""
+"""Blocks of the pool are compared with what was computed: which blocks, and what follows. How far is far: test_block_difference."""
 
 import threading
 from dataclasses import replace
@@ -10,194 +10,16 @@ import pytest
 import test_stored_blocks
 import torch
 from kvbm_cxl.vllm_integration import audit
-from kvbm_cxl.vllm_integration.block_difference import Difference, LayerRows, difference, limit_of, numbers_of, states_of
+from kvbm_cxl.vllm_integration.block_difference import Difference, limit_of
 from kvbm_cxl.vllm_integration.config import ConfigError
 from kvbm_cxl.vllm_integration.groups import Group, Kind
 from kvbm_cxl.vllm_integration.metadata import Blocks, WorkerReport
-from kvbm_cxl.vllm_integration.token_places import PageWriter, rows_of_page
-from pages import cpu_writer, empty, keys_and_values, plain_writer, written
+from kvbm_cxl.vllm_integration.stats import Tally
+from pages import cpu_writer, keys_and_values, plain_writer, written
 from test_stored_blocks import DTYPE, HNC, NHC, STORED, Engine
 from test_stored_blocks import TOKENS as SEQUENCE
 from test_worker_side import BLOCKS, CONTENT, HEADS, KEYS, TOKENS, Bench
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-SHAPE = (1, 2, 16, 64)
-
-
-def _page(seed: int, shape=SHAPE) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _difference(here: torch.Tensor, there: torch.Tensor, is_first: bool = True) -> Difference:
-    return difference([LayerRows.of_tokens(here, None, 32, is_first)], [here], [there])
-
-
-# How far two blocks are from each other
-
-
-def test_equal_blocks_do_not_differ():
-    page = _page(1)
-    page[0, 0, 3, 5], page[0, 1, 4, 6] = float("nan"), float("inf")
-    assert _difference(page, page.clone()) == Difference(0, 0, 0)
-
-
-def test_unrelated_blocks_are_far_from_each_other():
-    found = _difference(_page(1), _page(2))
-    assert found.typical == found.first_layer and 1.2 < found.typical < 1.6 < found.farthest + 0.2
-
-
-def test_some_tokens_with_another_expert_are_not_typical():
-    page, other = _page(1), _page(1)
-    other[:, :, :5] = _page(2)[:, :, :5]
-    found = _difference(page, other)
-    assert found.typical == 0 and found.farthest > 1, "in the first layer, where no expert comes before, they are"
-    assert _difference(page, other, is_first=False) == Difference(0, 0, 0)
-
-
-def test_some_channels_of_all_tokens_are_typical():
-    """As where rows of a projection differ; of the keys alone, too."""
-    page, other = _page(1), _page(1)
-    other[:, :, :, 30:32] *= -1
-    assert _difference(page, other, is_first=False).typical > 0.2
-
-
-@pytest.mark.parametrize("values", (slice(0, 32), slice(32, 64)))
-def test_keys_and_values_do_not_hide_each_other(values):
-    page, other = _page(1), _page(1)
-    page[..., values] *= 0.01
-    other[..., values] = page[..., values] * -1
-    other[..., [at for at in range(64) if not values.start <= at < values.stop]] = page[
-        ..., [at for at in range(64) if not values.start <= at < values.stop]
-    ]
-    assert _difference(page, other, is_first=False).typical > 1
-
-
-def test_the_layer_that_differs_most_counts():
-    layers = [LayerRows.of_tokens(_page(1), None, 32, at == 1) for at in range(3)]
-    here = [_page(at) for at in range(3)]
-    there = [page.clone() for page in here]
-    there[2] = _page(9)
-    assert (found := difference(layers, here, there)).typical > 1 and found.first_layer == found.farthest == 0
-    there[1], there[2] = there[2], here[2]
-    assert difference(layers, here, there).first_layer > 1
-
-
-def test_next_to_nothing_is_not_far_from_nothing():
-    page = _page(1)
-    page[:, :, 4] = 0
-    other = page.clone()
-    other[:, :, 4] = 1e-6
-    assert _difference(page, other).farthest < 0.001
-
-
-def test_a_number_that_is_not_finite_in_one_of_them_is_far():
-    page, other = _page(1), _page(1)
-    other[0, 0, 7, 1] = float("nan")
-    assert _difference(page, other).farthest == 2
-
-
-def test_a_state_is_one_vector():
-    states = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(1))
-    rows = LayerRows.of_state(states, True)
-    assert rows.distances(states, states).tolist() == [[0.0]]
-    assert rows.distances(states, -states).item() == pytest.approx(2)
-
-
-def test_one_part_of_a_block_is_compared():
-    """Where a block of vLLM's is several in the pool, tokens of the others are not those of this one."""
-    here = [_page(1, (2, 2, 16, 64))]
-    there = [here[0].clone()]
-    there[0][1, :, 8:] = _page(2, (2, 2, 16, 64))[1, :, 8:]
-    rows = [LayerRows.of_tokens(here[0], None, 32, True)]
-    assert [difference(rows, here, there, part, 4).farthest > 1 for part in range(4)] == [False, False, False, True]
-    assert [difference(rows, here, there, part, 2).typical > 1 for part in range(2)] == [False, False], "half of its tokens"
-
-
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-def test_the_backend_says_where_a_token_lies(dtype):
-    """On CPUs keys lie packed over all tokens of a page."""
-    writer, page = cpu_writer(dtype), torch.zeros((1, 2, 32, 64), dtype=dtype)
-    rows = rows_of_page(page, writer)
-    keys, values = torch.zeros(32, 2, 32, dtype=dtype), torch.zeros(32, 2, 32, dtype=dtype)
-    keys[11] = 1
-    values[17] = 2
-    writer.write(keys, values, page, torch.arange(32))
-    assert rows[page[0] == 1].unique().tolist() == [22] and rows[page[0] == 2].unique().tolist() == [35]
-    assert int((rows == 22).sum()) == int((rows == 35).sum()) == 64
-
-
-@pytest.mark.parametrize("order", ((1, 2, 3), (2, 1, 3), (3, 1, 2)))
-def test_rows_are_those_of_the_dimensions_whatever_lies_first_in_memory(order):
-    page = empty(1, 3, 16, torch.float32, order)
-    assert torch.equal(rows_of_page(page, plain_writer(torch.float32)), LayerRows.of_tokens(page, None, 32, True).rows)
-
-
-def test_a_backend_that_changes_numbers_is_refused():
-    def write(keys, values, cache, slots):
-        cache.fill_(40)
-
-    with pytest.raises(ConfigError, match="changes numbers"):
-        rows_of_page(torch.zeros((1, 1, 4, 8)), PageWriter(write, 4, 4, torch.float32, "odd"))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "name", "read"),
-    (
-        (torch.bfloat16, "auto", torch.bfloat16),
-        (torch.uint8, "fp8", torch.float8_e4m3fn),
-        (torch.uint8, "fp8_e5m2", torch.float8_e5m2),
-        (torch.float8_e4m3fn, "fp8", torch.float8_e4m3fn),
-        (torch.uint8, "fp8_ds_mla", None),
-        (torch.uint8, "nvfp4", None),
-        (torch.int8, "int8_per_token_head", None),
-    ),
-)
-def test_formats_that_can_be_read(dtype, name, read):
-    found = numbers_of(torch.zeros(SHAPE, dtype=dtype), name)
-    assert (found.dtype if found is not None else None) == read
-
-
-def test_states_lie_one_after_the_other_in_bytes():
-    shapes, dtypes = ((2, 3), (4,)), (torch.bfloat16, torch.float32)
-    pages = torch.zeros((5, 1, 1, 32), dtype=torch.int8)
-    first, second = states_of(pages, shapes, dtypes)
-    first[3], second[3] = 1.5, torch.tensor([1.0, 2, 3, 4])
-    assert pages[3, 0, 0, :12].view(torch.bfloat16).tolist() == [1.5] * 6
-    assert pages[3, 0, 0, 12:28].view(torch.float32).tolist() == [1, 2, 3, 4] and not pages[:3].any() and not pages[3, 0, 0, 28:].any()
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype", "shapes", "dtypes"),
-    (
-        ((5, 1, 1, 8), torch.int8, ((3,),), (torch.float32,)),
-        ((5, 2, 1, 8), torch.int8, ((2,),), (torch.float32,)),
-        ((5, 1, 1, 8), torch.bfloat16, ((2,),), (torch.float32,)),
-        ((5, 1, 1, 8), torch.int8, ((1,), (1,)), (torch.bfloat16, torch.float32)),
-        ((5, 1, 1, 8), torch.int8, ((2,),), (torch.int32,)),
-    ),
-)
-def test_states_that_lie_otherwise_are_not_compared(size, dtype, shapes, dtypes):
-    assert states_of(torch.zeros(size, dtype=dtype), shapes, dtypes) is None
-
-
-def test_the_coarsest_format_decides_what_is_far():
-    half, eighth = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.float8_e4m3fn)
-    single = limit_of([torch.zeros(1)], torch.float32)
-    assert single.typical < limit_of([half], torch.bfloat16).typical < limit_of([eighth], torch.bfloat16).typical < 0.5
-    assert limit_of([torch.zeros(1)], torch.bfloat16) == limit_of([half], torch.float32)
-    exact, depends = limit_of([half], torch.bfloat16), limit_of([half], torch.bfloat16, is_exact=False)
-    assert exact.first_layer < depends.first_layer == depends.typical
-
-
-def test_any_figure_beyond_its_limit_counts():
-    limit = Difference(0.1, 0.01, 0.2)
-    assert not Difference(0.1, 0.01, 0.2).exceeds(limit)
-    for beyond in (Difference(0.11, 0, 0), Difference(0, 0.011, 0), Difference(0, 0, 0.21)):
-        assert beyond.exceeds(limit)
-
-
-# Which blocks
-
 
 def _vllm_config(cache_dtype: str) -> SimpleNamespace:
     model = SimpleNamespace(dtype=torch.float32, quantization=None, is_multimodal_model=False)
@@ -332,6 +154,9 @@ def test_a_share_is_compared_and_of_wanted_requests_all_batches(bench, monkeypat
     assert _audited(there) == {"same": 3}
     there.publish(KEYS[:4], range(4), "d", audited={"c"})
     assert _audited(there) == {"same": 1}, "the 30th"
+    there.memory[:, 9] *= -1
+    there.publish(KEYS, range(BLOCKS), "e", audited={"e"})
+    assert _audited(there) == {"same": 3, "different": 1}, "blocks over the whole batch"
 
 
 def test_blocks_that_are_only_compared_are_not_published(bench):
@@ -379,11 +204,98 @@ def test_an_error_of_the_pool_is_reported(bench, monkeypatch):
     assert "audit" in there.access.failures.last_error.doing and not _audited(there)
 
 
+def test_no_block_is_compared_before_it_was_computed():
+    waited = []
+    batch, after = SimpleNamespace(keys=KEYS[:2]), SimpleNamespace(synchronize=lambda: waited.append(True))
+    assert audit.FoundBlocks().publish(batch, None, after) == ["exists"] * 2 and waited == [True]
+    assert audit.FoundBlocks().publish(batch, None) == ["exists"] * 2
+
+
+def test_the_time_that_it_takes_is_measured(bench):
+    here, there = bench(seed=1), bench(seed=1)
+    here.publish(KEYS[:3], range(3))
+    there.publish(KEYS[:3], range(3))
+    times = there.side.take_stats().data["times"]["audit_seconds"]
+    assert len(times) == 3 and all(0 < each < 600 for each in times)
+
+
+@pytest.mark.parametrize(
+    ("owner", "pool", "says"),
+    (
+        (SimpleNamespace(owner=3), SimpleNamespace(slot=5, incarnation=7), ("the host of slot 3 ", "is slot 5, incarnation 7, layout l")),
+        (None, None, ("by a host that has left;", "this engine is layout l.")),
+        (kvbm_cxl.TimeoutError_("late"), None, ("by a host that is unknown (late);", "this engine is layout l.")),
+    ),
+)
+def test_what_can_be_known_of_both_engines_is_logged_once(caplog, owner, pool, says):
+    """Also where two threads find a difference at once, and where the pool is lost by then."""
+
+    def call(_):
+        if isinstance(owner, Exception):
+            raise owner
+        return owner
+
+    ended = []
+    access = SimpleNamespace(pool=pool, spec="/the/pool", call=call)
+    made = audit.Audit(access, Tally(), {"layout": "l"}, lambda: ended.append(True))
+    found, limit = Difference(1.0, 0.5, 1.5), Difference(0.1, 0.1, 0.1)
+    for _ in range(2):
+        made._differs(SimpleNamespace(namespace="the namespace", limit=limit), KEYS[0], found)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    for said in (*says, KEYS[0].hex(), "the namespace", "/the/pool", str(found), str(limit)):
+        assert said in record.getMessage()
+    assert ended == [True] and made.has_differed
+
+
 def test_scratch_memory_is_that_of_one_block():
     memory = torch.zeros((BLOCKS, TOKENS, HEADS, CONTENT)).transpose(1, 2)
     ((name, scratch),) = audit.scratch_of([("layers.0", memory)], BLOCKS)
     assert (name, scratch.shape, scratch.stride()[1:]) == ("layers.0", (1, HEADS, TOKENS, CONTENT), memory.stride()[1:])
     assert scratch.untyped_storage().nbytes() == 4 * TOKENS * HEADS * CONTENT
+    ((_, scratch),) = audit.scratch_of([("layers.0", torch.zeros((3 * BLOCKS, TOKENS, CONTENT)))], BLOCKS)
+    assert scratch.shape == (3, TOKENS, CONTENT), "a block of several pages"
+
+
+def test_all_pages_of_a_block_are_compared_with_those_of_the_pool(monkeypatch):
+    """One block at a time, since all are read to the same place."""
+    monkeypatch.setattr(audit, "writer_of", lambda *_: SimpleNamespace(name="FLASH_ATTN/"))
+    spec = FullAttentionSpec(block_size=2 * TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
+    memory = torch.randn((2 * BLOCKS, HEADS, TOKENS, CONTENT), generator=torch.Generator().manual_seed(1))
+    group = Group(0, ("layers.0",), 2 * TOKENS, Kind.FULL)
+    made = audit.group_audit(_vllm_config("auto"), spec, group, [("layers.0", memory)], BLOCKS)
+
+    def pull(keys, parts):
+        assert made._lock.locked() and (keys, parts) == ([KEYS[0]], [0])
+        made.scratch[0][1].copy_(memory[10:12])
+        return [None]
+
+    made.read_by(SimpleNamespace(pull=pull), None)
+    assert made.difference(KEYS[0], 5) == Difference(0, 0, 0) and made.difference(KEYS[0], 4).typical > 1
+    memory[11] *= -1
+    made.read_by(SimpleNamespace(pull=lambda *_: [None]), None)
+    assert made.difference(KEYS[0], 5).farthest > 1, "the second page"
+
+
+@pytest.mark.parametrize(("changes", "is_exact"), (({}, True), ({"quantization": "fp8"}, False), ({"is_multimodal_model": True}, False)))
+def test_the_first_layer_is_exact_unless_the_batch_shapes_it(monkeypatch, changes, is_exact):
+    monkeypatch.setattr(audit, "writer_of", lambda *_: SimpleNamespace(name="FLASH_ATTN/"))
+    config, tensor = _vllm_config("auto"), torch.zeros((BLOCKS, HEADS, TOKENS, CONTENT))
+    vars(config.model_config).update(changes)
+    spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
+    made = audit.group_audit(config, spec, Group(0, ("layers.0",), TOKENS, Kind.FULL), [("layers.0", tensor)], BLOCKS)
+    assert made.limit == limit_of([tensor], torch.float32, is_exact)
+
+
+def test_each_layer_of_a_group_is_read_as_its_own_specification_says(monkeypatch):
+    """Some have tokens; latents, which have no heads, and layers without keys are one vector."""
+    monkeypatch.setattr(audit, "writer_of", lambda *_: SimpleNamespace(name="FLASH_ATTN/"))
+    spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 4, dtype=torch.float32)
+    plain, latents = torch.zeros((BLOCKS, HEADS, TOKENS, CONTENT)), torch.zeros((BLOCKS, TOKENS, CONTENT))
+    tensors = {"layers.0": plain, "layers.1": latents, "layers.2": plain}
+    specs = SimpleNamespace(kv_cache_specs={"layers.0": spec, "layers.1": spec, "layers.2": SimpleNamespace()})
+    made = audit.group_audit(_vllm_config("auto"), specs, Group(0, tuple(tensors), TOKENS, Kind.FULL), list(tensors.items()), BLOCKS)
+    assert [each.page_tokens for each in made.layers] == [TOKENS, 0, 0]
+    assert made.layers[0].rows[0, 0].tolist() == [0] * (CONTENT // 4) + [1] * (CONTENT - CONTENT // 4)
 
 
 @pytest.mark.parametrize(("name", "is_first"), (("model.layers.0.attn", True), ("model.layers.1.attn", False)))

@@ -68,7 +68,7 @@ def test_a_request_is_chosen_once():
     hits, lookup, shape = AuditedHits(is_on=True), PinnedLookup(0, 100, 4, []), Shape.plain(BLOCK_TOKENS)
     first, *_, third = asked = [Tracked(request(name, tokens(2))) for name in "abc"]
     assert [hits.limit(each, lookup, shape) for each in asked] == [0, 0, None]
-    assert [hits.limit(each, lookup, shape) for each in (first, third, third)] == [0, None, None], "asked again in later steps"
+    assert [hits.limit(each, lookup, shape) for each in (third, first, third)] == [None, 0, None], "asked again in later steps"
 
 
 def test_of_hand_overs_only_a_share_is_computed():
@@ -86,9 +86,11 @@ def test_what_holds_no_block_and_engines_that_do_not_compare():
 
 
 def test_of_a_long_hit_only_the_end_is_computed(monkeypatch):
-    monkeypatch.setattr(audited_hits, "_COMPUTED_TOKENS", 40)
     hits, shape = AuditedHits(is_on=True), Shape.plain(BLOCK_TOKENS)
+    assert hits.limit(Tracked(request("long", tokens(2))), PinnedLookup(0, 10_000, 0, []), shape) == 10_000 - 2048
+    monkeypatch.setattr(audited_hits, "_COMPUTED_TOKENS", 40)
     assert hits.limit(Tracked(request("a", tokens(2))), PinnedLookup(16, 100, 4, []), shape) == 56
+    hits = AuditedHits(is_on=True)
     assert hits.limit(Tracked(request("b", tokens(2))), PinnedLookup(64, 100, 4, []), shape) == 64
 
 

@@ -90,7 +90,7 @@ def test_defaults_and_environment():
         ({"pool": "p", "checksums": 1}, "checksums is 1; it takes true or false"),
         ({"pool": "p", "workers": True}, "workers is True; it takes an integer"),
         ({"pool": "p", "workers": 0}, "workers is 0; it must be at least 1"),
-        ({"pool": "p", "workers": 65}, "more than 64"),
+        ({"pool": "p", "workers": 65}, "it takes 1 to 64"),
         ({"pool": "p", "max_inflight_bytes": 0}, "max_inflight_bytes is 0"),
         ({"pool": "p", "copy_timeout_ms": 0}, "copy_timeout_ms is 0"),
         ({"pool": "p", "handover_wait_ms": -1}, "handover_wait_ms is -1"),

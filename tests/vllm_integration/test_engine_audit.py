@@ -40,9 +40,10 @@ def one_namespace():
         first: dict[tuple, dict] = {}
         fields_of = worker.namespace_fields
 
-        def fields(vllm_config, kv_cache_config, config, group, shards, number):
-            fields = fields_of(vllm_config, kv_cache_config, config, group, shards, number)
-            return first.setdefault((vllm_config.model_config.architecture, group.index, number), fields)
+        def fields(vllm_config, kv_cache_config, config, shape, shards):
+            found = fields_of(vllm_config, kv_cache_config, config, shape, shards)
+            architecture = vllm_config.model_config.architecture
+            return {index: first.setdefault((architecture, index, shards.numbers), of_group) for index, of_group in found.items()}
 
         patch.setattr(worker, "namespace_fields", fields)
         patch.setattr(weights.Era, "suspect", lambda *_: None)

@@ -91,8 +91,10 @@ def test_no_request_waits_while_no_manager_answers(model, managed, monkeypatch, 
         assert saves.is_held_up
         running.settle()
         counted = running.counted()
-        # What was reserved before the manager stopped may still be stored: its locks are here.
-        assert counted["published_blocks/no_lock"] >= 8 * 3 and counted["prompt_tokens/computed"] == 12 * 400, counted
+        # Blocks of 8 requests, and with their tails of the 4 that are handed over. The engine keeps locks, which their keys may meet again:
+        # for about half of the blocks.
+        assert counted["published_blocks/no_lock"] + counted.get("published_blocks/stored", 0) == 8 * 3 + 4 * 4, counted
+        assert counted["published_blocks/no_lock"] >= 8 and counted["prompt_tokens/computed"] == 12 * 400, counted
         # A hand-over that says what was not published is a hint that fails, and no wait.
         expected = running.handed_over([prompt(400, next(seed))])
         began = time.monotonic()

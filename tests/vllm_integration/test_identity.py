@@ -9,7 +9,7 @@ import pytest
 import torch
 from kvbm_cxl.vllm_integration import identity, support
 from kvbm_cxl.vllm_integration.config import ConfigError, ConnectorConfig
-from kvbm_cxl.vllm_integration.groups import Group, kind_of
+from kvbm_cxl.vllm_integration.groups import Group, Shape, kind_of
 from kvbm_cxl.vllm_integration.settings import config_text
 from kvbm_cxl.vllm_integration.shards import shards_of
 from vllm.v1.kv_cache_interface import (
@@ -102,8 +102,8 @@ def _namespace(monkeypatch, *, rank=0, cache=None, backend="CPU_ATTN/vec", optio
     group = Group(0, tuple(cache.kv_cache_groups[0].layer_names), spec.block_size, *kind_of(spec))
     vllm_config = _vllm_config(**changes)
     shards = shards_of(vllm_config.parallel_config.tensor_parallel_size, rank, cache.kv_tp_replicas, [spec.num_kv_heads], config.stored_tp)
-    (number,) = shards.numbers
-    return str(kvbm_cxl.Namespace(**identity.namespace_fields(vllm_config, cache, config, group, shards, number)))
+    (fields,) = identity.namespace_fields(vllm_config, cache, config, Shape((group,), 16, 16), shards)[0]
+    return str(kvbm_cxl.Namespace(**fields))
 
 
 def test_whatever_shapes_the_bytes_changes_the_namespace(monkeypatch):
@@ -168,6 +168,30 @@ def test_files_beside_the_weights_shape_blocks_and_those_of_texts_do_not(tmp_pat
     assert here() == seen[-1]
 
 
+def test_files_beside_the_weights_change_the_namespace(monkeypatch, tmp_path):
+    seen = []
+    for content in ("", '{"bits": 4}', '{"bits": 8}'):
+        (tmp_path / "quantize_config.json").write_text(content)
+        seen.append(_namespace(monkeypatch, model=str(tmp_path)))
+    assert len(set(seen)) == 3
+
+
+def test_groups_and_shards_share_one_digest_of_the_engine(monkeypatch):
+    """All of them have it, and the files are read once."""
+    calls = []
+    monkeypatch.setattr(identity, "attention_backend", lambda *_: "CPU_ATTN/vec")
+    monkeypatch.setattr(identity, "engine_fields", lambda vllm_config: calls.append("engine") or {"config": "of the engine"})
+    monkeypatch.setattr(identity, "fingerprint", lambda *_: calls.append("weights") or "weights:1")
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=4, head_size=64, dtype=torch.bfloat16)
+    groups = (Group(0, tuple(LAYERS), 16, *kind_of(spec)), Group(1, (), 16, *kind_of(spec)), Group(2, tuple(LAYERS), 16, *kind_of(spec)))
+    given = _vllm_config(), _cache_config(spec, groups=3), ConnectorConfig.read({"pool": "p"})
+    fields = identity.namespace_fields(*given, Shape(groups, 16, 16), shards_of(2, 1, 1, [4], 4))
+    assert calls == ["weights", "engine"] and list(fields) == [0, 2], "group 1 has no layer on this stage of the pipeline"
+    made = [each for of_group in fields.values() for each in of_group]
+    assert [each["tp_rank"] for each in made] == [2, 3, 2, 3]
+    assert all(each["model"] == "weights:1" and each["extra"]["config"] == "of the engine" and "backend" in each["extra"] for each in made)
+
+
 def test_the_longest_prompt_decides_between_factors_of_longrope(monkeypatch):
     def with_rope(length: int, **rope) -> str:
         return _namespace(monkeypatch, max_model_len=length, hf_config=HfConfig(rope_parameters=rope))
@@ -210,9 +234,8 @@ def test_cells_have_the_namespace_of_an_engine_that_has_such_blocks(monkeypatch,
         vllm_config, found = _vllm_config(tensor_parallel_size=tp_size, load_format=load_format), []
         for rank in range(tp_size):
             shards = shards_of(tp_size, rank, 1, [heads], config.stored_tp)
-            for number in shards.numbers:
-                fields = identity.namespace_fields(vllm_config, _cache_config(spec), config, group, shards, number)
-                found.append(str(kvbm_cxl.Namespace(**fields)))
+            of_group = identity.namespace_fields(vllm_config, _cache_config(spec), config, Shape((group,), 16, 16), shards)[0]
+            found += [str(kvbm_cxl.Namespace(**fields)) for fields in of_group]
         assert len(set(found)) == len(found)
         return found
 

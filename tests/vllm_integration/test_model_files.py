@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -341,6 +342,43 @@ def test_files_are_watched_from_the_first_question_on(tmp_path):
     assert "unknown" in model_files.weights_digest(folder)
 
 
+def test_weights_that_are_fetched_while_an_engine_starts_are_read_then(tmp_path):
+    """As those of a model of the hub, whose configuration comes first."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model_files.begin(SimpleNamespace(speculative_config=None, model_config=SimpleNamespace(model=str(folder), revision=None)))
+    (folder / "model.safetensors").write_bytes(b"1" * 1000)
+    assert "unknown" not in model_files.weights_digest(folder)
+    (folder / "more.safetensors").write_bytes(b"1" * 1000)
+    assert "unknown" in model_files.weights_digest(folder), "one that came later"
+
+
+def test_files_that_can_no_longer_be_looked_at_are_of_no_model(tmp_path, monkeypatch):
+    def fail(path: Path):
+        raise OSError("the disk is gone")
+
+    folder = _model(tmp_path / "model", 1)
+    assert "unknown" not in model_files.weights_digest(folder)
+    monkeypatch.setattr(model_files, "state_of", fail)
+    assert "unknown" in model_files.weights_digest(folder)
+
+
+def test_a_wait_for_a_digest_is_logged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(model_files, "_NOTICE_S", 0.01)
+    read = FileDigests.of_files
+
+    def late(self, paths):
+        deadline = time.monotonic() + 60
+        while "waiting for the digest of the weights" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return read(self, paths)
+
+    monkeypatch.setattr(FileDigests, "of_files", late)
+    folder = _model(tmp_path / "model", 1)
+    assert "unknown" not in model_files.weights_digest(folder)
+    assert f"{folder}: {sum(path.stat().st_size for path in folder.iterdir())} bytes" in caplog.text
+
+
 def test_any_error_of_reading_is_raised(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("a defect")
@@ -363,6 +401,10 @@ def test_a_snapshot_of_the_hub_is_found_by_its_revision(tmp_path, monkeypatch):
     assert places == [snapshot, None, None] and set(asked) == {("owner/name", "config.json")}
     # Without files at hand the commit tells.
     assert identity.fingerprint(SimpleNamespace(model="owner/name", revision="v2")) == "hub:owner/name@0123abc"
+
+
+def test_a_name_that_the_hub_cannot_have_is_no_place():
+    assert model_files.place_of(SimpleNamespace(model="no folder/of/this name", revision=None)) is None
 
 
 def test_a_folder_without_weights_needs_a_name(tmp_path):

@@ -27,7 +27,6 @@ class Bench:
     def __init__(self, pool: str, monkeypatch, *, replicas: int = 1, rank: int = 0, seed: int = 0, elsewhere: int = 0, **options) -> None:
         """`elsewhere`: so many groups come first of which this stage of the pipeline has no layer."""
         options = {"audit": False, **options}
-        monkeypatch.setattr(worker, "namespace_fields", lambda *_: {**NAMESPACE, "layout": "l"})
         monkeypatch.setattr(worker.WorkerSide, "_ranks", lambda _: (replicas, rank))
         config = ConnectorConfig.read({"pool": pool, "copy_timeout_ms": 20_000, "publish_behind": False, **options})
         spec = FullAttentionSpec(block_size=TOKENS, num_kv_heads=HEADS, head_size=CONTENT // 2, dtype=torch.float32)
@@ -35,6 +34,8 @@ class Bench:
         groups = [Group(at, (), TOKENS, Kind.FULL) for at in range(elsewhere)]
         shape = Shape((*groups, Group(elsewhere, tuple(group.layer_names), TOKENS, Kind.FULL)), TOKENS, TOKENS)
         monkeypatch.setattr(worker, "shape_of", lambda *_: shape)
+        fields = {**NAMESPACE, "layout": "l"}
+        monkeypatch.setattr(worker, "namespace_fields", lambda *given: {elsewhere: [fields for _ in given[-1].numbers]})
         kv_cache_config = SimpleNamespace(kv_cache_groups=[group] * (elsewhere + 1), num_blocks=BLOCKS, kv_tp_replicas=replicas)
         self.access = pool_access.acquire(config)
         self.side = worker.WorkerSide(self.vllm_config, kv_cache_config, config, self.access)

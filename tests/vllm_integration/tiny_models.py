@@ -197,7 +197,9 @@ _OPTIONS = {
 }
 # vLLM computes recurrent layers on CPUs in bfloat16 only.
 _STATES = {"mamba_cache_mode": "align", "dtype": "bfloat16"}
-_MORE = {"qwen3-next": _STATES, "granite4": _STATES, "nemotron-h": _STATES}
+# With AMX its CPU build takes a backend for latents that refuses float32.
+_LATENTS = {"attention_config": {"backend": "CPU_MLA"}}
+_MORE = {"qwen3-next": _STATES, "granite4": _STATES, "nemotron-h": _STATES, "deepseek-v2": _LATENTS, "deepseek-v3": _LATENTS}
 
 
 def options(name: str) -> dict[str, Any]:

@@ -55,7 +55,13 @@ impl Exporter {
         assert_eq!(status, "HTTP/1.1 200 OK", "{body}");
         assert!(head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
         assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
-        parse(&body)
+        let mut families = parse(&body);
+        let uuid = families["cxl_pool_info"].samples[0].1[1].1.clone();
+        // Each sample names its pool first. Its other labels are compared.
+        for (_, labels, _) in families.values_mut().flat_map(|family| &mut family.samples) {
+            assert_eq!(labels.remove(0), ("pool".to_owned(), uuid.clone()), "{body}");
+        }
+        families
     }
 }
 

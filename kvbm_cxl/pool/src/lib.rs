@@ -134,15 +134,15 @@
 //!
 //! | variable | what it says | without it |
 //! |---|---|---|
-//! | `CXL_POOL` | the pool's devices, as [`PoolSpec`](device::PoolSpec) reads them: `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`, a part of a device, `/dev/dax0.0,offset=64G,size=64G`, or with the metadata on another device, `/dev/dax0.0,metadata=/dev/dax1.0` | to be named by the caller |
-//! | `CXL_POOL_SIZE` | the size of each device (not of that of the metadata), where `CXL_POOL` carries none | what the devices have |
-//! | `CXL_MACHINE_ID` | this machine's identity: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
-//! | `CXL_STATE_DIR` | absolute path below which this machine's processes find each other; local to the machine | `/dev/shm/cxl-pool-UID` |
-//! | `CXL_SUSPECT_MS` | silence after which a host is taken for dead, in milliseconds; **the same on every host**. After a manager's machine was killed, locks are granted again within 1.5 times as long; waits without a time-out of their own last 3 times as long and 5 s more, at least 10 s | 1000 |
-//! | `CXL_POLL_US` | how often a member looks for recalls and fences, in microseconds: how long a lock that others want may be late | 1000 |
+//! | `CXL_POOL` | devices of the pool ([`PoolSpec`](device::PoolSpec)): `/dev/dax0.0,/dev/dax1.0`, `/dev/shm/kv,size=1G`; part of a device: `/dev/dax0.0,offset=64G,size=64G`; metadata on another device: `/dev/dax0.0,metadata=/dev/dax1.0` | required |
+//! | `CXL_POOL_SIZE` | size of each payload device, if `CXL_POOL` has none | the devices' size |
+//! | `CXL_MACHINE_ID` | identity of this machine: 32 hexadecimal digits, or any text, which is hashed. **No two machines may share one** | from `/etc/machine-id` and the path of the state directory |
+//! | `CXL_STATE_DIR` | absolute path of a local directory where this machine's processes find each other | `/dev/shm/cxl-pool-UID` |
+//! | `CXL_SUSPECT_MS` | milliseconds of silence until a host is fenced; **equal on every host**. After a manager's machine died, lock grants resume within 1.5 times this value; waits without their own time-out last 3 times this value plus 5 s, at least 10 s | 1000 |
+//! | `CXL_POLL_US` | microseconds between looks for recalls and fences; may delay a contended lock by as much | 1000 |
 //! | `CXL_COHERENCE` | `native`, `native:write=avx512,flush=clflushopt`, or `emulated:seed=7,noise=4` | `native`, with the best instructions of the CPU |
-//! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more, see [`CopyConfig`](copy::CopyConfig); `read_ahead=auto` (or 1 to 8 blocks) tells a device with flash behind its memory which blocks come next | an accelerator if there is one, else the CPU |
-//! | `CXL_CPUS` | where the threads of the pool run: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1`, see [`cpus`] | where the process runs |
+//! | `CXL_COPY` | how payload is copied: `engine=cpu,workers=3,window=2M` and more ([`CopyConfig`](copy::CopyConfig)); `read_ahead=auto` (or 1 to 8 blocks) prefetches the next blocks from devices with flash | an accelerator if there is one, else the CPU |
+//! | `CXL_CPUS` | CPUs of the pool's threads: `node:1`, `device` (the node of the pool's first device, or the nearest with CPUs), a list such as `0-3,8`; or for each kind `copy=device;upkeep=0-1;workers=node:1` | where the process runs |
 //! | `CXL_CUDA_LIBRARY` | the CUDA driver, loaded when memory of a GPU is first copied; `none` = such copies are refused | `libcuda.so.1` |
 //! | `CXL_CUDA_REGISTER_BYTES` | how much of the pool, from its beginning, is registered with the driver while a GPU is opened: `64G`; `0` = none. A copy registers the rest when it first needs it | all |
 //! | `CXL_CUDA_DMA` | `cached`: payload that GPUs copy is flushed around their copies. `uncached`: it is not, because **on this host** the pool's memory is uncacheable and DDIO is off (docs/internals/gpu.md says how to know) | `cached` |

@@ -37,12 +37,12 @@ pub enum Fault {
         /// Time until the restart.
         restart_after_ns: Option<u64>,
     },
-    /// Every thread of the host stands still, then goes on as if nothing had been.
+    /// Every thread of the host stops, then resumes.
     PauseHost {
         /// For how long; `u64::MAX` = until [`crate::World::resume`].
         for_ns: u64,
     },
-    /// The device loses a line: what lies there does not verify any more. No host does anything.
+    /// The device loses a line: its content no longer verifies. No host does anything.
     LoseLine {
         /// Where it lies in the pool.
         offset: u64,

@@ -315,7 +315,7 @@ impl Engine {
         self.step >= self.next_planned_step
     }
 
-    /// Everything that can happen between two effects of a thread. True when the scheduler is to choose anew.
+    /// Everything that can happen between two effects of a thread. True if the scheduler has to choose again.
     fn before_step(&mut self, thread: usize) -> bool {
         self.step += 1;
         self.heartbeat.store(self.heartbeat.load(Relaxed).wrapping_add(1), Relaxed);
@@ -362,7 +362,7 @@ impl Engine {
         }
     }
 
-    /// Puts a thread behind all others.
+    /// Moves a thread to the end of the order.
     pub(crate) fn demote(&mut self, thread: usize) {
         self.lowest_priority -= 1;
         self.threads[thread].priority = self.lowest_priority;
@@ -432,7 +432,7 @@ impl Engine {
         self.switches += 1;
         let host = self.threads[thread].host;
         // A store fence makes a thread's writes visible before anything it does later in local memory. What it did there has happened
-        // for its siblings, so the writes have arrived before any sibling goes on.
+        // for its siblings, so the writes have arrived before any sibling continues.
         for index in 0..self.live.len() {
             let other = self.live[index];
             if other != thread && self.threads[other].host == host && self.memory.queue(other).has_fence() {
@@ -444,7 +444,7 @@ impl Engine {
         self.current = Some(thread);
     }
 
-    /// All threads wait: what was written arrives, and the time goes on to whatever comes next. False when nothing does.
+    /// All threads wait: writes arrive, and time advances to the next event. False if there is none.
     fn pass_time(&mut self) -> bool {
         for thread in 0..self.threads.len() {
             if self.threads[thread].paused_until <= self.now_ns && !self.memory.queue(thread).is_empty() {

@@ -16,7 +16,7 @@ pub(crate) struct SimMemory {
     pub(crate) len_bytes: u64,
 }
 
-/// Pool memory itself, without caches and without time passing: for formatting and for looking at what is left.
+/// Pool memory itself, without caches and without time passing: for formatting and for inspection after a run.
 pub(crate) struct RawMemory {
     pub(crate) len_bytes: u64,
 }
@@ -179,7 +179,7 @@ impl Coherence for SimMemory {
         if step(self.process).is_err() {
             return;
         }
-        // The fence waits until everything has taken effect, one by one, and others go on meanwhile.
+        // The fence waits until everything has taken effect, one by one, and others continue meanwhile.
         loop {
             let (more, switch) = with(|engine| {
                 let thread = engine.running();

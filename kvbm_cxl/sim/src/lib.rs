@@ -5,35 +5,35 @@
 //! [`Platform`](cxl_pool::platform::Platform) are simulated. Every thread of a host is a coroutine; every access to the pool, every
 //! fence, wait and named point is a place where the scheduler may switch. The same scenario with the same seed runs in the same way.
 //!
-//! # What is modelled
+//! # Modelled
 //! **Caches.** Each host has a private cache of whole lines over the memory. A load is answered from it for as long as the line is
 //! there, however old the copy. A miss brings the line in (or, by chance, passes by). At any step a line that was used lately may be
 //! prefetched into any cache, evicted from it, or written back if dirty. A load of 64 bytes may be split in two halves of different age.
 //!
 //! **Writes.** A line write or a piece of `copy_in` goes into its thread's queue and reaches the memory some time later, in any order
 //! with the rest of the queue unless a store fence stands between; writes of one line keep their order. A store fence orders and does
-//! not wait; a full fence waits until the queue is empty while others go on. A thread sees its own queue, no other thread does. On the path
-//! of stores and a flush ([`WritePath`]) a line is eight stores, in order with the other stores of the thread, into the host's cache and
+//! not wait; a full fence waits until the queue is empty while others continue. A thread sees its own queue, no other thread does. On the
+//! path of stores and a flush ([`WritePath`]) a line is eight stores, in order with the other stores of the thread, into the host's cache and
 //! a flush: it can be written back, and seen, half done.
 //!
 //! **Local memory.** What a thread does in memory that its siblings of the same host share comes after the writes that it fenced: those
-//! have arrived before a sibling goes on. Without a fence nothing is promised.
+//! have arrived before a sibling continues. Without a fence nothing is promised.
 //!
 //! **Flushes** are queued as well: until a full fence, younger loads of the thread may still be answered by the old copy. A flush that no
-//! load fence or full fence keeps behind earlier loads may have run before them, and the line may have come back since: it can leave any
+//! load fence or full fence keeps after earlier loads may have run before them, and the line may have come back since: it can leave any
 //! version that the memory held meanwhile. A host never sees a line go back to before a version that it has seen.
 //!
 //! **Machines.** A crash of a machine loses its threads, its local memory, its machine locks, some of what its threads had queued
 //! (never against the order of a fence) and some of its dirty lines. A crash of a process loses its threads; what it had issued arrives,
 //! the kernel drops its locks, local memory stays as it was at that moment. Crashed processes may start again. A whole host, or one
-//! thread, may stand still for any time and go on: a zombie. Each machine has its own clock, with its own offset and, by configuration,
+//! thread, may stop for any time and resume: a zombie. Each machine has its own clock, with its own offset and, by configuration,
 //! its own speed; sleeps end late; parked threads wake without reason; the time may jump so that all hosts look silent. Time passes by a
 //! little with each step, and to the next timer when all threads wait.
 //!
 //! **Schedules.** The seed chooses between random switching, from at every step to seldom, with some threads far slower than others, and
 //! strict priorities that change at a few random moments; and how fast queues empty and caches are disturbed.
 //!
-//! # What is not modelled
+//! # Not modelled
 //! - Ordering inside a host is stronger than real: threads of one host see each other's Rust atomics in program order, and switch only at
 //!   accesses to the pool, waits and points. Data races in local memory are the business of other tools.
 //! - Locked instructions and system calls of a host order nothing here, except the end of a thread or process, though CPUs do order

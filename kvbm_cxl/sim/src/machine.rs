@@ -186,7 +186,7 @@ impl Engine {
         of.local = None;
     }
 
-    /// The process is killed; the machine and its memory go on.
+    /// The process is killed; the machine and its memory stay.
     pub(crate) fn crash_process(&mut self, process: usize, restart_after_ns: Option<u64>) {
         if self.processes[process].is_alive {
             self.record(Op::CrashProcess, process as u64, 0, None);
@@ -207,7 +207,7 @@ impl Engine {
         // Unwinding its threads runs destructors, which may change the shared local memory. A killed process runs none.
         self.processes[process].local_at_death =
             self.hosts[host].local.as_ref().map(|local| local.words().map(|word| word.load(SeqCst)).collect());
-        // The CPU goes on, and the kernel's own work between the kill and the release of the process's locks empties its buffers.
+        // The CPU continues, and the kernel's own work between the kill and the release of the process's locks empties its buffers.
         for thread in 0..self.threads.len() {
             if self.threads[thread].process == process {
                 self.memory.drain_all(thread, &mut self.random);

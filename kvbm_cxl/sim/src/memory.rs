@@ -17,7 +17,7 @@ enum LineState {
     Dirty,
 }
 
-/// Changes of the memory that a flush which ran early can still look behind.
+/// Changes of the memory before which an early flush may still have run.
 const LOG_CHANGES: usize = 512;
 /// Lines touched last, the candidates of the prefetcher and of evictions.
 const RECENT_LINES: usize = 16;
@@ -247,7 +247,7 @@ impl Memory {
         }
     }
 
-    /// A flush that no load fence keeps behind the loads before it may have run at any moment since `early_from`, and a prefetch may
+    /// A flush that no load fence keeps after the loads before it may have run at any moment since `early_from`, and a prefetch may
     /// have brought the line back since: then the cache holds what the memory held at some moment in between.
     fn flush(&mut self, host: usize, line: u32, early_from: Option<u64>, random: &mut Random) {
         let dirty = self.caches[host].lines.get(line).state == LineState::Dirty;
@@ -262,7 +262,7 @@ impl Memory {
         let chosen = older.get(random.below(older.len() + 1)).map(|change| (change.old, change.moment));
         self.fill(host, line);
         if let Some((data, until)) = chosen {
-            // The copy dates from some moment before the change that ended it; a later early flush may not go behind it.
+            // The copy dates from some moment before the change that ended it; a later early flush may not precede it.
             *self.caches[host].lines.get_mut(line) = Copied { state: LineState::Clean, data, seen: until - 1 };
         }
     }

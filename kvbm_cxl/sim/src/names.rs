@@ -18,7 +18,7 @@ pub struct Names {
 /// The names in the sources of cxl-pool.
 ///
 /// # Errors
-/// The sources do not lie beside this crate, or cannot be read.
+/// The sources are not next to this crate, or cannot be read.
 pub fn of_pool() -> io::Result<Names> {
     in_sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../pool/src"))
 }

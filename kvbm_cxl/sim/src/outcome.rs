@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a run leaves behind: numbers when it passed, the reason and the trace when it failed.
+//! The result of a run: numbers when it passed, the reason and the trace when it failed.
 
 use crate::engine::Engine;
 use std::cell::RefCell;
@@ -51,7 +51,7 @@ pub struct Failure {
     pub seed: u64,
     /// The step.
     pub step: u64,
-    /// What is wrong.
+    /// The fault that was found.
     pub reason: String,
     /// The last events, oldest first.
     pub trace: Vec<String>,

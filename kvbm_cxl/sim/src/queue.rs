@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one thread has issued and what has not taken effect yet.
+//! Operations that one thread issued and that have not taken effect yet.
 
 use crate::memory::Bytes;
 use crate::random::Random;
@@ -18,7 +18,7 @@ pub(crate) enum What {
     Store { from: u8, len: u8, bytes: Bytes },
     /// A flush. With `early_from`, loads before it are not fenced, so that it may have run since that moment.
     Flush { early_from: Option<u64> },
-    /// A store fence: nothing behind it takes effect before everything in front of it.
+    /// A store fence: no later operation takes effect before every earlier one.
     Fence,
 }
 

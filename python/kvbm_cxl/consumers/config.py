@@ -15,11 +15,11 @@ class PoolConfig:
     """The options of every adapter, with their defaults. Adapters add their own."""
 
     pool: str
-    """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
+    """The pool: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Default: CXL_POOL."""
     checksums: bool = True
-    """Blocks carry a checksum that is compared when they are loaded."""
+    """Store a checksum with each block and compare it on every load."""
     namespace: str = ""
-    """Whatever else tells blocks apart that the consumer does not say: the revision of the weights, the engine, a serializer."""
+    """Anything else that distinguishes blocks and that the engine does not report: revision of the weights, engine, serializer."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the pool's cache: `policy`, `low_water_percent`, ..."""
 
@@ -62,7 +62,7 @@ class AdapterConfig(PoolConfig):
     """Those of an adapter with threads of its own."""
 
     threads: int = 2
-    """Threads that copy, for each direction."""
+    """Copy threads for each direction."""
 
     def check(self, who: str) -> None:
         super().check(who)

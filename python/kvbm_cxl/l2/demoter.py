@@ -30,7 +30,7 @@ class Demoter:
             except Exception as error:
                 self._level.count_dropped("unread")
                 if not self._is_failing:
-                    logger.warning("kvbm-cxl: demoting blocks failed, and is tried again: %s: %s", type(error).__name__, error)
+                    logger.warning("kvbm-cxl: demoting blocks failed and is retried: %s: %s", type(error).__name__, error)
                 self._is_failing = True
 
     def round(self) -> None:

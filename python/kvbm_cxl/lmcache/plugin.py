@@ -43,7 +43,7 @@ _STORE_WAIT_S = 5.0
 @dataclass(frozen=True)
 class PluginOptions(AdapterConfig):
     replica: str = ""
-    """A partition of the pool's names that only engines with the same text share. Left out: all engines share one."""
+    """Partition of keys that engines with the same text share. Default: all engines share one."""
 
 
 class CxlStorageBackend(StoragePluginInterface):

@@ -38,7 +38,7 @@ _DELETE_TIMEOUT_S = 30.0
 @dataclass(frozen=True)
 class AdapterOptions(AdapterConfig):
     capacity_bytes: int = 0
-    """What LMCache takes for the capacity of the tier, if it is to evict by itself (`"eviction"`); 0: the pool alone evicts."""
+    """Capacity of the tier for LMCache's own eviction (`"eviction"`). 0: only the pool evicts."""
 
 
 class CxlL2AdapterConfig(L2AdapterConfigBase):
@@ -195,7 +195,7 @@ class CxlL2Adapter(L2AdapterInterface):
         try:
             self._later.submit(self._delete, keys).result(_DELETE_TIMEOUT_S)
         except TimeoutError:  # LMCache's thread of evictions does not expect an error.
-            logger.warning("the deletion of %d objects takes longer than %d s, and goes on", len(keys), _DELETE_TIMEOUT_S)
+            logger.warning("the deletion of %d objects takes longer than %d s; it continues", len(keys), _DELETE_TIMEOUT_S)
 
     def _delete(self, keys: list[ObjectKey]) -> None:
         namespaces = [self._namespaces.to_look_in(key, ()) for key in keys]

@@ -89,7 +89,7 @@ def find() -> Installation:
         return _installation(*found[0])
     names = " and ".join(package for package, _ in found)
     if not import_nixl():
-        raise NixlNotFound(f"{names} are installed, but not nixl, which chooses one: import the one that is meant, or remove the other")
+        raise NixlNotFound(f"{names} are installed, but not nixl, which chooses one: import the one that you need, or remove the other")
     imported = _imported()
     if imported is None:
         raise NixlNotFound(f"`import nixl` chose none of {names}, which are the builds of NIXL that there is a plugin for")

@@ -72,5 +72,5 @@ def default_folder(installation: Installation) -> Path:
     try:
         cache = cache or Path.home() / ".cache"
     except RuntimeError as error:
-        raise NixlError("the folder for NIXL_PLUGIN_DIR has no place: this user has no home; name a folder with --into") from error
+        raise NixlError("the folder for NIXL_PLUGIN_DIR has no default: this user has no home; name a folder with --into") from error
     return Path(cache) / "kvbm-cxl" / f"nixl-{installation.package}-{installation.version}"

@@ -39,13 +39,11 @@ class Digests:
     def of_folder(self, folder: Path) -> bytes:
         """A digest (16 bytes) over names and contents of an adapter's files; `UNKNOWN` where they cannot be read."""
         try:
-            files, total = _files(folder), hashlib.sha256()
-            for path in files:
-                total.update(path.name.encode() + b"\0" + self._files.of_file(path))
+            files = _files(folder)
+            return self._files.of_names_and_contents(files) if files else UNKNOWN
         except OSError as error:
             logger.info("adapter in %s: %s", folder, error)
             return UNKNOWN
-        return total.digest()[:16] if files else UNKNOWN
 
 
 def _files(folder: Path) -> list[Path]:

@@ -211,9 +211,9 @@ class Audit:
             self.has_differed = True
         logger.error(
             "CxlConnector: block %s of namespace %s in pool %s is not what this engine computed for the same tokens: %s, where numerics "
-            "stay below %s. It was published by %s; this engine is %s. Something that shapes blocks is "
-            "in no key, and it cannot be told which of the two engines is wrong. This engine shares no block from now on, until it is "
-            "started again: see docs/operating/troubleshooting.md",
+            "stay below %s. It was published by %s; this engine is %s. No key covers what "
+            "differs, or one engine is wrong; the audit cannot tell which. This engine shares no block until it restarts: "
+            "see docs/operating/troubleshooting.md",
             key.hex(),
             group.namespace,
             self.access.spec,

@@ -23,68 +23,65 @@ class ConnectorConfig:
     """Every option, with its default."""
 
     pool: str
-    """The pool, as `cxlctl` takes it: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Left out: CXL_POOL."""
+    """The pool: `/dev/dax0.0`, `/dev/dax0.0,metadata=/dev/dax1.0`, `/dev/shm/kv,size=1G`. Default: CXL_POOL."""
     checksums: bool = True
-    """Blocks carry a checksum that is compared when they are pulled."""
+    """Store a checksum with each block and compare it on every pull."""
     audit: bool = True
-    """Compare a share of the pool's blocks with what this engine computes for the same tokens. Some requests whose prompt was found are
-    computed for that, the first one after a start among them."""
+    """Compare a share of the pool's blocks with this engine's own computation. For that the engine computes some requests that the pool
+    could serve, including the first one after a start."""
     workers: int = 2
-    """Threads that copy, for each direction."""
+    """Copy threads for each direction."""
     max_inflight_bytes: int = 256 << 20
-    """Bytes of blocks that wait to be published or are being copied. A step that would go beyond waits for room."""
+    """Most bytes of blocks that wait to be published or are being copied. A step that would exceed it waits."""
     max_pinned_blocks: int = 16384
-    """Blocks that loads of this engine hold in the pool at one time. Requests beyond wait in vLLM's queue."""
+    """Most blocks that loads of this engine pin at a time. Further requests wait in vLLM's queue."""
     min_load_tokens: int = 1
-    """Shorter hits are computed instead."""
+    """Compute hits that are shorter than this."""
     publish_generated: bool = True
-    """With role kv_both: publish blocks of generated tokens as well, for the next turn of a conversation."""
+    """With role kv_both: also publish blocks of generated tokens, for the next turn of a conversation."""
     window_every_tokens: int = 1024
-    """Of layers with a sliding window, what a prefix needs that ends at a multiple of this many tokens is published, besides that of the
-    prompt's end, of what is generated, and of a prefix that the pool has seen before. Smaller: the second prompt with a beginning finds
-    it, too; larger: fewer blocks."""
+    """With sliding windows: also publish the window at multiples of this many tokens of a prompt. Smaller: the second prompt with a
+    beginning may find it; larger: fewer blocks."""
     stored_tp: int = 0
-    """Blocks lie in the pool as an engine with this tensor parallelism has them, so that engines of every tensor parallelism that divides
-    it share them. 0: that of the engine. Name the largest one, alike for all engines of the pool."""
+    """Store blocks as an engine with this tensor parallelism does. Engines whose tensor parallelism divides it share blocks. 0: the engine's
+    own. Set the largest value, alike in all engines."""
     stored_block_tokens: int = 0
-    """Tokens of a block as it lies in the pool, so that engines share blocks whose `--block-size` is a multiple of it. 0: the engine's
-    block size. Name the smallest one, alike for all engines of the pool."""
+    """Store blocks of this many tokens. Engines whose `--block-size` is a multiple share blocks. 0: the engine's own. Set the smallest
+    value, alike in all engines."""
     publish_behind: bool = True
-    """Prefill answers a hand-over when the pool has reserved cells for its blocks, and copies them behind the answer, beside the next
-    steps. Decode waits for blocks that are on their way. False: prefill answers when all of them are there."""
+    """Prefill answers a transfer request as soon as the pool has reserved cells, and copies during the next steps; decode waits for these
+    blocks. False: prefill answers when all blocks are in the pool."""
     handover_wait_ms: int = 50
-    """How long decode looks for blocks that prefill says it publishes and the pool does not know yet. For those that prefill is writing it
-    waits as long as prefill's host goes on, at most copy_timeout_ms."""
+    """How long decode looks for blocks that prefill announced and the pool does not know yet. For reserved blocks it waits while prefill's
+    host lives, at most copy_timeout_ms."""
     copy_timeout_ms: int = 60_000
-    """Longest wait for copies that have to be complete. Beyond it the engine stops: memory that is still being read must not change."""
+    """Longest wait for copies that must complete. After that the engine stops, since memory that is being read must not change."""
     events: bool = True
-    """Where vLLM publishes KV events (`--kv-events-config`), publish those of the pool's blocks as well, of all engines."""
+    """If vLLM publishes KV events (`--kv-events-config`), also publish those of the pool's blocks, of all engines."""
     events_medium: str = "EXTERNAL"
-    """What these events call the pool. It decides what routers credit it with: Dynamo's takes EXTERNAL as it does DISK."""
+    """Medium name in these events. Routers weigh hits by it: Dynamo's treats EXTERNAL like DISK."""
     events_period_ms: int = 500
-    """How often an engine finds out what has changed in the pool."""
+    """How often an engine looks for changes in the pool."""
     model_id: str = ""
-    """What the model's weights are called in the pool. Left out: a digest of all bytes of their files. Workers share blocks only under the
-    same one; a new version of the weights needs a new one. Configuration and settings of the engine count as without it."""
+    """Name of the weights in the pool. Default: a digest of all bytes of their files. Workers share blocks only under one name; use a new
+    name for each version. Configuration and engine settings count in any case."""
     tenant_salt: str = ""
-    """A secret that keeps this engine's blocks apart from those of others with the same model."""
+    """Secret that separates this engine's blocks from those of others with the same model."""
     record_dir: str = ""
-    """A folder for a record of this engine's requests, as salted ids of their blocks without prompts: for `cxlctl record` and
-    `cxl-plan`. Left out: nothing is recorded."""
+    """Folder for a record of requests, as salted ids of blocks without prompts: for `cxlctl record` and `cxl-plan`. Default: no record."""
     record_salt: str = ""
-    """A secret that the recorded ids depend on, the same on all hosts whose records are to be merged."""
+    """Secret that the recorded ids depend on. Use one on all hosts whose records are merged."""
     record_max_bytes: int = 1 << 30
-    """Longest record of an engine. What comes behind it is dropped and counted."""
+    """Longest record of an engine. Further entries are dropped and counted."""
     l2: str = ""
-    """A second level behind the pool: a folder of a local disk or of a file system that hosts share, `nixl+posix://FOLDER` to have NIXL
-    read and write there, or a URL as fsspec takes it. Blocks that are about to be evicted are kept there, and come back when a prompt
-    begins with them. Left out: they are dropped."""
+    """Second level for blocks that are about to be evicted: a local or shared folder, `nixl+posix://FOLDER` for access by NIXL, or a URL of
+    fsspec. They come back when a prompt begins with them. Default: they are dropped."""
     l2_max_bytes: int = 0
-    """What the second level may hold. Beyond it the blocks that were unused for longest go."""
+    """Size limit of the second level. Beyond it the least recently used blocks are deleted."""
     l2_wait_ms: int = 1000
-    """Longest wait of a request for blocks that come back from the second level."""
+    """Longest wait of a request for blocks from the second level."""
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the pool's cache: `policy`, `low_water_percent`, ... Those of GPUs are among them: `dma` (`cached`, `uncached`) and
+    """Further options of the pool's cache: `policy`, `low_water_percent`, and others. For GPUs: `dma` (`cached`, `uncached`) and
     `register_bytes`."""
 
     @classmethod
@@ -114,13 +111,13 @@ class ConnectorConfig:
             if getattr(self, name) < least:
                 raise ConfigError(f"CxlConnector: {name} is {getattr(self, name)}; it must be at least {least}")
         if self.workers > 64:
-            raise ConfigError(f"CxlConnector: workers is {self.workers}; more than 64 threads only get in each other's way")
+            raise ConfigError(f"CxlConnector: workers is {self.workers}; it takes 1 to 64")
         if not self.events_medium:
             raise ConfigError("CxlConnector: events_medium is empty; it is a name that routers know, such as EXTERNAL")
         if bool(self.record_dir) != bool(self.record_salt):
             raise ConfigError("CxlConnector: record_dir and record_salt go together: a folder, and a secret for the ids there")
         if bool(self.l2) != (self.l2_max_bytes > 0):
-            raise ConfigError("CxlConnector: l2 and l2_max_bytes go together: where evicted blocks are kept, and how many bytes of them")
+            raise ConfigError("CxlConnector: l2 and l2_max_bytes go together: the store of evicted blocks, and its size limit")
         if "checksums" in self.cache:
             raise ConfigError("CxlConnector: checksums is an option of its own, not one of cache")
         if unknown := sorted(set(self.cache) - CACHE_OPTIONS):

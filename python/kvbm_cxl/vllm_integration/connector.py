@@ -52,7 +52,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
         shape = shape_of(vllm_config, kv_cache_config, config.stored_block_tokens)
         config = replace(config, events=config.events and has_events)
         if config.events and any(group.slices > 1 for group in shape.groups):
-            logger.warning("CxlConnector does not announce blocks to routers that lie in the pool in smaller ones (stored_block_tokens)")
+            logger.warning("CxlConnector announces no blocks to routers with stored_block_tokens: routers know blocks of vLLM's size")
             config = replace(config, events=False)
         support.check(vllm_config, kv_cache_config)
         second_level.check(config, shape)

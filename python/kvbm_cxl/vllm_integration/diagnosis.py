@@ -26,7 +26,7 @@ _NAMES = {
     "weights": "weights that were replaced in memory since the start",
     "adapter": "files of the adapter under this name",
     "config": "configuration of the model (config.json, overrides, RoPE)",
-    "side": "files beside the weights (quantization, processors)",
+    "side": "other files of the model (quantization, processors)",
     "loaded": "load format",
     "computed": "--dtype or quantization",
     "versions": "versions of vLLM or transformers",
@@ -127,7 +127,7 @@ class Reasons:
         """An engine that does not publish is asked to."""
         self.say(
             "role",
-            "request %s asks for a hand-over, and this engine publishes nothing: its kv_role is kv_consumer; prefill needs kv_producer or "
+            "request %s asks for a transfer, and this engine publishes nothing: its kv_role is kv_consumer; prefill needs kv_producer or "
             "kv_both",
             request_id,
         )
@@ -141,8 +141,8 @@ class Reasons:
             self._lookups = -1
             self.say(
                 "nothing_ever",
-                "none of the first %d prompts was found in the pool, not even in part. If others publish the same prompts, compare what "
-                "they say at start: pool, namespace %s, PYTHONHASHSEED; or prompts have nothing in common",
+                "none of the first %d prompts was found in the pool, not even in part. If others publish the same prompts, compare their "
+                "logs at start: pool, namespace %s, PYTHONHASHSEED; or prompts have nothing in common",
                 _LOOKUPS,
                 namespace,
             )

@@ -92,8 +92,8 @@ class PoolEvents:
         fitting = min((size for size in pool.cell_bytes if size >= wanted), default=0)
         if not 0 < fitting < block_bytes:
             logger.warning(
-                "pool %s has no cells of %d bytes or somewhat more for descriptions of blocks: its blocks are not announced to routers. "
-                "format it with two sizes, `cxlctl format --cells %d:75%% --cells %d:1%%`",
+                "pool %s has no cells of %d bytes or slightly more for block descriptions: its blocks are not announced to routers. "
+                "Format it with two sizes, `cxlctl format --cells %d:75%% --cells %d:1%%`",
                 self._config.pool,
                 wanted,
                 block_bytes,

@@ -58,7 +58,7 @@ class Walk:
                 yield way, tensor
         if not found and _weights_were_removed(module):
             what = f"{path or 'the model'} ({type(module).__name__})"
-            raise OpaqueWeight(f"{what} has removed its weight and keeps it where Python cannot look")
+            raise OpaqueWeight(f"{what} has removed its weight and keeps it where Python cannot read it")
 
     def _value(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, "torch.Tensor | bytes"]]:
         import torch

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import ConfigError, ConnectorConfig
-from .groups import Group, Kind, specs_of
+from .groups import Group, Kind, Shape, specs_of
 from .model_files import files_of, place_of, weights_digest
 from .settings import config_text, digest, engine_settings, settled, versions
 from .shards import Shards, cut_spec
@@ -33,17 +33,30 @@ _READ_FILES = frozenset(
 
 
 def namespace_fields(
-    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, group: Group, shards: Shards, number: int
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, shape: Shape, shards: Shards
+) -> dict[int, list[dict[str, Any]]]:
+    """Arguments of `kvbm_cxl.Namespace` for each KV cache group of this pipeline stage, by the group's index. One for each shard: those of
+    an engine whose blocks are such cells."""
+    model, engine = config.model_id or fingerprint(vllm_config.model_config, vllm_config.load_config), engine_fields(vllm_config)
+    found = {}
+    for group in shape.groups:
+        if group.layer_names:
+            of_group = _group_fields(vllm_config, kv_cache_config, config, group, shards)
+            of_group |= {"model": model, "extra": engine | of_group["extra"]}
+            found[group.index] = [{**of_group, "tp_rank": number} for number in shards.numbers]
+    return found
+
+
+def _group_fields(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", config: ConnectorConfig, group: Group, shards: Shards
 ) -> dict[str, Any]:
-    """Arguments of `kvbm_cxl.Namespace` for shard `number` of a KV cache group, of this pipeline stage: those of an engine whose blocks are
-    such cells."""
+    """The arguments that say what a group's blocks are and how they are cut."""
     whole = kv_cache_config.kv_cache_groups[group.index].kv_cache_spec
     spec = cut_spec(whole, len(shards.numbers), group.slices, vllm_config.cache_config.cache_dtype)
     layers = specs_of(spec)
-    model, tp_size = vllm_config.model_config, vllm_config.parallel_config.tensor_parallel_size
+    tp_size = vllm_config.parallel_config.tensor_parallel_size
     return {
-        "model": config.model_id or fingerprint(model, vllm_config.load_config),
-        "revision": model.revision or "",
+        "revision": vllm_config.model_config.revision or "",
         "dtype": f"{_dtypes(layers[0])}/{vllm_config.cache_config.cache_dtype}",
         "first_layer": min(map(layer_number, group.layer_names)),
         "layer_count": len(group.layer_names),
@@ -52,7 +65,6 @@ def namespace_fields(
         "head_size": getattr(layers[0], "head_size", 1),
         "block_tokens": spec.block_size,
         "layout": str(kv_cache_config.kv_cache_layout),
-        "tp_rank": number,
         "tp_size": shards.count,
         "tenant_salt": config.tenant_salt.encode(),
         "extra": {
@@ -61,7 +73,6 @@ def namespace_fields(
             "page_bytes": str(spec.page_size_bytes),
             "layers": digest("\n".join(group.layer_names)),
             "loaded": loading(vllm_config, of_ranks=tp_size if shards.count != tp_size else 0),
-            **engine_fields(vllm_config),
             "backend": attention_backend(vllm_config, group.layer_names),
             **_more(group, layers),
             **_draft(vllm_config, config, group),
@@ -156,7 +167,7 @@ def fingerprint(model: "ModelConfig", load_config: Any = None) -> str:
         return f"hub:{model.model}@{place.name}"
     raise ConfigError(
         f"CxlConnector cannot tell which weights {model.model!r} has (load format {load_format}): they are neither in a folder nor in the "
-        'Hugging Face cache. Give the model a name of your own with kv_connector_extra_config {"model_id": "..."}, a new one for each '
+        'Hugging Face cache. Name them with kv_connector_extra_config {"model_id": "..."}, a new one for each '
         "version of the weights"
     )
 

@@ -5,7 +5,6 @@ Reading begins when a worker starts (`begin`), beside vLLM's own loading, and is
 in between could be others than those in memory: the model is unknown then.
 """
 
-import hashlib
 import secrets
 import threading
 import time
@@ -69,10 +68,8 @@ class _Reading:
 
     def _run(self, files: list[Path]) -> None:
         try:
-            total, started_s = hashlib.sha256(), time.monotonic()
-            for path, digest in zip(files, _digests.of_files(files), strict=True):
-                total.update(path.name.encode() + b"\0" + digest)
-            self._found = total.hexdigest()[:32]
+            started_s = time.monotonic()
+            self._found = _digests.of_names_and_contents(files).hex()
             logger.info("digest of %d files of weights in %s: %.1f s", len(files), self.place, time.monotonic() - started_s)
         except Exception as error:  # Raised where the digest is asked for.
             self._error = error

@@ -100,7 +100,7 @@ class PoolAccess:
             self._opened = None
             self._retry_s = _RETRY_FIRST_S
             self._retry_at = time.monotonic() + self._retry_s
-        logger.error("pool %s is lost (%s): this process goes on without it and tries to open it again", self.spec, error)
+        logger.error("pool %s is lost (%s): this process continues without it and tries to open it again", self.spec, error)
         # Closing may wait for a heartbeat, and the engine must not.
         self.failures.start_thread("kvbm-cxl-close", "closing the lost pool", lambda: self._close(opened))
 

@@ -31,7 +31,7 @@ class Outlet:
 
         known = getattr(EventPublisherFactory, "_registry", None)
         if not isinstance(known, dict) or known.get("zmq") is not ZmqEventPublisher:
-            logger.info("KV events of the pool leave with vLLM's steps: its publisher is not the one that was expected")
+            logger.info("KV events of the pool leave with vLLM's steps only: vLLM's event publisher has an unknown type")
             return
 
         def make(*positional, **named) -> ZmqEventPublisher:

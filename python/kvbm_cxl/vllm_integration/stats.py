@@ -24,22 +24,22 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "audited_blocks": (
         "result",
         ("same", "different", "absent", "not_comparable"),
-        "Blocks of the pool that were compared with what this engine computed for the same tokens.",
+        "Blocks of the pool compared with this engine's own computation for the same tokens.",
     ),
     "pulled_blocks": (
         "result",
         ("hit", "absent", "changed", "checksum", "other_adapter", "isolated"),
-        "Blocks asked of the pool: hits, and misses by reason.",
+        "Blocks requested from the pool: hits, and misses by reason.",
     ),
     "bytes": ("direction", ("published", "pulled"), "Bytes copied into and out of the pool."),
     "prompt_tokens": ("source", ("pulled", "reused", "computed"), "Prompt tokens by where their KV came from at first admission."),
-    "lookups": ("result", ("full", "partial", "none", "skipped", "deferred", "error"), "Lookups of requests, by what was found."),
-    "handovers": ("result", ("complete", "short", "foreign"), "Requests from prefill, by whether everything that it published was found."),
+    "lookups": ("result", ("full", "partial", "none", "skipped", "deferred", "error"), "Lookups of requests, by result."),
+    "handovers": ("result", ("complete", "short", "foreign"), "Requests from prefill, by how many of its published blocks were found."),
     "loads": ("result", ("complete", "failed", "cancelled"), "Loads of requests."),
     "weights": (
         "found",
         ("unchanged", "changed", "unknown"),
-        "Times that weights may have been replaced in memory, by what a fingerprint of them found.",
+        "Possible replacements of weights in memory, by the result of the fingerprint.",
     ),
     "adapters": ("state", ("unknown", "replaced"), "LoRA adapters without a digest, or replaced under their name while the engine ran."),
     "descriptions": (
@@ -47,30 +47,30 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("stored", "exists", "too_long", "no_cell", "no_hint", "over_quota", "busy", "missed", "damaged"),
         "Descriptions of blocks for routers, published and read.",
     ),
-    "announced_blocks": ("change", ("stored", "removed"), "Blocks of the pool, of all engines, that routers were told of."),
+    "announced_blocks": ("change", ("stored", "removed"), "Blocks of all engines that were announced to routers, or withdrawn."),
     "recorded_entries": ("outcome", ("written", "dropped", "failed"), "Requests and publishes for the record of `record_dir`."),
     "second_level": (
         "outcome",
         ("demoted", "promoted", "missed", "dropped", "trimmed", "failed"),
-        "Blocks kept in the second level (`l2`) and brought back, by what became of them, and calls of its store that failed.",
+        "Blocks of the second level (`l2`), by outcome, and failed calls of its store.",
     ),
     "thread_errors": (
         "reason",
         ("lost", "timeout", "other"),
-        "Errors of the connector's background threads, by kind; each is in the log as well.",
+        "Errors of the connector's background threads, by kind; the log has each.",
     ),
 }
 GAUGES = {
     "pinned_blocks": "Blocks that loads of this engine hold in the pool.",
-    "isolated": "1 once a block of the pool was not what this engine computes: it shares none until it is started again.",
+    "isolated": "1 after a block of the pool differed from this engine's own: it shares no block until it restarts.",
 }
 TIMES = {
     "lookup_seconds": "Duration of a request's lookup.",
-    "pull_seconds": "Duration of a request's load, from its order to its last block, verified.",
-    "noticed_seconds": "Time from the end of a request's load until the engine asked and was told.",
+    "pull_seconds": "Duration of a request's load, from its start to the last verified block.",
+    "noticed_seconds": "Time from the end of a request's load until the engine polled it.",
     "fingerprint_seconds": "Duration of a fingerprint of a worker's weights in memory.",
-    "audit_seconds": "Duration of the comparison of a block of the pool with what was computed.",
-    "publish_seconds": "Duration of publishing a batch of blocks, waiting included.",
+    "audit_seconds": "Duration of the comparison of one block of the pool.",
+    "publish_seconds": "Duration of publishing a batch of blocks, including waits.",
 }
 # 10 us to 10 s.
 _BUCKETS = tuple(base * scale for scale in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1) for base in (1, 2, 5)) + (10,)

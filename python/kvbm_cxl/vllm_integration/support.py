@@ -33,7 +33,7 @@ def _reasons(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"):
     if vllm_config.ec_transfer_config is not None:
         yield "a transfer of encoder caches (--ec-transfer-config): images are then known by names of the request, not by their content"
     if model.is_diffusion:
-        yield "diffusion language models: tokens of a canvas see those behind them, which are not in the hash of their block"
+        yield "diffusion language models: attention within a canvas is bidirectional, and block hashes do not cover later tokens"
     if getattr(cache, "calculate_kv_scales", False):
         yield "KV scales calculated at run time (--calculate-kv-scales): each engine would give the same bytes another meaning"
     if cache.prefix_caching_hash_algo not in _HASHES:

@@ -49,14 +49,13 @@ _WHO = "vLLM's tier cxl"
 @dataclass(frozen=True)
 class TierOptions(AdapterConfig):
     model_id: str = ""
-    """What the model's weights are called in the pool. Left out: a digest of all bytes of their files, as with CxlConnector."""
+    """Name of the weights in the pool. Default: a digest of all bytes of their files, as with CxlConnector."""
     adapters_by_name: bool = False
-    """With LoRA adapters: take an adapter's name and path, which are in vLLM's hashes, for its content. An engine with adapters is refused
-    without."""
+    """With LoRA adapters: trust an adapter's name and path instead of its content. Without it the tier refuses engines with adapters."""
     locality: str = ""
-    """`LOCAL` or `REMOTE`: what requests with a filter of tiers, and events, call the pool. Left out: neither."""
+    """`LOCAL` or `REMOTE`: locality of the pool for tier filters and events. Default: neither."""
     enable_kv_events: bool = False
-    """Where vLLM publishes KV events: publish those of the chunks that this engine stored, and of their evictions."""
+    """If vLLM publishes KV events: also publish those of chunks that this engine stored, and of their evictions."""
 
     def check(self, who: str) -> None:
         super().check(who)
@@ -102,7 +101,7 @@ class CxlTier(SecondaryTierManager):
         engine = tier_engine.engine_of_this_call()
         if engine and engine.vllm_config.lora_config is not None and not config.adapters_by_name:
             raise ConfigError(
-                f"{_WHO}: this engine has LoRA adapters, and a tier is told an adapter's name and path, not what is in it. Set option "
+                f"{_WHO}: this engine has LoRA adapters, and vLLM gives a tier their names and paths, not their content. Set option "
                 '"adapters_by_name" to true if no adapter is ever replaced under its name and path, on any host of the pool'
             )
         revision = engine.vllm_config.model_config.revision if engine else None

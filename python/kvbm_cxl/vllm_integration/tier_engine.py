@@ -88,7 +88,7 @@ class Weights:
         self._suspicion = ""
         self._resting = self._local_was_reset = self._follows_resets = False
         if engine is None:
-            logger.warning("tier: there is no engine around it: weights that are replaced while it runs go unnoticed")
+            logger.warning("tier: it runs outside an engine: it cannot detect weights that are replaced in memory")
         else:
             engine_watch.watch_calls(engine.core, self)
 

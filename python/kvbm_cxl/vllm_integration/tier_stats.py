@@ -19,15 +19,15 @@ TIER_COUNTERS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "stored_chunks": (
         "outcome",
         ("stored", "exists", "busy", "no_cell", "no_hint", "over_quota", "too_large", "weights", "lost", "fenced"),
-        "Chunks that vLLM gave the tier, by what became of them.",
+        "Chunks that vLLM stored in the tier, by outcome.",
     ),
     "loaded_chunks": (
         "result",
         ("hit", "absent", "changed", "checksum", "length", "lost"),
-        "Chunks asked of the pool: hits, and misses by reason.",
+        "Chunks requested from the pool: hits, and misses by reason.",
     ),
-    "looked_up_chunks": ("result", ("hit", "miss"), "Chunks looked for in the pool."),
-    "thread_errors": ("reason", ("lost", "timeout", "other"), "Errors of background threads, by kind; each is in the log as well."),
+    "looked_up_chunks": ("result", ("hit", "miss"), "Chunks looked up in the pool."),
+    "thread_errors": ("reason", ("lost", "timeout", "other"), "Errors of background threads, by kind; the log has each."),
 }
 TIER_GAUGES = {"pool_is_open": "1 while the engine has the pool, 0 while it is lost."}
 _CALLS = {"store": "stored_chunks", "load": "loaded_chunks"}

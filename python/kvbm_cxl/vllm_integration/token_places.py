@@ -76,7 +76,7 @@ def pieces_of_cells(page: torch.Tensor, writer: PageWriter, shards: int, slices:
     # Every place of the page is that of one number in the cells. Of equal numbers only the first place is found.
     if not numpy.array_equal(numpy.sort(found), numpy.arange(len(order))):
         raise ConfigError(
-            f"CxlConnector: attention backend {writer.name} puts several tokens or heads in one place of a page; leave stored_tp and "
+            f"CxlConnector: attention backend {writer.name} mixes several tokens or heads in one place of a page; leave stored_tp and "
             "stored_block_tokens out"
         )
     offsets = _offsets(page)[found].reshape(shards, slices, -1)

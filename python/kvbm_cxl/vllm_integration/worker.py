@@ -117,18 +117,14 @@ class WorkerSide:
         attached, devices_of = [], set()
         shape = shape_of(self.vllm_config, self.kv_cache_config, self.config.stored_block_tokens)
         shards = self._shards(shape)
-        fields = {}
+        fields = namespace_fields(self.vllm_config, self.kv_cache_config, self.config, shape, shards)
         for group in shape.groups:
             if not group.layer_names:
                 attached.append(None)
                 continue
             tensors = cache_tensors(kv_caches, group.layer_names)
             devices_of.add(tensors[0][1].device)
-            of_group = [
-                namespace_fields(self.vllm_config, self.kv_cache_config, self.config, group, shards, number) for number in shards.numbers
-            ]
-            fields = fields or of_group[0]
-            attached.append(self._attach_group(group, tensors, [kvbm_cxl.Namespace(**each) for each in of_group]))
+            attached.append(self._attach_group(group, tensors, [kvbm_cxl.Namespace(**each) for each in fields[group.index]]))
         if len(devices_of) != 1:
             raise GeometryError(f"the KV cache lies on several devices: {sorted(map(str, devices_of))}")
         if pool := self.access.pool:
@@ -138,7 +134,7 @@ class WorkerSide:
         if device.type == "cuda":
             self._open_gpu(device.index or 0)
         self._clears_first = clears_first(self.vllm_config, self.kv_cache_config)
-        self._attached = Attached(attached, device, shards.publishes, facts_of(fields))
+        self._attached = Attached(attached, device, shards.publishes, facts_of(next(iter(fields.values()))[0]))
         if self.config.audit:
             # Loads under way may bring what is not this engine's.
             self._audit = Audit(self.access, self.tally, self._attached.facts, self._loads.fail_all)

@@ -4,7 +4,7 @@
 import sys
 from pathlib import Path
 
-# The folder that `make lab` fills, and the root of the checkout.
+# The folder that `make setup-lab` fills, and the root of the checkout.
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / ".venv" / "lab"
 

@@ -55,7 +55,7 @@ class Machine:
         """QEMU and its arguments. Raises LabError where the lab is not set up."""
         root = folder / "root"
         if not (folder / "initrd.gz").is_file():
-            raise LabError(f"no lab in {folder}: `make lab` sets it up (Debian packages on {platform.machine()}, nothing installed)")
+            raise LabError(f"no lab in {folder}: `make setup-lab` sets it up (Debian packages on {platform.machine()}, nothing installed)")
         libraries = f"{root}/usr/lib/x86_64-linux-gnu:{root}/lib/x86_64-linux-gnu"
         # With the libraries of its own release, loader and all: what this system has does not matter.
         command = [f"{root}/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "--library-path", libraries, f"{root}/usr/bin/qemu-system-x86_64"]

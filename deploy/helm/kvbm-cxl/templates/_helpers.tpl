@@ -1,21 +1,29 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
 {{/* What the templates have in common. Those that need a role take (dict "root" $ "role" "prefill"). */}}
 
-{{- define "kvbm-cxl.name" -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{- end }}
+{{- define "kvbm-cxl.name" -}}{{ .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" }}{{- end }}
 
-{{- define "kvbm-cxl.labels" -}}
-app.kubernetes.io/name: kvbm-cxl
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .role }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{/* Labels that pods are chosen by. They never change in the life of a release. Dynamo's Grove overwrites app.kubernetes.io/*, so they are ours. */}}
+{{- define "kvbm-cxl.selector" -}}
+cxl.kvbm.io/release: {{ .root.Release.Name }}
+cxl.kvbm.io/component: {{ .role }}
 {{- end }}
 
-{{/* What pods are chosen by: labels that never change in the life of a release. */}}
-{{- define "kvbm-cxl.selector" -}}
+{{/* Labels of a pod: nothing that changes with the version of the chart, since a pod with other labels is another pod. part: engine or frontend. */}}
+{{- define "kvbm-cxl.podLabels" -}}
 app.kubernetes.io/name: kvbm-cxl
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .role }}
+{{- with .part }}
+cxl.kvbm.io/part: {{ . }}
+{{- end }}
+{{ include "kvbm-cxl.selector" . }}
+{{- end }}
+
+{{- define "kvbm-cxl.labels" -}}
+{{ include "kvbm-cxl.podLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 
 {{- define "kvbm-cxl.needsPool" -}}{{ if ne .Values.connector "nixl-ucx" }}true{{ end }}{{- end }}
@@ -24,11 +32,11 @@ app.kubernetes.io/component: {{ .role }}
 
 {{/* The identity of a host of the pool: it stays when the pod goes, and no other node or role has it. */}}
 {{- define "kvbm-cxl.machine" -}}
-$(NODE_NAME)/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}node{{ else }}{{ .role }}{{ end }}
+$(NODE_NAME)/{{ .root.Release.Namespace }}/{{ .root.Release.Name }}/{{ if eq .root.Values.identity "node" }}node{{ else }}{{ .role }}{{ end }}
 {{- end }}
 
 {{- define "kvbm-cxl.stateFolder" -}}
-/run/kvbm-cxl/{{ .root.Release.Name }}-{{ if eq .root.Values.identity "node" }}node{{ else }}{{ .role }}{{ end }}
+/run/kvbm-cxl/{{ .root.Release.Namespace }}-{{ .root.Release.Name }}-{{ if eq .root.Values.identity "node" }}node{{ else }}{{ .role }}{{ end }}
 {{- end }}
 
 {{/* The pool's name, as CXL_POOL has it. */}}
@@ -63,6 +71,9 @@ runAsNonRoot: true
 {{- if include "kvbm-cxl.needsPool" . }}
 supplementalGroups: [{{ .Values.pool.group }}]
 {{- end }}
+# A volume with models becomes readable for the group.
+fsGroup: {{ .Values.group }}
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -96,7 +107,7 @@ capabilities: {drop: [ALL]}
 {{- define "kvbm-cxl.deviceMounts" -}}
 {{- if eq .Values.pool.access "host-path" }}
 {{- range $number, $device := compact (append .Values.pool.devices .Values.pool.metadata) }}
-- {name: device-{{ $number }}, mountPath: {{ $device }}}
+- {name: cxl-device-{{ $number }}, mountPath: {{ $device }}}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -104,22 +115,23 @@ capabilities: {drop: [ALL]}
 {{- define "kvbm-cxl.deviceVolumes" -}}
 {{- if eq .Values.pool.access "host-path" }}
 {{- range $number, $device := compact (append .Values.pool.devices .Values.pool.metadata) }}
-- name: device-{{ $number }}
+- name: cxl-device-{{ $number }}
   hostPath: {path: {{ $device }}, type: CharDevice}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "kvbm-cxl.stateVolume" -}}
-- name: state
+- name: cxl-state
   hostPath: {path: {{ include "kvbm-cxl.stateFolder" . }}, type: DirectoryOrCreate}
 {{- end }}
 
-{{/* The kubelet makes the folder as root's. Root without any other right gives it to the user of the pool, once. */}}
+{{/* The kubelet makes the folder as root's. Root without any other right gives it to the user of the pool, once. image: that of the pod's
+   own container, so that no other image changes the pod. */}}
 {{- define "kvbm-cxl.stateInit" -}}
-- name: state
-  image: {{ include "kvbm-cxl.image" .root.Values.images.tools }}
-  imagePullPolicy: {{ .root.Values.images.tools.pullPolicy }}
+- name: cxl-state
+  image: {{ include "kvbm-cxl.image" .image }}
+  imagePullPolicy: {{ .image.pullPolicy }}
   command:
     - sh
     - -ec
@@ -134,7 +146,7 @@ capabilities: {drop: [ALL]}
     capabilities: {drop: [ALL], add: [CHOWN]}
   resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 64Mi}}
   volumeMounts:
-    - {name: state, mountPath: /run/kvbm-cxl}
+    - {name: cxl-state, mountPath: /run/kvbm-cxl}
 {{- end }}
 
 {{/* Of a pod that opens the pool: where it runs, and its claim. */}}
@@ -155,7 +167,7 @@ tolerations: {{ toJson . }}
 {{- end }}
 {{- if and (eq .Values.pool.access "dra") (include "kvbm-cxl.needsPool" .) }}
 resourceClaims:
-  - {name: pool, resourceClaimTemplateName: {{ include "kvbm-cxl.name" . }}-pool}
+  - {name: pool, resourceClaimTemplateName: {{ include "kvbm-cxl.name" . }}-pool{{ .claim }}}
 {{- end }}
 {{- end }}
 
@@ -167,26 +179,47 @@ resourceClaims:
 {{- end }}
 {{- end }}
 
-{{/* Arguments that every engine has. Without the time-out vLLM kills its engine at once, which then leaves the pool to proof of its death. */}}
-{{- define "kvbm-cxl.engineArgs" -}}
-- --tensor-parallel-size
-- {{ .Values.model.tensorParallel | quote }}
-- --block-size
-- {{ .Values.model.blockTokens | quote }}
-- --shutdown-timeout
-- "30"
-- --kv-transfer-config
-- {{ include "kvbm-cxl.transfer" . | squote }}
+{{/* Adds the fields of `more` to the object `base`, in place. Lists grow; containers and components of one name become one; of two variables of
+   one name the later one counts. */}}
+{{- define "kvbm-cxl.join" -}}
+{{- $base := .base }}
+{{- range $key, $more := .more }}
+{{- $have := get $base $key }}
+{{- if and (kindIs "map" $more) (kindIs "map" $have) }}
+{{- include "kvbm-cxl.join" (dict "base" $have "more" $more) }}
+{{- else if and (kindIs "slice" $more) (kindIs "slice" $have) }}
+{{- $joined := list }}
+{{- $names := dict }}
+{{- if has $key (list "env" "containers" "initContainers") }}
+{{- range $more }}{{ $_ := set $names .name . }}{{ end }}
+{{- end }}
+{{- range $have }}
+{{- if not (and (kindIs "map" .) (hasKey $names (toString .name))) }}
+{{- $joined = append $joined . }}
+{{- else if ne $key "env" }}
+{{- include "kvbm-cxl.join" (dict "base" . "more" (get $names .name)) }}
+{{- $_ := unset $names .name }}
+{{- $joined = append $joined . }}
+{{- end }}
+{{- end }}
+{{- range $more }}
+{{- if or (not (has $key (list "containers" "initContainers"))) (hasKey $names .name) }}{{ $joined = append $joined . }}{{ end }}
+{{- end }}
+{{- $_ := set $base $key $joined }}
+{{- else }}
+{{- $_ := set $base $key $more }}
+{{- end }}
+{{- end }}
 {{- end }}
 
-{{/* The pod of an engine, in Dynamo's graph or beside it: (dict "root" $ "role" "prefill" "command" [...] "args" "..." "container" "main" "ports" "..."). */}}
-{{- define "kvbm-cxl.enginePod" -}}
+{{/* What a pod of an engine gets from the chart, whoever wrote the pod: (dict "root" $ "role" "prefill" "container" "main"). Without the time-out
+   vLLM kills its engine at once, which then leaves the pool to proof of its death. */}}
+{{- define "kvbm-cxl.enginePart" -}}
 {{- $root := .root }}
-{{- $worker := index $root.Values .role }}
 {{- $pool := include "kvbm-cxl.needsPool" $root }}
 metadata:
   labels:
-    {{- include "kvbm-cxl.labels" . | nindent 4 }}
+    {{- include "kvbm-cxl.podLabels" (merge (dict "part" "engine") .) | nindent 4 }}
   {{- if eq $root.Values.identity "role" }}
   annotations:
     # A new pod of the role cannot join before the old one on its node has left.
@@ -212,50 +245,56 @@ spec:
     {{- include "kvbm-cxl.podSecurity" $root | nindent 4 }}
   {{- if $pool }}
   initContainers:
-    {{- include "kvbm-cxl.stateInit" . | nindent 4 }}
+    {{- include "kvbm-cxl.stateInit" (merge (dict "image" $root.Values.images.worker) .) | nindent 4 }}
   {{- end }}
   containers:
     - name: {{ .container }}
       image: {{ include "kvbm-cxl.image" $root.Values.images.worker }}
       imagePullPolicy: {{ $root.Values.images.worker.pullPolicy }}
-      command: {{ .command | toJson }}
-      args:
-        {{- .args | nindent 8 }}
-        {{- include "kvbm-cxl.engineArgs" $root | nindent 8 }}
-        {{- range $worker.args }}
-        - {{ . | quote }}
-        {{- end }}
+      args: [--shutdown-timeout, "30", --kv-transfer-config, {{ include "kvbm-cxl.transfer" $root | squote }}]
+      {{- if or $pool (eq $root.Values.connector "nixl-cxl") }}
       env:
-        {{- if $pool }}
         {{- include "kvbm-cxl.hostEnv" . | nindent 8 }}
-        {{- end }}
         {{- if eq $root.Values.connector "nixl-cxl" }}
         - {name: NIXL_PLUGIN_DIR, value: /opt/kvbm-cxl/nixl-plugins}
         {{- end }}
+      {{- end }}
+      resources:
+        {{- include "kvbm-cxl.resources" (dict "root" $root) | nindent 8 }}
+      securityContext:
+        {{- include "kvbm-cxl.poolSecurity" $root | nindent 8 }}
+      {{- if $pool }}
+      volumeMounts:
+        - {name: cxl-state, mountPath: /run/kvbm-cxl}
+        {{- include "kvbm-cxl.deviceMounts" $root | nindent 8 }}
+      {{- end }}
+  {{- if $pool }}
+  volumes:
+    {{- include "kvbm-cxl.stateVolume" . | nindent 4 }}
+    {{- include "kvbm-cxl.deviceVolumes" $root | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{/* The engine of our own graphs and servers: (dict "root" $ "role" "prefill" "container" "main" "command" [...] "args" [...]). */}}
+{{- define "kvbm-cxl.enginePod" -}}
+{{- $root := .root }}
+{{- $worker := index $root.Values .role }}
+spec:
+  containers:
+    - name: {{ .container }}
+      command: {{ .command | toJson }}
+      args: {{ concat .args (list "--tensor-parallel-size" (toString $root.Values.model.tensorParallel) "--block-size" (toString $root.Values.model.blockTokens)) | toJson }}
+      env:
         - {name: HF_HOME, value: /models}
         {{- with $root.Values.model.tokenSecret }}
         - name: HF_TOKEN
           valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
         {{- end }}
-        {{- with $worker.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- with .ports }}
-      {{- . | nindent 6 }}
+      {{- if $worker.gpus }}
+      resources: {limits: {nvidia.com/gpu: {{ $worker.gpus | quote }}}}
       {{- end }}
-      resources:
-        {{- include "kvbm-cxl.resources" (dict "root" $root "resources" $worker.resources "gpus" $worker.gpus) | nindent 8 }}
-      securityContext:
-        {{- include "kvbm-cxl.poolSecurity" $root | nindent 8 }}
       volumeMounts:
         - {name: models, mountPath: /models}
-        {{- if .sharedMemory }}
-        - {name: shared-memory, mountPath: /dev/shm}
-        {{- end }}
-        {{- if $pool }}
-        - {name: state, mountPath: /run/kvbm-cxl}
-        {{- include "kvbm-cxl.deviceMounts" $root | nindent 8 }}
-        {{- end }}
   volumes:
     - name: models
       {{- if $root.Values.model.cacheClaim }}
@@ -263,12 +302,34 @@ spec:
       {{- else }}
       emptyDir: {}
       {{- end }}
-    {{- if .sharedMemory }}
-    - name: shared-memory
-      emptyDir: {medium: Memory, sizeLimit: {{ .sharedMemory }}}
-    {{- end }}
-    {{- if $pool }}
-    {{- include "kvbm-cxl.stateVolume" . | nindent 4 }}
-    {{- include "kvbm-cxl.deviceVolumes" $root | nindent 4 }}
-    {{- end }}
+{{- end }}
+
+{{/* What the values of a role add to the container of its engine: (dict "worker" .Values.prefill "container" "main"). */}}
+{{- define "kvbm-cxl.userPart" -}}
+{{- $worker := .worker }}
+spec:
+  containers:
+    - name: {{ .container }}
+      {{- with $worker.args }}
+      args: {{ toJson . }}
+      {{- end }}
+      {{- with $worker.env }}
+      env: {{ toJson . }}
+      {{- end }}
+      {{- with $worker.resources }}
+      resources: {{ toJson . }}
+      {{- end }}
+      {{- with $worker.volumeMounts }}
+      volumeMounts: {{ toJson . }}
+      {{- end }}
+{{- end }}
+
+{{/* The pod template of an engine as YAML: `pod` (a dict) with what the chart and the values of the role add:
+   (dict "root" $ "role" "prefill" "container" "main" "pod" {...} "worker" .Values.prefill). */}}
+{{- define "kvbm-cxl.withPool" -}}
+{{- $pod := .pod }}
+{{- include "kvbm-cxl.join" (dict "base" $pod "more" (include "kvbm-cxl.enginePart" . | fromYaml)) }}
+{{- include "kvbm-cxl.join" (dict "base" $pod "more" (dict "spec" (.worker.pod | default dict))) }}
+{{- include "kvbm-cxl.join" (dict "base" $pod "more" (include "kvbm-cxl.userPart" . | fromYaml)) }}
+{{- toYaml $pod }}
 {{- end }}

@@ -21,7 +21,7 @@ const OF_HOSTS: [OfHost; 4] = [
     ("cxl_pool_host_incarnation", Kind::Gauge, "Incarnation bound to the slot; left out where that cannot be read.", |host| {
         (!host.slot.is_binding_hidden).then_some(host.slot.incarnation.into())
     }),
-    ("cxl_pool_host_heartbeats_total", Kind::Counter, "Heartbeats: a live host's moves.", |host| Some(host.slot.heartbeat)),
+    ("cxl_pool_host_heartbeats_total", Kind::Counter, "Heartbeats; that of a live host moves.", |host| Some(host.slot.heartbeat)),
     (
         "cxl_pool_host_fenced",
         Kind::Gauge,
@@ -47,15 +47,16 @@ fn help_of(stat: Stat) -> String {
 
 /// Everything that is exported, as text; `cells` where the pool has any.
 pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &mut String) {
-    let mut out = Exposition::new(out);
     let superblock = pool.superblock();
     let (uuid, incarnation) = (uuid_text(superblock.uuid()), format!("{:#x}", superblock.incarnation()));
+    // A Prometheus may see several pools: nothing of one adds to another.
+    let mut out = Exposition::with_label(out, "pool", &uuid);
     let mut single = |name: &str, kind: Kind, help: &str, labels: &[(&str, &str)], value: u64| {
         out.family(name, kind, help);
         out.sample(name, "", labels, value);
     };
     let labels = [("uuid", uuid.as_str()), ("incarnation", incarnation.as_str())];
-    single("cxl_pool_info", Kind::Gauge, "Always 1; the labels tell which pool this is.", &labels, 1);
+    single("cxl_pool_info", Kind::Gauge, "Always 1; the labels identify the pool.", &labels, 1);
     single("cxl_pool_size_bytes", Kind::Gauge, "Size of the pool.", &[], pool.layout().geometry().len_bytes);
     single("cxl_pool_chunks", Kind::Gauge, "Chunks of the allocator.", &[], pool.layout().chunks());
 
@@ -63,19 +64,19 @@ pub fn render(pool: &Pool, view: &PoolView, cells: Option<&CacheSummary>, out: &
     for state in STATES {
         out.sample("cxl_pool_slots", "", &[("state", state.name())], view.count(state));
     }
-    out.family("cxl_pool_seat_epoch", Kind::Gauge, "Epoch that a manager seat claimed last: the highest one is in charge.");
+    out.family("cxl_pool_seat_epoch", Kind::Gauge, "Epoch that a manager seat claimed last; the highest one serves.");
     for seat in &view.seats {
         seat.epoch.iter().for_each(|epoch| out.sample("cxl_pool_seat_epoch", "", &[("seat", &seat.seat.to_string())], epoch));
     }
-    out.family("cxl_pool_seat_beats_total", Kind::Counter, "Beats of a manager seat: that of the seat in charge moves.");
+    out.family("cxl_pool_seat_beats_total", Kind::Counter, "Heartbeats of a manager seat; that of the serving seat moves.");
     for seat in &view.seats {
         seat.beat.iter().for_each(|beat| out.sample("cxl_pool_seat_beats_total", "", &[("seat", &seat.seat.to_string())], beat));
     }
-    let help = "Machines with a manager seat that live: as many can take the management over.";
+    let help = "Live machines with a manager seat; each can take over as manager.";
     out.family("cxl_pool_living_seats", Kind::Gauge, help);
     let living: BTreeSet<_> = view.seats.iter().filter(|seat| seat.is_living).filter_map(|seat| Some(seat.machine?.0)).collect();
     out.sample("cxl_pool_living_seats", "", &[], living.len());
-    out.family("cxl_pool_host_info", Kind::Gauge, "Always 1; the labels tell which machine has the slot and how its host stands.");
+    out.family("cxl_pool_host_info", Kind::Gauge, "Always 1; the labels give the slot's machine and the standing of its host.");
     for host in &view.hosts {
         let (slot, machine) = (host.slot.slot.to_string(), host.slot.machine.to_string());
         let labels =
@@ -108,7 +109,7 @@ fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
     out.family(
         "cxl_pool_owned_cells",
         Kind::Gauge,
-        "Cells by the slot whose host wrote their descriptors, how that host stands, and state.",
+        "Cells by the slot that wrote their descriptors, the standing of its host, and state.",
     );
     let mut owned = BTreeMap::new();
     for owner in &cells.owners {
@@ -120,7 +121,7 @@ fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
         let slot = slot.to_string();
         out.sample("cxl_pool_owned_cells", "", &[("slot", &slot), ("standing", standing), ("state", state)], count);
     }
-    out.family("cxl_pool_cell_chunks", Kind::Gauge, "Chunks of cells by how the claims on them stand.");
+    out.family("cxl_pool_cell_chunks", Kind::Gauge, "Chunks of cells by the state of their claims.");
     let chunks = &cells.chunks;
     let counts = [
         ("claimed", chunks.claimed),
@@ -136,7 +137,7 @@ fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
     out.sample("cxl_pool_blocks", "", &[], cells.served);
     out.family("cxl_pool_pinned_cells", Kind::Gauge, "Cells that any host has pinned.");
     out.sample("cxl_pool_pinned_cells", "", &[], cells.pinned);
-    out.family("cxl_pool_awaited_bytes", Kind::Gauge, "Bytes of cells that cannot be used before the slot's host is proven to have ended.");
+    out.family("cxl_pool_awaited_bytes", Kind::Gauge, "Bytes of cells that wait for proof that the slot's host is dead.");
     let mut awaited = BTreeMap::new();
     cells.waits.iter().for_each(|wait| *awaited.entry(wait.awaited.slot).or_insert(0) += wait.cell_bytes);
     for (slot, cell_bytes) in awaited {

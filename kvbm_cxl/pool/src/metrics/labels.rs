@@ -59,8 +59,8 @@ label!(
         BadLine = "bad_line", "The descriptor does not verify.";
         Free = "free", "The cell that the hint names is free.";
         Writing = "writing", "The block is still being written.";
-        Evicting = "evicting", "The block is on its way out.";
-        Retiring = "retiring", "The cell is in quarantine or on its way out of it.";
+        Evicting = "evicting", "The block is being evicted.";
+        Retiring = "retiring", "The cell is in quarantine or leaving it.";
         OtherKey = "other_key", "The cell holds a block of another key.";
         Namespace = "namespace", "The cell holds a block of the same key in another namespace.";
         FencedOwner = "fenced_owner", "The host that owns the block was fenced before the copy.";
@@ -68,7 +68,7 @@ label!(
         Changed = "changed", "The descriptor changed during the copy, which was discarded.";
         Checksum = "checksum", "The bytes do not have the checksum of the descriptor and were discarded.";
         Length = "length", "The block is longer than the destination.";
-        PinsFull = "pins_full", "No pin could be had: this host's table of pins is full.";
+        PinsFull = "pins_full", "This host's table of pins is full.";
         HostFenced = "host_fenced", "The host that asks is fenced itself.";
         Device = "device_error", "The memory failed: poisoned, or its device is lost.";
     }
@@ -83,7 +83,7 @@ label!(
         Timeout = "timeout", "A lock or another host did not answer in time.";
         Full = "full", "A table or the pool is full.";
         InUse = "in_use", "Another machine uses this host's identity or slot.";
-        Replaced = "replaced", "The pool was formatted anew.";
+        Replaced = "replaced", "The pool was formatted again.";
         Other = "other", "Any other error; the log has it.";
     }
 );
@@ -92,7 +92,7 @@ label!(
     /// Why a block is not published.
     RefusalReason("reason") {
         Exists = "exists", "Another process has published the key already, or is about to.";
-        Busy = "busy", "A block of the key is just being evicted.";
+        Busy = "busy", "A block with this key is being evicted.";
         TableFull = "table_full", "The window of the hint table has no room.";
         PoolFull = "pool_full", "No cell is free and none can be evicted.";
         Quota = "quota", "The namespace or host has as many blocks as it may have.";
@@ -107,7 +107,7 @@ label!(
     EvictionReason("reason") {
         Capacity = "capacity", "Its cell was needed for another block.";
         Quota = "quota", "Its namespace or host had more blocks than it may have.";
-        Cleared = "cleared", "Its namespace was cleared, or its removal was asked for.";
+        Cleared = "cleared", "Its namespace was cleared, or its removal was requested.";
         Duplicate = "duplicate", "Another host has the same block, and hints lead there.";
     }
 );
@@ -124,9 +124,9 @@ label!(
 label!(
     /// What became of a page that the device was told of before its copy.
     AheadFate("fate") {
-        Given = "given", "All of them.";
-        Used = "used", "Those of blocks that were copied afterwards, or were being copied.";
-        Wasted = "wasted", "Those told of in vain: the copy failed, or had gone past them.";
+        Given = "given", "Prefetched pages.";
+        Used = "used", "Pages of blocks that were copied afterwards or at that time.";
+        Wasted = "wasted", "Pages prefetched in vain: the copy failed or had passed them.";
     }
 );
 

@@ -67,22 +67,22 @@ metrics! {
     publish_bytes_total: Counter = "cxl_cache_publish_bytes_total", "Payload of the blocks published.";
     publish_seconds: Histogram<Time> = "cxl_cache_publish_seconds", "Time from the reservation of a block until hosts can pull it.";
     publish_refused_total: Counters<RefusalReason, 8> = "cxl_cache_publish_refused_total", "Blocks that were not published.";
-    publish_aborted_total: Counter = "cxl_cache_publish_aborted_total", "Reserved blocks that were given up before they were published.";
+    publish_aborted_total: Counter = "cxl_cache_publish_aborted_total", "Reserved blocks that were never published.";
     block_bytes: Histogram<Bytes> = "cxl_cache_block_bytes", "Sizes of the blocks published.";
     pull_total: Counter = "cxl_cache_pull_total", "Blocks pulled: copied, and verified afterwards.";
     pull_bytes_total: Counter = "cxl_cache_pull_bytes_total", "Payload of the blocks pulled.";
     pull_seconds: Histogram<Time> = "cxl_cache_pull_seconds", "Time of a pull, or of a batch of pulls, misses included.";
-    hits_total: Counter = "cxl_cache_hits_total", "Blocks asked for, by lookup or pull, and found.";
-    misses_total: Counters<MissReason, 16> = "cxl_cache_misses_total", "Blocks asked for and not served.";
+    hits_total: Counter = "cxl_cache_hits_total", "Blocks that a lookup or pull found.";
+    misses_total: Counters<MissReason, 16> = "cxl_cache_misses_total", "Blocks requested and not served.";
     lookup_seconds: Histogram<Time> = "cxl_cache_lookup_seconds", "Time of a lookup of one key or of a chain of keys.";
     pins_total: Counter = "cxl_cache_pins_total", "Pins taken.";
     pins: Gauge = "cxl_cache_pins", "Pins held now.";
     evictions_total: Counters<EvictionReason, 4> = "cxl_cache_evictions_total", "Blocks evicted.";
-    evictions_pinned_total: Counter = "cxl_cache_evictions_pinned_total", "Evictions given up because a host had pinned the block.";
+    evictions_pinned_total: Counter = "cxl_cache_evictions_pinned_total", "Evictions abandoned since a host had pinned the block.";
     adopted_total: Counter = "cxl_cache_adopted_total", "Blocks of fenced hosts that this process took over.";
-    quarantined_cells: Gauge = "cxl_cache_quarantined_cells", "Cells held back until it is proven that no host writes to them any more.";
-    lock_wait_seconds: Histogram<Time> = "cxl_lock_wait_seconds", "Time from asking for a lock of the pool until it was held.";
-    lock_timeouts_total: Counter = "cxl_lock_timeouts_total", "Locks that were not had within the time allowed.";
+    quarantined_cells: Gauge = "cxl_cache_quarantined_cells", "Cells in quarantine until proof that no host writes to them.";
+    lock_wait_seconds: Histogram<Time> = "cxl_lock_wait_seconds", "Time to acquire a lock of the pool.";
+    lock_timeouts_total: Counter = "cxl_lock_timeouts_total", "Lock acquisitions that timed out.";
     lock_damaged_total: Counter = "cxl_lock_damaged_total", "Calls that failed because a lock, fence or membership line stays damaged.";
     healed_lines_total: Counter = "cxl_host_healed_lines_total", "Damaged lines of its own that this process wrote again.";
     rejoins_total: Counter = "cxl_host_rejoins_total", "Times that this host was fenced and joined again.";
@@ -90,11 +90,11 @@ metrics! {
     moved_files: Gauge = "cxl_host_moved_files", "Files of the pool that were removed or replaced since this process opened them.";
     copy_bytes_total: Counters<Engine, 3> = "cxl_copy_bytes_total", "Bytes copied to and from the pool.";
     copy_seconds: Labelled<Engine, Histogram<Time>, 3> = "cxl_copy_seconds", "Time of a copy, of however many pieces.";
-    ahead_pages_total: Counters<AheadFate, 3> = "cxl_copy_ahead_pages_total", "Pages that the device was told of before a pull.";
+    ahead_pages_total: Counters<AheadFate, 3> = "cxl_copy_ahead_pages_total", "Pages prefetched from the device before a pull.";
     gpu_unflushed_bytes_total: Counter = "cxl_gpu_unflushed_bytes_total",
-        "Bytes that GPUs copied to and from the pool without a flush: DMA is uncached.";
+        "Bytes that GPUs copied to and from the pool without a flush (DMA is uncached).";
     gpu_registered_bytes: Gauge = "cxl_gpu_registered_bytes", "Bytes of the pool that are registered for GPUs.";
-    gpu_queued_bytes: Gauge = "cxl_gpu_queued_bytes", "Bytes of copies that streams of GPUs order, and that have not ended.";
+    gpu_queued_bytes: Gauge = "cxl_gpu_queued_bytes", "Bytes of stream-ordered GPU copies that have not completed.";
     ring_messages_total: Counters<Direction, 2> = "cxl_ring_messages_total", "Messages through rings.";
     ring_bytes_total: Counters<Direction, 2> = "cxl_ring_bytes_total", "Payload of these messages.";
 }

@@ -80,19 +80,19 @@ stats! {
     PublishedBytes = 1, "published_bytes", Counter, "Payload of the blocks published.", |m| m.publish_bytes_total.get();
     PulledBlocks = 2, "pulled_blocks", Counter, "Blocks pulled.", |m| m.pull_total.get();
     PulledBytes = 3, "pulled_bytes", Counter, "Payload of the blocks pulled.", |m| m.pull_bytes_total.get();
-    Hits = 4, "hits", Counter, "Blocks asked for and found.", |m| m.hits_total.get();
-    Misses = 5, "misses", Counter, "Blocks asked for and not served, for whatever reason.", |m| m.misses_total.total();
+    Hits = 4, "hits", Counter, "Blocks requested and found.", |m| m.hits_total.get();
+    Misses = 5, "misses", Counter, "Blocks requested and not served, for any reason.", |m| m.misses_total.total();
     Refusals = 6, "refusals", Counter, "Blocks that were not published.", |m| m.publish_refused_total.total();
     Evictions = 7, "evictions", Counter, "Blocks evicted.", |m| m.evictions_total.total();
     PinsTaken = 8, "pins_taken", Counter, "Pins taken.", |m| m.pins_total.get();
     Pins = 9, "pins", Gauge, "Pins held now.", |m| positive(m.pins.get());
-    Aborts = 10, "aborts", Counter, "Reserved blocks that were given up before they were published.", |m| m.publish_aborted_total.get();
+    Aborts = 10, "aborts", Counter, "Reserved blocks that were never published.", |m| m.publish_aborted_total.get();
     Adopted = 11, "adopted", Counter, "Blocks of fenced hosts that this host took over.", |m| m.adopted_total.get();
-    QuarantinedCells = 12, "quarantined_cells", Gauge, "Cells held back until it is proven that no host writes to them any more.",
+    QuarantinedCells = 12, "quarantined_cells", Gauge, "Cells in quarantine until proof that no host writes to them.",
         |m| positive(m.quarantined_cells.get());
     Rejoins = 13, "rejoins", Counter, "Times that this host was fenced and joined again.", |m| m.rejoins_total.get();
-    LockWaits = 14, "lock_waits", Counter, "Locks of the pool that were asked for and had.", |m| m.lock_wait_seconds.count();
-    LockWaitNs = 15, "lock_wait_ns", Counter, "Time from asking for these locks until they were held, in nanoseconds.",
+    LockWaits = 14, "lock_waits", Counter, "Locks of the pool that were acquired.", |m| m.lock_wait_seconds.count();
+    LockWaitNs = 15, "lock_wait_ns", Counter, "Time to acquire these locks, in nanoseconds.",
         |m| m.lock_wait_seconds.sum();
     RingSent = 16, "ring_sent", Counter, "Messages sent through rings.", |m| m.ring_messages_total.of(Direction::Sent).get();
     RingReceived = 17, "ring_received", Counter, "Messages received through rings.",
@@ -108,8 +108,8 @@ stats! {
     MissesDamaged = 23, "misses_damaged", Counter, "Misses because a line, a checksum or the memory is bad: look at the devices.",
         |m| missed(m, &[MissReason::BadLine, MissReason::Checksum, MissReason::Device]);
     NixlPosted = 24, "nixl_posted", Counter, "Transfers that NIXL agents posted.";
-    NixlReads = 25, "nixl_reads", Counter, "READ transfers that ended well.";
-    NixlWrites = 26, "nixl_writes", Counter, "WRITE transfers that ended well.";
+    NixlReads = 25, "nixl_reads", Counter, "READ transfers that completed.";
+    NixlWrites = 26, "nixl_writes", Counter, "WRITE transfers that completed.";
     NixlFailed = 27, "nixl_failed", Counter, "Transfers that failed.";
     NixlCancelled = 28, "nixl_cancelled", Counter, "Transfers that were released while they were active.";
     NixlDisconnected = 29, "nixl_disconnected", Counter, "Transfers that failed because the peer was gone.";
@@ -122,7 +122,7 @@ stats! {
     NixlServedWrittenBytes = 36, "nixl_served_written_bytes", Counter, "Bytes scattered for the staged WRITEs of other processes.";
     NixlVramBytes = 37, "nixl_vram_bytes", Counter, "Bytes copied by GPUs, between their memory and the pool or this process.";
     NixlObjectsWritten = 38, "nixl_objects_written", Counter, "Objects published by WRITE.";
-    NixlObjectsExisted = 39, "nixl_objects_existed", Counter, "Objects that were there when a WRITE came.";
+    NixlObjectsExisted = 39, "nixl_objects_existed", Counter, "Objects that existed when a WRITE came.";
     NixlObjectsRead = 40, "nixl_objects_read", Counter, "Objects read.";
     NixlObjectsMissed = 41, "nixl_objects_missed", Counter, "Objects that a READ did not find.";
     NixlObjectWrittenBytes = 42, "nixl_object_written_bytes", Counter, "Bytes of the objects published.";
@@ -131,9 +131,9 @@ stats! {
     NixlFileReadBytes = 45, "nixl_file_read_bytes", Counter, "Bytes read from files.";
     NixlNotifsSent = 46, "nixl_notifs_sent", Counter, "Notifications sent.";
     NixlNotifsReceived = 47, "nixl_notifs_received", Counter, "Notifications received.";
-    NixlNotifsResent = 48, "nixl_notifs_resent", Counter, "Notifications sent once more, because a link ended before.";
+    NixlNotifsResent = 48, "nixl_notifs_resent", Counter, "Notifications sent again after a link ended.";
     NixlLinksMade = 49, "nixl_links_made", Counter, "Links to peers that were made, from either end.";
-    NixlLinksLost = 50, "nixl_links_lost", Counter, "Links that ended otherwise than by a close of the other end.";
+    NixlLinksLost = 50, "nixl_links_lost", Counter, "Links that ended without a close by the other end.";
     NixlPeersGone = 51, "nixl_peers_gone", Counter, "Peers that ended, or could not be reached.";
     NixlRefused = 52, "nixl_refused", Counter, "Requests of peers for memory that is not, or no longer, registered.";
     NixlLinks = 53, "nixl_links", Gauge, "Links to peers now.";

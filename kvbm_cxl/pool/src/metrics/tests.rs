@@ -223,10 +223,11 @@ fn the_page_lists_what_there_is() {
     values::<Engine>("Engines");
     values::<Direction>("Directions");
 
-    let row = |stat: &stats::Stat| {
-        let (place, name) = (stat.place(), stat.name());
-        let (line, counter) = (place / crate::media::COUNTERS_PER_STATS, place % crate::media::COUNTERS_PER_STATS);
-        format!("| `{name}` | {line} | {counter} | {} | {} | {} |", stat.kind().name(), unit(name), stat.help())
+    let line_of = |stat: &stats::Stat| stat.place() / crate::media::COUNTERS_PER_STATS;
+    let row = |line| {
+        let names = stats::Stat::ALL.iter().filter(|stat| line_of(stat) == line).map(|stat| format!("`{}`", stat.name()));
+        format!("| `{line}` | {} |", names.collect::<Vec<_>>().join(", "))
     };
-    expect_table("Counters in the pool", &stats::Stat::ALL.iter().map(row).collect::<Vec<_>>());
+    let lines = stats::Stat::ALL.iter().map(line_of).max().map_or(0, |last| last + 1);
+    expect_table("Counters in the pool", &(0..lines).map(row).collect::<Vec<_>>());
 }

@@ -31,12 +31,18 @@ impl Kind {
 /// Writes metrics to a string: a [`Exposition::family`], then its samples.
 pub struct Exposition<'a> {
     out: &'a mut String,
+    common: Option<(&'a str, &'a str)>,
 }
 
 impl<'a> Exposition<'a> {
     /// Appends to `out`.
     pub fn new(out: &'a mut String) -> Self {
-        Exposition { out }
+        Exposition { out, common: None }
+    }
+
+    /// Appends to `out`; every sample begins with the label `name="value"`.
+    pub fn with_label(out: &'a mut String, name: &'a str, value: &'a str) -> Self {
+        Exposition { out, common: Some((name, value)) }
     }
 
     /// Begins the samples of the metric `name`.
@@ -56,14 +62,16 @@ impl<'a> Exposition<'a> {
     pub fn sample(&mut self, name: &str, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         self.out.push_str(name);
         self.out.push_str(suffix);
-        for (index, (label, text)) in labels.iter().enumerate() {
+        let common = self.common;
+        let labels = || common.iter().chain(labels);
+        for (index, (label, text)) in labels().enumerate() {
             self.out.push(if index == 0 { '{' } else { ',' });
             self.out.push_str(label);
             self.out.push_str("=\"");
             self.escape(text, true);
             self.out.push('"');
         }
-        if !labels.is_empty() {
+        if labels().next().is_some() {
             self.out.push('}');
         }
         // Writing to a string cannot fail.

@@ -121,7 +121,7 @@ fn write(env: &Env, ledger: &Shared, block: Block) -> Result<()> {
     }
 }
 
-/// Looks whether the memory still holds what was written to this process's blocks and to kept ones.
+/// Checks that this process's blocks and retained blocks still have their content.
 fn check(env: &Env, ledger: &Ledger) {
     for entry in ledger.entries.values().filter(|entry| entry.process == env.process() || entry.state == KeepState::Kept) {
         let (Some(byte), block) = (entry.byte, entry.block) else { continue };
@@ -209,7 +209,7 @@ fn judge(cluster: &Cluster, ledger: &Ledger, stats: &Stats) -> std::result::Resu
         Ok(audit) => audit,
         Err(error) => return fail(format!("audit: {error}")),
     };
-    // A host may just have been fenced, wrongly, or its machine crashed: it joins again and goes on with its chunks.
+    // A host may just have been fenced, wrongly, or its machine crashed: it joins again and continues with its chunks.
     let is_left = |chunk: u64| {
         let may_return = |host: SimHost| ledger.victim != Some(host) || cluster.world.view(|view| view.is_up(host));
         !ledger.slots.iter().any(|(&host, &slot)| may_return(host) && is_claimed_by(cluster, slot, chunk))
@@ -263,7 +263,7 @@ fn is_passing(error: &Error) -> bool {
     matches!(error, Error::Fenced { .. } | Error::BadLine { region: "Claim", .. })
 }
 
-/// Repeats what was cut short.
+/// Repeats interrupted work.
 fn again<T>(env: &Env, mut work: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..200 {
         match work() {
@@ -327,7 +327,7 @@ fn operate(env: &Env, ledger: &Shared, allocator: &Allocator) -> Result<()> {
             let Some(block) = block else { return Ok(()) };
             let entry = ledger.borrow_mut().entries.remove(&block.offset);
             match allocator.free(block.offset) {
-                // No thread can have got it before this thread goes on: it is the only one of this process that allocates.
+                // No thread can have got it before this thread continues: it is the only one of this process that allocates.
                 Ok(()) if env.below(4) != 0 || matches!(allocator.free(block.offset), Err(Error::NotFound(_))) => {}
                 Ok(()) => env.fail(format!("{block:?} was freed twice")),
                 Err(error) if is_passing(&error) => ledger.borrow_mut().entries.extend(entry.map(|entry| (block.offset, entry))),

@@ -171,7 +171,7 @@ fn machine_joins_again(seed: u64) -> std::result::Result<Stats, Failure> {
 }
 
 /// M3 to M5: a host frees a block that another one sent, and its machine is gone for good before it has said so. The host that adopts its
-/// chunks frees what was sent to it: by then the block must not have been given to another process.
+/// chunks frees the blocks sent to it: by then the block must not have been given to another process.
 ///
 /// M3: the process that has the chunk works the message off itself.
 fn block_freed_here(seed: u64) -> std::result::Result<Stats, Failure> {
@@ -238,7 +238,7 @@ fn untold(seed: u64, fault: Fault, owner: fn(&Env, &Host, &Rc<Scene>) -> Result<
     cluster.world.run()
 }
 
-/// Where a message was worked off, and its sender is about to be told.
+/// A message was processed, and its sender is about to learn of it.
 const TAKEN: &str = "alloc.box_taken";
 
 /// What both sides know.
@@ -248,7 +248,7 @@ struct Scene {
     kept: Cell<Option<(u16, u32, Block)>>,
     /// Whether the block was sent to be freed, so long ago that a process has it in hand.
     is_taken: Cell<bool>,
-    /// Whether its owner allocated and kept it anew.
+    /// Whether its owner allocated and retained it again.
     is_kept_again: Cell<bool>,
 }
 
@@ -311,7 +311,7 @@ fn send_and_adopt(env: &Env, config: &HostConfig, scene: &Scene, owner: SimHost)
     Ok(())
 }
 
-/// M6: the device loses the line with the claims of a host that goes on. It may say anything, so it counts as a claim of every chunk.
+/// M6: the device loses the line with the claims of a running host. It may say anything, so it counts as a claim of every chunk.
 fn line_of_claims(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut cluster = cluster(seed);
     let (hosts, config, progress) = (cluster.hosts.clone(), cluster.host_config.clone(), Progress::default());

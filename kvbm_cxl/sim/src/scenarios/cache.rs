@@ -4,8 +4,8 @@
 //!
 //! Checked, at every few steps and at every answer, are the invariants of protocols/CACHE.md section 8: P1 what a pull accepts, and what a
 //! READY cell holds, is one publication of its key, complete; P2 a confirmed pin holds; P3 one writer, and one owner, per cell. At the end,
-//! with every death proven: P4 each cell is in exactly one list and no host has a pin; what is not claimed can be claimed. Without faults:
-//! P5 every block is found through its hint, no key is READY twice, and what was stored stays while no host takes it away.
+//! with every death proven: P4 each cell is in exactly one list and no host has a pin; unclaimed cells can be claimed. Without faults:
+//! P5 every block is found through its hint, no key is READY twice, and stored blocks stay while no host evicts them.
 
 use super::cache_ledger::{Ledger, Name, Shared};
 use super::cache_ops::{Habits, Worker};
@@ -24,7 +24,7 @@ use std::rc::Rc;
 /// Steps between two looks at every cell, and between two looks at those that are pinned.
 const LOOK_STEPS: u64 = 256;
 const PIN_LOOK_STEPS: u64 = 16;
-/// Rounds of the upkeep of all hosts within which all that was left behind is taken over.
+/// Rounds of the upkeep of all hosts within which all leftovers are adopted.
 const SETTLING_ROUNDS: u64 = 200;
 /// Times that a process asks for a cell while there is a chunk for it.
 const CLAIMING_ROUNDS: usize = 100;
@@ -246,7 +246,7 @@ fn judge(cluster: &Cluster, ledger: &Ledger) -> std::result::Result<(), Failure>
     Ok(())
 }
 
-/// The open cache of a process and the upkeep that is done for it, beside the threads that work.
+/// The open cache of a process and its upkeep, which runs concurrently with the working threads.
 #[derive(Clone, Default)]
 struct Open {
     cache: Rc<RefCell<Option<Cache>>>,
@@ -379,7 +379,7 @@ fn leave_and_join(env: &Env, ledger: &Shared, plan: &Plan, host: Host) -> Result
     Ok(host)
 }
 
-/// Waits until all hosts are through and all that was left behind is taken over. Checks P4.
+/// Waits until all hosts are through and all leftovers are adopted. Checks P4.
 fn settle(env: &Env, ledger: &Shared) -> Result<()> {
     let lines = env.lines();
     let mut since: Option<BTreeMap<SimProcess, u64>> = None;
@@ -408,7 +408,7 @@ fn settle(env: &Env, ledger: &Shared) -> Result<()> {
     }
 }
 
-/// What is not claimed can be claimed by a host that needs it.
+/// A host that needs unclaimed cells can claim them.
 fn claim_what_is_left(env: &Env, ledger: &Shared, plan: &Plan, open: &Open) -> Result<()> {
     let (lines, Some(cache)) = (env.lines(), open.get()) else { return Ok(()) };
     let geometry = *lines.layout().geometry();

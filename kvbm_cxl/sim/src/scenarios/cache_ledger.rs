@@ -59,7 +59,7 @@ struct Writer {
     process: SimProcess,
 }
 
-/// What all processes of a run keep behind the pool: it outlives them, and gives back what it was given, or other bytes.
+/// The store of all processes of a run below the pool: it outlives them, and returns the stored bytes or others.
 #[derive(Default)]
 pub struct SecondLevel {
     objects: BTreeMap<Name, (Vec<u8>, u64)>,
@@ -122,7 +122,7 @@ pub struct Ledger {
     pins: Vec<Held>,
     tickets: u64,
     looks: BTreeMap<SimProcess, Look>,
-    /// What lies behind the pool.
+    /// The store below the pool.
     pub second_level: SecondLevel,
     /// Which of the processes are through: machine, and whether.
     pub done: BTreeMap<usize, (SimHost, bool)>,
@@ -138,9 +138,9 @@ pub struct Ledger {
     pub restarted: bool,
     /// A process closed its cache, or left the pool.
     pub moved: bool,
-    /// All that was left behind is taken over.
+    /// All leftovers are adopted.
     pub settled: bool,
-    /// What is still to be done before that.
+    /// Work that remains before that.
     pub waits: Option<String>,
     /// Blocks that were stored while nothing in the run ever takes one away.
     pub stored: BTreeSet<Name>,
@@ -269,7 +269,7 @@ impl Ledger {
         self.looks.insert(process, look);
     }
 
-    /// P2: what is pinned is neither written nor freed while the reader's host is not fenced.
+    /// P2: a pinned block is neither written nor freed while the reader's host is not fenced.
     pub fn pins_hold(&mut self, view: &View<'_>, lines: &Lines) -> Result<(), String> {
         self.pins.retain(|held| view.is_alive(held.process) && !is_fenced(view, held.slot, held.incarnation));
         for held in &self.pins {
@@ -351,7 +351,7 @@ impl Ledger {
         living.map(|&process| (process, self.rounds.get(&process).copied().unwrap_or(0))).collect()
     }
 
-    /// P4: what is still to be done before every cell is in one list and no host has a pin; `None` when all is at rest.
+    /// P4: work that remains before every cell is in one list and no host has a pin; `None` if nothing remains.
     pub fn unsettled(&self, view: &View<'_>, lines: &Lines) -> Option<String> {
         let geometry = *view.layout().geometry();
         let living = self.looks.keys().filter(|process| view.is_alive(**process)).count();

@@ -18,7 +18,7 @@ pub struct Habits {
     pub namespaces: u8,
     /// Largest cell, in bytes.
     pub most_bytes: usize,
-    /// No host takes a block away, and there is room for all: what was stored is found, as long as no host is fenced.
+    /// No host takes a block away, and there is room for all: stored blocks are found, as long as no host is fenced.
     pub roomy: bool,
     /// Blocks come and go, and little else happens.
     pub tight: bool,
@@ -213,7 +213,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether no cell ever changed hands. One that does is stamped anew, which a pin cannot tell from another block; and with another
+    /// Whether no cell ever changed hands. Such a cell gets a new stamp, which a pin cannot tell from another block; and with another
     /// host's claim on it, it loses its block.
     fn is_calm(&self) -> bool {
         let ledger = self.shared.borrow();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Payload beside the line that names it, with the production copy engine: a reader that finds the line unchanged around its pull has the
+//! Payload with the line that names it, with the production copy engine: a reader that finds the line unchanged around its pull has the
 //! bytes of that publication.
 //!
 //! Checked: I4 and I5 (protocols/CACHE.md C18, C19). One host publishes again and again in the same place, as an owner does that evicts and
-//! reserves: the line says WRITING (odd) before the first byte and READY (even) behind the last one. Nothing else protects the payload
+//! reserves: the line says WRITING (odd) before the first byte and READY (even) after the last one. Nothing else protects the payload
 //! here, no pin and no checksum, so that every step of the copies is needed. Some readers have told the device of the place before, and
 //! some tell it at any time: what such a prefetch brought into their caches is as old as it likes.
 

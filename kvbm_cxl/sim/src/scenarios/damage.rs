@@ -2,7 +2,7 @@
 //! The device loses lines of locks, fences and memberships under hosts that use them: their owners write them again, and what no host knows
 //! any more is an error and never a guess.
 //!
-//! Checked: V1, V2 and V3 at every entry, V8 at every join; where every owner goes on, V9.
+//! Checked: V1, V2 and V3 at every entry, V8 at every join; if every owner keeps running, V9.
 
 use super::directed::{self, LONG_MS, MS, at};
 use super::history::{History, Shared};
@@ -35,10 +35,10 @@ const POINTS: &[&str] = &[
     "manager.granted",
 ];
 
-/// What goes wrong beside the damage.
+/// Faults in addition to the damage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// Nothing: every line has an owner that goes on.
+    /// Nothing: every line has a running owner.
     Nothing,
     /// Hosts stand still or start again, so that some lines stay damaged.
     Faults,
@@ -47,7 +47,7 @@ enum Beside {
     Forgotten,
 }
 
-/// What the hosts of a run share beside their history.
+/// State that the hosts of a run share in addition to their history.
 #[derive(Clone)]
 struct Run {
     history: Shared,
@@ -139,7 +139,7 @@ fn lose_rows(cluster: &mut Cluster) -> Beside {
     let layout = std::sync::Arc::clone(cluster.world.layout());
     let (seats, first) = (layout.geometry().all_seats(), u64::from(!layout.geometry().slot_seats));
     let random = &mut cluster.random;
-    // Two machines that have no seat line can see no epoch by which they could claim anew.
+    // Two machines that have no seat line can see no epoch by which they could claim again.
     let together = random.one_in(3).then(|| (random.pick(POINTS), random.between(2, 8)));
     for (seat, region) in (first..seats).flat_map(|seat| [Region::Fence, Region::Death, Region::Seat].map(|region| (seat, region))) {
         let fault = Fault::LoseLine { offset: line_of(&layout, region, seat, 0) };
@@ -204,7 +204,7 @@ fn order_faults(cluster: &mut Cluster, lock: u32) -> Beside {
                 Region::Summary,
                 Region::Request,
             ];
-            // Where all have to get through no owner loses two lines: a second one may have told what was in the first.
+            // Where all have to get through no owner loses two lines: the second may have held the content of the first.
             let count = if choice == 3 { random.between(1, u64::from(slots)) } else { random.between(1, 6) };
             let mut planned: Vec<Planned> = (0..count)
                 .map(|number| {
@@ -262,7 +262,7 @@ fn main(env: &Env, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Joins; where every owner goes on, as soon as a row that was lost is written again.
+/// Joins; if every owner keeps running, as soon as a row that was lost is written again.
 fn join_once_whole(env: &Env, run: &Run, is_whole: bool) -> Result<Host> {
     for _ in 0..400 {
         match join(env, &run.config) {

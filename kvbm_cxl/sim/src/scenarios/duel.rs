@@ -94,7 +94,7 @@ fn order_faults(cluster: &mut Cluster, path: WritePath) {
                 cluster.world.plan(at("manager.before_grant", visit, None, slow));
             }
         }
-        // The manager stands still with a grant that no host will accept; its successor goes on from there and stands still in turn, so
+        // The manager stands still with a grant that no host will accept; its successor continues from there and stops in turn, so
         // that a third one chooses between the two.
         4 => {
             let planned = [

@@ -48,7 +48,7 @@ pub struct History {
     pub entered: u64,
     /// Acquisitions that timed out.
     pub timeouts: u64,
-    /// Holders that were told to repair.
+    /// Holders that were asked to repair.
     pub repairs: u64,
 }
 
@@ -153,7 +153,7 @@ impl History {
         self.members.push(Member { slot, incarnation, process: env.process(), host });
     }
 
-    /// Checks V8 for this process between its calls: while it is a member, and not fenced, its slot is not bound anew.
+    /// Checks V8 for this process between its calls: while it is a member, and not fenced, its slot is not bound again.
     pub fn stays_bound(&self, env: &Env) {
         let Some(member) = self.members.iter().find(|member| member.process == env.process()) else { return };
         let lines = env.lines();

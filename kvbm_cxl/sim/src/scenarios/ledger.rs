@@ -55,8 +55,8 @@ impl Ledger {
         self.finals.len()
     }
 
-    /// Whether `value` is what was final before, or was made of it under no lower a grant. What was written earlier and is only seen now
-    /// was absent at a look.
+    /// Whether `value` is the earlier final value, or derives from it under no lower a grant. A value that was written earlier and is only
+    /// seen now was absent at a look.
     fn descends(&self, mut value: u64, from: &Final) -> bool {
         while value != from.value {
             match self.commits.get(&value) {
@@ -76,7 +76,7 @@ impl Ledger {
         self.is_final(env, grant, value, Known::Committed);
     }
 
-    /// `value` is final as of `grant`: a holder under a higher grant finds it or what was made of it. Checks V4, V5 and V6.
+    /// `value` is final as of `grant`: a holder under a higher grant finds it or a value derived from it. Checks V4, V5 and V6.
     pub fn is_final(&mut self, env: &Env, grant: u32, value: u64, known: Known) {
         let new = Final { grant, value, known };
         let holds = |of: &Final| of.known != Known::Accepted;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether what hosts were told about some things can have happened in one order.
+//! Whether the answers that hosts got can have happened in one order.
 //!
 //! Each thing has a state, each operation is about one thing. An operation that returned took effect once between its call and its return.
 //! One of unknown outcome (its host was fenced, its process died) took effect at most once after its call, and not after it was *settled*:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scenarios: what the simulated hosts do, what goes wrong meanwhile, and what must hold.
+//! Scenarios: the work of the simulated hosts, the faults, and the properties that must hold.
 //!
 //! A scenario is a function of its seed. Each begins with faults by chance and ends with a quiet time in which every live host has to get
 //! through (V9), because a run whose threads do not end in time fails.

@@ -24,7 +24,7 @@ const NAMES: [&[u8]; 3] = [b"one", b"two", b"three"];
 const ROOT: &[u8] = b"root";
 /// Cells of the table: the root, the doors, and room for one or two listeners.
 const CELLS: [u32; 2] = [3, 4];
-/// The processes go on until then.
+/// The processes run until then.
 const UNTIL_NS: u64 = 120 * MS;
 /// A process that was not seen to live for this long counts as gone.
 const PEER_TIMEOUT_MS: u64 = 8;
@@ -225,7 +225,7 @@ pub fn forgets_late(seed: u64) -> std::result::Result<Stats, Failure> {
     cluster.world.run()
 }
 
-/// Listens under the first name as soon as that can be had.
+/// Listens under the first name as soon as it is free.
 fn listen_at_last(env: &Env, rings: &Rings) -> Result<Listener> {
     loop {
         if let Some(listener) = tolerated(rings.listen(NAMES[0]))? {

@@ -3,8 +3,8 @@
 //! hosts are fenced, crash and restart.
 //!
 //! Every binding has an offset of its own. Checked: for each name, and for the lock table as a whole, some order of the operations
-//! explains every answer ([`super::linear`]); so a name has one binding, what was bound is found until it is unbound, no lock is allocated
-//! twice, and none is lost beside those whose allocation had an unknown end. When all is quiet every bound name lies in one cell that its
+//! explains every answer ([`super::linear`]); so a name has one binding, a bound name is found until it is unbound, no lock is allocated
+//! twice, and none is lost but those whose allocation had an unknown end. When all is quiet every bound name lies in one cell that its
 //! lookup reaches.
 
 use super::linear::{Effect, Operations, Outcome};
@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 /// Operations that each start of a process wants to get through.
 const OPERATIONS: usize = 12;
-/// The hosts go on until then, so that a zombie that wakes up meets live hosts.
+/// The hosts run until then, so that a zombie that wakes up meets live hosts.
 const UNTIL_NS: u64 = 60_000_000;
 /// Names in use; with as few cells as there are, their probes collide.
 const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"e"];
@@ -281,7 +281,7 @@ fn list(env: &Env, objects: &Objects, history: &Shared) -> Result<()> {
     let mut history = history.borrow_mut();
     history.names.end(operation, Bind::Shows(0), Outcome::Seen);
     for (number, name) in NAMES.iter().enumerate() {
-        // A name that was bound anew meanwhile may be there twice.
+        // A name that was rebound meanwhile may be there twice.
         let mut found = listed.iter().filter(|object| object.name == *name).peekable();
         if found.peek().is_none() {
             history.names.also(operation, number as u64, Bind::Shows(0));

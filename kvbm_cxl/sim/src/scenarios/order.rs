@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two recipes below everything else: who fetches what was published second, then what was published first, finds both.
+//! The two lowest-level recipes: a host that fetches the second published line, then the first, finds both.
 //!
 //! A sibling settles a line that a thread of its own host publishes, and another host looks whether it is in the memory.
 //!
@@ -18,7 +18,7 @@ const ROUNDS: u64 = 12;
 /// The line that is settled.
 const SETTLED: u64 = 2;
 
-/// What has become of it.
+/// Its outcome.
 #[derive(Default)]
 struct Progress {
     settled: Cell<u64>,
@@ -84,7 +84,7 @@ fn settle(env: &Env, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// What was settled is in the memory, whole, for every other host to fetch: it is not written again before.
+/// Settled data is whole in memory, for every other host to fetch: it is not written again before.
 fn check_settled(env: &Env, progress: &Progress) -> Result<()> {
     let lines = env.lines();
     let offset = lines.layout().line_offset(Summary::REGION, SETTLED)?;

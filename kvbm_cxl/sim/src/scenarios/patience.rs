@@ -22,7 +22,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     if Random::new(seed).one_in(2) { all_stand_still(seed) } else { one_dies_again(seed) }
 }
 
-/// All hosts are suspended and go on, as virtual machines of one server do: each is still who it was.
+/// All hosts are suspended and resume, as virtual machines of one server do: each is still who it was.
 fn all_stand_still(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut cluster = directed::cluster(seed, 3, 2, 3, WritePath::OneUnit);
     let for_ns = cluster.random.between(2 * SUSPECT_MS, 20 * SUSPECT_MS) * MS;

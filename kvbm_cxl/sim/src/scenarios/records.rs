@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 /// Sections that each start of a process wants to get through.
 const SECTIONS: usize = 6;
-/// The hosts go on until then, so that a zombie that wakes up meets live hosts.
+/// The hosts run until then, so that a zombie that wakes up meets live hosts.
 const UNTIL_NS: u64 = 60_000_000;
 /// Records that are used.
 const RECORDS: u64 = 3;

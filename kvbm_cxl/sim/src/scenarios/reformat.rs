@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool is formatted anew under hosts at work (LOCKS.md 12.16).
+//! A pool is reformatted under working hosts (LOCKS.md 12.16).
 //!
 //! A patient format makes the superblock void and waits until every host has stopped. A hasty one writes at once, as one does that takes a
 //! paused host for dead: lines of the former hosts land on the new pool.
@@ -18,12 +18,12 @@ use cxl_pool::{Error, Result};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// First line of the superblock before the format and behind it; what else stands in one does not matter to hosts.
+/// First line of the superblock before and after the format; hosts read no other field.
 const BEFORE: Line = Line([1; 64]);
 const BEHIND: Line = Line([2; 64]);
 /// Longer than any operation here, and than a thread stands still.
 const PATIENCE_NS: u64 = 50_000_000;
-/// Attempts of a host to work, some of them behind the format.
+/// Attempts of a host to work, some of them after the format.
 const MAX_ROUNDS: usize = 2_000;
 
 /// One run.

@@ -173,7 +173,7 @@ struct Departure {
     left: Cell<u32>,
 }
 
-/// Both processes of a node leave at once, and the one that manages stands still on its way. When it goes on, another node has the slot
+/// Both processes of a node leave at once, and the one that manages stands still on its way. When it resumes, another node has the slot
 /// and its seat: it writes there no more.
 pub fn left_together(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut cluster = Cluster::new(seed, 2, 1, |config, random| {

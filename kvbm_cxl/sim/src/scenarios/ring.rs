@@ -4,7 +4,7 @@
 //!
 //! Checked: every message is the next one that the other end sent, byte for byte; a connection that ends in good order has lost none; each
 //! connection is accepted once; each response is that of its own request; no end writes to memory that was given back; a call that waits
-//! for an end that is gone is told; and every block of the rings is given back once.
+//! a loss of the other end is reported; and every block of the rings is given back once.
 
 use super::setup::{Cluster, join, no_line_half_done};
 use crate::{Env, Failure, Fault, Planned, SimProcess, Stats, WritePath};
@@ -245,7 +245,7 @@ fn call(env: &Env, ledger: &Shared, rings: &Rings, caller: usize, busy: &Rc<RefC
     Ok(())
 }
 
-/// Counts a connection as given up when it is dropped: it is declared behind the connection, so that it goes before that one does, whose
+/// Counts a connection as given up when it is dropped: it is declared after the connection, so that it is dropped first, whose
 /// thread may stand still between the two.
 struct GivesUp<'a>(&'a Shared);
 

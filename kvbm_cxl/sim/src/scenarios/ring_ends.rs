@@ -2,8 +2,8 @@
 //! How connections end: one end closes, is given up or dies, while the other one looks the other way or has not received everything yet.
 //! Each is a play of its own; the seed says which, and in what order its steps are taken.
 //!
-//! Checked: what was sent arrives while its memory stands; a loss is never a close in good order (R2); a close that succeeds was received
-//! whole; and an end that waits is told when the other one is gone (R4).
+//! Checked: sent data arrives while its memory exists; a loss is never a close in good order (R2); a successful close was received
+//! whole; and a waiting end learns when the other one is gone (R4).
 
 use super::directed::{self, MS};
 use super::setup::{Cluster, join};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 const NAME: &[u8] = b"service";
 /// Size of a half: 14 slots.
 const RING_BYTES: u64 = 1024;
-/// Blocks of that size that are used anew: one of them is the half that was given back.
+/// Blocks of that size that are reused: one of them is the half that was given back.
 const REUSED: usize = 4;
 /// Messages that are sent.
 const MESSAGES: u64 = 3;
@@ -39,7 +39,7 @@ const LOOKING: &str = "ring.looking";
 enum Ending {
     /// Sends and drops the connection while the receiver stands; the memory stays as it is.
     Dropped,
-    /// The same, and the ring's memory is used for something else, behind the line that says that it was closed.
+    /// The same, and the ring's memory is reused after the line that says that it was closed.
     RingReused,
     /// The same, and all of the memory is.
     HalfReused,
@@ -47,7 +47,7 @@ enum Ending {
     Closed,
     /// Closes in good order, and the receiver drops the connection after the first message.
     ClosedUnread,
-    /// Dies, and its host goes on.
+    /// Dies, and its host continues.
     Dead,
     /// Dies, and another process of its host gets its place.
     Replaced,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A host unbinds the name in the first cell of the object table and with it clears the last cell, and does not get through.
 //!
-//! By seed it stands still before it writes either and goes on while its successor seals the two, so that what the successor reads of them,
+//! By seed it stops before it writes either and resumes while its successor seals the two, so that what the successor reads of them,
 //! one after the other, never was in the memory at one time; or it dies between the two. Checked: a name lies in one cell, which its lookup
 //! reaches, and one that was found unbound does not come back.
 

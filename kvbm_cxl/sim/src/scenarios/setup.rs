@@ -14,7 +14,7 @@ use std::cell::Cell;
 /// Bytes of a chunk in a [`Cluster::with_chunks`].
 pub(super) const CHUNK_BYTES: u64 = 4096;
 
-/// Hosts of a world under test, and what they are told.
+/// Hosts of a world under test, and their instructions.
 pub struct Cluster {
     /// The world.
     pub world: World,
@@ -100,7 +100,7 @@ impl Cluster {
             join_timeout_ms: Some(200_000),
             heartbeat_ms: 1,
             suspect_ms: random.pick(&[3, 10]),
-            // A line of a host that stands still looks damaged: what the runs end with is that it goes on.
+            // A line of a host that stands still looks damaged: the runs end when it resumes.
             damage_ms: 200_000,
             poll_us: 100,
             idle_release_ms: random.pick(&[1, 50]),
@@ -136,7 +136,7 @@ fn len_bytes_of(mut geometry: Geometry, chunks: u64) -> u64 {
     geometry.len_bytes
 }
 
-/// Joins as this process and keeps the service running beside it.
+/// Joins as this process and keeps its service running.
 pub fn join(env: &Env, config: &HostConfig) -> Result<Host> {
     join_over(env, env.lines(), config, || false)
 }

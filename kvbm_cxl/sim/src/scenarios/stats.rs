@@ -22,7 +22,7 @@ const ROUNDS: usize = 8;
 /// Tries to publish at the end of a life.
 const LAST_TRIES: usize = 400;
 
-/// What was counted, and how much of it a board has taken over.
+/// Counts, and the share of them that a board has taken over.
 #[derive(Default)]
 struct Machine {
     counted: u64,
@@ -43,7 +43,7 @@ pub fn run(seed: u64) -> std::result::Result<Stats, Failure> {
     run_with(seed, None)
 }
 
-/// One run, with that fault, if one is given, beside those that come by chance.
+/// One run, with the given fault, if any, in addition to random ones.
 pub fn run_with(seed: u64, planned: Option<Planned>) -> std::result::Result<Stats, Failure> {
     let mut cluster = Cluster::new(seed, 2, 2, |config, _| {
         // The board is in the machine's memory, which this run keeps: counters start again with the machine.

@@ -133,7 +133,7 @@ fn put_while_evicted(seed: u64) -> std::result::Result<Stats, Failure> {
         let answers = put(me, &[K, L]);
         must_not_be_there(me, &answers[0], "K was evicted before L was stored");
         me.expect(matches!(answers[1], Answer::Done), "L is stored")?;
-        // What is missing can be stored.
+        // Missing blocks can be stored.
         me.expect(matches!(put(me, &[K])[0], Answer::Done), "K is stored")?;
         me.expect(get(me, &[K, L]).iter().all(|answer| matches!(answer, Answer::Done)), "both are got")
     });
@@ -357,7 +357,7 @@ fn get_dropped_before_it_begins(seed: u64) -> std::result::Result<Stats, Failure
     stage.run()
 }
 
-/// What has found is evicted before it is got.
+/// A block that `has` found is evicted before `get`.
 fn get_of_what_was_evicted(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, shape(3));
     stage.role(A, |me| {

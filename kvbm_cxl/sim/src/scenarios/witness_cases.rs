@@ -39,7 +39,7 @@ const REST_NS: u64 = 20_000;
 /// Longer than a silent host is waited for, in nanoseconds.
 const LONG_NS: u64 = 200_000_000;
 
-/// What has happened so far.
+/// Events so far.
 #[derive(Default)]
 struct Scene {
     joined: Cell<u32>,
@@ -134,7 +134,7 @@ fn next_owner(env: &Env, host: &Host, scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Joins, and takes what is released.
+/// Joins, and takes released slots.
 fn takes_over(env: &Env, config: &HostConfig, scene: &Scene) -> Result<()> {
     let host = join(env, config)?;
     count(scene);
@@ -178,7 +178,7 @@ fn released_after(seed: u64, suspect_ms: Option<u64>) -> std::result::Result<Sta
     cluster.world.run()
 }
 
-/// W1 with a sibling beside the container that asks, while `planned` strikes at the host that it is about: it starts again, and goes on.
+/// W1 with a sibling of the requesting container, while `planned` strikes at the host that it is about: it starts again, and continues.
 pub fn run_with(seed: u64, planned: Planned) -> std::result::Result<Stats, Failure> {
     let (mut cluster, hosts, config) = cluster(seed, 3, 1);
     cluster.world.plan(planned);
@@ -237,7 +237,7 @@ fn comes_back(seed: u64) -> std::result::Result<Stats, Failure> {
     cluster.world.run()
 }
 
-/// Fails if a host that lives, and goes on as `host`, is stated dead.
+/// Fails if a living host, which continues as `host`, is stated dead.
 fn must_not_be_dead(env: &Env, host: &Host) {
     let (slot, incarnation) = (usize::from(host.slot()), host.incarnation());
     let lines = env.lines();

@@ -6,7 +6,7 @@ use super::{A, K, L, R, Z};
 use crate::{Failure, Stats};
 use cxl_pool::Result;
 
-/// Wants a cell for L, which is not to be had while K is pinned.
+/// Wants a cell for L, which is not available while K is pinned.
 fn wants_a_cell(me: &Actor) -> Result<()> {
     me.evict(K)?;
     if let Some(mut draft) = me.reserve(L)? {
@@ -40,7 +40,7 @@ pub(super) fn evicting_of_a_dead_host(seed: u64) -> std::result::Result<Stats, F
         me.expect(pin.is_some(), "K can be pinned")?;
         me.say("K is pinned");
         me.hear("A has tried")?;
-        // The block was stamped anew: the copy is a miss, and the next pull a hit.
+        // The block has a new stamp: the copy is a miss, and the next pull a hit.
         pin.into_iter().try_for_each(|pin| pin.read().map(drop))?;
         me.pull(K).map(drop)
     });
@@ -60,7 +60,7 @@ pub(super) fn evicting_of_a_dead_host(seed: u64) -> std::result::Result<Stats, F
     stage.run()
 }
 
-/// C13: two claimants are gone, so everything is quarantined; what comes out of it may be pinned.
+/// C13: two claimants are gone, so everything is quarantined; blocks that leave quarantine may be pinned.
 pub(super) fn pinned_in_quarantine(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape::of(4));
     stage.role(Z, |me| {

@@ -19,7 +19,7 @@ fn await_presence(me: &Actor, name: super::Name, wanted: Presence, what: &str) -
         }
         me.env.platform().sleep_ns(REST_NS);
     }
-    // What the reader is told is the subject here, so that a rule that was dropped counts.
+    // The reader's answer is the subject here, so a dropped rule counts.
     me.env.fail(format!("P4: {name:?}: {what}"));
     Ok(())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stores that are still in a machine's caches when their cell goes to another host (CACHE.md 12.6, C25 to C29). The process that made them
-//! gives the cell up, or dies; what stays behind is written back onto the block that the next owner has published there.
+//! gives the cell up, or dies; its dirty lines are written back onto the block that the next owner has published there.
 
 use super::super::cache_stage::{Actor, Draft, JOINED_AGAIN, Shape, Stage, WARDEN, Watch};
 use super::{A, K, L, R, Z};

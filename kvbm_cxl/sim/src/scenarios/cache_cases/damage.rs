@@ -12,7 +12,7 @@ const OWNER: usize = Z;
 /// A reader, or another publisher.
 const OTHER: usize = A;
 
-/// The device loses the first of this host's lines of a kind, of which it has `per_slot`.
+/// The device loses the first line of a kind of this host, which has `per_slot`.
 fn lose<T: MediaLine>(me: &Actor, per_slot: u64) -> Result<()> {
     let offset = me.env.lines().layout().line_offset(T::REGION, u64::from(me.slot()) * per_slot)?;
     me.env.inflict(me.env.host(), Fault::LoseLine { offset });
@@ -44,7 +44,7 @@ pub(super) fn line_of_pins(seed: u64) -> std::result::Result<Stats, Failure> {
 }
 
 /// The line that says that a chunk is its owner's does not verify any more, and another host wants one, before the owner has looked at the
-/// line or behind that.
+/// line or after that.
 fn claims(seed: u64, rounds: usize) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape::of(3));
     stage.role(OWNER, move |me| {
@@ -69,7 +69,7 @@ pub(super) fn line_of_claims(seed: u64) -> std::result::Result<Stats, Failure> {
     claims(seed, 0)
 }
 
-/// The owner writes its claims anew: those of every chunk in the line, since it cannot tell which of them they were.
+/// The owner rewrites its claims: those of every chunk in the line, since it cannot tell which of them they were.
 pub(super) fn line_of_claims_written_anew(seed: u64) -> std::result::Result<Stats, Failure> {
     claims(seed, 2)
 }

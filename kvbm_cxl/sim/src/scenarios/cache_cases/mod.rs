@@ -3,9 +3,9 @@
 //! rule dropped that it is about. The model checker that found them models one line as one step; here the production code takes the same
 //! ways through the same places.
 //!
-//! Behind them come cases without a number: lines that a device damages under hosts that work.
+//! Then follow cases without a number: lines that a device damages under hosts that work.
 //!
-//! The roles: Z is the host that is taken for dead and goes on, A another publisher, B the next one, R a reader. The warden directs.
+//! The roles: Z is the host that is taken for dead and resumes, A another publisher, B the next one, R a reader. The warden directs.
 
 mod adopt;
 mod awaited;

@@ -213,12 +213,12 @@ fn pinned_beside_a_death(seed: u64, before: usize, reaps: bool) -> std::result::
     stage.run()
 }
 
-/// C16: counts that are made anew hold all pins of a process that lives.
+/// C16: recreated counts hold all pins of a process that lives.
 pub(super) fn pinned_thrice_beside_a_death(seed: u64) -> std::result::Result<Stats, Failure> {
     pinned_beside_a_death(seed, 3, false)
 }
 
-/// C16: a pin behind counts that were made anew is published, whatever the dead process had published.
+/// C16: a pin on recreated counts is published, whatever the dead process had published.
 pub(super) fn pinned_after_a_death(seed: u64) -> std::result::Result<Stats, Failure> {
     pinned_beside_a_death(seed, 0, false)
 }
@@ -298,7 +298,7 @@ pub(super) fn hint_chosen_before_others(seed: u64) -> std::result::Result<Stats,
     });
     stage.role(READER, move |me| {
         me.hear("the owner waits")?;
-        // With the lock this waits until the owner goes on.
+        // With the lock this waits until the owner resumes.
         (0..8).try_for_each(|step| me.publish(Name(0, first + step)))?;
         me.say("the others are there");
         me.hear("all were found")
@@ -357,7 +357,7 @@ pub(super) fn cell_wanted_before_its_hint_is_gone(seed: u64) -> std::result::Res
     stage.run()
 }
 
-/// Reserves the cell, if it is to be had, and keeps it until the other one has tried as well.
+/// Reserves the cell, if it is free, and keeps it until the other one has tried as well.
 fn wants_the_cell(me: &Actor, name: Name, tried: &'static str, other: &'static str) -> Result<()> {
     let draft = me.reserve(name)?;
     me.say(tried);

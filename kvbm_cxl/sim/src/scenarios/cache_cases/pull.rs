@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a pull looks at behind its copy (CACHE.md C1, C5). The reader's host is taken for dead, so its pin counts for nothing.
+//! The checks of a pull after its copy (CACHE.md C1, C5). The reader's host is taken for dead, so its pin counts for nothing.
 
 use super::super::cache_stage::{Actor, HALF_READ, Shape, Stage, WARDEN, Watch};
 use super::{K, L, M, Z};
@@ -34,7 +34,7 @@ pub(super) fn cold_copy_of_a_cell_that_goes(seed: u64) -> std::result::Result<St
     stage.role(WARDEN, |me| me.hear("copied"));
     stage.role(1, move |me| {
         me.publish(L)?;
-        // There is one cell: from the eviction on nothing can be had but by another.
+        // There is one cell: after the eviction, only another eviction frees a cell.
         me.publish(K)?;
         me.beside("evictor", move |me| {
             me.await_stop(1)?;

@@ -18,7 +18,7 @@ pub(super) fn zombie(me: &Actor) -> Result<()> {
     Ok(())
 }
 
-/// After its stray a zombie is told that it was fenced, or was never.
+/// After its stray write a zombie learns that it was fenced, or never does.
 fn refused(error: cxl_pool::Error) -> Result<()> {
     if error.is_fenced() { Ok(()) } else { Err(error) }
 }
@@ -120,7 +120,7 @@ pub(super) fn restores_the_line(seed: u64) -> std::result::Result<Stats, Failure
     stage.run()
 }
 
-/// C2b: a reader pins behind the new owner's scan, and confirms the pin on the stray that lies on EVICTING.
+/// C2b: a reader pins after the new owner's scan, and confirms the pin on the stray that lies on EVICTING.
 pub(super) fn confirmed_on_a_stray(seed: u64) -> std::result::Result<Stats, Failure> {
     let mut stage = Stage::new(seed, Shape { watch: Watch::PINS, ..Shape::of(4) });
     stage.role(Z, zombie);

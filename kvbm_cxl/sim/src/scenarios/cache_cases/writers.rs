@@ -75,7 +75,7 @@ pub(super) fn zombie_goes_on_copying(seed: u64) -> std::result::Result<Stats, Fa
     stage.run()
 }
 
-/// C8, stability: a confirmed pin on what was published where the zombie writes. That no rule but the proof was broken shows in that a
+/// C8, stability: a confirmed pin on the block published where the zombie writes. That no rule but the proof was broken shows in that a
 /// checksum keeps every pull right and cannot keep the block.
 pub(super) fn pinned_under_a_false_proof(seed: u64) -> std::result::Result<Stats, Failure> {
     under_a_false_proof(seed, Shape { watch: Watch::PINS, checksums: true, ..Shape::of(4) })
@@ -171,7 +171,7 @@ pub(super) fn abort_after_the_device(seed: u64) -> std::result::Result<Stats, Fa
     device(seed, true)
 }
 
-/// C20 as a caller that breaks the contract: the device goes on writing after the cell was given up.
+/// C20 as a caller that breaks the contract: the device continues to write after the cell was given up.
 pub fn abort_before_the_device_is_done(seed: u64) -> std::result::Result<Stats, Failure> {
     device(seed, false)
 }

@@ -169,7 +169,7 @@ impl Actor {
         })
     }
 
-    /// A role that stands still goes on.
+    /// A stopped role resumes.
     pub fn let_go(&self, role: usize) {
         let host = self.player(role).host;
         self.board.borrow_mut().stops.remove(&role);
@@ -181,7 +181,7 @@ impl Actor {
         *self.board.borrow().players.get(&role).expect("every role is cast before the play begins")
     }
 
-    /// Keeps the service of a role's host from running until the manager has fenced it; its other threads go on.
+    /// Keeps the service of a role's host from running until the manager has fenced it; its other threads continue.
     pub fn fence(&self, role: usize) -> Result<()> {
         let Player { host, slot, incarnation, .. } = self.player(role);
         self.board.borrow_mut().silent.insert(host);
@@ -357,7 +357,7 @@ impl Actor {
         Ok(matches!(self.pull(name)?, Pulled::Hit { .. }))
     }
 
-    /// What can be told of a block without pinning it.
+    /// The state of a block as seen without a pin.
     pub fn presence(&self, name: Name) -> Result<Presence> {
         Ok(self.cache().presence(name.namespace(), &[name.key()])?.pop().unwrap_or(Presence::Absent))
     }
@@ -414,7 +414,7 @@ pub struct Draft<'a> {
     /// The reservation.
     pub reservation: Reservation,
     number: usize,
-    /// What is to be in it.
+    /// Its expected content.
     pub bytes: Rc<[u8]>,
 }
 

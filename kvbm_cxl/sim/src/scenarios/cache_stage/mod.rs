@@ -3,8 +3,8 @@
 //! taken for dead, and the thread let go again.
 //!
 //! Host [`WARDEN`] is the manager and directs: it waits until a thread has stopped, keeps the service of that thread's host from running
-//! until the host is fenced, tells the others to go on, and lets the zombie go. What the scripts publish, pull and pin is checked as in the
-//! scenario by chance ([`super::cache_ledger`]).
+//! until the host is fenced, tells the others to continue, and releases the zombie. What the scripts publish, pull and pin is checked as in
+//! the scenario by chance ([`super::cache_ledger`]).
 
 mod actor;
 pub(super) mod halting;
@@ -75,7 +75,7 @@ pub struct Shape {
     pub deputy: Option<usize>,
     /// Whether payload has checksums.
     pub checksums: bool,
-    /// What is watched.
+    /// The observed state.
     pub watch: Watch,
 }
 
