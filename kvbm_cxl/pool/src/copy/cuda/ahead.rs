@@ -27,12 +27,12 @@ struct Round<'r> {
 }
 
 impl CudaEngine {
-    /// Registers the pool with the driver before a copy needs it, as far as [`super::CudaConfig::register_bytes`] says: a copy registers the
-    /// rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say meanwhile how far it is, the
-    /// log every five seconds. Copies may be made meanwhile.
+    /// Registers the pool with the driver before a copy needs it, as far as [`super::CudaConfig::register_bytes`] says: a copy registers
+    /// the rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say how far it is, the log
+    /// every five seconds. Copies may be made at the same time.
     ///
-    /// It ends with the first part that the driver refuses. That is a warning in the log, and copies to and from what is not registered go
-    /// through pinned buffers; so is a GPU that cannot be used, of which its first copy says more.
+    /// The first part that the driver refuses ends it, with a warning in the log: copies to and from what is not registered go through
+    /// pinned buffers. A GPU that cannot be used is a warning, too; its first copy is an error.
     pub fn register_ahead(&self) {
         if self.config.register_bytes == 0 {
             return;

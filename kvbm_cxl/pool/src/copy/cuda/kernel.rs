@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernels of one GPU: loaded by the driver from PTX that this library has, without CUDA's toolkit, and tried on bytes whose copy and
-//! checksum are known before they are used for any other. Where they are not loaded, or their trial fails, copies go as they do without them, and
-//! [`Kernels::open`] says why.
+//! checksum are known before they are used for any other. Where they are not loaded, or their trial fails, copies go as they do
+//! without them, and [`Kernels::open`] says why.
 
 use super::config::CudaConfig;
 use super::driver::Handle;
