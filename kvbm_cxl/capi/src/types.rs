@@ -68,10 +68,6 @@ pub const CONSTANTS: &[(&str, u64)] = &[
     ("CXL_SHM_GPU_DMA_DEFAULT", GPU_DMA_DEFAULT as u64),
     ("CXL_SHM_GPU_DMA_CACHED", GPU_DMA_CACHED as u64),
     ("CXL_SHM_GPU_DMA_UNCACHED", GPU_DMA_UNCACHED as u64),
-    ("CXL_SHM_GPU_REGISTER_DEFAULT", GPU_REGISTER_DEFAULT as u64),
-    ("CXL_SHM_GPU_REGISTER_START", GPU_REGISTER_START as u64),
-    ("CXL_SHM_GPU_REGISTER_USE", GPU_REGISTER_USE as u64),
-    ("CXL_SHM_GPU_REGISTER_REQUIRED", GPU_REGISTER_REQUIRED as u64),
     ("CXL_SHM_ID_BYTES", 16),
     ("CXL_SHM_CACHE_CHECKSUMS", CACHE_CHECKSUMS as u64),
     ("CXL_SHM_CACHE_LRU", PolicyKind::Lru as u64),
@@ -161,14 +157,6 @@ pub const GPU_DMA_DEFAULT: u32 = 0;
 pub const GPU_DMA_CACHED: u32 = 1;
 /// They do not.
 pub const GPU_DMA_UNCACHED: u32 = 2;
-/// When the pool is registered: as the environment says. The next values follow.
-pub const GPU_REGISTER_DEFAULT: u32 = 0;
-/// While the GPU is opened, as far as the driver takes it.
-pub const GPU_REGISTER_START: u32 = 1;
-/// When a copy first needs it.
-pub const GPU_REGISTER_USE: u32 = 2;
-/// While the GPU is opened, or that fails.
-pub const GPU_REGISTER_REQUIRED: u32 = 3;
 /// Rebind a bound name.
 pub const PUT_REPLACE: u32 = 1;
 
@@ -276,11 +264,9 @@ structures! {
     "cxl_shm_gpu_options_t" GpuOptions {
         struct_size: usize,
         library: usize,
-        granule_bytes: u64,
-        buffer_bytes: u64,
         register_bytes: u64,
         dma: u32,
-        register_at_start: u32,
+        reserved: u32,
     }
 
     /// Facts about an open GPU.
