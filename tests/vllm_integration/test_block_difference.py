@@ -148,6 +148,7 @@ def test_a_backend_that_changes_numbers_is_refused():
         (torch.uint8, "fp8_ds_mla", None),
         (torch.uint8, "nvfp4", None),
         (torch.int8, "int8_per_token_head", None),
+        (torch.int32, "auto", None),
     ),
 )
 def test_formats_that_can_be_read(dtype, name, read):
