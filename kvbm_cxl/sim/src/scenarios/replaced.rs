@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A rack outlives its nodes: one after the other is replaced under load, until none of the first is left, and the same many times over.
-//! A node leaves in order; is killed as a container of a kernel that goes on; is killed and comes back under its identity; or is shut down
+//! A node leaves in order; is killed as a container of a kernel that stays up; is killed and comes back under its identity; or is shut down
 //! with its kernel, so that the host that keeps the node's slot is the only one that can prove the end of the others. A few are powered off
 //! for good, on kernels of their own, and nothing ever proves that. No operator acts.
 //!
