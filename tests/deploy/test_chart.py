@@ -113,12 +113,12 @@ def test_pods_of_a_role_keep_apart_and_never_surge_where_each_is_a_host():
 
 
 def test_the_format_job_comes_first_and_has_no_way_to_destroy():
-    objects = charts.render(format={"cells": ["512K:75%"], "args": ["--objects", "512"]})
+    objects = charts.render(format={"cells": ["512K:75%"], "args": ["--advanced", "objects=512"]})
     job = charts.of_kind(objects, "Job")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["format-if-empty"]
-    assert container["args"] == ["--cells", "512K:75%", "--slots", "64", "--seats", "8", "--objects", "512"]
+    assert container["args"] == ["--cells", "512K:75%", "--slots", "64", "--advanced", "seats=8", "--advanced", "objects=512"]
     text = json.dumps(objects)
     assert "--force" not in text and "--evict-hosts" not in text
 

@@ -22,7 +22,7 @@ def test_two_hosts_make_sure_that_they_see_each_others_writes(pair):
     pair.format("--size", "128M")
     roles = [
         pair[name].start(
-            [CXLCTL, "doctor", "--json", "--chosen-only", "--rounds", "256", "--batches", "3", "--scratch-offset", "128M"]
+            [CXLCTL, "doctor", "--json", "--rounds", "256", "--scratch-offset", "128M"]
             + ["--scratch-bytes", "8M", "--peer-role", role, "--timeout-ms", "120000"],
             {"CXL_POOL": pair.spec},
         )

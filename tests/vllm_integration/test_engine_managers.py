@@ -51,7 +51,7 @@ def managed(tmp_path, monkeypatch):
     monkeypatch.setenv("CXL_SUSPECT_MS", str(SUSPECT_MS))
     for name in ("manager", "engine"):
         (tmp_path / name).mkdir(mode=0o700)
-    format_pool = [str(Path(sys.executable).with_name("cxlctl")), "format", "--seats", "1", "--machine", machine]
+    format_pool = [str(Path(sys.executable).with_name("cxlctl")), "format", "--advanced", "seats=1", "--advanced", f"machine={machine}"]
     subprocess.run([*format_pool, "--cells", "512K:75%", "--pool", f"{path},size=160M"], check=True, capture_output=True, timeout=WAITS_S)
     monkeypatch.setenv("CXL_MACHINE_ID", uuid.uuid4().hex)
     monkeypatch.setenv("CXL_STATE_DIR", str(tmp_path / "engine"))

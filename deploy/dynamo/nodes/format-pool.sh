@@ -5,4 +5,4 @@ set -eu
 . "$(dirname "$0")/rack.env"
 cxlctl doctor
 # Small cells are for block descriptions for routers (ROUTER=kv).
-exec cxlctl format --cells "$CELL_BYTES:75%" --cells 2K:1% --seats 4 "$@"
+exec cxlctl format --cells "$CELL_BYTES:75%" --cells 2K:1% "$@"

@@ -19,20 +19,19 @@ Exit codes:
   4  refused: something would be lost, or is in use
 
 Environment:
-  CXL_POOL        the pool, where --pool is not given
-  CXL_POOL_SIZE   the size of its devices, where CXL_POOL does not carry one
-  CXL_MACHINE_ID  this machine's identity, where /etc/machine-id does not serve
-  CXL_STATE_DIR   where this machine's processes meet
-  CXL_SUSPECT_MS  silence after which a host is taken for dead, the same on every host
-  CXL_POLL_US     how often recalls of locks and fences are looked for
-  CXL_COHERENCE   how the memory is used: native or emulated";
+  CXL_POOL        the pool, unless --pool names one
+  CXL_MACHINE_ID  this machine's identity, if /etc/machine-id does not serve
+  CXL_STATE_DIR   directory that this machine's processes share
+  CXL_SUSPECT_MS  time without a heartbeat after which a host is fenced; the same on every host
+  CXL_POLL_US     period of the polls for recalls of locks and fences
+  CXL_COHERENCE   how the memory is accessed: native or emulated";
 
-/// Formats, inspects, checks and tries out pools of shared CXL memory.
+/// Format, inspect, check and repair pools of shared CXL memory
 #[derive(Parser, Debug)]
 #[command(name = "cxlctl", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub struct Cli {
-    /// The pool: its devices, separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G, or a part of each, such as
-    /// /dev/dax0.0,offset=64G,size=64G; with its metadata on another device: /dev/dax0.0,metadata=/dev/dax1.0 [env: CXL_POOL]
+    /// Use this pool: devices separated by commas, such as /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G; a part of each:
+    /// /dev/dax0.0,offset=64G,size=64G; with the metadata on another device: /dev/dax0.0,metadata=/dev/dax1.0 [env: CXL_POOL]
     #[arg(long, global = true, value_name = "SPEC")]
     pub pool: Option<String>,
     /// Print JSON
@@ -46,10 +45,10 @@ pub struct Cli {
 /// Options of `record`.
 #[derive(Args, Debug)]
 pub struct RecordArgs {
-    /// Files of recorders, or folders with *.trace.jsonl
+    /// Merge these files, or the *.trace.jsonl of these folders
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
-    /// The trace to write
+    /// Write the trace to this file
     #[arg(long, value_name = "FILE")]
     pub write: PathBuf,
 }
@@ -59,80 +58,90 @@ pub struct RecordArgs {
 pub enum Command {
     /// Make an empty pool on devices or files
     Format(FormatArgs),
-    /// Make a pool none any more, so that its part of the devices is free for other pools
+    /// Erase a pool and free its device range
     Erase(EraseArgs),
-    /// Tell what a pool is made of and how much of it is used
+    /// Show the devices, layout and usage of a pool
     Info,
-    /// Hold this machine's slot while workers come and go
+    /// Hold this machine's slot while workers start and stop
     ///
-    /// Joins the pool, keeps the heartbeat, serves as manager where this machine has a seat, keeps the cache up, and states the end of
-    /// hosts whose processes have all ended under this machine's kernel. Workers with the same CXL_MACHINE_ID and CXL_STATE_DIR share its
-    /// slot. Ends on SIGTERM, SIGINT or SIGHUP, after leaving; tells systemd when it is ready (Type=notify). Before it leaves, it waits up
-    /// to 4 times CXL_SUSPECT_MS for other hosts and workers of this machine to end, so that it can release those that were killed.
+    /// Joins the pool, sends heartbeats, serves as manager if this machine has a seat, runs the upkeep of the cache, and reports hosts
+    /// whose processes have all ended under this machine's kernel. Workers with the same CXL_MACHINE_ID and CXL_STATE_DIR share its slot.
+    /// Ends on SIGTERM, SIGINT or SIGHUP: it waits up to 4 times CXL_SUSPECT_MS for other hosts and workers of this machine to end, so that
+    /// it can release those that were killed, and leaves. Notifies systemd when it is ready (Type=notify).
     ///
-    /// Exit status: 0 = asked to end, and left; 1 = it could not join, or is no member any more: start it again.
+    /// Exit status: 0 = it was asked to end, and left; 1 = it could not join, or is no longer a member: start it again.
     Host(HostArgs),
-    /// Tell who uses the pool: slots, heartbeats, fences, locks, manager seats
+    /// Show the hosts: slots, heartbeats, fences, locks, manager seats
     Hosts(HostsArgs),
-    /// Tell which machines have the manager seats, and release those of a machine that is gone
+    /// Show the manager seats, and release those of a machine that is gone
     ///
-    /// A pool needs one machine with a seat that runs. Every slot has a seat, which its host has for as long as it has the slot. A machine
-    /// that finds no manager when it joins claims one of the first seats and gives it back once it has its slot. In pools of earlier
-    /// versions, slots have none: machines claim the seats, and one that died keeps its seat until it comes back, or until its death is
-    /// proven: `cxlctl hosts declare-dead`, or `cxlctl seats release`, which needs no machine with a seat.
+    /// A pool needs one running machine with a seat. Every slot has a seat, which belongs to the host of the slot. A machine that finds no
+    /// manager when it joins claims one of the first seats and releases it once it has a slot. In pools of earlier versions slots have no
+    /// seats: machines claim them, and a dead machine keeps its seat until it returns or its death is declared (`cxlctl hosts declare-dead`
+    /// or `cxlctl seats release`, which needs no machine with a seat).
     Seats(SeatsArgs),
     /// Show metadata lines
     Inspect(InspectArgs),
-    /// Give kept memory back that no process uses any more
+    /// Free kept memory that no process uses any more
     ///
-    /// Memory that a program keeps outlives it: other processes may know it by its name or offset. Where they are gone too, nothing in the
-    /// pool tells, so a person decides. `cxlctl inspect blocks all` lists kept blocks with names, offsets and sizes. The cache and its
-    /// blocks are not concerned. Memory that a process still uses is overwritten by its next owner.
+    /// Kept memory outlives its program, since other processes may know it by its name or offset. The pool cannot know whether they still
+    /// run, so an operator decides. `cxlctl inspect blocks all` lists kept blocks with names, offsets and sizes. Blocks of the cache are
+    /// not affected. Memory that a process still uses is overwritten by its next owner.
     Free(FreeArgs),
-    /// Check all metadata, and repair it when asked to
+    /// Check all metadata, and repair it with --repair
     Fsck(FsckArgs),
-    /// Look into the prefix cache, take blocks out of it, or copy one to a file
+    /// Show the prefix cache, evict blocks, or copy one to a file
     Cache(crate::cache::Args),
-    /// Tell why a lookup of a block hits or misses now
+    /// Explain why a lookup of a block hits or misses now
     ///
     /// Exit status: 0 = it hits, 1 = it misses.
     Why(crate::cache::WhyArgs),
-    /// Run two hosts on one pool: one publishes data blocks, the other finds and verifies every byte
-    Demo(DemoArgs),
-    /// One host of the demo
+    /// Run two processes as two hosts on one pool: one publishes blocks, the other pulls them and verifies every byte
+    ///
+    /// Formats the pool that --pool names, which must be empty. Without --pool it uses 64 MiB of memory and leaves nothing behind.
+    Demo,
+    /// Run the second process of the demo
     #[command(hide = true)]
-    DemoHost(DemoHostArgs),
-    /// Tell whether this machine and these devices are fit for a pool, and which instructions serve best
+    DemoReader {
+        /// Blocks to pull
+        blocks: u64,
+    },
+    /// Check whether this machine and these devices are fit for a pool, and which instructions are best
     ///
-    /// Looks at the CPU, the limits of the system and the devices, measures what each instruction costs, and lets two processes test
-    /// what they see of each other's writes. On one machine that cannot show what a fabric without coherence does: run it on two hosts
-    /// with --peer-role.
+    /// Checks the CPU, the limits of the system and the devices, measures the cost of each instruction, and runs visibility tests. One
+    /// machine cannot show what a fabric without coherence does: run it on two hosts with --peer-role.
     ///
-    /// Nothing that belongs to a pool is written. Beside a device that is a plain file, a scratch file is made and removed. On devdax,
-    /// tests that write need --scratch-offset, which states that a region is free, or --force on a device that is not formatted.
-    /// Without any pool, ordinary memory in /dev/shm is measured.
+    /// Writes nothing that belongs to a pool. For a device that is a plain file it uses a temporary file next to it. On devdax, tests that
+    /// write need --scratch-offset, which states that a region is free, or --force on a device that is not formatted. Without a pool it
+    /// measures memory in /dev/shm.
     ///
     /// Exit status: 0 = usable, 1 = not usable.
     Doctor(crate::doctor::Args),
     /// Serve the metrics of the whole pool to Prometheus
     ///
-    /// Opens the pool read-only and answers `GET /metrics` until it is stopped. One per pool is enough, on any machine that has it.
+    /// Opens the pool read-only and answers `GET /metrics`. One per pool is enough, on any machine that has it.
     Exporter(ExporterArgs),
-    /// Watch what every host does with the pool
+    /// Watch the rates of every host
     Top(TopArgs),
-    /// Tell what the NIXL agents of every host have transferred, and how
+    /// Show the transfers of the NIXL agents of every host
     ///
-    /// Counters since the machines started, as docs/operating/metrics.md explains them. Rates are in `top`.
+    /// The counters are those of docs/operating/metrics.md, since the machines started. `top` shows rates.
     Nixl,
-    /// Merge what workers recorded of their requests into one trace for cxl-plan
+    /// Merge the recorded requests of workers into one trace for cxl-plan
     ///
-    /// Workers record where their option `record_dir` says so: a file for each process, with salted ids of blocks and no prompts. Files
-    /// with one salt are merged by time, as the clocks of their machines had it.
+    /// Workers with the option `record_dir` write a file for each process, with salted ids of blocks and no prompts. Files with the same
+    /// salt are merged by the clocks of their machines.
     Record(RecordArgs),
     /// Print a shell's completions
-    Completions(CompletionsArgs),
+    Completions {
+        /// Print completions for this shell
+        shell: Shell,
+    },
     /// Write the manual pages
-    Man(ManArgs),
+    Man {
+        /// Write to this directory; create it if it is missing
+        directory: PathBuf,
+    },
 }
 
 /// A size in bytes.
@@ -152,13 +161,13 @@ pub enum Coherence {
 /// Options of `free`.
 #[derive(Args, Debug)]
 pub struct FreeArgs {
-    /// Blocks: a name, or the offset of a block that has none, as `inspect blocks` shows them
+    /// Free these blocks: a name, or the offset of a block without one, as `inspect blocks` shows them
     #[arg(required_unless_present = "unnamed", value_name = "NAME|OFFSET")]
     pub blocks: Vec<String>,
-    /// Every block without a name; no host may use the pool meanwhile
+    /// Free every block without a name; no host may use the pool
     #[arg(long, conflicts_with = "blocks")]
     pub unnamed: bool,
-    /// How long their owners may take to give them back, in milliseconds
+    /// Wait this long for their owners, in milliseconds
     #[arg(long, default_value_t = 10_000)]
     pub timeout_ms: u64,
 }
@@ -166,71 +175,55 @@ pub struct FreeArgs {
 /// Options of `format`.
 #[derive(Args, Debug)]
 pub struct FormatArgs {
-    /// How much of each device to use; a file that does not exist is made this long
+    /// Use so much of each device; create a file that does not exist with this size
     #[arg(long, value_parser = size)]
     pub size: Option<u64>,
 
-    /// Keep the metadata on this device and nothing else of the pool, as metadata= in the pool's name does
+    /// Put the metadata alone on this device, as metadata= in the pool's name does
     ///
-    /// Every process names it in the pool's name from then on. A part of a device, or a file that is to be made, as in a pool's name:
-    /// /dev/dax1.0,offset=64G,size=1G or /dev/shm/metadata,size=64M. What the metadata does not need of it stays free for others.
+    /// Every process then names it in the pool's name. It may be a part of a device, or a file that is created, as in a pool's name:
+    /// /dev/dax1.0,offset=64G,size=1G or /dev/shm/metadata,size=64M. The rest of it stays free for others.
     #[arg(long, value_name = "DEVICE")]
     pub metadata: Option<DevicePart>,
-    /// Host slots: how many machines can use the pool at a time
+    /// Make so many host slots: machines that can use the pool at a time
     #[arg(long, default_value_t = DEFAULT_SLOTS as u32)]
     pub slots: u32,
-    /// Manager seats for machines that join where no manager serves; every slot has one as well
-    #[arg(long, default_value_t = DEFAULT_SEATS as u32)]
-    pub seats: u32,
-    /// Reserve seat 0 for this machine (32 hexadecimal digits); default: the first machine that comes claims it
-    #[arg(long, value_name = "ID")]
-    pub machine: Option<String>,
-    /// Reserve the next seat, 1 and up, for this machine; machines that join claim the seats that are not reserved
-    #[arg(long, value_name = "ID")]
-    pub seat_machine: Vec<String>,
-    /// Locks
-    #[arg(long, default_value_t = DEFAULT_LOCKS as u32)]
-    pub locks: u32,
-    /// Cells of the table of named objects; default: one for each 256K of the pool, 256 to 8192
+    /// Make cells of this size for the prefix cache, in this share of the pool (75% or 512G; default 75%)
     ///
-    /// Every NIXL engine has a name there for as long as it lives. Up to a quarter of the cells can be used for certain: 8192 are enough
-    /// for 2048 engines.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MAX_OBJECTS as i64))]
-    pub objects: Option<u32>,
-    /// Chunk: what the allocator hands to a host at a time
-    #[arg(long, value_parser = size, default_value = "2M")]
-    pub chunk: u64,
-    /// Cells of the prefix cache: their size, and how much of the pool they take (75% or 512G; default 75%)
+    /// A block takes one cell of the smallest size that holds it, so a cell should be as large as a block. Up to 4 times for blocks of
+    /// several sizes, each with its share; `none`: no cache. The rest of the pool belongs to the allocator. This cannot be changed later.
     ///
-    /// A block takes one cell of the smallest size that holds it, so a cell should be as large as a block. Give it up to 4 times for
-    /// blocks of several sizes, each then with its share, or `none` for a pool without a cache. What is left of the pool belongs to the
-    /// allocator. None of this can be changed afterwards.
-    ///
-    /// Without it: cells of 1M in 75% of the pool if at least 64 of them fit, else no cache.
+    /// Default: cells of 1M in 75% of the pool if at least 64 of them fit, else no cache.
     #[arg(long, value_name = "SIZE[:SHARE]", value_parser = crate::format::cells)]
     pub cells: Vec<crate::format::Cells>,
-    /// Stripe over several devices; default: 2M, or more where that would take too many mappings
-    #[arg(long, value_parser = size)]
-    pub stripe: Option<u64>,
-    /// How hosts see each other's writes
+    /// Choose how hosts see each other's writes
     #[arg(long, value_enum, default_value = "software")]
     pub coherence: Coherence,
-    /// Overwrite whatever is on the devices. It is lost. Refused while hosts use a pool that is there, or cannot be seen, as a part of it
-    /// lies elsewhere
+    /// Overwrite and lose what is on the devices. Refused while hosts use a pool on them, or if its hosts cannot be seen because a part of
+    /// it is missing
     #[arg(long)]
     pub force: bool,
-    /// As --force, also while hosts use the pool: make it void, wait until each of them has stopped, then overwrite it
+    /// As --force, also while hosts use the pool: invalidate it, wait until each host has stopped, then overwrite it
     #[arg(long)]
     pub evict_hosts: bool,
+    /// Set what the format derives otherwise; may be given several times
+    ///
+    /// `chunk=SIZE`: what the allocator gives to a host at a time [2M]. `locks=N` [256]. `machine=ID`: reserve seat 0 for this machine (32
+    /// hexadecimal digits). `objects=N`: cells of the table of named objects, four for each NIXL engine that lives at a time [one for each
+    /// 256K of the pool, 256 to 8192]. `seat_machine=ID`: reserve the next seat, 1 and up, for this machine. `seats=N`: manager seats for
+    /// machines that join where no manager serves; every slot has one as well [4]. `stripe=SIZE`: stripe over several devices [2M, or more
+    /// where that would take too many mappings].
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub advanced: Vec<String>,
 }
 
 /// Options of `erase`.
 #[derive(Args, Debug)]
 pub struct EraseArgs {
-    /// Erase it. Everything in it is lost. Refused while hosts use it
+    /// Erase it and lose its content. Refused while hosts use it
     #[arg(long)]
     pub force: bool,
-    /// As --force, also while hosts use it: make it void and wait until each of them has stopped
+    /// As --force, also while hosts use it: invalidate it and wait until each host has stopped
     #[arg(long)]
     pub evict_hosts: bool,
 }
@@ -238,13 +231,13 @@ pub struct EraseArgs {
 /// Options of `host`.
 #[derive(Args, Debug)]
 pub struct HostArgs {
-    /// The slot to ask for; default: the one this machine had, else any
+    /// Request this slot; default: the one this machine had, else any
     #[arg(long)]
     pub slot: Option<u16>,
-    /// A file that is there as long as this serves, for readiness probes
+    /// Keep this file while it serves, for readiness probes
     #[arg(long, value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
-    /// How long to wait for a slot, in milliseconds; not given = 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
+    /// Wait this long for a slot, in milliseconds; default: 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub timeout_ms: Option<u64>,
 }
@@ -252,10 +245,10 @@ pub struct HostArgs {
 /// Options of `hosts`.
 #[derive(Args, Debug)]
 pub struct HostsArgs {
-    /// How long to watch the heartbeats, in milliseconds
+    /// Watch the heartbeats this long, in milliseconds
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=600_000))]
     pub watch_ms: u64,
-    /// What to do about them
+    /// The subcommand
     #[command(subcommand)]
     pub command: Option<HostsCommand>,
 }
@@ -263,10 +256,10 @@ pub struct HostsArgs {
 /// Options of `seats`.
 #[derive(Args, Debug)]
 pub struct SeatsArgs {
-    /// How long to watch the seats, in milliseconds
+    /// Watch the seats this long, in milliseconds
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=600_000))]
     pub watch_ms: u64,
-    /// What to do about them
+    /// The subcommand
     #[command(subcommand)]
     pub command: Option<SeatsCommand>,
 }
@@ -274,14 +267,14 @@ pub struct SeatsArgs {
 /// What to do about seats.
 #[derive(Subcommand, Debug)]
 pub enum SeatsCommand {
-    /// State that a machine is gone for good, so that any machine may claim its seat
+    /// Confirm that a machine is gone for good, so that any machine may claim its seat
     ///
-    /// The pool never concludes from silence that a machine is gone: it may only be paused, and then go on writing. This command states
-    /// what no program can know: that the machine is powered off or cut off from the memory, or that its container and all of its
-    /// processes are gone. IF THE MACHINE IS ONLY PAUSED AND GOES ON, TWO MACHINES WRITE ONE LINE: LOCKS FAIL AND DATA IS CORRUPTED. A
-    /// machine that comes back later is no problem: it finds that its seat is gone and claims another.
+    /// The pool never concludes from silence that a machine is gone: it may be paused, and write again later. The operator confirms that
+    /// the machine is powered off or disconnected from the memory, or that its container and all of its processes are gone. IF THE MACHINE
+    /// IS ONLY PAUSED AND RESUMES, TWO MACHINES WRITE THE SAME LINE: LOCKS FAIL AND DATA IS CORRUPTED. A machine that returns later is no
+    /// problem: it finds its seat released and claims another.
     ///
-    /// It can be run on any machine, also where no manager serves.
+    /// Runs on any machine, also without a manager.
     Release(ReleaseArgs),
 }
 
@@ -289,16 +282,16 @@ pub enum SeatsCommand {
 #[derive(Args, Debug)]
 #[command(group(clap::ArgGroup::new("meant").required(true).args(["seat", "machine"])))]
 pub struct ReleaseArgs {
-    /// The seat, as `cxlctl seats` shows it
+    /// Release this seat, as `cxlctl seats` shows it
     #[arg(long)]
     pub seat: Option<u16>,
-    /// All seats of this machine, as `cxlctl seats` shows it
+    /// Release all seats of this machine, as `cxlctl seats` shows it
     #[arg(long, value_name = "ID")]
     pub machine: Option<String>,
-    /// Confirm that the machine, or all of its processes, are gone. Saying so wrongly corrupts data
+    /// Confirm that the machine, or all of its processes, are gone. A wrong confirmation corrupts data
     #[arg(long)]
     pub i_know_it_is_gone: bool,
-    /// How long to wait for other processes of this machine, in milliseconds
+    /// Wait this long for other processes of this machine, in milliseconds
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub timeout_ms: u64,
 }
@@ -306,142 +299,77 @@ pub struct ReleaseArgs {
 /// What to do about hosts.
 #[derive(Subcommand, Debug)]
 pub enum HostsCommand {
-    /// State that a machine is off for good, so that others may take over what it held
+    /// Confirm that a machine is off for good, so that others may take its locks and memory
     ///
-    /// The pool never concludes from silence that a machine is dead: it may only be paused, and then go on writing. This command
-    /// states what no program can know: that the machine is powered off, rebooted, or cut off from the memory, so that none of its
-    /// writes can arrive any more. Its locks and its memory are then given to others. IF THE MACHINE IS ONLY PAUSED AND GOES ON, IT
-    /// WILL WRITE INTO MEMORY THAT BELONGS TO ANOTHER, AND DATA IS CORRUPTED.
+    /// The pool never concludes from silence that a machine is dead: it may be paused, and write again later. The operator confirms that
+    /// the machine is powered off, rebooted or disconnected from the memory, so that none of its writes can arrive any more. IF THE MACHINE
+    /// IS ONLY PAUSED AND RESUMES, IT WRITES INTO MEMORY THAT BELONGS TO ANOTHER, AND DATA IS CORRUPTED.
     ///
-    /// Containers that crashed need no statement as long as another host runs under the same kernel, `cxlctl host` for one: it asks the
-    /// kernel, and releases them. Run this on any machine that has a slot in the pool.
+    /// Crashed containers need no confirmation while another host, such as `cxlctl host`, runs under the same kernel: it asks the kernel
+    /// and releases them. Run this on any machine that has a slot in the pool.
     DeclareDead(DeclareDeadArgs),
 }
 
 /// Options of `hosts declare-dead`.
 #[derive(Args, Debug)]
 pub struct DeclareDeadArgs {
-    /// The slot, as `cxlctl hosts` shows it
+    /// Declare the host of this slot dead, as `cxlctl hosts` shows it
     #[arg(required_unless_present = "all_fenced", conflicts_with = "all_fenced")]
     pub slot: Option<u16>,
-    /// The incarnation that is dead, as `cxlctl hosts` shows it; a later one of the same slot is not meant
+    /// Declare this incarnation and earlier ones dead, as `cxlctl hosts` shows it
     #[arg(long, required_unless_present = "all_fenced", conflicts_with = "all_fenced")]
     pub incarnation: Option<u32>,
-    /// Every fenced host whose heartbeat stands still. Without --i-know-it-is-powered-off they are listed only
+    /// Declare every fenced host without heartbeat dead; without --i-know-it-is-powered-off, only list them
     #[arg(long)]
     pub all_fenced: bool,
-    /// Confirm that the machine is powered off or cut off from the memory. Saying so wrongly corrupts data
+    /// Confirm that the machine is powered off or disconnected from the memory. A wrong confirmation corrupts data
     #[arg(long)]
     pub i_know_it_is_powered_off: bool,
-    /// How long to wait for the manager to publish it, in milliseconds; not given = 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
+    /// Wait this long for the manager to publish it, in milliseconds; default: 3 times CXL_SUSPECT_MS and 5 s, at least 10 s
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub timeout_ms: Option<u64>,
 }
 
 /// What `inspect` shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// The superblock of each device
+    /// The superblock of each device.
     Superblock,
-    /// Epoch claimed by each manager seat
-    Seat,
-    /// Lock grants, one copy per seat
-    Grant,
-    /// Slot bindings, one copy per seat
-    Binding,
-    /// Fenced incarnations, one row per seat
-    Fence,
-    /// Proven deaths, one row per seat
-    Death,
-    /// Hints of machines that ask for a slot
-    JoinBox,
-    /// Who holds a slot
-    Identity,
-    /// Heartbeats and request versions
-    Summary,
-    /// Lock requests
-    Request,
-    /// Lines that a commit is about to write
-    Intent,
-    /// Protected records: lock table and objects, one copy per slot
-    Record,
-    /// Chunks claimed by a host
-    Claim,
-    /// Blocks sent to another host to be freed
-    FreeBox,
-    /// What the receiver has taken out of a free box
-    FreeAck,
-    /// What a chunk is cut into
-    ChunkHead,
-    /// Blocks that outlive their host
-    KeepMap,
-    /// What each host counted
-    Stats,
-    /// What is in a cell of the prefix cache
-    Descriptor,
-    /// Hash table of the prefix cache
-    Hint,
-    /// Cells that a host pins
-    Pin,
-    /// Cell chunks claimed by a host
-    CellClaim,
-    /// What a host asks the owners of cells to do
-    Ask,
-    /// Where a machine without a place gets one, to claim manager seats from
-    Splitter,
-    /// Newest ballot of each place
-    Claimant,
-    /// Which session has each manager seat, one copy per place
-    SeatClaim,
-    /// View: locks, who holds them and who waits
+    /// Locks, who holds them and who waits.
     Locks,
-    /// View: named objects
+    /// Named objects.
     Objects,
-    /// View: chunks, who owns them, and the kept blocks in them
+    /// Chunks, their owners, and the kept blocks in them.
     Blocks,
+    /// The lines of a region.
+    Lines(Region),
 }
 
 impl What {
-    /// The region of lines that this is, if it is one.
-    pub fn region(self) -> Option<Region> {
-        Some(match self {
-            What::Superblock | What::Locks | What::Objects | What::Blocks => return None,
-            What::Seat => Region::Seat,
-            What::Grant => Region::Grant,
-            What::Binding => Region::Binding,
-            What::Fence => Region::Fence,
-            What::Death => Region::Death,
-            What::JoinBox => Region::JoinBox,
-            What::Identity => Region::Identity,
-            What::Summary => Region::Summary,
-            What::Request => Region::Request,
-            What::Intent => Region::Intent,
-            What::Record => Region::Record,
-            What::Claim => Region::Claim,
-            What::FreeBox => Region::FreeBox,
-            What::FreeAck => Region::FreeAck,
-            What::ChunkHead => Region::ChunkHead,
-            What::KeepMap => Region::KeepMap,
-            What::Stats => Region::Stats,
-            What::Descriptor => Region::Descriptor,
-            What::Hint => Region::Hint,
-            What::Pin => Region::Pin,
-            What::CellClaim => Region::CellClaim,
-            What::Ask => Region::Ask,
-            What::Splitter => Region::Splitter,
-            What::Claimant => Region::Claimant,
-            What::SeatClaim => Region::SeatClaim,
-        })
+    /// Everything that can be shown, by name: a region has that of the format, as in `join-box`.
+    fn all() -> impl Iterator<Item = (String, What)> {
+        let kebab = |name: &str| {
+            let parts = name.char_indices().map(|(at, c)| if at > 0 && c.is_uppercase() { format!("-{c}") } else { c.to_string() });
+            parts.collect::<String>().to_lowercase()
+        };
+        let views = [("superblock", What::Superblock), ("locks", What::Locks), ("objects", What::Objects), ("blocks", What::Blocks)];
+        let views = views.map(|(name, what)| (name.to_owned(), what));
+        views.into_iter().chain(Region::ALL.into_iter().map(move |region| (kebab(region.name()), What::Lines(region))))
+    }
+
+    fn parse(text: &str) -> Result<What, String> {
+        let known = || What::all().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+        What::all().find(|(name, _)| name == text).map(|(_, what)| what).ok_or_else(|| format!("choose one of {}", known()))
     }
 }
 
 /// Options of `inspect`.
 #[derive(Args, Debug)]
 pub struct InspectArgs {
-    /// What to show
-    #[arg(value_enum)]
+    /// Show `superblock`, `locks`, named `objects`, kept `blocks`, or the lines of a region of docs/reference/file-formats.md (`join-box`)
+    #[arg(value_parser = What::parse)]
     pub what: What,
-    /// Line number, or `all`; default: the lines that are not empty, or do not verify
+    /// Show this line, or `all`; default: the lines that are not empty, or do not verify
     pub index: Option<String>,
     /// Show the raw bytes as well
     #[arg(long)]
@@ -451,67 +379,36 @@ pub struct InspectArgs {
 /// Options of `fsck`.
 #[derive(Args, Debug)]
 pub struct FsckArgs {
-    /// Repair what can be repaired without losing anything. Every host has to be stopped
+    /// Repair what can be repaired without loss. Stop every host before
     #[arg(long)]
     pub repair: bool,
-    /// Repair also where the newest value may be lost, assuming that no stopped host ever goes on
+    /// Repair also where the newest value may be lost, if no stopped host ever resumes
     #[arg(long, requires = "repair")]
     pub accept_loss: bool,
-    /// Repair even though hosts seem to use the pool. Their data may be lost
+    /// Repair even if hosts seem to use the pool. Their data may be lost
     #[arg(long, requires = "repair")]
     pub force: bool,
-    /// How long heartbeats must have stood still before a repair, in milliseconds
+    /// Require so long a time without heartbeats before a repair, in milliseconds
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=600_000))]
     pub watch_ms: u64,
-    /// Of a pool that hosts are using: list the damaged lines, what each costs now, and whether its owner writes it again by itself
+    /// List the damaged lines of a pool in use, the effect of each, and whether its owner repairs it
     #[arg(long, conflicts_with = "repair")]
     pub online: bool,
-    /// Show notes as well: leftovers of dead hosts that the next holder deals with
+    /// Show notes as well: leftovers of dead hosts that the next holder cleans up
     #[arg(long)]
     pub notes: bool,
-}
-
-/// Options of `demo`.
-#[derive(Args, Debug, Clone)]
-pub struct DemoArgs {
-    /// Run one round and end (also with ONCE=1 in the environment)
-    #[arg(long)]
-    pub once: bool,
-    /// Blocks per round
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub blocks: u32,
-    /// Size of a block
-    #[arg(long, value_parser = size, default_value = "1M")]
-    pub block: u64,
-    /// Lock hand-overs to count per host and round
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub turns: u32,
-    /// Format the pool given with --pool even if there is something on it. It is lost
-    #[arg(long)]
-    pub force: bool,
-}
-
-/// Options of one host of the demo.
-#[derive(Args, Debug)]
-pub struct DemoHostArgs {
-    /// Blocks per round
-    #[arg(long)]
-    pub blocks: u32,
-    /// Size of a block
-    #[arg(long)]
-    pub block: u64,
 }
 
 /// Options of `exporter`.
 #[derive(Args, Debug)]
 pub struct ExporterArgs {
-    /// The address to listen on. Every client that reaches it can read the metrics
+    /// Listen on this address. Every client that reaches it can read the metrics
     #[arg(long, default_value = "127.0.0.1")]
     pub address: IpAddr,
-    /// The port; 0 = any free one, which is printed
+    /// Listen on this port; 0: any free one, which is printed
     #[arg(long, default_value_t = 9477)]
     pub port: u16,
-    /// An answer may be this old, in milliseconds, so that many readers do not read the pool more often
+    /// Reuse an answer for this long, in milliseconds
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(..=600_000))]
     pub max_age_ms: u64,
 }
@@ -519,25 +416,10 @@ pub struct ExporterArgs {
 /// Options of `top`.
 #[derive(Args, Debug)]
 pub struct TopArgs {
-    /// Time between two looks, over which rates are taken, in milliseconds
+    /// Take rates over this time, in milliseconds
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=600_000))]
     pub interval_ms: u64,
-    /// Look twice, print once and end
+    /// Print once and end
     #[arg(long)]
     pub once: bool,
-}
-
-/// Options of `completions`.
-#[derive(Args, Debug)]
-pub struct CompletionsArgs {
-    /// The shell
-    #[arg(value_enum)]
-    pub shell: Shell,
-}
-
-/// Options of `man`.
-#[derive(Args, Debug)]
-pub struct ManArgs {
-    /// The directory to write to; made when missing
-    pub directory: PathBuf,
 }

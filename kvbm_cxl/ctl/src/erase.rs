@@ -12,7 +12,7 @@ use serde_json::json;
 pub fn run(pool: Option<&str>, args: &EraseArgs, out: &mut Out) -> Result<Exit, Failure> {
     let spec = spec(pool)?;
     if !args.force && !args.evict_hosts {
-        refuse_if_used(&spec, "erase")?;
+        refuse_if_used(&spec, "erase overwrites it only with --force, and then it is lost")?;
     }
     Pool::erase(&spec, &FormatOptions { evict_hosts: args.evict_hosts, ..FormatOptions::default() }).map_err(failed)?;
     let parts = parts_text(&spec);

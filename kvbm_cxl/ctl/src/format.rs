@@ -90,19 +90,9 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
         }
         spec = spec.with_metadata(Some(part.clone())).map_err(|error| Failure::usage(error.to_string()))?;
     }
-    if args.seat_machine.len() as u64 + 1 > u64::from(args.seats) {
-        return Err(Failure::usage(format!("{} machines for seats 1 and up, but {} seats", args.seat_machine.len(), args.seats)));
-    }
-    let options = FormatOptions {
-        stripe_bytes: args.stripe,
-        seat_count: args.seats,
+    let mut options = FormatOptions {
         slots: args.slots,
-        locks: args.locks,
-        objects: args.objects.unwrap_or(0),
-        chunk_bytes: args.chunk,
         cells: areas(args, &spec)?,
-        machine: args.machine.as_deref().map(machine).transpose()?,
-        seats: args.seat_machine.iter().map(|text| machine(text)).collect::<Result<_, _>>()?,
         coherence: match args.coherence {
             Coherence::Software => CoherenceMode::Software,
             Coherence::Hardware => CoherenceMode::Hardware,
@@ -111,12 +101,37 @@ pub fn run(pool: Option<&str>, args: &FormatArgs, out: &mut Out) -> Result<Exit,
         evict_hosts: args.evict_hosts,
         ..FormatOptions::default()
     };
+    args.advanced.iter().try_for_each(|text| set_advanced(&mut options, text))?;
+    if options.seats.len() as u64 + 1 > u64::from(options.seat_count) {
+        return Err(Failure::usage(format!("{} machines for seats 1 and up, but {} seats", options.seats.len(), options.seat_count)));
+    }
     if !args.force && !args.evict_hosts {
-        refuse_if_used(&spec, "format")?;
+        refuse_if_used(&spec, "format overwrites it only with --force, and then it is lost")?;
     }
     let pool = Pool::format(&spec, &options).map_err(failed)?;
     out.answer(|| info::json(&pool, None), || format!("formatted {}\n{}", parts_text(&spec), info::text(&pool, None)))?;
     Ok(Exit::Done)
+}
+
+/// Applies one `--advanced`.
+fn set_advanced(options: &mut FormatOptions, text: &str) -> Result<(), Failure> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    let size = || parse_size(value).map_err(|error| Failure::usage(format!("--advanced {text}: {error}")));
+    let count = || value.parse().map_err(|_| Failure::usage(format!("--advanced {text}: {value:?} is not a whole number")));
+    match key {
+        "chunk" => options.chunk_bytes = size()?,
+        "locks" => options.locks = count()?,
+        "machine" => options.machine = Some(machine(value)?),
+        "objects" => options.objects = count()?,
+        "seat_machine" => options.seats.push(machine(value)?),
+        "seats" => options.seat_count = count()?,
+        "stripe" => options.stripe_bytes = Some(size()?),
+        _ => {
+            let known = "chunk, locks, machine, objects, seat_machine, seats, stripe";
+            return Err(Failure::usage(format!("--advanced {text}: {key:?} is not one of {known}")));
+        }
+    }
+    Ok(())
 }
 
 /// The parts of devices that a name gives, for people.
@@ -138,8 +153,8 @@ pub fn failed(error: cxl_pool::Error) -> Failure {
     Failure::new(exit, error.to_string())
 }
 
-/// Looks at each device that is there, so that a refusal tells what would be lost.
-pub fn refuse_if_used(spec: &PoolSpec, command: &str) -> Result<(), Failure> {
+/// Looks at each device that is there, so that a refusal names what would be lost, and the `remedy`.
+pub fn refuse_if_used(spec: &PoolSpec, remedy: &str) -> Result<(), Failure> {
     for part in spec.parts() {
         // What cannot be opened or mapped is the format's to refuse, with its reason; an empty or missing file it may still create.
         let Ok(device) = part.open(Access::Read, &Sysfs::default()) else { continue };
@@ -147,10 +162,7 @@ pub fn refuse_if_used(spec: &PoolSpec, command: &str) -> Result<(), Failure> {
         let header = over_mapping(mapping, &CoherenceOptions::default())?;
         let found = inspect_header(&*header.memory, 0, &device.info().label())?;
         if !matches!(found, HeaderContent::Empty) {
-            let message = format!(
-                "{}: it holds {found}; {command} overwrites it only with --force, and then it is lost",
-                escaped(&device.info().label())
-            );
+            let message = format!("{}: it holds {found}; {remedy}", escaped(&device.info().label()));
             return Err(Failure::new(Exit::Refused, message));
         }
     }
@@ -166,22 +178,4 @@ pub fn machine(text: &str) -> Result<MachineId, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cells_are_read() {
-        let area = |cell_bytes, share| Ok(Cells::Area { cell_bytes, share });
-        for (text, expected) in [
-            ("none", Ok(Cells::None)),
-            ("1M", area(1 << 20, None)),
-            ("64K:25%", area(64 << 10, Some(Share::Percent(25)))),
-            ("192:1G", area(192, Some(Share::Bytes(1 << 30)))),
-        ] {
-            assert_eq!(cells(text), expected, "{text}");
-        }
-        for text in ["", ":", "1M:", "1M:0%", "1M:101%", "1M:%", "1M:-5%", "M:5%", "1M:5%:5%", "None"] {
-            assert!(cells(text).is_err(), "{text}");
-        }
-    }
-}
+mod tests;

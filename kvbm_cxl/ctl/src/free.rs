@@ -10,6 +10,7 @@ use crate::fsck::take_alone;
 use crate::inspect::{Names, kept_in};
 use crate::output::{Exit, Failure, Out};
 use crate::text::{bytes, safe};
+use crate::wait;
 use cxl_pool::Error;
 use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea, block_of, owner_of};
 use cxl_pool::fsck::{ObjectInfo, survey};
@@ -17,12 +18,9 @@ use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::objects::Objects;
 use cxl_pool::pool::Pool;
 use serde_json::json;
-use std::time::{Duration, Instant};
 
-/// How long `--unnamed` looks for hosts, in milliseconds.
+/// How long `--unnamed` watches for hosts, in milliseconds.
 const LOOK_MS: u64 = 500;
-/// Rest between two looks whether blocks are free.
-const REST: Duration = Duration::from_millis(10);
 
 /// A block that is to go, and the name that stands for it.
 struct Target {
@@ -47,11 +45,14 @@ pub fn run(pool: Option<&str>, args: &FreeArgs, out: &mut Out) -> Result<Exit, F
     let objects = survey(pool.lines(), &pool.superblock().seats())?.objects;
     let targets = if args.unnamed {
         drop(take_alone(&pool, LOOK_MS, "first: memory that they use would get other owners")?);
-        unnamed(&pool, &Names::new(&objects))?
+        find_unnamed(&pool, &Names::new(&objects))?
     } else {
-        args.blocks.iter().map(|text| target(&pool, &objects, text)).collect::<Result<_, _>>()?
+        args.blocks.iter().map(|text| find_target(&pool, &objects, text)).collect::<Result<_, _>>()?
     };
-    let left = if targets.is_empty() { Vec::new() } else { give_back(&pool, &targets, args.timeout_ms)? };
+    let left = match targets.is_empty() {
+        true => Vec::new(),
+        false => wait::as_host(pool.join(HostConfig::from_env()?)?, |host| free_all(&pool, host, &targets, args.timeout_ms))?,
+    };
     let freed = || targets.iter().filter(|target| !left.iter().any(|(block, _)| *block == target.block));
     let json = || {
         let block = |block: &Block| json!({"offset": block.offset, "len_bytes": block.len_bytes});
@@ -68,7 +69,7 @@ pub fn run(pool: Option<&str>, args: &FreeArgs, out: &mut Out) -> Result<Exit, F
 }
 
 /// Every kept block without a name.
-fn unnamed(pool: &Pool, names: &Names) -> Result<Vec<Target>, Failure> {
+fn find_unnamed(pool: &Pool, names: &Names) -> Result<Vec<Target>, Failure> {
     let mut targets = Vec::new();
     for chunk in 0..pool.layout().chunks() {
         for block in kept_in(pool, chunk)? {
@@ -81,7 +82,7 @@ fn unnamed(pool: &Pool, names: &Names) -> Result<Vec<Target>, Failure> {
 }
 
 /// The block that an argument means.
-fn target(pool: &Pool, objects: &[ObjectInfo], text: &str) -> Result<Target, Failure> {
+fn find_target(pool: &Pool, objects: &[ObjectInfo], text: &str) -> Result<Target, Failure> {
     let object = objects.iter().find(|object| object.name == text.as_bytes());
     let offset = match object {
         Some(object) if object.is_listener => {
@@ -113,49 +114,32 @@ pub(crate) fn in_block(object: &ObjectInfo, block: &Block) -> bool {
     object.offset.checked_sub(block.offset).is_some_and(|within| within < block.len_bytes)
 }
 
-/// Joins the pool and has the blocks freed; those that are left, and why.
-fn give_back(pool: &Pool, targets: &[Target], timeout_ms: u64) -> Result<Vec<(Block, String)>, Failure> {
-    let host = pool.join(HostConfig::from_env()?)?;
-    let service = host.serve()?;
-    let outcome = free_all(pool, &host, targets, timeout_ms);
-    // Before the host leaves: a round of the service must not take the manager role again while it is being given up.
-    drop(service);
-    let left = host.leave();
-    let outcome = outcome?;
-    left?;
-    Ok(outcome)
-}
-
+/// Has the blocks freed; those that are left, and why. The ones of other hosts are adopted where those are proven dead.
 fn free_all(pool: &Pool, host: &Host, targets: &[Target], timeout_ms: u64) -> Result<Vec<(Block, String)>, Failure> {
-    let allocator =
-        Allocator::attach(host, LocalArea::of(host)?, AllocConfig { lock_timeout_ms: Some(timeout_ms), ..AllocConfig::default() })?;
-    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
-    let (mut waiting, mut asked): (Vec<&Target>, Vec<&Target>) = (targets.iter().collect(), Vec::new());
-    loop {
+    let config = AllocConfig { lock_timeout_ms: Some(timeout_ms), ..AllocConfig::default() };
+    let allocator = Allocator::attach(host, LocalArea::of(host)?, config)?;
+    let (mut waiting, mut requested): (Vec<&Target>, Vec<&Target>) = (targets.iter().collect(), Vec::new());
+    wait::until(timeout_ms, || {
         allocator.adopt_dead()?;
         allocator.service_round()?;
         for target in std::mem::take(&mut waiting) {
             if owner_of(pool.lines(), target.block.offset)?.is_some_and(|(slot, _)| slot == host.slot()) {
                 free(pool, host, &allocator, target, timeout_ms)?;
-                asked.push(target);
+                requested.push(target);
             } else {
                 waiting.push(target);
             }
         }
-        let mut open = Vec::new();
-        for target in asked {
+        for target in std::mem::take(&mut requested) {
             if block_of(pool.lines(), target.block.offset)?.is_some() {
-                open.push(target);
+                requested.push(target);
             }
         }
-        asked = open;
-        if waiting.is_empty() && asked.is_empty() || Instant::now() >= deadline {
-            break;
-        }
-        std::thread::sleep(REST);
-    }
+        Ok((waiting.is_empty() && requested.is_empty()).then_some(()))
+    })?;
     allocator.close()?;
-    let mut left: Vec<_> = asked.into_iter().map(|target| (target.block, "its owner was asked and has not freed it yet".into())).collect();
+    let mut left: Vec<_> =
+        requested.into_iter().map(|target| (target.block, "its owner was asked and has not freed it yet".into())).collect();
     for target in waiting {
         left.push((target.block, why_not(pool, target)?));
     }

@@ -135,7 +135,7 @@ fn summary(report: &Report) -> String {
     format!("{}, {}, {}", plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note"))
 }
 
-fn shown(report: &Report, notes: bool) -> impl Iterator<Item = &Finding> {
+fn visible(report: &Report, notes: bool) -> impl Iterator<Item = &Finding> {
     report.findings.iter().filter(move |found| notes || found.severity > Severity::Note)
 }
 
@@ -168,12 +168,12 @@ fn findings(pool: &Pool, report: &Report, notes: bool) -> Vec<Value> {
         }
         value
     };
-    shown(report, notes).map(tell).collect()
+    visible(report, notes).map(tell).collect()
 }
 
 fn listing(pool: &Pool, report: &Report, notes: bool) -> String {
     let mut text = String::new();
-    for found in shown(report, notes) {
+    for found in visible(report, notes) {
         let place = match found.place {
             FindingPlace::Superblock(device) => format!("superblock of device {device}"),
             FindingPlace::Lines { region, first, count: 1 } => format!("{region:?} {first} ({})", line_name(pool.layout(), region, first)),

@@ -33,7 +33,7 @@ pub fn run(pool: Option<&str>, args: &HostArgs, out: &mut Out) -> std::result::R
     let pool = crate::pool::open(pool, false)?;
     let config = HostConfig { slot: args.slot, join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
     let host = pool.join(config)?;
-    let outcome = held(&pool, &host, args, out, &stop);
+    let outcome = serve(&pool, &host, args, out, &stop);
     // However it went, the slot is given back where it is still this machine's.
     let left = match host.check_membership() {
         Ok(()) => host.leave(),
@@ -46,7 +46,7 @@ pub fn run(pool: Option<&str>, args: &HostArgs, out: &mut Out) -> std::result::R
 }
 
 /// Serves until a signal asks for the end, or this machine is no member any more.
-fn held(pool: &Pool, host: &Host, args: &HostArgs, out: &mut Out, stop: &AtomicBool) -> std::result::Result<(), Failure> {
+fn serve(pool: &Pool, host: &Host, args: &HostArgs, out: &mut Out, stop: &AtomicBool) -> std::result::Result<(), Failure> {
     let service = host.serve()?;
     let cache = if pool.layout().geometry().cell_chunks() > 0 { Some(keep_up(host)?) } else { None };
     let (slot, incarnation) = (host.slot(), host.incarnation());

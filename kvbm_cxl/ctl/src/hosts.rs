@@ -4,12 +4,13 @@
 use crate::cli::{DeclareDeadArgs, HostsArgs, HostsCommand};
 use crate::output::{Exit, Failure, Out};
 use crate::text::{list, table};
+use crate::wait;
 use cxl_pool::fsck::{Activity, SeatInfo, SlotInfo, SlotState, Survey, survey, watch};
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::media::{DeathLine, SLOTS_PER_FENCE};
 use cxl_pool::pool::Pool;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a heartbeat is watched before its host may be declared dead, in milliseconds: many periods of the slowest usual one.
 const STILL_MS: u64 = 1_000;
@@ -110,7 +111,7 @@ type Incarnation = (u16, u32);
 
 fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Result<Exit, Failure> {
     if !args.i_know_it_is_powered_off && !args.all_fenced {
-        return Err(unsure(
+        return Err(need_confirmation(
             "make sure that it is powered off or cut off from the memory, then repeat this with --i-know-it-is-powered-off",
         ));
     }
@@ -118,7 +119,7 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
     let known = survey(pool.lines(), &pool.superblock().seats())?;
     // All of the time, whatever else moves: it is these slots that must stand still.
     let named = match (args.slot, args.incarnation) {
-        (Some(slot), Some(incarnation)) => vec![checked(&known, slot, incarnation)?],
+        (Some(slot), Some(incarnation)) => vec![known_incarnation(&known, slot, incarnation)?],
         _ => fenced(&known),
     };
     let activity = watch(pool.lines(), Duration::from_millis(STILL_MS), true)?;
@@ -130,16 +131,11 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
     }
     let meant: Vec<Incarnation> = named.into_iter().filter(|one| !moves(one)).collect();
     if args.all_fenced && !args.i_know_it_is_powered_off {
-        return listed(&known, &meant, out);
+        return list_fenced(&known, &meant, out);
     }
     if !meant.is_empty() {
         let config = HostConfig { join_timeout_ms: args.timeout_ms, ..HostConfig::from_env()? };
-        let host = pool.join(config)?;
-        let stated = state_deaths(&pool, &host, &meant, host.config().join_timeout_ms());
-        // Leaving is tidy, not needed: the statement is published, or its failure is what counts.
-        let left = host.leave();
-        stated?;
-        left?;
+        wait::as_host(pool.join(config)?, |host| state_deaths(&pool, host, &meant))?;
     }
     let each = |(slot, incarnation): &Incarnation| format!("slot {slot} is declared dead up to incarnation {incarnation}\n");
     out.answer(
@@ -154,12 +150,12 @@ fn declare_dead(pool: Option<&str>, args: &DeclareDeadArgs, out: &mut Out) -> Re
     Ok(Exit::Done)
 }
 
-fn unsure(advice: &str) -> Failure {
+fn need_confirmation(advice: &str) -> Failure {
     Failure::new(Exit::Refused, format!("a machine that is declared dead and goes on corrupts data: {advice}"))
 }
 
 /// The incarnation that was named, if the slot ever had it.
-fn checked(known: &Survey, number: u16, incarnation: u32) -> Result<Incarnation, Failure> {
+fn known_incarnation(known: &Survey, number: u16, incarnation: u32) -> Result<Incarnation, Failure> {
     let Some(slot) = known.slots.get(usize::from(number)) else {
         return Err(Failure::usage(format!("slot {number} does not exist: the pool has {} slots", known.slots.len())));
     };
@@ -185,7 +181,7 @@ fn fenced(known: &Survey) -> Vec<Incarnation> {
 }
 
 /// What `--all-fenced` means now.
-fn listed(known: &Survey, meant: &[Incarnation], out: &mut Out) -> Result<Exit, Failure> {
+fn list_fenced(known: &Survey, meant: &[Incarnation], out: &mut Out) -> Result<Exit, Failure> {
     let mut rows = vec![["slot", "incarnation", "machine"].map(String::from).to_vec()];
     for (slot, incarnation) in meant {
         let machine = known.slots.get(usize::from(*slot)).map_or(String::new(), |found| found.machine.to_string());
@@ -197,7 +193,7 @@ fn listed(known: &Survey, meant: &[Incarnation], out: &mut Out) -> Result<Exit, 
     )?;
     match meant.is_empty() {
         true => Ok(Exit::Done),
-        false => Err(unsure(
+        false => Err(need_confirmation(
             "make sure that every machine listed is powered off or cut off from the memory, then repeat this with \
              --i-know-it-is-powered-off; where one of them may be alive, name the others one by one",
         )),
@@ -205,26 +201,22 @@ fn listed(known: &Survey, meant: &[Incarnation], out: &mut Out) -> Result<Exit, 
 }
 
 /// Has the statements published: in this machine's row where it has a seat, else by the manager, which this host reports them to.
-fn state_deaths(pool: &Pool, host: &Host, meant: &[Incarnation], timeout_ms: u64) -> Result<(), Failure> {
+fn state_deaths(pool: &Pool, host: &Host, meant: &[Incarnation]) -> Result<(), Failure> {
     if meant.iter().any(|(slot, incarnation)| host.slot() == *slot && host.incarnation() <= *incarnation) {
         return Err(Failure::new(Exit::Refused, format!("slot {} is this very machine", host.slot())));
     }
     for (slot, incarnation) in meant {
         host.declare_dead(*slot, *incarnation)?;
     }
-    let _service = host.serve()?;
-    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
-    while !are_declared(pool, meant)? {
-        if Instant::now() >= deadline {
-            let message = format!(
-                "not published within {timeout_ms} ms: this machine has no manager seat and no manager takes its report (cxlctl hosts \
-                 tells whether one serves); repeat this"
-            );
-            return Err(Failure::new(Exit::Failed, message));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    let timeout_ms = host.config().join_timeout_ms();
+    let published = wait::until(timeout_ms, || Ok(are_declared(pool, meant)?.then_some(())))?;
+    published.ok_or_else(|| {
+        let message = format!(
+            "not published within {timeout_ms} ms: this machine has no manager seat and no manager takes its report (cxlctl hosts shows \
+             whether one serves); repeat this"
+        );
+        Failure::new(Exit::Failed, message)
+    })
 }
 
 fn are_declared(pool: &Pool, meant: &[Incarnation]) -> Result<bool, Failure> {

@@ -30,12 +30,12 @@ pub fn run(pool: Option<&str>, args: &InspectArgs, out: &mut Out) -> Result<Exit
         Some(text) => Wanted::One(text.parse().map_err(|_| Failure::usage(format!("{text:?} is neither a line number nor \"all\"")))?),
     };
     let pool = crate::pool::open(pool, true)?;
-    match (args.what, args.what.region()) {
-        (_, Some(region)) => lines(&pool, region, &wanted, args.raw, out),
-        (What::Superblock, _) => superblocks(&pool, &wanted, args.raw, out),
-        (What::Locks, _) => locks(&pool, &wanted, out),
-        (What::Objects, _) => objects(&pool, &wanted, out),
-        _ => blocks(&pool, &wanted, out),
+    match args.what {
+        What::Lines(region) => lines(&pool, region, &wanted, args.raw, out),
+        What::Superblock => superblocks(&pool, &wanted, args.raw, out),
+        What::Locks => locks(&pool, &wanted, out),
+        What::Objects => objects(&pool, &wanted, out),
+        What::Blocks => blocks(&pool, &wanted, out),
     }
 }
 
@@ -322,7 +322,9 @@ fn blocks(pool: &Pool, wanted: &Wanted, out: &mut Out) -> Result<Exit, Failure> 
         Wanted::One(chunk) => chunk..chunk + 1,
         _ => 0..layout.chunks(),
     };
-    let objects = survey(pool.lines(), &pool.superblock().seats())?.objects;
+    // The text of all chunks in use has no names.
+    let has_names = out.is_json() || !matches!(wanted, Wanted::Used);
+    let objects = if has_names { survey(pool.lines(), &pool.superblock().seats())?.objects } else { Vec::new() };
     let names = Names::new(&objects);
     let mut items = Items::begin(out)?;
     let mut exit = Exit::Done;

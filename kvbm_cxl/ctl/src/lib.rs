@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the operator's tool `cxlctl`, the benchmark program `cxl-bench` and the planner `cxl-plan` share: how a command answers and ends,
-//! how it opens a pool, a second process of itself, scratch memory, statistics, a cache that only counts, random numbers, and charts.
+//! how it opens a pool, a second process of itself, scratch memory, statistics, a cache that only counts, and random numbers.
 
 pub mod counted;
 pub mod output;
@@ -10,5 +10,4 @@ pub mod pool;
 pub mod random;
 pub mod scratch;
 pub mod stats;
-pub mod svg;
 pub mod text;

@@ -24,6 +24,7 @@ mod pool_view;
 mod record;
 mod seats;
 mod top;
+mod wait;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -54,14 +55,14 @@ fn run(cli: Cli, out: &mut Out) -> Result<Exit, Failure> {
         Command::Fsck(args) => fsck::run(pool, &args, out),
         Command::Cache(args) => cache::run(pool, &args, out),
         Command::Why(args) => cache::why(pool, &args, out),
-        Command::Demo(args) => demo::run(pool, &args, out),
-        Command::DemoHost(args) => demo::host::run(pool, &args, out),
+        Command::Demo => demo::run(pool, out),
+        Command::DemoReader { blocks } => demo::read(pool, blocks, out),
         Command::Doctor(args) => doctor::run(pool, &args, out),
         Command::Exporter(args) => exporter::run(pool, &args, out),
         Command::Top(args) => top::run(pool, &args, out),
         Command::Nixl => nixl::run(pool, out),
         Command::Record(args) => record::run(&args, out),
-        Command::Completions(args) => docs::completions(&args, out),
-        Command::Man(args) => docs::man(&args, out),
+        Command::Completions { shell } => docs::completions(shell, out),
+        Command::Man { directory } => docs::man(&directory, out),
     }
 }

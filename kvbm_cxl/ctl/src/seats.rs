@@ -5,13 +5,14 @@ use crate::cli::{ReleaseArgs, SeatsArgs, SeatsCommand};
 use crate::hosts::role;
 use crate::output::{Exit, Failure, Out};
 use crate::text::table;
+use crate::wait;
 use cxl_pool::fsck::{Activity, SeatInfo, Survey, survey, watch};
 use cxl_pool::lock::claim::Claimer;
 use cxl_pool::machine::Machine;
 use cxl_pool::platform::{MachineId, MachineLock, Platform};
 use cxl_pool::pool::Pool;
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long heartbeats are watched before a seat may be released, in milliseconds: many periods of the slowest usual one.
 const STILL_MS: u64 = 1_000;
@@ -107,7 +108,7 @@ fn outlook(survey: &Survey, activity: &Activity) -> String {
 fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit, Failure> {
     let pool = crate::pool::open(pool, false)?;
     let known = survey(pool.lines(), &pool.superblock().seats())?;
-    let seats = chosen(&known, args)?;
+    let seats = select_seats(&known, args)?;
     if !args.i_know_it_is_gone {
         let told: Vec<String> = seats.iter().map(|(seat, machine, _)| format!("seat {seat} of machine {machine}")).collect();
         let message = format!(
@@ -129,7 +130,7 @@ fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit
             return Err(Failure::new(Exit::Refused, format!("machine {machine} is not gone: the beat of its seat {seat} moves")));
         }
     }
-    state_ended(&pool, &seats, args.timeout_ms)?;
+    release_all(&pool, &seats, args.timeout_ms)?;
     let released: Vec<u16> = seats.iter().map(|(seat, ..)| *seat).collect();
     out.answer(
         || json!({"released": released}),
@@ -142,7 +143,7 @@ fn release(pool: Option<&str>, args: &ReleaseArgs, out: &mut Out) -> Result<Exit
 }
 
 /// The seats that are meant: number, machine and session.
-fn chosen(known: &Survey, args: &ReleaseArgs) -> Result<Vec<(u16, MachineId, MachineId)>, Failure> {
+fn select_seats(known: &Survey, args: &ReleaseArgs) -> Result<Vec<(u16, MachineId, MachineId)>, Failure> {
     let machine = args.machine.as_deref().map(crate::format::machine).transpose()?;
     let is_meant = |seat: &&SeatInfo| match (args.seat, machine) {
         (Some(number), _) => seat.seat == number,
@@ -174,23 +175,17 @@ fn chosen(known: &Survey, args: &ReleaseArgs) -> Result<Vec<(u16, MachineId, Mac
         .collect()
 }
 
-fn state_ended(pool: &Pool, seats: &[(u16, MachineId, MachineId)], timeout_ms: u64) -> Result<(), Failure> {
+fn release_all(pool: &Pool, seats: &[(u16, MachineId, MachineId)], timeout_ms: u64) -> Result<(), Failure> {
     let machine = Machine::for_pool(pool.superblock().uuid(), pool.faults().clone())?;
     if let Some((seat, ..)) = seats.iter().find(|(_, owner, _)| *owner == machine.machine()) {
         let message = format!("seat {seat} is this very machine's: its next process takes it by itself");
         return Err(Failure::new(Exit::Refused, message));
     }
-    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
-    let _claiming = loop {
-        if let Some(guard) = machine.try_lock(MachineLock::Claim, true)? {
-            break guard;
-        }
-        if Instant::now() >= deadline {
-            let message = format!("another process of this machine has been claiming a seat for {timeout_ms} ms: is it stopped?");
-            return Err(Failure::new(Exit::Failed, message));
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
+    let guard = wait::until(timeout_ms, || Ok(machine.try_lock(MachineLock::Claim, true)?))?;
+    let _claiming = guard.ok_or_else(|| {
+        let message = format!("another process of this machine has been claiming a seat for {timeout_ms} ms: is it stopped?");
+        Failure::new(Exit::Failed, message)
+    })?;
     let claimer = Claimer { lines: pool.lines(), platform: &machine };
     for (seat, _, session) in seats {
         claimer.state_ended((*seat).into(), &session.0)?;

@@ -1,7 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Medians, and ratios with the noise that they carry.
 
+use cxl_pool::Result;
 use serde::Serialize;
+
+/// Measures each of `ways` once a batch, in an order that rotates, so that other load falls on all of them. `measure` is given the batch
+/// and the way. The result has the values of each way.
+///
+/// # Errors
+/// Those of `measure`.
+pub fn in_turn(ways: usize, batches: u64, mut measure: impl FnMut(u64, usize) -> Result<f64>) -> Result<Vec<Vec<f64>>> {
+    let mut values = vec![Vec::new(); ways];
+    for batch in 0..batches {
+        for turn in 0..ways {
+            let way = (turn + batch as usize) % ways;
+            values[way].push(measure(batch, way)?);
+        }
+    }
+    Ok(values)
+}
 
 /// The value below which `part` (0 to 1) of the values lie; zero of none.
 pub fn quantile(values: &mut [f64], part: f64) -> f64 {
@@ -48,9 +65,7 @@ impl Estimate {
     pub fn exceeds(&self, limit: f64) -> bool {
         self.low > limit
     }
-}
 
-impl Estimate {
     /// Whether it is below `limit` by more than chance explains.
     pub fn falls_short(&self, limit: f64) -> bool {
         self.high < limit
@@ -85,23 +100,4 @@ pub fn columns(rows: &[Vec<String>]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_and_intervals() {
-        let mut values: Vec<f64> = (0..=100).rev().map(f64::from).collect();
-        assert_eq!((median(&mut values), quantile(&mut values, 0.99), quantile(&mut [], 0.5)), (50.0, 99.0, 0.0));
-        let estimate = Estimate::of(values);
-        assert!((35.0..50.0).contains(&estimate.low) && (50.0..65.0).contains(&estimate.high), "{estimate:?}");
-        assert!(estimate.exceeds(30.0) && !estimate.exceeds(45.0));
-        let alone = Estimate::of(vec![2.0]);
-        assert_eq!((alone.low, alone.median, alone.high), (2.0, 2.0, 2.0));
-    }
-
-    #[test]
-    fn numbers_line_up() {
-        let rows = [vec!["a".into(), "1".into()], vec!["long".into(), "100".into()]];
-        assert_eq!(columns(&rows), "  a       1\n  long  100\n");
-    }
-}
+mod tests;

@@ -31,7 +31,8 @@ fn json(bench: &Bench, pool: &str, args: &[&str]) -> (i32, serde_json::Value) {
     (ran.code, serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}: {} {}", ran.out, ran.err)))
 }
 
-const FORMAT: [&str; 11] = ["format", "--slots", "4", "--seats", "2", "--locks", "64", "--cells", "64K:50%", "--chunk", "64K"];
+const FORMAT: [&str; 11] =
+    ["format", "--slots", "4", "--advanced", "seats=2", "--advanced", "locks=64", "--cells", "64K:50%", "--advanced", "chunk=64K"];
 
 /// A pool; its device of payload, that of metadata, and its name.
 fn formatted() -> (Bench, [String; 3]) {
@@ -93,16 +94,7 @@ fn an_operator_formats_checks_repairs_and_erases_one() {
 
     // A host is killed; what it left is in order, and planted damage is repaired in the metadata's file alone.
     for _ in 0..2 {
-        let mut host = command(&bench, &all, &["demo-host", "--blocks", "40", "--block", "4096"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(host.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        host.kill().unwrap();
-        host.wait().unwrap();
-        assert!(line.contains("Joined"), "{line}");
+        bench.host_on(&all, "machine-a").kill();
     }
     let before = std::fs::read(&payload).unwrap();
     let damaged = [(Region::Descriptor, 1), (Region::Hint, 0), (Region::Seat, 1), (Region::Summary, 2), (Region::KeepMap, 3)];

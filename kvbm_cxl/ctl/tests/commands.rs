@@ -52,7 +52,7 @@ fn format_tells_what_it_made_and_refuses_to_overwrite_it() {
     assert!(again.err.contains(&uuid) && again.err.contains("--force"), "{}", again.err);
     assert_eq!(bench.json(&["info"]).1["uuid"], uuid.as_str());
 
-    let forced = bench.run(&["format", "--force", "--seat-machine", "000102030405060708090a0b0c0d0e0f"]);
+    let forced = bench.run(&["format", "--force", "--advanced", "seat_machine=000102030405060708090a0b0c0d0e0f"]);
     assert_eq!(forced.code, 0);
     let (_, info) = bench.json(&["info"]);
     assert_ne!(info["uuid"], uuid.as_str());
@@ -110,7 +110,10 @@ fn wrong_usage_is_2() {
         &["no-such-command"][..],
         &["format", "--size", "many"],
         &["format", "--force", "--slots", "65"],
-        &["format", "--force", "--machine", "xyz"],
+        &["format", "--force", "--advanced", "machine=xyz"],
+        &["format", "--force", "--advanced", "locks"],
+        &["format", "--force", "--advanced", "colour=2"],
+        &["format", "--force", "--advanced", "objects=16385"],
         &["format", "--force", "--cells", "1M:0%"],
         &["format", "--force", "--cells", "1M", "--cells", "64K:10%"],
         &["format", "--force", "--cells", "none", "--cells", "64K:10%"],
@@ -123,7 +126,7 @@ fn wrong_usage_is_2() {
         &["cache", "clear"],
         &["cache", "clear", "--all", "--namespace", "000102030405060708090a0b0c0d0e0f"],
         &["cache", "ls", "--state", "gone"],
-        &["format", "--force", "--seats", "1", "--seat-machine", "000102030405060708090a0b0c0d0e0f"],
+        &["format", "--force", "--advanced", "seats=1", "--advanced", "seat_machine=000102030405060708090a0b0c0d0e0f"],
         &["--pool", "relative/path", "info"],
         &["inspect", "nothing"],
         &["inspect", "seat", "200"],
@@ -206,7 +209,7 @@ fn completions_and_manual_pages() {
     let page = std::fs::read_to_string(pages.join("cxlctl-hosts-declare-dead.1")).unwrap();
     assert!(page.contains("DATA IS CORRUPTED"), "{page}");
     assert!(std::fs::read_to_string(pages.join("cxlctl.1")).unwrap().contains("Exit codes"));
-    assert!(!pages.join("cxlctl-demo-host.1").exists(), "a hidden command has no page");
+    assert!(!pages.join("cxlctl-demo-reader.1").exists(), "a hidden command has no page");
     std::fs::write(bench.directory.path().join("file"), "").unwrap();
     assert_eq!(bench.run(&["man", bench.directory.path().join("file").to_str().unwrap()]).code, 1);
 }

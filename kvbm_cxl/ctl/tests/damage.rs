@@ -61,7 +61,7 @@ fn a_check_without_repair_writes_nothing() {
 
 #[test]
 fn what_may_hide_a_newer_value_needs_accept_loss() {
-    let bench = Bench::formatted_with(&["--machine", "51515151515151515151515151515151"]);
+    let bench = Bench::formatted_with(&["--advanced", "machine=51515151515151515151515151515151"]);
     let pool = bench.open();
     let seat = pool.superblock().seats()[0].0;
     pool.lines().publish(0, Seat { epoch: 1, beat: 1, machine: seat, ..Seat::default() }).unwrap();
@@ -140,7 +140,7 @@ fn metadata_overwritten_with_rubbish_is_survived_by_every_command() {
 
 #[test]
 fn an_online_check_tells_what_heals_by_itself() {
-    let bench = Bench::formatted_with(&["--machine", "51515151515151515151515151515151"]);
+    let bench = Bench::formatted_with(&["--advanced", "machine=51515151515151515151515151515151"]);
     let pool = bench.open();
     // Of seat 0 the machine is known and does not run; seat 1 was never given to one.
     flip(&pool, Region::Fence, 0, 20);

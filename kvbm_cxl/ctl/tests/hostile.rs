@@ -76,7 +76,21 @@ fn damage(random: &mut Random, image: &mut [u8], layout: &Layout, seed: u32) {
 #[test]
 fn every_command_survives_a_damaged_pool() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let format = ["format", "--size", "6M", "--slots", "4", "--seats", "3", "--locks", "32", "--objects", "16", "--chunk", "64K"];
+    let format = [
+        "format",
+        "--size",
+        "6M",
+        "--slots",
+        "4",
+        "--advanced",
+        "seats=3",
+        "--advanced",
+        "locks=32",
+        "--advanced",
+        "objects=16",
+        "--advanced",
+        "chunk=64K",
+    ];
     let format = [&format[..], &["--cells", "4K:1M", "--cells", "16K:512K"]].concat();
     assert_eq!(run(folder.path(), &format).0, 0);
     let device = folder.path().join("pool");

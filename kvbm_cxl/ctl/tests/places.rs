@@ -55,7 +55,7 @@ fn memory_of_a_machine_that_does_not_fit_is_an_error_that_says_what_to_do() {
     let pool = folder.path().join("pool");
     let script = format!(
         "$CTL --pool {0},size=16M format; dd if=/dev/zero of=$W/filler bs=4k 2>/dev/null
-         $CTL --pool {0} demo-host --blocks 4 --block 4096 </dev/null; echo rc $?",
+         $CTL --pool {0} host; echo rc $?",
         pool.display()
     );
     let Some(found) = in_small_tmpfs("1M", &script) else { return };
@@ -161,7 +161,7 @@ fn several_pools_lie_side_by_side_on_one_file() {
     let within = at(",offset=20M", &["doctor", "--look"]);
     assert!(within.code == 1 && within.out.contains("a format is refused there"), "{}", within.out);
     // Tests of the device keep out of the neighbours.
-    let scratch = at(",offset=16M", &["doctor", "--scratch-offset", "16M", "--scratch-bytes", "8M", "--rounds", "8", "--batches", "1"]);
+    let scratch = at(",offset=16M", &["doctor", "--scratch-offset", "16M", "--scratch-bytes", "8M", "--rounds", "8"]);
     assert!(scratch.code == 1 && scratch.out.contains(&second.0), "{}", scratch.out);
 
     let kept = at(",offset=16M", &["erase"]);

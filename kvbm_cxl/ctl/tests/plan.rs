@@ -73,15 +73,15 @@ fn a_seed_gives_one_plan_and_another_seed_another() {
 }
 
 #[test]
-fn sizes_are_compared_and_drawn() {
+fn sizes_are_compared() {
     let folder = Folder::new();
-    let (trace, written) = (folder.path("trace.jsonl"), folder.path(""));
-    let arguments = ["run", &trace, "--pool-gib", "0.25,1,16", "--set", "rack.hbm_gib=0", "--set", "rack.instances=2", "--write", &written];
+    let trace = folder.path("trace.jsonl");
+    let arguments = ["run", &trace, "--pool-gib", "0.25,1,16", "--set", "rack.hbm_gib=0", "--set", "rack.instances=2"];
     let output = plan(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let shown = text(&output.stdout);
     assert!(shown.contains("A pool of 16 GiB is the smallest of these to find") && shown.contains("Assumptions\n  Simulated"), "{shown}");
-    let json: Value = serde_json::from_str(&std::fs::read_to_string(folder.path("plan.json")).unwrap()).unwrap();
+    let json = answered(&[&arguments[..], &["--json"]].concat());
     let rate = |system: &str, routing: &str, size: f64| {
         let rows = json["rows"].as_array().unwrap().iter();
         let row = rows.filter(|row| row["system"] == system && row["routing"] == routing).find(|row| row["size_gib"] == size).unwrap();
@@ -91,9 +91,6 @@ fn sizes_are_compared_and_drawn() {
     assert!(rate("pool", "least-loaded", 16.0) > rate("own", "round-robin", 16.0), "{shown}");
     assert!(rate("pool", "least-loaded", 0.25) < rate("pool", "least-loaded", 16.0), "{shown}");
     assert_eq!(json["sizing"]["enough_gib"], 16.0);
-    let picture = std::fs::read_to_string(folder.path("plan.svg")).unwrap();
-    assert_eq!(picture.matches("<polyline").count(), 5 * 9);
-    assert!(!picture.contains("NaN") && picture.ends_with("</svg>\n"));
 }
 
 #[test]

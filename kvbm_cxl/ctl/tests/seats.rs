@@ -186,7 +186,7 @@ fn machines_that_die_alone_use_nothing_up() {
 #[test]
 fn a_seat_that_the_format_reserved_stays_with_its_machine() {
     let reserved = "51515151515151515151515151515151";
-    let bench = Bench::formatted_with(&["--machine", reserved]);
+    let bench = Bench::formatted_with(&["--advanced", &format!("machine={reserved}")]);
     let listed = seats(&bench);
     assert_eq!((&listed["seats"][0]["claim"], &listed["seats"][0]["machine"]), (&"reserved by the format".into(), &reserved.into()));
     let refused = bench.run(&["seats", "release", "--seat", "0", SURE]);

@@ -71,10 +71,8 @@ const Row* find_row(std::string_view name) {
 
 /// The value that an option has without parameters.
 std::string ambient(const Row& row) {
-    const char* set = std::getenv(option_environment(row.doc.name).c_str());
-    // The pool's own programs know it by this name: an operator who turns GPUs off means the plugin, too.
-    if ((!set || !*set) && row.words == &Options::cuda_library)
-        set = std::getenv("CXL_CUDA_LIBRARY");
+    // An operator who turns GPUs off for the pool's programs means the plugin, too.
+    const char* set = row.words == &Options::cuda_library ? std::getenv("CXL_CUDA_LIBRARY") : nullptr;
     return set && *set ? set : row.doc.fallback;
 }
 
@@ -125,19 +123,12 @@ bool parse_size(std::string_view text, uint64_t& bytes) {
     return true;
 }
 
-std::string option_environment(std::string_view name) {
-    std::string variable = "KVBM_CXL_NIXL_";
-    for (unsigned char c : name)
-        variable.push_back(static_cast<char>(std::toupper(c)));
-    return variable;
-}
-
 Status read_options(const nixl_b_params_t& given, Options& options) {
     for (const Row& row : rows) {
         auto parameter = given.find(row.doc.name);
         bool is_given = parameter != given.end() && !parameter->second.empty();
         Status taken = is_given ? take(row, parameter->second, text("parameter ", row.doc.name), options)
-                                : take(row, ambient(row), option_environment(row.doc.name), options);
+                                : take(row, ambient(row), row.doc.name, options);
         if (!taken.ok())
             return taken;
     }

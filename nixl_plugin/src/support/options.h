@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What can be set. Each option has one row in the table of options.cpp; its value is, in this order: the parameter that the application
-// gave to createBackend, the environment variable KVBM_CXL_NIXL_<NAME> (for those that cannot pass parameters), the default.
+// What can be set. Each option has one row in the table of options.cpp; its value is the parameter that the application gave to
+// createBackend, or the default.
 #ifndef KVBM_CXL_NIXL_SUPPORT_OPTIONS_H
 #define KVBM_CXL_NIXL_SUPPORT_OPTIONS_H
 
@@ -29,9 +29,6 @@ Status read_options(const nixl_b_params_t& given, Options& options);
 
 /// What an application that asks for the backend's options gets: every option with the value that it has without parameters.
 nixl_b_params_t default_options();
-
-/// Name of the environment variable of an option.
-std::string option_environment(std::string_view name);
 
 /// A row of the table, for documents and tests.
 struct OptionRow {

@@ -156,7 +156,6 @@ pub fn start(folder: &Folder, program: &Path, machine: &str, coherence: &str, ar
         .env("CXL_STATE_DIR", folder.path("state"))
         .env("CXL_COHERENCE", coherence)
         .env_remove("CXL_POOL")
-        .env_remove("CXL_POOL_SIZE")
         .stdin(Stdio::piped())
         .stdout(file.try_clone().unwrap())
         .stderr(file)

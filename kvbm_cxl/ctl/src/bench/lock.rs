@@ -1,104 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lock: sticky acquisition, first acquisition, hand-over between two processes, growth with the number of hosts.
+//! The lock: acquisition while this host holds it (sticky), first acquisition, hand-over between two processes.
 //!
-//! Base line of the sticky acquisition: locking and unlocking a free `std::sync::Mutex`, in turn with it.
+//! Baseline of the sticky acquisition: lock and unlock of a free `std::sync::Mutex`. For the hand-over, two processes as two hosts
+//! increment one counter under the lock; a lost increment is an error.
 
-use super::counting::Counts;
-use super::hosts::Lab;
-use super::{Bench, handover, scaling, wrong};
-use crate::stats::{Estimate, median, quantile};
+use crate::lab::{Lab, in_turn, join_host, open, time, wrong};
+use crate::report::{Bench, to_json};
+use ctl_common::peer::Peer;
+use ctl_common::stats::{Estimate, median, quantile};
 use cxl_pool::Result;
+use cxl_pool::host::Host;
+use cxl_pool::line::Line;
 use cxl_pool::lock::{FIRST_USER_LOCK, LockId};
+use serde::{Deserialize, Serialize};
 use std::hint::black_box;
+use std::path::Path;
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Acquisitions in one batch.
 const BATCH: u64 = 512;
 /// Longest wait for a lock, in milliseconds.
-pub const TIMEOUT_MS: u64 = 20_000;
-/// Size of the pools, in bytes.
-pub const POOL_BYTES: u64 = 32 << 20;
-/// Lock of the sticky test; those behind it are acquired for the first time.
-const STICKY: LockId = FIRST_USER_LOCK;
+const TIMEOUT_MS: u64 = 20_000;
+/// The lock of the sticky and hand-over tests; those with higher numbers are acquired for the first time.
+const LOCK: LockId = FIRST_USER_LOCK;
+/// Longest run of one side.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Measures.
 pub fn run(batches: u64) -> Result<Bench> {
-    let mut bench = Bench { title: "locks, pool in /dev/shm".into(), ..Bench::default() };
-    sticky(&mut bench, batches)?;
-    first(&mut bench, batches)?;
-    handover::measure(&mut bench, batches)?;
-    scaling::measure(&mut bench, batches)?;
+    let mut bench = Bench::new("locks, pool in /dev/shm");
+    let lab = Lab::new(0, 0, 0)?;
+    let (host, service) = join_host(&lab.pool, &lab.state(), 0)?;
+    sticky(&mut bench, &host, batches)?;
+    let mut first = Vec::new();
+    for lock in 1..=(batches as u32).min(128) {
+        first.push(time(|| host.acquire(LOCK + lock, TIMEOUT_MS).map(drop))?);
+    }
+    bench.time("first acquisition through the manager", &first);
+    handover(&mut bench, &lab, &host, batches)?;
+    drop(service);
+    host.leave()?;
     Ok(bench)
 }
 
-/// Acquire and release of a lock that this host holds already. No other host is on the pool, and the service runs between batches only, so
-/// that every access counted is the lock's own.
-fn sticky(bench: &mut Bench, batches: u64) -> Result<()> {
-    let lab = Lab::new(POOL_BYTES)?;
-    let member = lab.join(0, None)?;
-    let host = &member.host;
-    let service = host.serve()?;
-    drop(host.acquire(STICKY, TIMEOUT_MS)?);
-    drop(service);
+fn sticky(bench: &mut Bench, host: &Host, batches: u64) -> Result<()> {
+    drop(host.acquire(LOCK, TIMEOUT_MS)?);
     let mutex = Mutex::new(0u64);
-    let (mut ours, mut base) = (Vec::new(), Vec::new());
-    let mut touched = Counts::default();
-    let mut done = 0u64;
-    for batch in 0..batches {
-        for turn in 0..2 {
-            if (turn + batch) % 2 == 0 {
-                let before = member.counting.counts();
-                let start = Instant::now();
-                for _ in 0..BATCH {
-                    let guard = host.acquire(black_box(STICKY), TIMEOUT_MS)?;
-                    done += 1;
-                    drop(black_box(guard));
+    let [ours, base] = in_turn(batches, |_, way| {
+        let taken_ns = time(|| {
+            for _ in 0..BATCH {
+                match way {
+                    0 => drop(black_box(host.acquire(black_box(LOCK), TIMEOUT_MS)?)),
+                    _ => *mutex.lock().map_err(|_| wrong("the mutex is poisoned"))? += 1,
                 }
-                ours.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
-                touched += member.counting.counts() - before;
-            } else {
-                let start = Instant::now();
-                for _ in 0..BATCH {
-                    let Ok(mut guard) = mutex.lock() else { return Err(wrong("the mutex of the base line is poisoned")) };
-                    *guard += 1;
-                    drop(black_box(guard));
-                }
-                base.push(start.elapsed().as_nanos() as f64 / BATCH as f64);
             }
-        }
-        if batch.is_multiple_of(16) {
-            host.service_round()?;
-        }
+            Ok(())
+        })?;
+        Ok(taken_ns / BATCH as f64)
+    })?;
+    if mutex.into_inner().ok() != Some(batches * BATCH) {
+        return Err(wrong("not every lock of the mutex was counted"));
     }
-    if done != batches * BATCH || mutex.into_inner().ok() != Some(batches * BATCH) {
-        return Err(wrong("not every acquisition was done"));
-    }
-    let estimate = Estimate::of(ours.clone());
-    bench.figure("sticky acquire and release", median(&mut ours.clone()), "ns");
-    bench.figure("free std::sync::Mutex, lock and unlock", median(&mut base.clone()), "ns");
-    bench.at_most("sticky acquire and release", &estimate, 200.0, " ns");
-    bench.target(
-        format!("shared lines written by {done} sticky acquisitions: {}, read: {}, must be none", touched.writes, touched.loads),
-        touched == Counts::default(),
-    );
+    bench.time("sticky acquire and release", &ours);
+    bench.time("free std::sync::Mutex, lock and unlock", &base);
     bench.ratio("sticky_over_mutex", Estimate::of_ratios(&ours, &base));
-    host.leave()
+    Ok(())
 }
 
-/// The first acquisition of locks without a holder, through the manager, which is this host's own service thread.
-fn first(bench: &mut Bench, batches: u64) -> Result<()> {
-    let lab = Lab::new(POOL_BYTES)?;
-    let member = lab.join(0, None)?;
-    let service = member.host.serve()?;
-    let mut taken = Vec::new();
-    for lock in 0..(batches as u32).min(128) {
-        let start = Instant::now();
-        drop(member.host.acquire(STICKY + lock, TIMEOUT_MS)?);
-        taken.push(start.elapsed().as_nanos() as f64);
-    }
-    bench.figure("first acquisition through the manager, median", median(&mut taken), "ns");
-    bench.figure("first acquisition through the manager, p99", quantile(&mut taken, 0.99), "ns");
+/// What one side of the hand-over test did.
+#[derive(Debug, Serialize, Deserialize)]
+struct Side {
+    increments: u64,
+    handover_ns: Vec<f64>,
+}
+
+/// The second process.
+pub fn peer(pool: &Path, state: &Path, batches: u64) -> Result<serde_json::Value> {
+    let pool = open(pool)?;
+    let (host, service) = join_host(&pool, state, 1)?;
+    let side = contend(&host, 2, batches)?;
     drop(service);
-    member.host.leave()
+    host.leave()?;
+    to_json(&side)
+}
+
+/// The words of the protected line: the counter, and the side that incremented it last.
+fn read(host: &Host) -> Result<[u64; 2]> {
+    let words: [u64; 8] = bytemuck::cast(host.lines().fetch_raw(host.lines().layout().data_offset())?);
+    Ok([words[0], words[1]])
+}
+
+fn contend(host: &Host, side: u64, batches: u64) -> Result<Side> {
+    let (offset, memory) = (host.lines().layout().data_offset(), host.lines().memory());
+    let end = Instant::now() + LONGEST;
+    let mut done = Side { increments: 0, handover_ns: Vec::new() };
+    while done.handover_ns.len() < batches.clamp(4, 400) as usize && Instant::now() < end {
+        let start = Instant::now();
+        let guard = host.acquire(LOCK, TIMEOUT_MS)?;
+        let taken_ns = start.elapsed().as_nanos() as f64;
+        let [count, last] = read(host)?;
+        if last != 0 && last != side {
+            done.handover_ns.push(taken_ns);
+        }
+        let line: Line = bytemuck::cast([count + 1, side, 0, 0, 0, 0, 0, 0]);
+        memory.write_line(offset, &line)?;
+        memory.fence_stores();
+        done.increments += 1;
+        drop(guard);
+    }
+    Ok(done)
+}
+
+fn handover(bench: &mut Bench, lab: &Lab, host: &Host, batches: u64) -> Result<()> {
+    lab.memory().write_line(lab.pool.layout().data_offset(), &Line::ZERO)?;
+    lab.memory().fence_all();
+    let arguments = ["peer".into(), "lock".into(), "--batches".into(), batches.to_string()];
+    let other = Peer::start(&[&arguments[..], &lab.arguments()].concat(), &[])?;
+    let here = contend(host, 1, batches)?;
+    // The manager runs here, and the other side may not have finished.
+    let there: Side = other.answer(2 * LONGEST)?;
+    let [count, _] = read(host)?;
+    if count != here.increments + there.increments {
+        return Err(wrong(format!("{count} increments under the lock arrived of {} and {}", here.increments, there.increments)));
+    }
+    if here.handover_ns.is_empty() || there.handover_ns.is_empty() {
+        return Err(wrong("the lock did not change hands between the two processes"));
+    }
+    let mut taken = [here.handover_ns, there.handover_ns].concat();
+    bench.figure("contended hand-over between two processes, median", median(&mut taken), "ns");
+    bench.figure("contended hand-over between two processes, p99", quantile(&mut taken, 0.99), "ns");
+    bench.figure("increments under the lock, none lost", count as f64, "");
+    Ok(())
 }

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Calls between two processes that are two hosts: request and response of 64 bytes, from one to 128 calls under way (Beluga Exp #11).
 //!
-//! Base line: the hand-over of one bare line. Two processes send a line to and fro with the CPU's own instructions: publish (non-temporal
-//! store, SFENCE), and fetch (CLFLUSH, MFENCE, load) until the other one's is there; half of a round is one transfer. Beluga counts four
-//! memory operations, two writes and two reads, in a round trip of a call. Requests and responses of 64 bytes with their numbers and
-//! checksums take two lines each, so a round trip carries four lines: it has to cost no more than four transfers.
+//! Baseline: the transfer of one bare line. Two processes send a line back and forth by publish (non-temporal store, SFENCE) and fetch
+//! (CLFLUSH, MFENCE, load); half of a round is one transfer. A round trip of a call carries four lines, since requests and responses of 64
+//! bytes with their numbers and checksums take two each: it should cost no more than four transfers.
 //!
-//! Second base line, where its program is named: the same calls by active messages of UCX between two processes of ordinary memory
-//! (perf/ucx_calls.c), over shared memory and over tcp.
-//!
-//! Every response is compared with its request. Calls, bare hand-overs and UCX's calls are measured in turn, while the others rest.
+//! Second baseline, with `--ucx`: the same calls by active messages of UCX between two processes (perf/ucx_calls.c), over shared memory and
+//! over tcp. Every response is compared with its request. While one of the three is measured, the others rest.
 
-use super::hosts::{Lab, config, real_machine};
-use super::{Bench, Grid, wrong};
-use crate::peer::Peer;
-use crate::stats::{Estimate, median, quantile, time_text};
+use crate::lab::{Lab, instructions, join_host, open, wrong};
+use crate::report::Bench;
 use crate::ucx;
+use ctl_common::peer::Peer;
+use ctl_common::stats::{Estimate, median};
 use cxl_pool::alloc::{AllocConfig, Allocator, LocalArea};
-use cxl_pool::coherence::{Bare, Coherence, CoherenceOptions, Instructions};
+use cxl_pool::coherence::{Bare, Coherence};
 use cxl_pool::host::Host;
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Line;
@@ -26,12 +23,10 @@ use cxl_pool::ring::{Connection, RingConfig, Rings};
 use cxl_pool::{Error, Result};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Size of the pool, in bytes.
-const POOL_BYTES: u64 = 32 << 20;
 /// Bytes of a request and of a response.
 const MESSAGE_BYTES: usize = 64;
 /// Calls under way at a time.
@@ -46,12 +41,12 @@ const TIMEOUT_MS: u64 = 30_000;
 /// Names of the calls' listener and of the bare lines.
 const NAME: &[u8] = b"bench";
 const LINES: &[u8] = b"bench lines";
-/// A request that asks for the bare line's turn, the one that ends, and the one after which the second process looks for the next with
-/// rests in between: it and one of UCX's processes have one CPU.
+/// A request that starts a round of the bare line, one that ends the second process, and one after which it sleeps between polls: it shares
+/// a CPU with one of UCX's processes.
 const TURN: u8 = 1;
 const END: u8 = 2;
 const REST: u8 = 3;
-/// Between two looks of a process that rests.
+/// Between two polls of a process that rests.
 const REST_TIME: Duration = Duration::from_millis(1);
 /// How UCX moves its messages, and the names of our times beside its.
 const UCX: [(&str, &str, &str); 2] =
@@ -61,8 +56,7 @@ const MOST: usize = DEPTHS[DEPTHS.len() - 1];
 
 type UnderWay = HashMap<cxl_pool::ring::rpc::CallId, (u64, Instant), BuildHasherDefault<DefaultHasher>>;
 
-/// Gives this thread a CPU of its own among those that this process may use: `number` counts from 0. With one CPU only there is nothing
-/// to give, and the figures say so by themselves.
+/// Binds this thread to the CPU `number`, from 0, of those that this process may use, if there are so many.
 fn pin(number: usize) {
     let mut allowed = [0u64; 16];
     let len_bytes = size_of_val(&allowed);
@@ -86,8 +80,8 @@ fn parts(host: &Host) -> Result<(Arc<Allocator>, Rings)> {
     Ok((allocator, rings))
 }
 
-/// The bare hand-over: `own` is the line that this process writes, of two.
-fn to_and_fro(bare: &Bare, own: u64, first: u64, rounds: u64) -> Result<()> {
+/// Sends the bare line back and forth. `own` is the line that this process writes, of two.
+fn exchange(bare: &Bare, own: u64, first: u64, rounds: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_millis(TIMEOUT_MS);
     for number in first..first + rounds {
         if own == 0 {
@@ -122,29 +116,19 @@ fn request(number: u64) -> [u8; MESSAGE_BYTES] {
     bytes
 }
 
-/// What the server makes of a request: every byte is another one.
+/// The response to a request: every byte differs.
 fn respond(request: &[u8], response: &mut Vec<u8>) {
     response.extend(request.iter().map(|byte| !byte));
 }
 
 fn bare_lines(memory: Arc<dyn Coherence>, offset: u64) -> Result<Bare> {
-    let chosen = match CoherenceOptions::from_env()? {
-        CoherenceOptions { emulator: Some(_), .. } => {
-            return Err(Error::Invalid("emulated hosts have no instructions to measure: unset CXL_COHERENCE".into()));
-        }
-        CoherenceOptions { instructions: Some(chosen), .. } => chosen,
-        _ => Instructions::best()?,
-    };
-    Bare::over(memory, offset, 2, chosen)
+    Bare::over(memory, offset, 2, instructions()?)
 }
 
 /// The second process: it answers.
-pub fn peer(arguments: &[PathBuf]) -> Result<()> {
-    let [path, state] = arguments else { return Err(Error::Invalid("a peer needs a pool and a state directory".into())) };
-    let pool = Lab::open(path)?;
-    let machine = real_machine(&pool, state, 1)?;
-    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(machine), config(&pool))?;
-    let service = host.serve()?;
+pub fn peer(pool: &Path, state: &Path) -> Result<()> {
+    let pool = open(pool)?;
+    let (host, service) = join_host(&pool, state, 1)?;
     let objects = cxl_pool::objects::Objects::new(&host);
     let bare = bare_lines(pool.lines().memory().clone(), objects.get(LINES, TIMEOUT_MS)?.offset)?;
     let (_allocator, rings) = parts(&host)?;
@@ -170,7 +154,7 @@ fn answer(bare: &Bare, connection: Connection) -> Result<()> {
         })?;
         match asked {
             TURN => {
-                to_and_fro(bare, 1, rounds, BARE)?;
+                exchange(bare, 1, rounds, BARE)?;
                 rounds += BARE;
             }
             END => {
@@ -198,48 +182,40 @@ fn answer(bare: &Bare, connection: Connection) -> Result<()> {
 /// What the batches took, in nanoseconds.
 #[derive(Default)]
 struct CallTimes {
-    /// One call at a time, each batch's median; and the same of the bare line's to and fro, measured next to it.
+    /// One call at a time, each batch's median; and a round of the bare line, measured next to it.
     rtt: Vec<f64>,
     bare_round: Vec<f64>,
-    /// By depth: each call's latency, and each batch's time per call.
-    latency: Vec<Vec<f64>>,
-    per_call: Vec<Vec<f64>>,
+    /// Each batch's time per call, by depth.
+    per_call: [Vec<f64>; DEPTHS.len()],
     /// By way of UCX: pairs of its time and ours, one call at a time, and with the most under way.
     ucx: [[Vec<(f64, f64)>; 2]; UCX.len()],
 }
 
-/// Measures; beside UCX where `ucx` is the command that calls by it.
+/// Measures; also UCX, where `ucx` is the command that makes its calls.
 pub fn run(batches: u64, ucx: Option<&str>) -> Result<Bench> {
+    let ways = || UCX.iter().map(|(way, ..)| *way);
     let mut others = match ucx {
-        Some(command) => UCX.iter().map(|(way, ..)| ucx::Peer::start(&format!("{command} {way}"))).collect::<Result<Vec<_>>>()?,
+        Some(command) => ways().map(|way| ucx::Peer::start(&format!("{command} {way}"))).collect::<Result<Vec<_>>>()?,
         None => Vec::new(),
     };
-    let lab = Lab::new(POOL_BYTES)?;
-    let pool = lab.pool();
-    let host = cxl_pool::pool::join(pool.lines().clone(), Arc::new(real_machine(pool, &lab.state(), 0)?), config(pool))?;
-    let service = host.serve()?;
+    let lab = Lab::new(0, 0, 0)?;
+    let (host, service) = join_host(&lab.pool, &lab.state(), 0)?;
     let (allocator, rings) = parts(&host)?;
     let lines = allocator.alloc(2 * LINE_BYTES as u64)?;
-    let memory = pool.lines().memory().clone();
+    let memory = lab.memory().clone();
     memory.write_line(lines.offset, &Line::ZERO)?;
     memory.write_line(lines.offset + LINE_BYTES as u64, &Line::ZERO)?;
     memory.fence_all();
     cxl_pool::objects::Objects::new(&host).put(LINES, lines.offset, 2 * LINE_BYTES as u64, TIMEOUT_MS)?;
     let bare = bare_lines(memory, lines.offset)?;
     let mut listener = rings.listen(NAME)?;
-    let text = |path: PathBuf| path.display().to_string();
-    let mut arguments: Vec<String> = ["rpc", "--peer"].map(String::from).to_vec();
-    arguments.extend([text(lab.path()), text(lab.state())]);
-    let other = Peer::start(&arguments, &[])?;
+    let other = Peer::start(&[&["peer".into(), "rpc".into()][..], &lab.arguments()].concat(), &[])?;
     let mut client = Client::new(listener.accept(TIMEOUT_MS)?, MOST)?;
     pin(0);
     let taken = measure(&mut client, &bare, batches, &mut others)?;
     client.call(&[END; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
     drop(client);
-    let (status, _) = other.wait(Duration::from_millis(TIMEOUT_MS))?;
-    if !status.success() {
-        return Err(wrong(format!("the second process ended with {status}")));
-    }
+    other.answer::<()>(Duration::from_millis(TIMEOUT_MS))?;
     listener.close()?;
     allocator.free(lines.offset)?;
     let used = allocator.usage().scratch_bytes;
@@ -249,63 +225,63 @@ pub fn run(batches: u64, ucx: Option<&str>) -> Result<Bench> {
     drop(rings);
     host.leave()?;
     drop(service);
-    let mut bench = report(taken, pool.description());
-    bench.notes.extend(others.iter().map(|other| format!("Beside {}.", other.description())));
+    let mut bench = report(taken, lab.pool.description());
+    bench.notes.extend(others.iter().map(|other| format!("Compared with UCX {}.", other.description())));
     Ok(bench)
 }
 
 fn measure(client: &mut Client, bare: &Bare, batches: u64, others: &mut [ucx::Peer]) -> Result<CallTimes> {
-    let mut taken = CallTimes { latency: vec![Vec::new(); DEPTHS.len()], per_call: vec![Vec::new(); DEPTHS.len()], ..CallTimes::default() };
+    let mut taken = CallTimes::default();
     let (mut rounds, mut number) = (0, 0);
     for batch in 0..batches {
         client.call(&[TURN; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
         let mut round_ns = Vec::with_capacity(BARE as usize);
         for _ in 0..BARE {
             let start = Instant::now();
-            to_and_fro(bare, 0, rounds, 1)?;
+            exchange(bare, 0, rounds, 1)?;
             round_ns.push(start.elapsed().as_nanos() as f64);
             rounds += 1;
         }
         taken.bare_round.push(median(&mut round_ns));
-        for (depth, (latency, per_call)) in DEPTHS.iter().zip(taken.latency.iter_mut().zip(&mut taken.per_call)) {
+        for (&depth, per_call) in DEPTHS.iter().zip(&mut taken.per_call) {
             // Depth 1 is compared with the bare line in every batch; the others take longer and matter less.
-            if *depth > 1 && batch % 8 != 0 {
+            if depth > 1 && batch % 8 != 0 {
                 continue;
             }
-            let calls = if *depth == 1 { BATCH } else { DEEP_BATCH };
+            let calls = if depth == 1 { BATCH } else { DEEP_BATCH };
             let start = Instant::now();
-            let first = latency.len();
-            call_many(client, *depth, number, calls, latency)?;
+            let mut latency = call_many(client, depth, number, calls)?;
             per_call.push(start.elapsed().as_nanos() as f64 / calls as f64);
             number += calls;
-            if *depth == 1 {
-                // The median, as of the bare line: a mean would show how often other programs came in between.
-                taken.rtt.push(median(&mut latency[first..].to_vec()));
+            if depth == 1 {
+                // The median, as of the bare line: a mean would count the time of other programs.
+                taken.rtt.push(median(&mut latency));
             }
         }
         if batch % 8 == 0 && !others.is_empty() {
             let last = |times: &[f64]| times.last().copied().unwrap_or(f64::NAN);
             let ours = [last(&taken.rtt), last(&taken.per_call[DEPTHS.len() - 1])];
-            beside(client, others, ours, &mut taken.ucx)?;
+            compare(client, others, ours, &mut taken.ucx)?;
         }
     }
     Ok(taken)
 }
 
-/// One batch of each way of UCX, one call at a time and with the most under way, beside what ours have just taken.
-fn beside(client: &mut Client, others: &mut [ucx::Peer], ours: [f64; 2], pairs: &mut [[Vec<(f64, f64)>; 2]; UCX.len()]) -> Result<()> {
+/// Pairs one batch of each way of UCX, one call at a time and with the most under way, with what ours have just taken.
+fn compare(client: &mut Client, others: &mut [ucx::Peer], ours: [f64; 2], pairs: &mut [[Vec<(f64, f64)>; 2]; UCX.len()]) -> Result<()> {
     client.call(&[REST; MESSAGE_BYTES], &mut Vec::new(), TIMEOUT_MS)?;
     for (other, [rtt, deep]) in others.iter_mut().zip(pairs) {
-        let mut times = other.ask(&format!("calls 1 {BATCH}"))?;
+        let mut times = other.request(&format!("calls 1 {BATCH}"))?;
         rtt.push((median(times.get_mut(1..).unwrap_or_default()), ours[0]));
-        let times = other.ask(&format!("calls {MOST} {DEEP_BATCH}"))?;
+        let times = other.request(&format!("calls {MOST} {DEEP_BATCH}"))?;
         deep.push((times.first().copied().unwrap_or(f64::NAN), ours[1]));
     }
     Ok(())
 }
 
-/// Calls with requests `first` to `first + calls - 1`, `depth` under way at a time.
-fn call_many(client: &mut Client, depth: usize, first: u64, calls: u64, latency: &mut Vec<f64>) -> Result<()> {
+/// Makes calls with requests `first` to `first + calls - 1`, `depth` under way at a time. Their latencies, in nanoseconds.
+fn call_many(client: &mut Client, depth: usize, first: u64, calls: u64) -> Result<Vec<f64>> {
+    let mut latency = Vec::with_capacity(calls as usize);
     let mut under_way = UnderWay::default();
     let (mut begun, mut done, mut response, mut expected) = (0, 0, Vec::new(), Vec::new());
     let mut idle = 0u32;
@@ -332,41 +308,29 @@ fn call_many(client: &mut Client, depth: usize, first: u64, calls: u64, latency:
             std::thread::yield_now();
         }
     }
-    Ok(())
+    Ok(latency)
 }
 
-fn report(mut taken: CallTimes, title: &str) -> Bench {
-    let mut bench = Bench { title: format!("calls between two processes, {title}"), ..Bench::default() };
-    let transfers: Vec<f64> = taken.bare_round.iter().map(|round| round / 2.0).collect();
-    let four: Vec<f64> = transfers.iter().map(|transfer| 4.0 * transfer).collect();
-    let rtt_ratio = Estimate::of_ratios(&taken.rtt, &four);
-    bench.figure("transfer of one bare line, publish to fetch", median(&mut transfers.clone()), "ns");
-    bench.figure("round trip of a call, 64 bytes each way", median(&mut taken.rtt.clone()), "ns");
-    let mut rows = vec![["calls under way", "p50", "p99", "calls per second"].map(String::from).to_vec()];
-    let mut per_second = Vec::new();
-    for ((depth, latency), per_call) in DEPTHS.iter().zip(&mut taken.latency).zip(&mut taken.per_call) {
-        let rate = 1e9 / median(per_call);
-        per_second.push(rate);
-        let times = [median(latency), quantile(latency, 0.99)].map(time_text);
-        rows.push(vec![depth.to_string(), times[0].clone(), times[1].clone(), format!("{:.0}", rate)]);
+fn report(taken: CallTimes, title: &str) -> Bench {
+    let mut bench = Bench::new(format!("calls between two processes, {title}"));
+    let four: Vec<f64> = taken.bare_round.iter().map(|round| 2.0 * round).collect();
+    bench.figure("transfer of one bare line, publish to fetch", median(&mut taken.bare_round.clone()) / 2.0, "ns");
+    bench.time("round trip of a call, 64 bytes each way", &taken.rtt);
+    let rates = taken.per_call.map(|mut per_call| 1e9 / median(&mut per_call));
+    for (depth, rate) in DEPTHS.iter().zip(rates) {
         bench.figure(format!("calls per second, {depth} under way"), rate, "");
     }
-    bench.grids.push(Grid { title: "By calls under way".into(), rows });
-    bench.at_most("round trip of a call over four transfers of a line", &rtt_ratio, 1.0, "");
-    let most = per_second.iter().copied().fold(0.0, f64::max);
-    let deep = per_second.last().copied().unwrap_or(0.0);
-    bench.ratio("rpc_rtt_vs_4_transfers", rtt_ratio);
+    bench.at_most("rpc_rtt_vs_4_transfers", Estimate::of_ratios(&taken.rtt, &four), 1.0);
     bench.ratio("rpc_rtt_vs_bare_round_trip", Estimate::of_ratios(&taken.rtt, &taken.bare_round));
-    let gain = |rate: f64| Estimate::of(vec![rate / per_second.first().copied().unwrap_or(f64::NAN)]);
-    bench.ratio("rpc_rate_128_over_1", gain(deep));
-    bench.ratio("rpc_rate_best_over_1", gain(most));
+    let gain = |rate: f64| Estimate::of(vec![rate / rates[0]]);
+    bench.ratio("rpc_rate_128_over_1", gain(rates[DEPTHS.len() - 1]));
+    bench.ratio("rpc_rate_best_over_1", gain(rates.into_iter().fold(0.0, f64::max)));
     for ((way, rtt_name, rate_name), [rtt, deep]) in UCX.iter().zip(taken.ucx).filter(|(_, [rtt, _])| !rtt.is_empty()) {
-        let [(mut ucx_rtt, our_rtt), (mut ucx_deep, our_deep)] = [rtt, deep].map(|pairs| pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
+        let [(ucx_rtt, our_rtt), (mut ucx_deep, our_deep)] = [rtt, deep].map(|pairs| pairs.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
         bench.ratio(rtt_name, Estimate::of_ratios(&ucx_rtt, &our_rtt));
         bench.ratio(rate_name, Estimate::of_ratios(&ucx_deep, &our_deep));
-        bench.figure(format!("round trip of an active message of UCX and its answer, {way}"), median(&mut ucx_rtt), "ns");
+        bench.time(format!("round trip of an active message of UCX and its answer, {way}"), &ucx_rtt);
         bench.figure(format!("such calls per second, {MOST} under way, {way}"), 1e9 / median(&mut ucx_deep), "");
     }
-    bench.notes.push("Every response was compared with its request.".into());
     bench
 }

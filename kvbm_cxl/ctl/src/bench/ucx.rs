@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A program that does the same through UCX on request: one line for each request and answer, as perf/ucx_peer.py and perf/ucx_calls.c
-//! explain.
+//! A program that does the same through UCX on request, one line for each request and answer: perf/ucx_peer.py and perf/ucx_calls.c
+//! explain the lines.
 
 use cxl_pool::{Error, Result};
 use std::io::{BufRead, BufReader, Write};
@@ -39,7 +39,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// What it says it is.
+    /// How it describes itself.
     pub fn description(&self) -> &str {
         &self.description
     }
@@ -48,8 +48,8 @@ impl Peer {
         self.answers.recv_timeout(PATIENCE).map_err(|_| failed("it did not answer, or ended; run it by hand to see why"))
     }
 
-    /// Has it do what `request` says, and gives the times in nanoseconds that it answers. It has compared the bytes.
-    pub fn ask(&mut self, request: &str) -> Result<Vec<f64>> {
+    /// Sends `request` and gives the times that it answers, in nanoseconds. It has compared the bytes.
+    pub fn request(&mut self, request: &str) -> Result<Vec<f64>> {
         writeln!(self.input, "{request}").map_err(|source| Error::Os { what: format!("ask for {request}"), source })?;
         let answer = self.answer()?;
         let times = answer.strip_prefix("ns ").ok_or_else(|| failed(format!("{request}: {answer}")))?;
@@ -71,7 +71,7 @@ fn lines_of(output: ChildStdout) -> Receiver<String> {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It ends by itself on this; the kill is for one that does not listen.
+        // It ends by itself on this; the kill is for one that does not.
         let _ = writeln!(self.input, "quit");
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -5,8 +5,9 @@ use super::list::{cell_json, claimant};
 use super::{Block, namespace_of, view};
 use crate::output::{Exit, Failure, Out};
 use crate::text::list;
+use crate::wait;
 use cxl_pool::cache::survey::{BATCH, CacheView, CellInfo, CellState, ChunkState, Claimant};
-use cxl_pool::cache::{BlockKey, Cache, CacheConfig, Namespace, Pinned};
+use cxl_pool::cache::{BlockKey, Cache, Namespace, Pinned};
 use cxl_pool::copy::checksum_of;
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::metrics::MissReason;
@@ -17,33 +18,16 @@ use std::time::{Duration, Instant};
 
 /// Tries to copy a block that changes under the copy.
 const TRIES: usize = 3;
-/// Rest between two looks whether blocks are gone.
-const LOOK: Duration = Duration::from_millis(20);
-/// Owners are asked again after so long: one request line serves all processes of a machine, and an owner may have missed it.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Blocks that stay and are told one by one.
-const TOLD: usize = 20;
+/// Owners get the request again after so long: one request line serves all processes of a machine, and an owner may have missed it.
+const REQUEST_AGAIN: Duration = Duration::from_millis(500);
+/// Blocks that stay and are listed in the text.
+const LISTED: usize = 20;
 
-/// Joins the pool with a cache, does something, and leaves in good order whatever came of it.
-fn joined<T>(pool: &Pool, work: impl FnOnce(&Host, &Cache) -> Result<T, Failure>) -> Result<T, Failure> {
+/// Joins the pool with a cache, does `work` and leaves.
+fn with_cache<T>(pool: &Pool, work: impl FnOnce(&Host, &Cache) -> Result<T, Failure>) -> Result<T, Failure> {
     // Refused before anything is joined.
     view(pool)?;
-    let host = pool.join(HostConfig::from_env()?)?;
-    let service = host.serve()?;
-    let config = CacheConfig { checksums: true, ..CacheConfig::default() };
-    let outcome = Cache::open(&host, config).map_err(Failure::from).and_then(|cache| {
-        let done = cache.serve().map_err(Failure::from).and_then(|_upkeep| work(&host, &cache));
-        let closed = cache.close();
-        let done = done?;
-        closed?;
-        Ok(done)
-    });
-    // Before the host leaves: a round of the service must not take the manager role again while it is being given up.
-    drop(service);
-    let left = host.leave();
-    let done = outcome?;
-    left?;
-    Ok(done)
+    wait::with_cache(pool.join(HostConfig::from_env()?)?, work)
 }
 
 /// A block as it was pulled.
@@ -77,7 +61,7 @@ pub fn get(pool: &Pool, block: &Block, output: Option<&str>, out: &mut Out) -> R
         return Err(Failure::usage("the bytes and JSON cannot both go to standard output: leave --json out, or name a file"));
     }
     let pulled = match namespace_of(&view(pool)?, block)? {
-        Some(namespace) => joined(pool, |_, cache| pull(cache, namespace, block.key))?.map(|found| (namespace, found)),
+        Some(namespace) => with_cache(pool, |_, cache| pull(cache, namespace, block.key))?.map(|found| (namespace, found)),
         None => Err(MissReason::Absent),
     };
     let (namespace, Copied { bytes, cell, owner }) = match pulled {
@@ -122,38 +106,37 @@ struct Left {
     stay: Vec<(CellInfo, String)>,
 }
 
-/// Asks, and waits until the blocks of `cells` that `wanted` says are gone.
+/// Sends the request, and waits until the blocks of `cells` that `wanted` accepts are gone.
 fn wait_gone(
     pool: &Pool,
     cells: Vec<u64>,
     timeout_ms: u64,
     wanted: impl Fn(&CellInfo) -> bool,
-    ask: impl Fn(&Cache) -> cxl_pool::Result<()>,
+    request: impl Fn(&Cache) -> cxl_pool::Result<()>,
 ) -> Result<Left, Failure> {
     let before = cells.len();
     if before == 0 {
         return Ok(Left { before, stay: Vec::new() });
     }
-    joined(pool, |host, cache| {
-        let (mut left, mut asked) = (cells, None::<Instant>);
-        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
-        loop {
-            if asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN) {
-                ask(cache)?;
-                asked = Some(Instant::now());
+    with_cache(pool, |host, cache| {
+        let (mut left, mut requested) = (cells, None::<Instant>);
+        let mut stay = Vec::new();
+        wait::until(timeout_ms, || {
+            if requested.is_none_or(|at| at.elapsed() >= REQUEST_AGAIN) {
+                request(cache)?;
+                requested = Some(Instant::now());
             }
             let view = CacheView::load(host.lines())?;
-            let mut remaining = Vec::new();
+            stay.clear();
             for cells in left.chunks(BATCH as usize) {
-                remaining.extend(view.look_at(cells)?.into_iter().filter(|found| is_block(found) && wanted(found)));
+                stay.extend(view.look_at(cells)?.into_iter().filter(|found| is_block(found) && wanted(found)));
             }
-            if remaining.is_empty() || Instant::now() >= deadline {
-                let stay = remaining.into_iter().map(|cell| why_it_stays(&view, cell)).collect::<Result<_, Failure>>()?;
-                return Ok(Left { before, stay });
-            }
-            left = remaining.iter().map(|found| found.cell).collect();
-            std::thread::sleep(LOOK.min(deadline.saturating_duration_since(Instant::now())));
-        }
+            left = stay.iter().map(|found| found.cell).collect();
+            Ok(left.is_empty().then_some(()))
+        })?;
+        let view = CacheView::load(host.lines())?;
+        let stay = stay.into_iter().map(|cell| why_it_stays(&view, cell)).collect::<Result<_, Failure>>()?;
+        Ok(Left { before, stay })
     })
 }
 
@@ -191,11 +174,11 @@ fn report(left: &Left, out: &mut Out) -> Result<Exit, Failure> {
                 0 => String::from("there was no such block\n"),
                 before => format!("{gone} of {before} blocks are gone\n"),
             };
-            for (cell, reason) in left.stay.iter().take(TOLD) {
+            for (cell, reason) in left.stay.iter().take(LISTED) {
                 text.push_str(&format!("  stays: cell {}, key {}: {reason}\n", cell.cell, cell.key()));
             }
-            if left.stay.len() > TOLD {
-                text.push_str(&format!("  and {} more (--json lists them)\n", left.stay.len() - TOLD));
+            if left.stay.len() > LISTED {
+                text.push_str(&format!("  and {} more (--json lists them)\n", left.stay.len() - LISTED));
             }
             text
         },

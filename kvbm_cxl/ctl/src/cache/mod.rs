@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cxlctl cache` and `cxlctl why`: what is in the prefix cache, read without joining the pool; and what takes a host of this machine to
-//! do: copying a block out, and asking for blocks to be evicted.
+//! `cxlctl cache` and `cxlctl why`: the content of the prefix cache, read without joining the pool; copies of blocks and requests for
+//! evictions, which join it.
 
 mod act;
 mod list;
 mod why;
 
 use crate::output::{Exit, Failure, Out};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cxl_pool::cache::survey::{CacheView, CellState};
 use cxl_pool::cache::{BlockKey, Namespace};
 use cxl_pool::pool::Pool;
@@ -22,27 +23,27 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum What {
-    /// Tell in numbers what the cells are, who owns them, which namespaces have how much, and who is waited for
+    /// Show cells by state and owner, blocks by namespace, and hosts whose end is awaited
     Stat {
-        /// Look at the hint table as well, which reads every line of it
+        /// Read the whole hint table as well
         #[arg(long)]
         hints: bool,
     },
     /// List cells: block, owner, pins
     Ls {
-        /// Only blocks of this namespace (32 hexadecimal digits)
+        /// List only blocks of this namespace (32 hexadecimal digits)
         #[arg(long, value_name = "NS")]
         namespace: Option<Namespace>,
-        /// Only cells in this state; default: all that are not free
-        #[arg(long, value_enum)]
-        state: Option<State>,
-        /// List at most so many
+        /// List only cells in this state; default: all that are not free
+        #[arg(long, value_parser = state_parser())]
+        state: Option<CellState>,
+        /// List at most so many cells
         #[arg(long, default_value_t = 1000)]
         limit: u64,
     },
     /// Copy a block out of the pool, verified as every pull is
     ///
-    /// This machine joins the pool for it. Exit status: 0 = a hit, 1 = a miss, which names its reason.
+    /// Joins the pool. Exit status: 0 = a hit, 1 = a miss, with its reason.
     Get {
         #[command(flatten)]
         block: Block,
@@ -50,23 +51,23 @@ enum What {
         #[arg(short, long, value_name = "FILE")]
         output: Option<String>,
     },
-    /// Ask the owner of a block to evict it, and wait until it is gone
+    /// Request the owner of a block to evict it, and wait until it is gone
     ///
-    /// This machine joins the pool for it. A block that is pinned stays. Exit status: 0 = no such block is there any more, 1 = it stays.
+    /// Joins the pool. A pinned block stays. Exit status: 0 = the block is gone, 1 = it stays.
     Evict {
         #[command(flatten)]
         block: Block,
         #[command(flatten)]
         wait: Wait,
     },
-    /// Ask all owners to evict the blocks of a namespace, or all blocks, and wait until they are gone
+    /// Request all owners to evict the blocks of a namespace, or all blocks, and wait until they are gone
     ///
-    /// This machine joins the pool for it. Blocks that are pinned stay. Exit status: 0 = none is left, 1 = some stay.
+    /// Joins the pool. Pinned blocks stay. Exit status: 0 = none is left, 1 = some stay.
     Clear {
-        /// The namespace (32 hexadecimal digits)
+        /// Clear this namespace (32 hexadecimal digits)
         #[arg(long, value_name = "NS", required_unless_present = "all", conflicts_with = "all")]
         namespace: Option<Namespace>,
-        /// Every namespace
+        /// Clear every namespace
         #[arg(long)]
         all: bool,
         #[command(flatten)]
@@ -79,7 +80,7 @@ enum What {
 struct Block {
     /// Key of the block (32 hexadecimal digits)
     key: BlockKey,
-    /// Its namespace (32 hexadecimal digits); default: the one that has such a block, if only one has
+    /// Take the block of this namespace (32 hexadecimal digits); needed if several namespaces have the key
     #[arg(long, value_name = "NS")]
     namespace: Option<Namespace>,
 }
@@ -87,7 +88,7 @@ struct Block {
 /// How long.
 #[derive(clap::Args, Debug)]
 struct Wait {
-    /// How long to wait for the owners, in milliseconds
+    /// Wait this long for the owners, in milliseconds
     #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(0..=600_000))]
     timeout_ms: u64,
 }
@@ -97,48 +98,22 @@ struct Wait {
 pub struct WhyArgs {
     #[command(flatten)]
     block: Block,
-    /// Only follow the hints: do not look at every descriptor for blocks without hint, and for the key in other namespaces
+    /// Only follow the hints; do not scan all descriptors for blocks without a hint and for the key in other namespaces
     #[arg(long)]
     no_scan: bool,
 }
 
-/// State of a cell.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum State {
-    /// Nothing in it
-    Free,
-    /// A process is publishing a block
-    Writing,
-    /// A complete block
-    Ready,
-    /// A block about to go unless a reader pins it
-    Evicting,
-    /// On its way out of quarantine
-    Retiring,
-    /// Its descriptor does not verify
-    Damaged,
-}
-
-impl State {
-    fn state(self) -> CellState {
-        match self {
-            State::Free => CellState::Free,
-            State::Writing => CellState::Writing,
-            State::Ready => CellState::Ready,
-            State::Evicting => CellState::Evicting,
-            State::Retiring => CellState::Retiring,
-            State::Damaged => CellState::Damaged,
-        }
-    }
+/// Reads the name of a cell's state.
+fn state_parser() -> impl TypedValueParser<Value = CellState> {
+    let named = |name: String| CellState::ALL.into_iter().find(|state| state.name() == name).ok_or("not known");
+    PossibleValuesParser::new(CellState::ALL.map(CellState::name)).try_map(named)
 }
 
 /// `cxlctl cache`.
 pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> Result<Exit, Failure> {
     match &args.what {
         What::Stat { hints } => list::stat(&view(&crate::pool::open(pool, true)?)?, *hints, out),
-        What::Ls { namespace, state, limit } => {
-            list::ls(&view(&crate::pool::open(pool, true)?)?, *namespace, state.map(State::state), *limit, out)
-        }
+        What::Ls { namespace, state, limit } => list::ls(&view(&crate::pool::open(pool, true)?)?, *namespace, *state, *limit, out),
         What::Get { block, output } => act::get(&crate::pool::open(pool, false)?, block, output.as_deref(), out),
         What::Evict { block, wait } => act::evict(&crate::pool::open(pool, false)?, block, wait.timeout_ms, out),
         What::Clear { namespace, wait, .. } => act::clear(&crate::pool::open(pool, false)?, *namespace, wait.timeout_ms, out),

@@ -10,8 +10,7 @@ mod report;
 mod system;
 
 use crate::output::{Exit, Failure, Out};
-use crate::peer::Peer;
-use crate::scratch::{MIN_SCRATCH_BYTES, Scratch, header_of};
+use crate::scratch::{Scratch, header_of};
 use crate::text::bytes;
 use cxl_pool::coherence::{CoherenceOptions, Instructions};
 use cxl_pool::copy::Dma;
@@ -22,7 +21,7 @@ use cxl_pool::media::{Stripes, uuid_text};
 use cxl_pool::pool::{PoolOnDevice, pools_on};
 use cxl_pool::{Error, Result};
 use gpu::GpuReport;
-use litmus::{Litmus, Party, Role, Step, Trial};
+use litmus::{Litmus, Party, Role, Trial};
 use report::{DeviceReport, FoundPool, Level, NO_GPU, ONE_HOST, Report, TWO_ROLES, Verdict};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,41 +33,32 @@ const LEAST_SHM_BYTES: u64 = 64 << 20;
 /// Options of `doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Tests write on the device itself from here (in the part that --pool gives), like 4G. You state that the region is free; its content
-    /// is lost.
+    /// Let tests write on the device from this offset (in the part that --pool gives), like 4G. You state that the region is free; its
+    /// content is lost
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     scratch_offset: Option<u64>,
-    /// How much the tests may write.
+    /// Let the tests write this many bytes
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "16M")]
     scratch_bytes: u64,
-    /// Lets tests write behind the header of a devdax device that is not formatted.
+    /// Let tests write after the header of a devdax device that is not formatted
     #[arg(long)]
     force: bool,
-    /// Looks only: writes nothing, measures nothing.
+    /// Write and measure nothing
     #[arg(long)]
     look: bool,
-    /// Rounds of each visibility test.
-    #[arg(long, default_value_t = 4096)]
+    /// Rounds of each visibility test
+    #[arg(long, hide = true, default_value_t = 4096)]
     rounds: u64,
-    /// Batches of each measured cost.
-    #[arg(long, default_value_t = 41)]
-    batches: u64,
-    /// Runs the visibility tests with the instructions in force alone, not with every one that the CPU has.
-    #[arg(long)]
-    chosen_only: bool,
-    /// How long one side waits for the other.
+    /// Wait this long for the other side, in milliseconds
     #[arg(long, default_value_t = 60_000)]
     timeout_ms: u64,
-    /// Runs the visibility tests with another host: one gets `a`, the other `b`, both the same device and --scratch-offset. With --gpu
-    /// for `a` the GPU of each side that has --gpu copies payload as well: whether CXL_CUDA_DMA is right there.
+    /// Run the visibility tests with another host: role `a` on one, `b` on the other, both with the same device and --scratch-offset. With
+    /// --gpu for `a`, the GPU of each side that has --gpu copies payload as well: whether CXL_CUDA_DMA is right there
     #[arg(long, requires = "scratch_offset")]
     peer_role: Option<Role>,
-    /// Examines the GPU of this number as well: its driver, registration, and which way is fastest for pieces of each length.
+    /// Examine the GPU of this number: its driver, registration, and which way is fastest for pieces of each length
     #[arg(long, value_name = "NUMBER", num_args = 0..=1, default_missing_value = "0")]
     gpu: Option<u32>,
-    /// Leaves a step out of the memory under test, to see that the visibility tests notice: only with CXL_COHERENCE=emulated.
-    #[arg(long)]
-    leave_out: Option<Step>,
     /// Where sysfs is.
     #[arg(long, hide = true, default_value = "/sys")]
     sysfs: PathBuf,
@@ -77,9 +67,6 @@ pub struct Args {
 /// Runs the command.
 pub fn run(pool: Option<&str>, args: &Args, out: &mut Out) -> std::result::Result<Exit, Failure> {
     let options = CoherenceOptions::from_env()?;
-    if args.leave_out.is_some() && options.emulator.is_none() {
-        return Err(Failure::usage("--leave-out shows something only where hosts are emulated: set CXL_COHERENCE=emulated"));
-    }
     let chosen = match options.instructions {
         Some(chosen) => chosen,
         None => Instructions::best()?,
@@ -139,7 +126,7 @@ impl Doctor<'_> {
         let Some(spec) = spec else {
             self.report.find(Level::Note, "no pool was named, so ordinary memory in /dev/shm was measured: name the devices with --pool");
             let scratch = Scratch::file(Path::new("/dev/shm"), self.args.scratch_bytes)?;
-            let mut report = empty_report("/dev/shm (no pool named: ordinary memory)".into());
+            let mut report = DeviceReport { name: "/dev/shm (no pool named: ordinary memory)".into(), ..DeviceReport::default() };
             self.measure(&mut report, &scratch)?;
             self.report.devices.push(report);
             self.examine_gpu(Some(&scratch).filter(|_| !self.args.look));
@@ -219,7 +206,7 @@ impl Doctor<'_> {
     }
 
     fn examine_device(&mut self, part: &DevicePart, sysfs: &Sysfs) -> Result<(DeviceReport, Option<DeviceInfo>)> {
-        let (path, mut report) = (&part.path, empty_report(part.to_string()));
+        let (path, mut report) = (&part.path, DeviceReport { name: part.to_string(), ..DeviceReport::default() });
         let node = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let bindings = dax_devices(&self.args.sysfs);
         report.dax_binding = bindings.into_iter().find(|(name, _)| *name == node && path.starts_with("/dev")).map(|(_, binding)| binding);
@@ -344,31 +331,31 @@ impl Doctor<'_> {
         }
         report.scratch = Some((scratch.part().to_string(), scratch.offset(), scratch.len_bytes()));
         if self.args.peer_role.is_none() && self.options.emulator.is_none() {
-            match costs::measure(scratch, self.args.batches.clamp(1, 100_000)) {
+            match costs::measure(scratch, self.args.rounds.div_ceil(100).clamp(1, 1000)) {
                 Ok(costs) => report.costs = costs,
                 Err(error) => self.report.find(Level::Error, format!("{}: {error}", report.name)),
             }
         }
         report.litmus = match self.args.peer_role {
             Some(role) => self.litmus(scratch, role),
-            None => self.two_processes(scratch),
+            None => self.both_sides(scratch),
         };
         let name = report.name.clone();
         self.report.judge(&name, &report.litmus);
         Ok(())
     }
 
-    /// One side of the visibility tests, in this process.
+    /// One side of the visibility tests.
     fn litmus(&self, scratch: &Scratch, role: Role) -> Litmus {
         let timeout = Duration::from_millis(self.args.timeout_ms.max(1));
         let region = Scratch::region(scratch.part(), scratch.offset(), scratch.len_bytes(), &Sysfs::at(&self.args.sysfs));
-        let met = region.and_then(|region| Party::meet(region, role, self.options, self.args.leave_out, timeout));
+        let met = region.and_then(|region| Party::meet(region, role, self.options, timeout));
         match met.map(|party| party.with_gpu(self.args.gpu)) {
             Err(error) => Litmus { error: Some(error.to_string()), ..Litmus::default() },
             Ok(mut party) if role == Role::B => Litmus::follow(&mut party, self.chosen),
             Ok(mut party) => {
                 // The emulator has one way to do each step.
-                let all = !self.args.chosen_only && self.options.emulator.is_none();
+                let all = self.options.emulator.is_none();
                 // On one host the caches are coherent with its own I/O: it would show nothing.
                 let has_gpu = self.args.gpu.is_some() && self.args.peer_role.is_some();
                 Litmus::lead(&mut party, &Trial::plan(self.chosen, all, has_gpu), self.args.rounds, self.chosen)
@@ -376,52 +363,12 @@ impl Doctor<'_> {
         }
     }
 
-    /// Both sides: the other one is this program once more.
-    fn two_processes(&self, scratch: &Scratch) -> Litmus {
-        let mut arguments: Vec<String> = ["--json", "doctor", "--peer-role", "b"].map(String::from).to_vec();
-        for (name, value) in [
-            ("--pool", scratch.part().to_string()),
-            ("--scratch-offset", scratch.offset().to_string()),
-            ("--scratch-bytes", scratch.len_bytes().to_string()),
-            ("--timeout-ms", self.args.timeout_ms.to_string()),
-            ("--sysfs", self.args.sysfs.display().to_string()),
-        ] {
-            arguments.extend([name.into(), value]);
-        }
-        if let Some(step) = self.args.leave_out.and_then(|step| clap::ValueEnum::to_possible_value(&step)) {
-            arguments.extend(["--leave-out".into(), step.get_name().into()]);
-        }
-        let peer = match Peer::start(&arguments, &[]) {
-            Ok(peer) => peer,
-            Err(error) => return Litmus { error: Some(error.to_string()), ..Litmus::default() },
-        };
-        let mut litmus = self.litmus(scratch, Role::A);
-        // Its checks came over with the result lines; only an end without a result is news.
-        if litmus.error.is_none() {
-            litmus.error = peer.wait(Duration::from_millis(self.args.timeout_ms.max(1))).err().map(|error| error.to_string());
-        }
-        litmus
+    /// Both sides, each with a mapping of its own.
+    fn both_sides(&self, scratch: &Scratch) -> Litmus {
+        std::thread::scope(|scope| {
+            // The checks of the other side come over with the result lines.
+            scope.spawn(|| self.litmus(scratch, Role::B));
+            self.litmus(scratch, Role::A)
+        })
     }
 }
-
-fn empty_report(name: String) -> DeviceReport {
-    DeviceReport {
-        name,
-        kind: None,
-        len_bytes: None,
-        align_bytes: None,
-        numa_node: None,
-        node_cpus: None,
-        cpu_node: None,
-        threads: None,
-        dax_binding: None,
-        holds: None,
-        offset_bytes: 0,
-        pools: Vec::new(),
-        scratch: None,
-        costs: costs::Costs::default(),
-        litmus: Litmus::default(),
-    }
-}
-
-const _: () = assert!(MIN_SCRATCH_BYTES <= 16 << 20, "the default of --scratch-bytes must do");

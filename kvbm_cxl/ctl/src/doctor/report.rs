@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the doctor says: findings, verdict, and the text for people.
 
-use super::costs::Costs;
+use super::costs::Cost;
 use super::gpu::GpuReport;
 use super::litmus::{Litmus, Test, TrialReport};
 use super::system::{Cpu, DaxBinding, System};
@@ -67,7 +67,7 @@ impl FoundPool {
 }
 
 /// A device, or the scratch memory in its place.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct DeviceReport {
     /// Its path.
     pub name: String,
@@ -96,7 +96,7 @@ pub struct DeviceReport {
     /// Where was measured: path, offset, bytes. None where nothing was written.
     pub scratch: Option<(String, u64, u64)>,
     /// Costs of the instructions; empty when they were not measured.
-    pub costs: Costs,
+    pub costs: Vec<Cost>,
     /// The visibility tests.
     pub litmus: Litmus,
 }
@@ -124,9 +124,7 @@ pub struct Report {
 
 /// What a run on one machine leaves open.
 pub const ONE_HOST: [&str; 3] = [
-    "Both processes ran on this machine, whose caches are coherent: a fabric without coherence was not exercised, and a flush or fence \
-     that \
-     does too little does not show here.",
+    "Both sides ran on this machine, whose caches are coherent: a flush or fence that does too little does not show here.",
     "Whether a published line is at the device before a following fetch is answered (the store-buffering test) is a property of the path \
      from each host to the device: only two hosts can show it.",
     "Run the same tests on two hosts that share the device: `cxlctl doctor --pool /dev/daxX.Y --scratch-offset OFFSET --peer-role a` \
@@ -204,7 +202,7 @@ impl Report {
         if litmus.trials.iter().any(|trial| blunt(&trial)) {
             self.find(
                 Level::Note,
-                format!("{name}: the two sides never published at the same moment, so the store-buffering test says little: more --rounds"),
+                format!("{name}: the two sides never published at the same moment, so the store-buffering test says little: run it again"),
             );
         }
     }
@@ -290,16 +288,9 @@ impl DeviceReport {
         if let Some((path, offset, len_bytes)) = &self.scratch {
             writeln!(text, "  measured on {path}, {} from {offset:#x}", bytes(*len_bytes))?;
         }
-        if !self.costs.lines.is_empty() {
-            let mut rows = vec![["per line", "instruction", "time"].map(String::from).to_vec()];
-            rows.extend(self.costs.lines.iter().map(|cost| vec![cost.step.into(), cost.instruction.into(), time_text(cost.ns)]));
-            text.push_str(&columns(&rows));
-            let mut rows = vec![["copy", "instruction", "size", "GB/s"].map(String::from).to_vec()];
-            rows.extend(
-                self.costs.copies.iter().map(|cost| {
-                    vec![cost.direction.into(), cost.instruction.into(), bytes(cost.len_bytes), format!("{:.2}", cost.gb_per_s)]
-                }),
-            );
+        if !self.costs.is_empty() {
+            let mut rows = vec![["cost of", "instruction", "time"].map(String::from).to_vec()];
+            rows.extend(self.costs.iter().map(|cost| vec![cost.step.into(), cost.instruction.into(), time_text(cost.ns)]));
             text.push_str(&columns(&rows));
         }
         if !self.litmus.trials.is_empty() {

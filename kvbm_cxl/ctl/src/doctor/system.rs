@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the CPU and the operating system offer.
 
-use cxl_pool::coherence::{CpuFeatures, LineCopy, LineFlush, LineLoad, LineWrite};
+use cxl_pool::coherence::CpuFeatures;
 use serde::Serialize;
 use std::ffi::CString;
 use std::path::Path;
@@ -25,8 +25,6 @@ pub struct Cpu {
     pub clwb: bool,
     /// What one flush covers, in bytes.
     pub line_bytes: usize,
-    /// Choices for each role, the preferred one first.
-    pub choices: [(&'static str, Vec<&'static str>); 4],
 }
 
 impl Cpu {
@@ -46,12 +44,6 @@ impl Cpu {
             clflushopt,
             clwb,
             line_bytes,
-            choices: [
-                ("write", LineWrite::available().iter().map(|choice| choice.name()).collect()),
-                ("flush", LineFlush::available().iter().map(|choice| choice.name()).collect()),
-                ("copy", LineCopy::available().iter().map(|choice| choice.name()).collect()),
-                ("load", LineLoad::available().iter().map(|choice| choice.name()).collect()),
-            ],
         }
     }
 }
@@ -161,33 +153,4 @@ pub fn dax_devices(sysfs: &Path) -> Vec<(String, DaxBinding)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dax_nodes_tell_what_they_are_bound_to() {
-        let root = tempfile::tempdir().unwrap();
-        let bus = root.path().join("bus/dax");
-        for (name, driver) in [("dax0.0", Some("device_dax")), ("dax1.0", Some("kmem")), ("dax2.0", None)] {
-            let device = bus.join("devices").join(name);
-            std::fs::create_dir_all(&device).unwrap();
-            if let Some(driver) = driver {
-                std::os::unix::fs::symlink(format!("../../drivers/{driver}"), device.join("driver")).unwrap();
-            }
-        }
-        let found = dax_devices(root.path());
-        let expected = [DaxBinding::DeviceDax, DaxBinding::Other("kmem".into()), DaxBinding::Unbound];
-        assert_eq!(found.iter().map(|(_, binding)| binding.clone()).collect::<Vec<_>>(), expected);
-        let advice: Vec<_> = found.iter().map(|(name, binding)| binding.advice(name)).collect();
-        assert!(advice[0].is_none());
-        assert!(advice[1].as_ref().unwrap().contains("kmem") && advice[2].as_ref().unwrap().contains("dax2.0"));
-        assert!(dax_devices(Path::new("/nowhere")).is_empty());
-    }
-
-    #[test]
-    fn this_machine_is_described() {
-        assert!(System::look().max_map_count.unwrap() > 0);
-        assert!(!Cpu::detect().choices[0].1.is_empty());
-        assert!(room(Path::new("/nowhere/at/all")).is_none());
-    }
-}
+mod tests;

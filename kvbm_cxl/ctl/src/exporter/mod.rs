@@ -77,7 +77,7 @@ impl Source {
             None => crate::pool::open(self.spec.as_deref(), true)?,
         };
         let view = PoolView::of(&pool)?;
-        let known = known_or(self.cells.take(), CELLS_MAX_AGE.min(10 * self.max_age), || cells(&pool).map_err(Failure::from))?;
+        let known = refresh(self.cells.take(), CELLS_MAX_AGE.min(10 * self.max_age), || cells(&pool).map_err(Failure::from))?;
         let mut text = String::new();
         families::render(&pool, &view, known.1.as_ref(), &mut text);
         self.cells = Some(known);
@@ -88,7 +88,7 @@ impl Source {
 
 /// What is known while it is not older than `max_age`, else what a new look finds. Its age counts from the end of that look, which may
 /// take longer than `max_age` itself: it would be too old at once.
-fn known_or<T>(known: Option<(Instant, T)>, max_age: Duration, look: impl FnOnce() -> Result<T, Failure>) -> Result<(Instant, T), Failure> {
+fn refresh<T>(known: Option<(Instant, T)>, max_age: Duration, look: impl FnOnce() -> Result<T, Failure>) -> Result<(Instant, T), Failure> {
     if let Some(known) = known.filter(|(at, _)| at.elapsed() < max_age) {
         return Ok(known);
     }
@@ -97,22 +97,4 @@ fn known_or<T>(known: Option<(Instant, T)>, max_age: Duration, look: impl FnOnce
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_age_of_what_is_known_counts_from_the_end_of_the_look() {
-        let mut ended = None;
-        let (at, found) = known_or(None, Duration::from_secs(600), || {
-            let begun = Instant::now();
-            while begun.elapsed().is_zero() {}
-            ended = Some(Instant::now());
-            Ok(7)
-        })
-        .unwrap();
-        assert!(found == 7 && Some(at) >= ended);
-        let again = known_or(Some((at, found)), Duration::from_secs(600), || unreachable!("it is not old yet")).unwrap();
-        assert_eq!(again, (at, 7));
-        assert_eq!(known_or(Some(again), Duration::ZERO, || Ok(8)).unwrap().1, 8);
-    }
-}
+mod tests;

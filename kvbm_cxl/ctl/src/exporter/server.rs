@@ -85,7 +85,7 @@ impl Drop for Place {
 }
 
 /// What is left of the time; an error when nothing is.
-fn left(deadline: Instant) -> std::io::Result<Duration> {
+fn remaining(deadline: Instant) -> std::io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
@@ -105,7 +105,7 @@ fn converse(stream: &mut TcpStream, deadline: Instant, answer: &dyn Fn(&str) -> 
     let bytes = head_and_body(&answer, with_body);
     let mut rest = bytes.as_slice();
     while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(deadline)?))?;
+        stream.set_write_timeout(Some(remaining(deadline)?))?;
         match stream.write(rest) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(written) => rest = rest.get(written..).unwrap_or_default(),
@@ -122,7 +122,7 @@ fn drain(stream: &mut TcpStream, deadline: Instant) -> std::io::Result<()> {
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut rest = [0; 1 << 10];
     loop {
-        stream.set_read_timeout(Some(left(deadline)?))?;
+        stream.set_read_timeout(Some(remaining(deadline)?))?;
         if stream.read(&mut rest)? == 0 {
             return Ok(());
         }
@@ -133,7 +133,7 @@ fn drain(stream: &mut TcpStream, deadline: Instant) -> std::io::Result<()> {
 fn read_head(stream: &mut TcpStream, deadline: Instant) -> std::io::Result<Option<Vec<u8>>> {
     let (mut head, mut piece) = (Vec::new(), [0; 1 << 10]);
     while head.len() <= MAX_HEAD_BYTES {
-        stream.set_read_timeout(Some(left(deadline)?))?;
+        stream.set_read_timeout(Some(remaining(deadline)?))?;
         match stream.read(&mut piece) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => head.extend_from_slice(piece.get(..count).unwrap_or_default()),
@@ -173,40 +173,4 @@ fn head_and_body(answer: &Answer, with_body: bool) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_that_takes_long_arrives() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        let (mut stream, _) = listener.accept().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(2);
-        let reader = std::thread::spawn(move || {
-            let mut text = String::new();
-            client.read_to_string(&mut text).map(|_| text)
-        });
-        let slow = |_: &str| {
-            while Instant::now() <= deadline {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Answer::refusal("200 OK", "at last")
-        };
-        converse(&mut stream, deadline, &slow).unwrap();
-        assert!(reader.join().unwrap().unwrap().ends_with("at last\n"));
-    }
-
-    #[test]
-    fn first_lines_are_read_or_refused() {
-        let read = |text: &'static str| first_line(text.as_bytes());
-        assert_eq!(read("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"), Some(("GET", "/metrics")));
-        assert_eq!(read("HEAD /metrics?a=b HTTP/1.0\r\n\r\n"), Some(("HEAD", "/metrics")));
-        for text in
-            ["", "GET", "GET /metrics", "GET /metrics HTTP/2.0", "GET  /metrics HTTP/1.1", "GET http://a/ HTTP/1.1", "GET / HTTP/1.1 x"]
-        {
-            assert_eq!(read(text), None, "{text:?}");
-        }
-        assert_eq!(first_line(b"\xff / HTTP/1.1\r\n\r\n"), None);
-    }
-}
+mod tests;

@@ -3,7 +3,6 @@
 //! load of the devices, by system, by routing and by size. Simulated; every answer says what it assumes.
 
 mod measured;
-mod picture;
 mod report;
 
 use clap::Parser;
@@ -18,7 +17,7 @@ use ctl_common::text::table;
 use cxl_pool::cache::policy::PolicyKind;
 use report::{Plan, Row};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -26,14 +25,14 @@ const AFTER_HELP: &str = "\
 How much pool do I need:
   cxl-plan rack --preset beluga > rack.toml    # then change what differs in your rack
   cxl-plan run trace.jsonl --rack rack.toml    # own caches, one pool, both; three routings
-  cxl-plan run trace.jsonl --rack rack.toml --pool-gib 64,256,1024,4096 --write .
+  cxl-plan run trace.jsonl --rack rack.toml --pool-gib 64,256,1024,4096
 
 Exit codes:
   0  done
   1  a file cannot be read or written
   2  wrong usage, or a trace or rack that says what cannot be; the message names file and line";
 
-/// Simulates recorded requests on a rack with and without a pool: hit rates, times to the first token, bytes, load of the devices.
+/// Simulate recorded requests on a rack with and without a pool: hit rates, times to the first token, bytes, load of the devices
 #[derive(Parser, Debug)]
 #[command(name = "cxl-plan", version, after_help = AFTER_HELP, disable_help_subcommand = true)]
 struct Cli {
@@ -56,16 +55,16 @@ enum What {
 
 #[derive(clap::Args, Debug)]
 struct RackArgs {
-    /// Costs to begin from; `cxl-plan presets` lists them [default: that of the file, else beluga]
+    /// Start from these costs; `cxl-plan presets` lists them [default: those of the file, else beluga]
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
-    /// A file with what differs from the preset; `cxl-plan rack` prints one
+    /// Read what differs from the preset from this file; `cxl-plan rack` prints one
     #[arg(long, value_name = "FILE")]
     rack: Option<PathBuf>,
-    /// Costs that were measured: a record of perf/records, or what cxl-bench printed with --json; may be given several times
+    /// Take measured costs from a record of perf/records or the output of cxl-bench --json; may be given several times
     #[arg(long, value_name = "FILE")]
     measured: Vec<PathBuf>,
-    /// One number of the rack, as device.latency_ns=640; may be given several times, and counts before all else
+    /// Set one number of the rack, as device.latency_ns=640; overrides all else; may be given several times
     #[arg(long, value_name = "KEY=NUMBER")]
     set: Vec<String>,
 }
@@ -76,39 +75,36 @@ struct RunArgs {
     trace: PathBuf,
     #[command(flatten)]
     rack: RackArgs,
-    /// Systems: own (own DRAM of each instance), pool (one for all), pool+l2 (own DRAM, and behind it the pool)
+    /// Simulate these systems: own (own DRAM of each instance), pool (one for all), pool+l2 (own DRAM and a pool)
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     system: Vec<String>,
-    /// Routings: round-robin, least-loaded, prefix-aware
+    /// Simulate these routings: round-robin, least-loaded, prefix-aware
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     routing: Vec<String>,
-    /// Eviction from the pool: lru or leaf-lru, the pool's own
+    /// Evict from the pool by this policy: lru or leaf-lru
     #[arg(long, value_name = "POLICY", default_value = "lru")]
     eviction: String,
-    /// Sizes of the pool to try, in GiB; the system own has the same in all, a part for each instance [default: those of the rack]
+    /// Try these sizes of the pool, in GiB; the system own divides each among the instances [default: that of the rack]
     #[arg(long, value_name = "GIB,...", value_delimiter = ',')]
     pool_gib: Vec<f64>,
-    /// Requests to read at most
+    /// Read at most so many requests
     #[arg(long, value_name = "NUMBER", default_value_t = usize::MAX, hide_default_value = true)]
     requests: usize,
-    /// Tokens of a block of the trace [default: found out]
+    /// Take blocks of the trace to have so many tokens [default: derived]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     block_tokens: Option<u64>,
-    /// Requests come so many times as fast as recorded
+    /// Let requests arrive so many times as fast as recorded
     #[arg(long, value_name = "TIMES", group = "arrivals")]
     faster: Option<f64>,
-    /// Requests come so fast that this part of the instances' computing is asked for if nothing is found
+    /// Let requests arrive so fast that they need this part of the instances' computing if nothing is found
     #[arg(long, value_name = "PART", group = "arrivals")]
     load: Option<f64>,
-    /// Requests come at random, so many a second, in the order of the trace
+    /// Let requests arrive at random, so many a second, in the order of the trace
     #[arg(long, value_name = "PER_SECOND", group = "arrivals")]
     poisson: Option<f64>,
-    /// Seed of arrivals at random; the same seed gives the same plan everywhere
+    /// Use this seed for arrivals at random; a seed gives the same plan everywhere
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Writes plan.json and plan.svg there
-    #[arg(long, value_name = "DIRECTORY")]
-    write: Option<PathBuf>,
 }
 
 impl RackArgs {
@@ -121,7 +117,7 @@ impl RackArgs {
 }
 
 /// The things of these names; all of them where none is named.
-fn named<T: Copy>(given: &[String], all: &[T], name: fn(T) -> &'static str, option: &str, what: &'static str) -> Planned<Vec<T>> {
+fn by_name<T: Copy>(given: &[String], all: &[T], name: fn(T) -> &'static str, option: &str, what: &'static str) -> Planned<Vec<T>> {
     if given.is_empty() {
         return Ok(all.to_vec());
     }
@@ -178,9 +174,9 @@ impl RunArgs {
 
     fn plan(&self) -> Planned<Plan> {
         let described = self.rack.describe()?;
-        let systems = named(&self.system, &System::ALL, System::name, "--system", "system")?;
-        let routings = named(&self.routing, &Routing::ALL, Routing::name, "--routing", "routing")?;
-        let eviction = *named(std::slice::from_ref(&self.eviction), &PolicyKind::ALL, PolicyKind::name, "--eviction", "eviction policy")?
+        let systems = by_name(&self.system, &System::ALL, System::name, "--system", "system")?;
+        let routings = by_name(&self.routing, &Routing::ALL, Routing::name, "--routing", "routing")?;
+        let eviction = *by_name(std::slice::from_ref(&self.eviction), &PolicyKind::ALL, PolicyKind::name, "--eviction", "eviction policy")?
             .first()
             .unwrap_or(&PolicyKind::Lru);
         let sizes = self.sizes(&described)?;
@@ -237,11 +233,6 @@ fn run_all(jobs: &[(f64, Setup)]) -> Planned<Vec<Row>> {
     done.into_iter().map(|(_, row)| row).collect()
 }
 
-fn write(directory: &Path, name: &str, text: &str) -> Planned<()> {
-    let path = directory.join(name);
-    std::fs::write(&path, text).map_err(|source| PlanError::Unusable { file: path.display().to_string(), source })
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let mut out = Out::stdout(cli.json);
@@ -264,10 +255,6 @@ fn run(cli: &Cli, out: &mut Out) -> Result<Exit, Failure> {
         What::Run(args) => {
             let plan = args.plan()?;
             let json = plan.json().map_err(|error| PlanError::Unsound(format!("writing JSON: {error}")))?;
-            if let Some(directory) = &args.write {
-                write(directory, "plan.json", &format!("{json:#}\n"))?;
-                write(directory, "plan.svg", &picture::draw(&plan))?;
-            }
             out.answer(|| json, || plan.text())?;
         }
     }

@@ -143,7 +143,7 @@ impl Reader {
     /// A number within its range.
     fn number(&self, object: &Map<String, Value>, name: &str, (least, most): (f64, f64), unit: &'static str) -> Planned<f64> {
         let value = object.get(name).ok_or_else(|| self.malformed(format!("no {name}"), format!("every request needs it, in {unit}")))?;
-        let out = || PlanError::OutOfRange { origin: self.here(), name: name.into(), given: shown(value), least, most, unit };
+        let out = || PlanError::OutOfRange { origin: self.here(), name: name.into(), given: excerpt(value), least, most, unit };
         value.as_f64().filter(|number| (least..=most).contains(number)).ok_or_else(out)
     }
 
@@ -192,7 +192,7 @@ impl Reader {
         let mut before: Option<u32> = None;
         for (index, id) in ids.iter().enumerate() {
             let Some(id) = id.as_u64() else {
-                let what = format!("hash_ids[{index}] is {}", shown(id));
+                let what = format!("hash_ids[{index}] is {}", excerpt(id));
                 return Err(self.malformed(what, "give whole numbers from 0 to 18446744073709551615, without holes"));
             };
             let next = self.trace.blocks.len() as u32;
@@ -247,7 +247,7 @@ impl Reader {
 }
 
 /// The beginning of a value, for a message.
-fn shown(value: &Value) -> String {
+fn excerpt(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),

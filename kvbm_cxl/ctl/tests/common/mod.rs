@@ -2,6 +2,8 @@
 //! A pool of its own for each test, and real runs of the program on it.
 #![allow(dead_code, missing_docs, reason = "every test program uses a part of it")]
 
+mod worker;
+
 use cxl_pool::device::PoolSpec;
 use cxl_pool::line::Lines;
 use cxl_pool::media::{FIRST_STATS_LINES, Geometry, Layout, Region, Superblock, SuperblockParts};
@@ -40,7 +42,8 @@ impl Bench {
     /// The same with more options of `format`.
     pub fn formatted_with(more: &[&str]) -> Bench {
         let bench = Bench::new();
-        let counts = ["--slots", "4", "--seats", "2", "--locks", "64", "--objects", "16", "--chunk", "64K"];
+        let counts =
+            ["--slots", "4", "--advanced", "seats=2", "--advanced", "locks=64", "--advanced", "objects=16", "--advanced", "chunk=64K"];
         let ran = bench.run(&[&["format", "--size", "16M", "--cells", "4K:2M", "--cells", "64K:25%"], &counts[..], more].concat());
         assert_eq!((ran.code, ran.err.as_str()), (0, ""));
         bench
@@ -86,11 +89,12 @@ impl Bench {
     /// The program with this test's environment and nothing of the outer one.
     pub fn command(&self, machine: &str) -> Command {
         let mut command = Command::new(EXE);
-        for name in ["CXL_POOL_SIZE", "ONCE"] {
-            command.env_remove(name);
-        }
-        command.env("CXL_POOL", self.spec()).env("CXL_MACHINE_ID", machine).env("CXL_STATE_DIR", self.directory.path().join(machine));
+        self.give_environment(&mut command, machine);
         command
+    }
+
+    fn give_environment(&self, command: &mut Command, machine: &str) {
+        command.env("CXL_POOL", self.spec()).env("CXL_MACHINE_ID", machine).env("CXL_STATE_DIR", self.directory.path().join(machine));
     }
 
     pub fn run(&self, args: &[&str]) -> Ran {
@@ -139,14 +143,34 @@ impl Bench {
 
     /// A host that runs until its standard input ends; returns once it has joined.
     pub fn host(&self, machine: &str) -> HostProcess {
-        let mut command = self.command(machine);
-        command.args(["demo-host", "--blocks", "40", "--block", "4096"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        self.host_on(&self.spec(), machine)
+    }
+
+    /// The same on the pool of another name.
+    pub fn host_on(&self, pool: &str, machine: &str) -> HostProcess {
+        let mut command = host_command();
+        self.give_environment(&mut command, machine);
+        let mut process = command.env("CXL_POOL", pool).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let replies = BufReader::new(process.stdout.take().unwrap());
         let mut host = HostProcess { process, replies };
         let joined = host.reply();
         assert!(joined.contains("Joined"), "{joined}");
         host
+    }
+}
+
+/// This test program once more, as a host of the pool that its environment names ([`worker`]).
+pub fn host_command() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "common::host_process", "--nocapture"]).env("HOST_PROCESS", "1");
+    command
+}
+
+/// The process of [`Bench::host`]; nothing where the test harness runs it.
+#[test]
+fn host_process() {
+    if std::env::var_os("HOST_PROCESS").is_some() {
+        worker::run();
     }
 }
 
@@ -157,16 +181,22 @@ pub struct HostProcess {
 }
 
 impl HostProcess {
-    /// Sends an order of the demo.
+    /// Sends an order of [`worker`].
     pub fn order(&mut self, order: &str) {
         writeln!(self.process.stdin.as_mut().unwrap(), "{order}").unwrap();
     }
 
     /// The answer to an order.
     pub fn reply(&mut self) -> String {
-        let mut line = String::new();
-        self.replies.read_line(&mut line).unwrap();
-        line
+        loop {
+            let mut line = String::new();
+            let is_over = self.replies.read_line(&mut line).unwrap() == 0;
+            match line.strip_prefix(worker::REPLY) {
+                Some(reply) => return reply.to_owned(),
+                None if is_over => return line,
+                None => {}
+            }
+        }
     }
 
     /// Its process id.

@@ -89,8 +89,6 @@ pub(super) fn label(path: &str, offset_bytes: u64) -> String {
 impl PoolSpec {
     /// Environment variable with the pool's name.
     pub const ENV_POOL: &'static str = "CXL_POOL";
-    /// Environment variable with the size, used when the name carries none.
-    pub const ENV_SIZE: &'static str = "CXL_POOL_SIZE";
 
     /// A pool over `devices`, each used up to `size_bytes` by a format.
     ///
@@ -198,24 +196,19 @@ impl PoolSpec {
         PoolSpec::new(devices, size_bytes)?.with_offset(offset_bytes.unwrap_or(0))?.with_metadata(metadata.map(part))
     }
 
-    /// The pool that `CXL_POOL` names, with the size of `CXL_POOL_SIZE` when the name carries none.
+    /// The pool that `CXL_POOL` names.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it is not set, or names no pool.
     pub fn from_env() -> Result<Self> {
-        let text = |name: &str| match std::env::var(name) {
-            Ok(text) => Ok(Some(text)),
-            Err(std::env::VarError::NotPresent) => Ok(None),
-            Err(std::env::VarError::NotUnicode(_)) => Err(Error::Invalid(format!("{name} is not UTF-8"))),
-        };
-        let Some(pool) = text(Self::ENV_POOL)? else {
-            return Err(Error::Invalid(format!(
+        match std::env::var(Self::ENV_POOL) {
+            Ok(text) => PoolSpec::parse(&text),
+            Err(std::env::VarError::NotUnicode(_)) => Err(Error::Invalid(format!("{} is not UTF-8", Self::ENV_POOL))),
+            Err(std::env::VarError::NotPresent) => Err(Error::Invalid(format!(
                 "{} is not set: name the pool's devices in it, like /dev/dax0.0,/dev/dax1.0 or /dev/shm/kv,size=1G",
                 Self::ENV_POOL
-            )));
-        };
-        let mut spec = PoolSpec::parse(&pool)?;
-        if let (None, Some(size)) = (spec.size_bytes, text(Self::ENV_SIZE)?) {
-            spec = spec.with_size(Some(parse_size(&size)?))?;
+            ))),
         }
-        Ok(spec)
     }
 
     /// The devices of the payload, in the order given.

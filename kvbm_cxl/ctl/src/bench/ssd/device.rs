@@ -20,7 +20,6 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 /// A page of flash, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
@@ -80,37 +79,27 @@ struct Inside {
     done: Done,
 }
 
-/// By which the device takes time.
+/// The processor time of the thread that made it, which pulls and waits without giving the processor away: other programs do not count.
+/// No other thread may wait for the device, since the clock stands still while that one rests.
 #[derive(Clone, Copy)]
-pub enum Clock {
-    /// Time as it passes.
-    Wall(Instant),
-    /// The processor time of one thread, which pulls and waits without giving the processor away: what other programs take of the machine
-    /// counts for nothing. No other thread may wait for the device, since the clock stands still when that one rests.
-    OfThread(libc::clockid_t),
-}
+pub struct Clock(libc::clockid_t);
 
 impl Clock {
-    /// That of the thread that asks.
+    /// That of the calling thread.
     pub fn of_this_thread() -> Result<Clock> {
         let mut clock = 0;
         // SAFETY: the calling thread is alive, and `clock` has room for the answer.
         match unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &mut clock) } {
-            0 => Ok(Clock::OfThread(clock)),
+            0 => Ok(Clock(clock)),
             _ => Err(cxl_pool::Error::Invalid("the system does not count the processor time of a thread".into())),
         }
     }
 
     fn now_ns(self) -> u64 {
-        match self {
-            Clock::Wall(begun) => begun.elapsed().as_nanos() as u64,
-            Clock::OfThread(clock) => {
-                let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-                // SAFETY: the clock is that of a thread that lives as long as the device, and `now` has room for the answer.
-                unsafe { libc::clock_gettime(clock, &mut now) };
-                now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-            }
-        }
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the clock is that of a thread that lives as long as the device, and `now` has room for the answer.
+        unsafe { libc::clock_gettime(self.0, &mut now) };
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
     }
 }
 
@@ -135,11 +124,6 @@ impl Ssd {
         let mut inside = self.inside();
         let count = inside.pages.len();
         *inside = Inside::new(spec, count);
-    }
-
-    /// Pages that flash has read since it was new.
-    pub fn reads(&self) -> u64 {
-        self.inside().done.reads
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {

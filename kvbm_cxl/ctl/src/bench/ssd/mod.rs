@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pulls from a CXL device with flash behind a little memory, modelled ([`device`]): what its own prefetcher gives by its degree, what it
-//! gives to be told of a chain's next blocks (`CXL_COPY=read_ahead=`), and what metadata on flash costs.
+//! Pulls from a modelled CXL device with flash and a little memory ([`device`]): by the degree of its own prefetcher, and with
+//! read-ahead of a chain's next blocks (`CXL_COPY=read_ahead=`).
 //!
 //! The numbers are those of the CXL-SSD paper, all sizes a hundredth: 48 MiB of memory, up to 80 MiB of blocks of 128 KiB, 40 us a page.
 //! The blocks are pulled by the production code of another host, chain by chain, and every byte of every pull is compared.
 
 pub mod device;
 
-use super::cache::{Lab, Member, NAMESPACE, join_over, key};
-use super::{Bench, fill, wrong};
-use crate::stats::{Estimate, median};
+use crate::lab::{Lab, Member, NAMESPACE, fill, instructions, key, wrong};
+use crate::report::Bench;
+use ctl_common::stats::{Estimate, median};
 use cxl_pool::Result;
 use cxl_pool::cache::{BlockKey, CacheConfig, Published, Pulled};
-use cxl_pool::copy::{AheadPages, CopyConfig, LocalPlace, LocalRange, ReadAhead};
+use cxl_pool::copy::{CopyConfig, LocalPlace, LocalRange, ReadAhead};
 use device::{Clock, PAGE_BYTES, Spec, Ssd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// A chunk of 256 tokens there.
 const BLOCK_BYTES: usize = 128 << 10;
@@ -32,15 +31,27 @@ const PAPER: Spec =
 /// Degrees of the device's prefetcher that the paper tried.
 const DEGREES: [u32; 5] = [0, 1, 2, 4, 8];
 
-/// Ratios to the best degree, by order of the blocks: told of without a prefetcher, the same with as many blocks as is found out, told of
-/// with the best degree.
-const TOLD: [[&str; 3]; 2] = [
-    ["ssd_told_over_best_degree", "ssd_auto_over_best_degree", "ssd_told_with_degree_8_over_best_degree"],
-    ["ssd_told_over_best_degree_random", "ssd_auto_over_best_degree_random", "ssd_told_with_degree_8_over_best_degree_random"],
+/// Ratios, by order of the blocks: the working set that fits by the one that does not (in order only), degree 8 by 0, and to the best
+/// degree read-ahead without a prefetcher, the same with an automatic depth, and with degree 8.
+const RATIOS: [[&str; 5]; 2] = [
+    [
+        "ssd_cliff",
+        "ssd_degree_8_over_0",
+        "ssd_told_over_best_degree",
+        "ssd_auto_over_best_degree",
+        "ssd_told_with_degree_8_over_best_degree",
+    ],
+    [
+        "",
+        "ssd_degree_8_over_0_random",
+        "ssd_told_over_best_degree_random",
+        "ssd_auto_over_best_degree_random",
+        "ssd_told_with_degree_8_over_best_degree_random",
+    ],
 ];
 
 /// How blocks of a chain lie.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// One behind the other.
     Sequential,
@@ -68,34 +79,14 @@ struct Way {
     page_bytes: usize,
 }
 
-/// What it gave.
-struct Got {
-    /// Megabytes a second, pass by pass.
-    rates: Vec<f64>,
-    /// Pages of which the device was told, and that flash read, by pages that were pulled.
-    pages: AheadPages,
-    reads: f64,
-}
-
-impl Got {
-    fn rate(&self) -> f64 {
-        median(&mut self.rates.clone())
-    }
-}
-
 impl Rig {
-    /// With metadata on flash too, or in memory of its own.
-    fn new(is_metadata_on_flash: bool) -> Result<Rig> {
+    fn new() -> Result<Rig> {
         let count = (MOST_GB * BLOCKS_PER_GB) as u64;
         let lab = Lab::new(BLOCK_BYTES as u64, count + 64, 2 << 20)?;
-        let layout = lab.pool().layout();
-        // Services read metadata beside who pulls.
-        let (start, clock) = match is_metadata_on_flash {
-            true => (0, Clock::Wall(Instant::now())),
-            false => (layout.cells_offset(), Clock::of_this_thread()?),
-        };
-        let ssd = Ssd::over(lab.memory().clone(), start..lab.memory().len_bytes(), PAPER, clock);
-        let owner = join_over(lab.pool(), ssd.clone(), &lab.state(), 0, config(ReadAhead::Off, PAGE_BYTES as usize))?;
+        // Metadata lies in memory of its own.
+        let flash = lab.pool.layout().cells_offset()..lab.memory().len_bytes();
+        let ssd = Ssd::over(lab.memory().clone(), flash, PAPER, Clock::of_this_thread()?);
+        let owner = lab.join_over(ssd.clone(), 0, config(ReadAhead::Off, PAGE_BYTES as usize))?;
         let mut block = vec![0; BLOCK_BYTES];
         let mut lie = Vec::new();
         for number in 0..count {
@@ -123,14 +114,14 @@ impl Rig {
         numbers
     }
 
-    /// Pulls the working set, once untimed and then `passes` times.
-    fn measure(&self, way: Way, passes: usize) -> Result<Got> {
+    /// Pulls the working set, once untimed and then `passes` times. Megabytes a second of each pass.
+    fn measure(&self, bench: &mut Bench, way: Way, passes: usize) -> Result<Vec<f64>> {
         self.ssd.become_new(way.spec);
-        let reader = join_over(self.lab.pool(), self.ssd.clone(), &self.lab.state(), 1, config(way.ahead, way.page_bytes))?;
+        let reader = self.lab.join_over(self.ssd.clone(), 1, config(way.ahead, way.page_bytes))?;
         let numbers = self.order(&way);
         let mut room = vec![0u8; CHAIN * BLOCK_BYTES];
         let mut expected = vec![0u8; BLOCK_BYTES];
-        let (mut rates, mut pulled) = (Vec::new(), 0);
+        let mut rates = Vec::new();
         for pass in 0..=passes {
             let mut taken_ns = 0;
             for chain in numbers.chunks(CHAIN) {
@@ -143,15 +134,14 @@ impl Rig {
                 }
                 room.fill(0);
             }
-            pulled += numbers.len();
             if pass > 0 {
                 rates.push((numbers.len() * BLOCK_BYTES) as f64 * 1e3 / taken_ns as f64);
             }
         }
-        let pages = reader.cache.copy_engine().ahead_pages();
         reader.leave()?;
-        let reads = self.ssd.reads() as f64 / (pulled * BLOCK_BYTES) as f64 * PAGE_BYTES as f64;
-        Ok(Got { rates, pages, reads })
+        let Way { gb, order, spec: Spec { degree, .. }, ahead, .. } = way;
+        bench.figure(format!("{gb} GB, {order:?}, degree {degree}, read-ahead {ahead}"), rate(&rates), "MB/s");
+        Ok(rates)
     }
 }
 
@@ -174,111 +164,47 @@ fn pull(ssd: &Ssd, reader: &Member, chain: &[u64], room: &mut [u8]) -> Result<u6
     }
 }
 
-fn compared(bench: &mut Bench, name: &'static str, above: &Got, below: &Got) {
-    bench.ratio(name, Estimate::of_ratios(&above.rates, &below.rates));
+fn ratio_of(bench: &mut Bench, name: &'static str, above: &[f64], below: &[f64]) {
+    bench.ratio(name, Estimate::of_ratios(above, below));
 }
 
-fn best(of: &[Got]) -> &Got {
-    of.iter().max_by(|one, other| one.rate().total_cmp(&other.rate())).unwrap_or(&of[0])
+fn rate(rates: &[f64]) -> f64 {
+    median(&mut rates.to_vec())
 }
 
-fn figures(rates: &[Got]) -> Vec<String> {
-    rates.iter().map(|got| format!("{:.0}", got.rate())).collect()
-}
-
-fn row(name: impl Into<String>, cells: impl IntoIterator<Item = String>) -> Vec<String> {
-    std::iter::once(name.into()).chain(cells).collect()
+fn best(of: &[Vec<f64>]) -> &[f64] {
+    of.iter().max_by(|one, other| rate(one).total_cmp(&rate(other))).unwrap_or(&of[0])
 }
 
 /// Measures; `passes` over the working set in each case.
 pub fn run(passes: usize) -> Result<Bench> {
-    super::cache::refuse_emulated()?;
-    let title = "pulls from a modelled CXL-SSD, MB/s: 40 us a page of 4 KiB, sizes a hundredth of the paper's".into();
-    let mut bench = Bench { title, ..Bench::default() };
-    let rig = Rig::new(false)?;
+    instructions()?;
+    let mut bench =
+        Bench::new("pulls from a modelled CXL-SSD: 40 us a page of 4 KiB, sizes a hundredth of the paper's; no figure is a device's");
+    let rig = Rig::new()?;
     let plain = Way { gb: MOST_GB, order: Order::Sequential, spec: PAPER, ahead: ReadAhead::Off, page_bytes: PAGE_BYTES as usize };
-
-    let sizes: Vec<Got> = (1..=MOST_GB).map(|gb| rig.measure(Way { gb, ..plain }, passes)).collect::<Result<_>>()?;
-    let mut rows = vec![row("working set, GB", (1..=MOST_GB).map(|gb| gb.to_string()))];
-    rows.push(row("no prefetch", figures(&sizes)));
-    bench.grids.push(super::Grid { title: "By working set (the device's memory: 4.8 GB)".into(), rows });
-    compared(&mut bench, "ssd_cliff", &sizes[3], &sizes[MOST_GB - 1]);
-
-    let mut rows = vec![row("8 GB, the device's degree", DEGREES.map(|degree| degree.to_string()))];
-    let orders = [(Order::Sequential, "blocks in order"), (Order::Random, "blocks anywhere")];
-    let mut by_degree = Vec::new();
-    for (order, name) in orders {
-        let of = |degree| rig.measure(Way { order, spec: Spec { degree, ..PAPER }, ..plain }, passes);
-        let got = DEGREES.into_iter().map(of).collect::<Result<Vec<Got>>>()?;
-        rows.push(row(name, figures(&got)));
-        by_degree.push(got);
-    }
-    bench.grids.push(super::Grid { title: "By pages that the device fetches ahead by itself".into(), rows });
-    compared(&mut bench, "ssd_degree_8_over_0", &by_degree[0][4], &by_degree[0][0]);
-    compared(&mut bench, "ssd_degree_8_over_0_random", &by_degree[1][4], &by_degree[1][0]);
-
+    let fits = rig.measure(&mut bench, Way { gb: MOST_GB / 2, ..plain }, passes)?;
     let ways: Vec<ReadAhead> = [1, 2, 4, 8].map(ReadAhead::Blocks).into_iter().chain([ReadAhead::Auto]).collect();
-    let mut rows = vec![row("8 GB, blocks told of", ways.iter().map(ReadAhead::to_string))];
-    for (place, (order, name)) in orders.into_iter().enumerate() {
-        let [alone, auto, with_degree] = TOLD[place];
-        let degrees = &by_degree[place];
-        // A device that reads nine pages for one is told of each ninth page.
+    for (order, [cliff, degree_8, alone, auto, with_degree]) in [(Order::Sequential, RATIOS[0]), (Order::Random, RATIOS[1])] {
+        let of_degree = |degree| Way { order, spec: Spec { degree, ..PAPER }, ..plain };
+        let degrees = DEGREES.map(of_degree).map(|way| rig.measure(&mut bench, way, passes));
+        let degrees = degrees.into_iter().collect::<Result<Vec<_>>>()?;
+        if order == Order::Sequential {
+            ratio_of(&mut bench, cliff, &fits, &degrees[0]);
+        }
+        ratio_of(&mut bench, degree_8, &degrees[4], &degrees[0]);
+        // A device that reads nine pages for one gets a hint for each ninth page.
         for (degree, page_bytes) in [(0, PAGE_BYTES as usize), (8, 9 * PAGE_BYTES as usize)] {
-            let of = |&ahead: &ReadAhead| rig.measure(Way { order, spec: Spec { degree, ..PAPER }, ahead, page_bytes, ..plain }, passes);
-            let got = ways.iter().map(of).collect::<Result<Vec<Got>>>()?;
-            rows.push(row(format!("{name}, degree {degree}"), figures(&got)));
+            let of_ahead = |&ahead: &ReadAhead| rig.measure(&mut bench, Way { ahead, page_bytes, ..of_degree(degree) }, passes);
+            let got = ways.iter().map(of_ahead).collect::<Result<Vec<_>>>()?;
             if degree > 0 {
-                compared(&mut bench, with_degree, best(&got), best(degrees));
-                continue;
+                ratio_of(&mut bench, with_degree, best(&got), best(&degrees));
+            } else {
+                ratio_of(&mut bench, alone, best(&got), best(&degrees));
+                ratio_of(&mut bench, auto, &got[4], best(&degrees));
             }
-            compared(&mut bench, alone, best(&got), best(degrees));
-            compared(&mut bench, auto, &got[4], best(degrees));
-            if order == Order::Sequential {
-                compared(&mut bench, "ssd_told_over_no_prefetch", best(&got), &degrees[0]);
-            }
-            let AheadPages { given, used, wasted } = got[4].pages;
-            let reads = [&degrees[4], &got[4]].map(|got| format!("{:.2}", got.reads)).join(" and ");
-            bench.notes.push(format!(
-                "{name}: told of {given} pages with auto, {used} copied, {wasted} in vain; flash read {reads} pages for each that was \
-                 copied, with degree 8 and told of"
-            ));
         }
     }
-    bench.grids.push(super::Grid { title: "By blocks that the device is told of before they are pulled".into(), rows });
     rig.owner.leave()?;
-    metadata(&mut bench, passes)?;
-    bench.notes.push("A device modelled in front of this machine's memory: the software is real, no figure is a device's".into());
     Ok(bench)
-}
-
-/// What a process finds of chains that it never met, on a device whose memory holds none of them, with metadata on flash and in memory of
-/// its own.
-fn metadata(bench: &mut Bench, passes: usize) -> Result<()> {
-    let mut taken: [Vec<f64>; 2] = Default::default();
-    for (taken, is_on_flash) in taken.iter_mut().zip([false, true]) {
-        let rig = Rig::new(is_on_flash)?;
-        let numbers =
-            rig.order(&Way { gb: MOST_GB, order: Order::Random, spec: PAPER, ahead: ReadAhead::Off, page_bytes: PAGE_BYTES as usize });
-        for _ in 0..passes {
-            let reader = join_over(rig.lab.pool(), rig.ssd.clone(), &rig.lab.state(), 1, config(ReadAhead::Off, PAGE_BYTES as usize))?;
-            for chain in numbers.chunks(CHAIN) {
-                rig.ssd.become_new(PAPER);
-                let keys: Vec<BlockKey> = chain.iter().map(|&number| key(number)).collect();
-                let begun = Instant::now();
-                let found = reader.cache.lookup_chain(NAMESPACE, &keys)?.len();
-                taken.push(begun.elapsed().as_nanos() as f64);
-                if found != chain.len() {
-                    return Err(wrong(format!("{found} of {} blocks were found", chain.len())));
-                }
-            }
-            reader.leave()?;
-        }
-        rig.owner.leave()?;
-    }
-    bench.ratio("ssd_cold_lookup_on_flash_over_in_memory", Estimate::of_ratios(&taken[1], &taken[0]));
-    let names = ["memory of its own", "flash"];
-    for (taken, name) in taken.iter_mut().zip(names) {
-        bench.figure(format!("lookup of a chain of {CHAIN} blocks that was never met, metadata on {name}"), median(taken), "ns");
-    }
-    Ok(())
 }

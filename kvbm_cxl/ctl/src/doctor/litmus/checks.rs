@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The litmus tests themselves. Both sides run the same function; every value is unique to session, trial, round and writer.
 
-use super::party::{Message, Party, Role, mixed};
+use super::party::{Message, Party, Role, mix};
 use super::plan::{Outcome, Test, Violation};
 use cxl_pool::limits::LINE_BYTES;
 use cxl_pool::line::Lines;
@@ -34,10 +34,10 @@ mod place {
 
 /// Line `number` of a series of `writer`.
 fn numbered(party: &Party, writer: Role, number: u64) -> Message {
-    let seed = party.seed() ^ mixed(writer.index() + 1);
+    let seed = party.seed() ^ mix(writer.index() + 1);
     let mut words = [0; 7];
     words[0] = number;
-    (1..7).for_each(|word| words[word] = mixed(seed ^ mixed(number << 3 | word as u64)));
+    (1..7).for_each(|word| words[word] = mix(seed ^ mix(number << 3 | word as u64)));
     Message::new(words)
 }
 
@@ -157,15 +157,15 @@ fn read_in_order(party: &Party, outcome: &mut Outcome) -> Result<()> {
 fn payload_place(party: &Party, writer: Role, number: u64) -> (u64, u64) {
     let (start, len_bytes) = party.payload_area(writer);
     let room = len_bytes / SLOTS / 4096 * 4096;
-    let random = mixed(party.seed() ^ number << 1);
+    let random = mix(party.seed() ^ number << 1);
     let most = MAX_PAYLOAD_BYTES.min(room - LINE_BYTES as u64);
     (start + number % SLOTS * room + random % LINE_BYTES as u64, 1 + (random >> 16) % most)
 }
 
 fn payload(party: &Party, writer: Role, number: u64, into: &mut Vec<u8>, len_bytes: u64) {
-    let seed = party.seed() ^ mixed(number << 1 | writer.index());
+    let seed = party.seed() ^ mix(number << 1 | writer.index());
     into.clear();
-    into.extend((0..len_bytes.div_ceil(8)).flat_map(|word| mixed(seed ^ word).to_le_bytes()));
+    into.extend((0..len_bytes.div_ceil(8)).flat_map(|word| mix(seed ^ word).to_le_bytes()));
     into.truncate(len_bytes as usize);
 }
 
@@ -256,7 +256,7 @@ fn buffering(party: &Party, read_back: bool) -> Result<Outcome> {
         for index in 0..BATCH {
             let (before, now) = (batch * BATCH + index, (batch + 1) * BATCH + index);
             // The sides drift against each other by less than a step's time, so that every overlap occurs.
-            (0..mixed(party.seed() ^ now << 1 ^ own.index()) % 16).for_each(|_| std::hint::spin_loop());
+            (0..mix(party.seed() ^ now << 1 ^ own.index()) % 16).for_each(|_| std::hint::spin_loop());
             party.tested.publish(place::buffered(own, index), numbered(party, own, now).record())?;
             if read_back && look(party, &party.tested, own, place::buffered(own, index), &mut outcome)? != Some(now) {
                 outcome.violated(Violation::WrongLine);

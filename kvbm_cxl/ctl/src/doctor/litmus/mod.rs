@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Visibility tests between two processes, on one machine or on two hosts that share a device.
+//! Visibility tests between two sides, on one machine or on two hosts that share a device.
 //!
 //! On one machine the caches are coherent, so these tests then only show that instructions, mapping and recipes work at all; on two hosts
 //! they test what the pool relies on. See `plan::Test` for what each one asks.
 
 mod checks;
 mod gpu_side;
-mod left_out;
 mod party;
 mod plan;
 
-pub use left_out::Step;
-pub use party::{Party, Role, mixed};
+pub use party::{Party, Role, mix};
 pub use plan::{Outcome, Test, Trial};
 
 use cxl_pool::Error;
@@ -110,3 +108,6 @@ impl Litmus {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,6 @@
 
 use super::checks::MAX_PAYLOAD_BYTES;
 use super::gpu_side::GpuSide;
-use super::left_out::{LeftOut, Step};
 use super::plan::{Outcome, Test, Trial, Violation};
 use crate::scratch::{self, Scratch};
 use cxl_pool::coherence::{Coherence, CoherenceOptions};
@@ -75,7 +74,7 @@ impl Message {
 }
 
 /// A step of SplitMix64: numbers that look random, the same on both sides.
-pub fn mixed(number: u64) -> u64 {
+pub fn mix(number: u64) -> u64 {
     let mut x = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -100,6 +99,10 @@ mod place {
     }
 }
 
+/// Stands a memory in front of another.
+#[cfg(test)]
+pub type Wrap = Box<dyn Fn(Arc<dyn Coherence>) -> Arc<dyn Coherence> + Send>;
+
 /// One side.
 pub struct Party {
     /// Who this is.
@@ -116,7 +119,9 @@ pub struct Party {
     layout: Arc<Layout>,
     scratch: Scratch,
     options: CoherenceOptions,
-    left_out: Option<Step>,
+    /// Stands in front of the memory under test.
+    #[cfg(test)]
+    pub wrap: Option<Wrap>,
     timeout: Duration,
     session: [u64; 2],
     /// The number of this side's GPU, if it has one.
@@ -130,7 +135,7 @@ impl Party {
     ///
     /// # Errors
     /// [`Error::Timeout`] when it does not come.
-    pub fn meet(scratch: Scratch, role: Role, options: CoherenceOptions, left_out: Option<Step>, timeout: Duration) -> Result<Party> {
+    pub fn meet(scratch: Scratch, role: Role, options: CoherenceOptions, timeout: Duration) -> Result<Party> {
         let layout = scratch.layout(OBJECTS)?;
         let memory = scratch.memory(&options)?;
         let control = scratch::lines(&memory, &layout);
@@ -145,7 +150,8 @@ impl Party {
             layout,
             scratch,
             options,
-            left_out,
+            #[cfg(test)]
+            wrap: None,
             timeout,
             session: [own, 0],
             gpu: None,
@@ -177,7 +183,7 @@ impl Party {
 
     /// A number that both sides share and no earlier session had.
     pub fn seed(&self) -> u64 {
-        mixed(self.session[0] ^ self.session[1]) ^ mixed(self.trial)
+        mix(self.session[0] ^ self.session[1]) ^ mix(self.trial)
     }
 
     /// The control line `index`, if there is one; what an earlier user of the memory left does not verify.
@@ -250,10 +256,12 @@ impl Party {
     /// Sets the memory under test up.
     fn begin(&mut self, number: u64, trial: Option<&Trial>, rounds: u64) -> Result<()> {
         let instructions = trial.map(|trial| trial.instructions).filter(|_| self.options.emulator.is_none());
-        let mut mapped = self.scratch.memory(&CoherenceOptions { instructions, ..self.options })?;
-        if let Some(step) = self.left_out {
-            mapped.memory = Arc::new(LeftOut { inner: mapped.memory, step });
-        }
+        let mapped = self.scratch.memory(&CoherenceOptions { instructions, ..self.options })?;
+        #[cfg(test)]
+        let mapped = match &self.wrap {
+            Some(wrap) => cxl_pool::coherence::MappedMemory { memory: wrap(mapped.memory), ..mapped },
+            None => mapped,
+        };
         self.tested = scratch::lines(&mapped, &self.layout);
         self.memory = mapped.memory;
         // That of an earlier trial uses the memory of it.

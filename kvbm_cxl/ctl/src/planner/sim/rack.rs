@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
                     self.step(What::Enters, request, instance as usize);
                     self.caches.enter(Tier::Dram, instance as usize, self.chain(request), now)?;
                 }
-                Event::Published { request, instance } => self.published(request, instance as usize)?,
+                Event::Published { request, instance } => self.finish_publish(request, instance as usize)?,
             }
         }
         let work: Vec<Ns> = self.instances.iter().map(|instance| instance.work).collect();
@@ -297,7 +297,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn published(&mut self, request: u32, instance: usize) -> Planned<()> {
+    fn finish_publish(&mut self, request: u32, instance: usize) -> Planned<()> {
         let (chain, now) = (self.chain(request), self.now);
         self.step(What::Enters, request, instance);
         self.caches.enter(Tier::Pool, instance, chain, now)?;

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One host of the demo: a process that joins the pool and does what its parent's orders say, one line of JSON each way.
+//! A host process of the tests: it joins the pool that CXL_POOL names and does what the lines on its standard input say, one line of JSON
+//! each way.
 
-use super::blocks::{COUNTER, DIRECTORY, Directory, MAX_BLOCKS, fill, first_wrong};
-use crate::cli::DemoHostArgs;
-use crate::output::{Exit, Failure, Out};
 use cxl_pool::alloc::{AllocConfig, Allocator, Block, LocalArea};
 use cxl_pool::coherence::Coherence;
+use cxl_pool::device::PoolSpec;
 use cxl_pool::host::{Host, HostConfig};
 use cxl_pool::line::Line;
 use cxl_pool::lock::LockId;
 use cxl_pool::lock_table::{allocate_lock, free_lock};
 use cxl_pool::objects::Objects;
-use cxl_pool::pool::Pool;
+use cxl_pool::pool::{OpenOptions, Pool};
 use cxl_pool::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::io::BufRead;
@@ -34,8 +33,6 @@ pub enum Order {
     Pull { round: u64 },
     /// Take the lock and count, so many times.
     Count { lock: u32, turns: u32 },
-    /// Read the counter.
-    Total { lock: u32 },
     /// Leave the pool.
     Leave,
 }
@@ -57,25 +54,25 @@ pub enum Reply {
     Failed { message: String },
 }
 
-/// `cxlctl demo-host`.
-pub fn run(pool: Option<&str>, args: &DemoHostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
-    let outcome = crate::pool::open(pool, false).and_then(|pool| serve(&pool, args, out));
-    if let Err(failure) = &outcome {
-        // The parent tells the user; standard error is shared with it.
-        reply(out, &Reply::Failed { message: failure.message().into() })?;
-        return Ok(failure.exit);
+/// Lines of replies begin with this, so that they stand apart from the test harness's own.
+pub const REPLY: &str = "reply ";
+const BLOCKS: u64 = 40;
+const BLOCK_BYTES: u64 = 4096;
+
+fn reply(reply: &Reply) {
+    println!("{REPLY}{}", serde_json::to_string(reply).unwrap());
+}
+
+/// Serves until its standard input ends or it is told to leave.
+pub fn run() {
+    if let Err(error) = serve() {
+        reply(&Reply::Failed { message: error.to_string() });
     }
-    outcome
 }
 
-fn reply(out: &mut Out, reply: &Reply) -> std::result::Result<(), Failure> {
-    let text = serde_json::to_string(reply).map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
-    out.line(text)?;
-    out.flush()
-}
-
-fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result<Exit, Failure> {
-    // The two hosts share few cores with everything else: patience costs nothing here.
+fn serve() -> Result<()> {
+    let pool = Pool::open(&PoolSpec::from_env()?, &OpenOptions::default())?;
+    // The hosts share few cores with everything else.
     let config = HostConfig { suspect_ms: 5_000, join_timeout_ms: Some(30_000), ..HostConfig::default() };
     let host = pool.join(config)?;
     let service = host.serve()?;
@@ -83,31 +80,27 @@ fn serve(pool: &Pool, args: &DemoHostArgs, out: &mut Out) -> std::result::Result
     let allocator = Allocator::attach(&host, local, AllocConfig { lock_timeout_ms: Some(LOCK_TIMEOUT_MS), ..AllocConfig::default() })?;
     let objects = Objects::new(&host);
     let mut worker =
-        Worker { pool, host: &host, allocator, objects, blocks: Vec::new(), directory: None, counter: None, buffer: Vec::new() };
-    reply(out, &Reply::Joined { slot: host.slot(), incarnation: host.incarnation() })?;
-    for line in std::io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?).map_err(|error| Failure::usage(format!("not an order: {error}")))?;
-        let answer = match order {
+        Worker { pool: &pool, host: &host, allocator, objects, blocks: Vec::new(), directory: None, counter: None, buffer: Vec::new() };
+    reply(&Reply::Joined { slot: host.slot(), incarnation: host.incarnation() });
+    for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
+        let answer = match serde_json::from_str(&line).unwrap() {
             Order::Leave => {
                 worker.clean_up()?;
                 break;
             }
             Order::Prepare => worker.prepare()?,
-            Order::Publish { round } => worker.publish(round, args)?,
+            Order::Publish { round } => worker.publish(round)?,
             Order::Pull { round } => worker.pull(round)?,
             Order::Count { lock, turns } => worker.count(lock, turns)?,
-            Order::Total { lock } => worker.count(lock, 0)?,
         };
         worker.allocator.service_round()?;
-        reply(out, &answer)?;
+        reply(&answer);
     }
-    // Also when the parent is gone: leave nothing behind.
     worker.allocator.close()?;
-    // Before the host leaves: a round of the service must not take the manager role again while it is being given up.
     drop(service);
     host.leave()?;
-    reply(out, &Reply::Left)?;
-    Ok(Exit::Done)
+    reply(&Reply::Left);
+    Ok(())
 }
 
 struct Worker<'a> {
@@ -196,19 +189,19 @@ impl Worker<'_> {
         patiently(|| self.allocator.free(block.offset))
     }
 
-    fn publish(&mut self, round: u64, args: &DemoHostArgs) -> Result<Reply> {
+    fn publish(&mut self, round: u64) -> Result<Reply> {
         self.free_blocks()?;
-        self.buffer.resize(args.block as usize, 0);
+        self.buffer.resize(BLOCK_BYTES as usize, 0);
         let mut spent = Duration::ZERO;
         let mut directory = Directory { round, blocks: Vec::new() };
-        for number in 0..u64::from(args.blocks) {
+        for number in 0..BLOCKS {
             fill(round, number, &mut self.buffer);
             let begun = Instant::now();
-            let block = self.kept_block(args.block)?;
+            let block = self.kept_block(BLOCK_BYTES)?;
             self.write(block.offset, &self.buffer)?;
             spent += begun.elapsed();
             self.blocks.push(block);
-            directory.blocks.push((block.offset, args.block));
+            directory.blocks.push((block.offset, BLOCK_BYTES));
         }
         let begun = Instant::now();
         let encoded = directory.encode();
@@ -218,7 +211,7 @@ impl Worker<'_> {
         patiently(|| self.objects.replace(DIRECTORY, place.offset, encoded.len() as u64, LOCK_TIMEOUT_MS))?;
         spent += begun.elapsed();
         self.directory = Some(place);
-        Ok(Reply::Moved { blocks: args.blocks.into(), bytes: u64::from(args.blocks) * args.block, ns: spent.as_nanos() as u64 })
+        Ok(Reply::Moved { blocks: BLOCKS, bytes: BLOCKS * BLOCK_BYTES, ns: spent.as_nanos() as u64 })
     }
 
     fn pull(&mut self, round: u64) -> Result<Reply> {
@@ -277,5 +270,85 @@ impl Worker<'_> {
         }
         let field = |number: usize| line.0[number * 8..][..8].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
         Ok(Reply::Counted { total: field(0), handed_over: field(2) })
+    }
+}
+
+/// Name of the directory object.
+const DIRECTORY: &[u8] = b"demo-directory";
+/// Name of the counter object.
+const COUNTER: &[u8] = b"demo-counter";
+/// First bytes of a directory.
+const MAGIC: u64 = u64::from_le_bytes(*b"demo-dir");
+/// Most blocks of a directory.
+const MAX_BLOCKS: u64 = 4096;
+/// Bytes of a directory's head and of each entry.
+const HEAD_BYTES: usize = 24;
+const ENTRY_BYTES: usize = 16;
+
+/// SplitMix64: every seed gives another sequence, and every position in it another word.
+fn word(seed: u64, position: u64) -> u64 {
+    let mut z = seed.wrapping_add(position.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+fn seed(round: u64, block: u64) -> u64 {
+    word(round.wrapping_mul(0xd134_2543_de82_ef95), block)
+}
+
+/// Writes the bytes of a block.
+fn fill(round: u64, block: u64, bytes: &mut [u8]) {
+    let seed = seed(round, block);
+    for (position, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&word(seed, position as u64).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// The first byte that is not the block's.
+fn first_wrong(round: u64, block: u64, bytes: &[u8]) -> Option<usize> {
+    let seed = seed(round, block);
+    bytes.chunks(8).enumerate().find_map(|(position, chunk)| {
+        let right = word(seed, position as u64).to_le_bytes();
+        let at = chunk.iter().zip(right).position(|(byte, right)| *byte != right)?;
+        Some(position * 8 + at)
+    })
+}
+
+/// Where the blocks of a round are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Directory {
+    /// The round.
+    round: u64,
+    /// Pool offset and length of each block.
+    blocks: Vec<(u64, u64)>,
+}
+
+impl Directory {
+    /// As it lies in the pool.
+    fn encode(&self) -> Vec<u8> {
+        let head = [MAGIC, self.round, self.blocks.len() as u64];
+        let entries = self.blocks.iter().flat_map(|&(offset, len_bytes)| [offset, len_bytes]);
+        head.into_iter().chain(entries).flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// Bytes that a directory of `blocks` blocks takes.
+    fn len_bytes(blocks: u64) -> u64 {
+        HEAD_BYTES as u64 + blocks * ENTRY_BYTES as u64
+    }
+
+    /// Reads one.
+    fn decode(bytes: &[u8]) -> Result<Directory> {
+        let mut words = bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte)));
+        let mut next = || words.next().ok_or_else(|| Error::Invalid("the directory is cut off".into()));
+        if next()? != MAGIC {
+            return Err(Error::Invalid("there is no directory where its name points".into()));
+        }
+        let (round, count) = (next()?, next()?);
+        if count > MAX_BLOCKS {
+            return Err(Error::Invalid(format!("the directory names {count} blocks, more than {MAX_BLOCKS}")));
+        }
+        let blocks = (0..count).map(|_| Ok((next()?, next()?))).collect::<Result<_>>()?;
+        Ok(Directory { round, blocks })
     }
 }
