@@ -106,11 +106,7 @@ fn of_cells(cells: &CacheSummary, out: &mut Exposition<'_>) {
     for state in CellState::ALL.into_iter().filter(|_| cells.cells.total() > 0) {
         out.sample("cxl_pool_cells", "", &[("state", state.name())], cells.cells.of(state));
     }
-    out.family(
-        "cxl_pool_owned_cells",
-        Kind::Gauge,
-        "Cells by the slot that wrote their descriptors, the standing of its host, and state.",
-    );
+    out.family("cxl_pool_owned_cells", Kind::Gauge, "Cells by the slot that wrote their descriptors, the standing of its host, and state.");
     let mut owned = BTreeMap::new();
     for owner in &cells.owners {
         for state in CellState::ALL.into_iter().filter(|state| owner.cells.of(*state) > 0) {

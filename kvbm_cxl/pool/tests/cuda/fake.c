@@ -177,7 +177,8 @@ static int is_host(uint64_t start, size_t len) {
 }
 
 static int is_allowed(uint64_t to, uint64_t from, size_t len) {
-    return is_foreign || (range_at(device_memory, to, len) && is_host(from, len)) || (range_at(device_memory, from, len) && is_host(to, len));
+    return is_foreign || (range_at(device_memory, to, len) && is_host(from, len)) ||
+           (range_at(device_memory, from, len) && is_host(to, len));
 }
 
 static void* memory(uint64_t address) {

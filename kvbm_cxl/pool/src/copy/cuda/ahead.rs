@@ -27,12 +27,12 @@ struct Round<'r> {
 }
 
 impl CudaEngine {
-    /// Registers the pool with the driver before a copy needs it, as far as [`super::CudaConfig::register_bytes`] says: a copy registers the
-    /// rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say meanwhile how far it is, the
-    /// log every five seconds. Copies may be made meanwhile.
+    /// Registers the pool with the driver before a copy needs it, as far as [`super::CudaConfig::register_bytes`] says: a copy registers
+    /// the rest when it first needs it. Returns when that has ended; [`CudaEngine::reach`] and the counters say how far it is, the log every
+    /// five seconds. Copies may be made at the same time.
     ///
-    /// It ends with the first part that the driver refuses. That is a warning in the log, and copies to and from what is not registered go
-    /// through pinned buffers; so is a GPU that cannot be used, of which its first copy says more.
+    /// The first part that the driver refuses ends it, with a warning in the log: copies to and from what is not registered go through
+    /// pinned buffers. A GPU that cannot be used is a warning, too; its first copy is an error.
     pub fn register_ahead(&self) {
         if self.config.register_bytes == 0 {
             return;
@@ -58,7 +58,7 @@ impl CudaEngine {
             logged: Mutex::new(start),
             device: self.device(),
         };
-        let threads = u64::from(self.config.register_threads).min(round.granules).max(1);
+        let threads = u64::from(self.config.threads).min(round.granules).max(1);
         let all_bytes: u64 = (0..round.granules).map(|index| registered.bytes_of(index)).sum();
         log::info!("GPU {}: registering {} bytes of the pool, on {threads} threads", round.device, all_bytes);
         let ended = std::thread::scope(|scope| {
